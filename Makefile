@@ -1,0 +1,46 @@
+# Everything a newcomer, a reader or a maintainer runs. `make demo` and `make test` need Python 3.10+ and nothing else.
+PYTHON ?= python3
+BIN    := .venv/bin
+# Notebooks run with quiet libraries, so that their saved outputs hold results only.
+QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
+NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
+
+.PHONY: demo test setup model check notebooks docs readme lab clean
+
+demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
+	$(BIN)/specdec compare "Explain in three sentences why the sky is blue, then repeat the three sentences."
+
+test: setup model check     ## everything that must hold before a commit lands
+	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/nbdev_test --n_workers 2 --timing
+	$(QUIET) $(BIN)/python -m pytest
+
+check:                      ## notebooks, package, README and site agree
+	$(BIN)/python tools/check_export.py
+	$(BIN)/python tools/readme.py --check
+	$(BIN)/python tools/check_site.py
+
+setup: .venv/ready
+.venv/ready: settings.ini setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+model: setup                ## the default model, fetched and converted once
+	$(BIN)/specdec fetch
+
+notebooks: setup model      ## run every notebook top to bottom on a clean kernel and save its outputs
+	for notebook in $(NOTEBOOKS); do echo $$notebook; $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
+	  --ExecutePreprocessor.timeout=900 $$notebook || exit 1; done
+	$(BIN)/nbdev_clean
+
+docs: setup                 ## render the notebooks into docs/
+	$(BIN)/python tools/site.py
+
+readme: setup               ## README.md from nbs/index.ipynb
+	$(BIN)/python tools/readme.py
+
+lab: setup model            ## open the notebooks
+	$(BIN)/jupyter lab nbs
+
+clean:                      ## what can be made again
+	rm -rf .venv _proc build *.egg-info
