@@ -1,0 +1,155 @@
+"""Build the documentation site: `python tools/site.py [--out docs]`.
+
+nbdev turns the notebooks into pages with `show_doc` entries and links between names; Quarto usually renders those.
+Quarto is in no package registry, so here smalldocs renders the same sources, and this module adds what it lacks:
+nbdev's page names, KaTeX and fonts served from the site itself, and pictures as files named by their content.
+The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
+"""
+import argparse
+import os
+import re
+import shutil
+import sys
+from base64 import b64decode, b64encode
+from hashlib import sha256
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
+from nbdev.config import get_config
+from nbdev.quarto import refresh_quarto_yml
+from nbdev.serve import proc_nbs
+from smalldocs import config, layout, notebook
+from smalldocs.site import Site
+
+ROOT = Path(__file__).resolve().parents[1]
+KATEX = "site_libs/katex"
+CSS_IMPORT = re.compile(r"@import\s*(?:url\([^)]*\)|\"[^\"]*\"|'[^']*')[^;{}]*;")
+OLD_FONT = re.compile(r',url\([^)]*\.(?:woff|ttf)\) format\("\w+"\)')
+LAST_MODIFIED = re.compile(r"\s*<lastmod>.*?</lastmod>")
+PICTURE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,([A-Za-z0-9+/=][A-Za-z0-9+/=\s]{40,})")
+ID = re.compile(r'\bid="([^"]+)"')
+
+layout.KATEX = KATEX  # where pages look for KaTeX; all pages lie at the root of the site
+config.PAGE_KEYS.add("output-file")  # NbdevSite.read reads it, so smalldocs need not warn
+smalldocs_output = notebook.output_html
+
+
+def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
+    "smalldocs' rendering of a cell output, with an SVG as `<img>` like any other picture, so that it too becomes a file."
+    svg = output.get("data", {}).get("image/svg+xml")
+    if svg is None:
+        return smalldocs_output(output, options, n)
+    data = b64encode("".join(svg).encode()).decode()
+    image = notebook.figure(f'<img src="data:image/svg+xml;base64,{data}" class="img-fluid">', options or {}, n)
+    return notebook.raw_html(f'<div class="cell-output cell-output-display">\n{image}\n</div>')
+
+
+notebook.output_html = output_html
+
+
+class NbdevSite(Site):
+    "smalldocs' site, with nbdev's page names and nothing that comes from elsewhere."
+
+    def read(self, src):
+        "Read a page; it is called what nbdev calls it: `00_core.ipynb` becomes `core.html`."
+        page = super().read(src)
+        page.out = src.with_name(page.front["output-file"])
+        return page
+
+    def copy_assets(self, nav):
+        "Copy the theme without its web fonts, and KaTeX with the one font format that browsers need."
+        super().copy_assets(nav)
+        for theme in self.theme_files():
+            edit(self.out / "site_libs" / theme.href, lambda css: CSS_IMPORT.sub("", css))
+        shutil.copytree(ROOT / "tools" / "katex", self.out / KATEX)
+        edit(self.out / KATEX / "katex.min.css", lambda css: OLD_FONT.sub("", css))
+
+    def write_sitemap(self):
+        "Write the sitemap without the times at which this machine wrote the notebooks."
+        super().write_sitemap()
+        edit(self.out / "sitemap.xml", lambda xml: LAST_MODIFIED.sub("", xml))
+
+
+def edit(path: Path, change) -> None:
+    "Replace the text of a file by `change(text)`."
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def sidebar_entries(contents: list) -> list[str]:
+    "The notebooks that a sidebar's `contents` lists, those in its sections too."
+    return [name for c in contents for name in (sidebar_entries(c["contents"]) if isinstance(c, dict) else [c])]
+
+
+def check_sidebar(listed: list[str], present: set[str]) -> None:
+    "Stop when the sidebar and the notebooks disagree: a link to nothing, or a page that nobody would find."
+    problems = [f"nbs/sidebar.yml lists {name}, which does not exist" for name in listed if name not in present]
+    problems += [f"nbs/{name} is not in nbs/sidebar.yml" for name in sorted(present - set(listed))]
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def check_project(nbs: Path, package: str) -> None:
+    "Stop when the pages would lack entries or links: an unlisted notebook, or a package that nbdev cannot look up."
+    sidebar = yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
+    check_sidebar(sidebar_entries(sidebar["contents"]), {p.name for p in nbs.glob("*.ipynb")})
+    module = find_spec(package)
+    if not entry_points(group="nbdev", name=package) or Path(module.origin).resolve().parent != ROOT / package:
+        sys.exit("pip install -e . first: nbdev finds the links between names through the installed package")
+
+
+def relink(page: str, site_url: str, anchors: dict[str, set[str]]) -> str:
+    "Make nbdev's absolute links to this site relative, and lead one whose anchor is missing to the class or page it is in."
+    def relative(match: re.Match) -> str:
+        name, anchor = match.groups()
+        while anchor and anchor not in anchors.get(name, ()):
+            anchor = anchor.rpartition(".")[0]
+        return f'href="{name}#{anchor}"' if anchor else f'href="{name}"'
+
+    return re.sub(rf'href="{re.escape(site_url)}/([\w.-]+\.html)(?:#([^"]*))?"', relative, page)
+
+
+def save_pictures(page: str, out: Path) -> str:
+    "Write each picture inside a page to `images/`, named by its content, and refer to that file instead."
+    def save(match: re.Match) -> str:
+        data = b64decode(match[2])
+        name = f"images/{sha256(data).hexdigest()[:16]}.{match[1].removesuffix('+xml')}"
+        (out / name).write_bytes(data)
+        return name
+
+    (out / "images").mkdir(exist_ok=True)
+    return PICTURE.sub(save, page)
+
+
+def finish_pages(out: Path, site_url: str) -> None:
+    "Relink the pages to each other and move their pictures to files."
+    pages = {p.name: p.read_text(encoding="utf-8") for p in sorted(out.glob("*.html"))}
+    anchors = {name: set(ID.findall(text)) for name, text in pages.items()}
+    for name, text in pages.items():
+        (out / name).write_text(save_pictures(relink(text, site_url, anchors), out), encoding="utf-8")
+
+
+def build(out: Path) -> None:
+    "Render all notebooks into the folder `out`, which is emptied first; stop at anything that the pages would lack."
+    os.chdir(ROOT)
+    settings = get_config()
+    check_project(settings.nbs_path, settings.lib_path.name)
+    refresh_quarto_yml()
+    project = config.load(proc_nbs(n_workers=0, force=True))
+    project.config["project"]["output-dir"] = str(out)
+    site = NbdevSite(project, quiet=True)
+    try:
+        site.build()
+    except config.BuildError as error:
+        sys.exit(str(error))
+    finish_pages(out, project.website["site-url"])
+    (out / ".nojekyll").touch()  # a code host then serves the files as they are
+    if site.warnings:
+        sys.exit("\n".join(site.warnings))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Render the notebooks into a static site.")
+    parser.add_argument("--out", default=ROOT / "docs", type=Path, help="folder of the site; its content is replaced")
+    build(parser.parse_args().out.resolve())
