@@ -11,31 +11,37 @@ from torch import Tensor
 
 from .core import SpecdecError, check
 
-# %% ../nbs/03_kvcache.ipynb #83a3521b
+# %% ../nbs/03_kvcache.ipynb #3c76f7a0
 class CacheFullError(SpecdecError):
     "An append that does not fit; nothing was written."
 
 class KVCache:
-    "Keys and values of every layer, in buffers of a fixed capacity; the first append of a layer allocates its buffer."
+    """Keys and values of every layer, in buffers of a fixed capacity; the first append of a layer allocates its buffer. All
+    sequences of a batch have the same length."""
     def __init__(self, layers: int,   # how many layers will append
                  capacity: int,       # positions there is room for
                 ):
+        check(layers >= 1 and capacity >= 1, f"A cache needs at least one layer and room for one position, not {layers} and {capacity}.")
         self.keys: list[Tensor | None] = [None] * layers    # each [B, kv_heads, capacity, head_dim]
         self.values: list[Tensor | None] = [None] * layers
         self.capacity = capacity
         self.length = 0  # positions held
 
-    def append(self, layer: int,
-               keys: Tensor,   # [B, kv_heads, T, head_dim]
-               values: Tensor, # [B, kv_heads, T, head_dim]
+    def append(self, layer: int,     # 0 is the first
+               keys: Tensor,         # [B, kv_heads, T, head_dim]
+               values: Tensor,       # [B, kv_heads, T, head_dim]; head_dim may differ from the keys'
               ) -> tuple[Tensor, Tensor]: # all keys and values of the layer, [B, kv_heads, length + T, head_dim], as views
-        "Write T positions after `length`; the last layer's append moves `length`, so an interrupted forward leaves no trace."
+        """Write T positions after `length`; the last layer's append moves `length`, so a forward that is interrupted before it
+        leaves no trace. Raises `CacheFullError` if they don't fit, `InputError` if the batch, heads or dtype are not the buffer's."""
         end = self.length + keys.shape[2]
         if end > self.capacity:
             raise CacheFullError(f"The cache is full: {self.length} positions held, {keys.shape[2]} more asked for, room for {self.capacity}. "
                                  "Make it larger, or roll back.")
         if self.keys[layer] is None:
             self.keys[layer], self.values[layer] = (t.new_empty(*t.shape[:2], self.capacity, t.shape[3]) for t in (keys, values))
+        for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            check(new.shape[:3] == (*buffer.shape[:2], keys.shape[2]) and new.dtype == buffer.dtype,
+                  f"This cache holds [batch, heads] = {list(buffer.shape[:2])} in {buffer.dtype}, not {list(new.shape[:2])} in {new.dtype}: make a new one for another batch.")
         self.keys[layer][:, :, self.length:end] = keys
         self.values[layer][:, :, self.length:end] = values
         if layer == len(self.keys) - 1: self.length = end
@@ -43,13 +49,13 @@ class KVCache:
 
     def rollback(self, length: int, # positions to keep, 0…self.length
                 ) -> None:
-        "Forget all but the first `length` positions: only the pointer moves."
-        check(0 <= length <= self.length, f"Can't roll back to {length} positions: the cache holds {self.length}.")
+        "Forget all but the first `length` positions: only the pointer moves. Raises `InputError` for a length it doesn't hold."
+        check(isinstance(length, int) and 0 <= length <= self.length, f"Can't roll back to {length} positions: the cache holds {self.length}.")
         self.length = length
 
     @property
     def nbytes(self) -> int: # bytes
-        "What the buffers take."
+        "What the buffers take; 0 before the first append."
         return sum(t.nbytes for t in self.keys + self.values if t is not None)
 
 # %% ../nbs/03_kvcache.ipynb #18c09b9c
@@ -61,9 +67,9 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int,
     "2 (keys and values) × layers × batch × heads × positions × head size × bytes per number."
     return 2 * layers * batch * kv_heads * length * head_dim * dtype.itemsize
 
-# %% ../nbs/03_kvcache.ipynb #2d949a95
+# %% ../nbs/03_kvcache.ipynb #fb98c4d9
 def as_transformers_cache(cache: KVCache):
-    "A transformers `Cache` that keeps its keys and values in ours; make one for each forward."
+    "A transformers `Cache` that keeps its keys and values in ours. It has no state of its own: make one for each forward, or keep it."
     from transformers.cache_utils import Cache, DynamicLayer
 
     class Layer(DynamicLayer):
@@ -71,5 +77,7 @@ def as_transformers_cache(cache: KVCache):
         def __init__(self, index): super().__init__(); self.index = index
         def update(self, keys, values, *args, **kwargs): return cache.append(self.index, keys, values)
         def get_seq_length(self): return cache.length
+        def crop(self, *args): raise SpecdecError("This cache is rolled back by its owner: call KVCache.rollback(length).")
+        reset = crop
 
     return Cache(layers=[Layer(i) for i in range(len(cache.keys))])

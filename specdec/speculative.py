@@ -15,29 +15,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .autoregressive import Transform, check_logits
-from .core import PhaseTimer, Round, Source, check
+from .core import ModelError, PhaseTimer, Round, Source, check
 from .rejection import VerifyRule, greedy_match, speculative_sampling
 from .transformer import CausalLM
 
-# %% ../nbs/07_speculative.ipynb #459c47f4
+# %% ../nbs/07_speculative.ipynb #b9433072
 @dataclass
 class Draft:
     "Guessed tokens, and the exact distribution each was drawn from."
     tokens: list[int]       # [n], n ≤ K
     q: Tensor | None = None # [n, V], after the sampling transform; None: each token was certain (a delta)
 
+# %% ../nbs/07_speculative.ipynb #9b8fe83b
 class Drafter(Protocol):
-    "Guesses what the target will say. It knows nothing of verification, and the loop knows nothing of how it guesses."
+    """Guesses what the target will say. It knows nothing of verification, and the loop knows nothing of how it guesses. A drafter
+    follows one text at a time; `prefill` starts a new one."""
     layers: Sequence[int]   # after which of the target's layers it wants to see the hidden features; usually none
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
-        "A new text: L tokens, the target's features `[L - 1, F]` at all of them but the last, and the length it can grow to."
+    def prefill(self, tokens: list[int],       # a new text: prompt and first token, [L]
+                features: Tensor | None,       # the target's at all of them but the last, [L - 1, F]; row i is at the position before token i + 1
+                limit: int,                    # the length that the text can grow to
+               ) -> None:
+        "Start from a new text."
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "Up to K tokens that may follow, drawn with the caller's randomness."
+    def propose(self, K: int,                  # at most so many, at least 1
+                transform: Transform,          # how the target's logits become p; a drafter need not use it
+                source: Source,                # the caller's randomness
+               ) -> Draft:
+        "Tokens that may follow the text; fewer than K, or none, is fine."
 
-    def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The text grew by `tokens` `[m]`; `features` `[m, F]` are those at the positions before each of them."
+    def commit(self, tokens: list[int],        # what joined the text, [m]
+               features: Tensor | None,        # those at the positions before each of them, [m, F]
+              ) -> None:
+        "The text grew."
 
 # %% ../nbs/07_speculative.ipynb #0fe0f0e5
 class NoDrafter:
@@ -47,11 +57,12 @@ class NoDrafter:
     def propose(self, K, transform, source): return Draft([])
     def commit(self, tokens, features): "Nothing to remember."
 
-# %% ../nbs/07_speculative.ipynb #3235f280
+# %% ../nbs/07_speculative.ipynb #cd3ee45c
 class NGramDrafter:
     "Looks for the longest recent ending of the text earlier in the text, and proposes what came after it (Saxena 2023)."
     layers = ()
     def __init__(self, longest: int = 3): # tokens in the longest ending looked for
+        check(isinstance(longest, int) and longest >= 1, f"longest, the tokens of an ending, must be a whole number of at least 1, not {longest}.")
         self.longest = longest
 
     def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
@@ -62,8 +73,8 @@ class NGramDrafter:
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "Index each ending by the position after it; the newest wins."
         for token in tokens:
-            for n in range(1, self.longest + 1):  # endings of the text so far are now followed by `token`
-                if len(self.tokens) >= n: self.last_seen[tuple(self.tokens[-n:])] = len(self.tokens)
+            for n in range(1, min(self.longest, len(self.tokens)) + 1):  # endings of the text so far are now followed by `token`
+                self.last_seen[tuple(self.tokens[-n:])] = len(self.tokens)
             self.tokens.append(token)
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
@@ -73,7 +84,7 @@ class NGramDrafter:
             if start is not None: return Draft(self.tokens[start:start + K])
         return Draft([])
 
-# %% ../nbs/07_speculative.ipynb #cd3ee45c
+# %% ../nbs/07_speculative.ipynb #97229e0b
 class ModelDrafter:
     "Any causal language model with the target's vocabulary, sampling one token after another."
     layers = ()
@@ -103,12 +114,15 @@ class ModelDrafter:
 
     def distribution(self, unread: list[int], transform: Transform) -> Tensor: # [V]
         "The draft's distribution after reading those tokens; ids that only pad the logits get nothing."
-        logits = self.model.forward(torch.tensor([unread]), self.cache, last=1)[0, -1, :self.vocab_size]
+        ids = torch.tensor([unread]).clamp(max=self.model.vocab_size - 1)  # an id that only the target has
+        logits = self.model.forward(ids, self.cache, last=1)[0, -1, :self.vocab_size]
         check_logits(logits, f"The draft, after {self.cache.length} tokens")
         return F.pad(transform(logits), (0, self.vocab_size - logits.shape[-1]))
 
-# %% ../nbs/07_speculative.ipynb #d256c563
-def check_request(target: CausalLM, prompt: Sequence[int], K: int, max_new_tokens: int) -> None:
+# %% ../nbs/07_speculative.ipynb #4de4861d
+def check_request(target: CausalLM,
+                  prompt: Sequence[int], # token ids
+                  K: int, max_new_tokens: int) -> None:
     "Raise `InputError` for what can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
     check(all(0 <= token < target.vocab_size for token in prompt), f"The prompt has token ids outside 0…{target.vocab_size - 1}: it was made with another tokenizer.")
@@ -117,35 +131,31 @@ def check_request(target: CausalLM, prompt: Sequence[int], K: int, max_new_token
     check(isinstance(K, int) and K >= 1, f"K, the number of draft tokens per round, must be a whole number of at least 1, not {K}.")
     check(isinstance(max_new_tokens, int) and max_new_tokens >= 1, f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens}.")
 
-# %% ../nbs/07_speculative.ipynb #e2f50ce7
-def speculate(target: CausalLM, drafter: Drafter,
-              prompt: list[int],               # token ids, at least one
-              transform: Transform,            # logits → p
-              source: Source,                  # all randomness
-              K: int = 5,                      # draft tokens per round, at most
-              max_new_tokens: int = 128,
-              eos_ids: Set[int] = frozenset(), # the text ends after one of these
-              verify: VerifyRule | None = None, # None: greedy match at temperature 0, else speculative sampling
-              timer: PhaseTimer | None = None,  # gets the phases prefill, draft, verify and sample
-             ) -> Iterator[Round]: # first the token that the prompt's forward gives, then one round after another
-    "Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): the tokens are distributed exactly as the target's own."
-    check_request(target, prompt, K, max_new_tokens)
-    return _rounds(target, drafter, list(prompt), transform, source, K, min(max_new_tokens, target.context_length - len(prompt)), eos_ids,
-                   verify or (greedy_match if transform.temperature == 0 else speculative_sampling), timer or PhaseTimer())
-
-# %% ../nbs/07_speculative.ipynb #97229e0b
+# %% ../nbs/07_speculative.ipynb #5ea5a095
 def _read(target: CausalLM, tokens: list[int], cache, drafter: Drafter, last: int | None = None) -> tuple[Tensor, Tensor | None]:
     "Feed tokens to the target: logits `[n, V]`, and the features `[n, F]` that the drafter wants."
     output = target.forward(torch.tensor([tokens]), cache, last=last, layers=drafter.layers)
     return (output[0][0], output[1][0]) if drafter.layers else (output[0], None)
 
+# %% ../nbs/07_speculative.ipynb #7b9bc8c9
+def _propose(drafter: Drafter, n: int, transform: Transform, source: Source, vocab_size: int) -> Draft:
+    "At most n draft tokens, none if n is 0; raises `ModelError` if the drafter breaks the protocol."
+    draft = drafter.propose(n, transform, source) if n else Draft([])
+    name, given = type(drafter).__name__, len(draft.tokens)
+    if given > n: raise ModelError(f"{name} proposed {given} tokens where at most {n} were asked for.")
+    if not all(0 <= token < vocab_size for token in draft.tokens): raise ModelError(f"{name} proposed ids outside the target's 0…{vocab_size - 1}.")
+    if draft.q is not None and tuple(draft.q.shape) != (given, vocab_size):
+        raise ModelError(f"{name} gave q of shape {tuple(draft.q.shape)} for {given} tokens: expected {(given, vocab_size)}.")
+    return draft
+
+# %% ../nbs/07_speculative.ipynb #c7f85ef3
 def _until(tokens: list[int], ends: Set[int]) -> list[int]:
     "The tokens up to and with the first that ends the text."
     for i, token in enumerate(tokens):
         if token in ends: return tokens[:i + 1]
     return tokens
 
-# %% ../nbs/07_speculative.ipynb #c94faca5
+# %% ../nbs/07_speculative.ipynb #bd13e3a8
 def _rounds(target, drafter, prompt, transform, source, K, room, eos_ids, verify, timer) -> Iterator[Round]:
     "The loop itself. Between rounds the target's cache holds every token but the last."
     limit = len(prompt) + room
@@ -160,8 +170,7 @@ def _rounds(target, drafter, prompt, transform, source, K, room, eos_ids, verify
     while len(tokens) < limit and tokens[-1] not in eos_ids:
         with timer.phase("draft"):
             n = min(K, limit - len(tokens) - 1)  # one place is kept for the target's own token
-            draft = drafter.propose(n, transform, source) if n else Draft([])
-            check(len(draft.tokens) <= n, f"The drafter proposed {len(draft.tokens)} tokens where at most {n} were asked for.")
+            draft = _propose(drafter, n, transform, source, target.vocab_size)
         with timer.phase("verify"):
             logits, features = _read(target, [tokens[-1], *draft.tokens], cache, drafter)
         with timer.phase("sample"):
@@ -172,3 +181,21 @@ def _rounds(target, drafter, prompt, transform, source, K, room, eos_ids, verify
         cache.rollback(len(tokens) - 1)
         with timer.phase("draft"): drafter.commit(emitted, None if features is None else features[:len(emitted)])
         yield Round(draft.tokens, accepted, emitted)
+
+# %% ../nbs/07_speculative.ipynb #0fa53160
+def speculate(target: CausalLM, drafter: Drafter,
+              prompt: list[int],               # token ids, at least one
+              transform: Transform,            # logits → p
+              source: Source,                  # all randomness
+              K: int = 5,                      # draft tokens per round, at most
+              max_new_tokens: int = 128,       # fewer where the target's context ends
+              eos_ids: Set[int] = frozenset(), # the text ends after one of these
+              verify: VerifyRule | None = None, # None: greedy match at temperature 0, else speculative sampling
+              timer: PhaseTimer | None = None,  # gets the phases prefill, draft, verify and sample
+             ) -> Iterator[Round]: # first the token that the prompt's forward gives, then one round after another
+    """Speculative decoding (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2): the tokens are distributed exactly
+    as the target's own. Raises `InputError` at once; `NumericalError`, which names the step, and `ModelError` while it runs."""
+    check_request(target, prompt, K, max_new_tokens)
+    verify = verify or (greedy_match if transform.temperature == 0 else speculative_sampling)
+    room = min(max_new_tokens, target.context_length - len(prompt))
+    return _rounds(target, drafter, list(prompt), transform, source, K, room, eos_ids, verify, timer or PhaseTimer(target.device))

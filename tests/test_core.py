@@ -1,0 +1,317 @@
+"""core: sources of randomness, clocks, results and their JSON line."""
+import importlib
+import json
+import math
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from specdec import core
+from specdec.core import (FATE_STYLES, GenerationResult, InputError, ModelError, NumericalError, PhaseTimer, Round, RoundStatistics, SpecdecError,
+                          TorchSource, check, fates, fates_html, peak_memory_mb, result_from_json)
+
+
+# --- errors
+
+def test_errors_derive_from_one_base_and_from_the_builtin_a_caller_expects():
+    for error, builtin in ((InputError, ValueError), (ModelError, RuntimeError), (NumericalError, ArithmeticError)):
+        assert issubclass(error, SpecdecError) and issubclass(error, builtin)
+    check(True, "unused")
+    with pytest.raises(InputError, match="say why"): check(False, "say why")
+
+
+# --- sources
+
+class Scripted(TorchSource):
+    "Uniforms are given instead of drawn."
+    def __init__(self, *uniforms): self.uniforms = iter(uniforms)
+    def uniform(self): return next(self.uniforms)
+
+class BFloat16(TorchSource):
+    "The negative control: uniforms in bfloat16."
+    def uniform(self): return torch.rand((), generator=self.generator, dtype=torch.bfloat16).item()
+
+ALMOST_ONE = 1 - 2**-53
+
+def test_same_seed_same_draws_and_the_global_generator_is_left_alone():
+    def draws(seed):
+        source = TorchSource(seed)
+        return [source.categorical(torch.ones(50)) for _ in range(30)] + [source.bernoulli(.5) for _ in range(30)]
+    torch.manual_seed(1)
+    first, after = draws(5), torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), after)
+    assert draws(5) == first != draws(6)
+
+def test_golden_draws_stay_what_they_are():
+    source = TorchSource(0)  # a change here changes every text that anybody has a seed for
+    assert [source.categorical(torch.ones(1000)) for _ in range(5)] == [970, 707, 459, 920, 645]
+
+def test_a_fresh_seed_is_recorded_and_repeats():
+    source = TorchSource()
+    assert source.uniform() == TorchSource(source.seed).uniform()
+    assert TorchSource().seed != TorchSource().seed
+
+@pytest.mark.parametrize("seed", ["7", 1.5, 2**64, -2**63 - 1])
+def test_a_seed_that_is_no_64_bit_number_is_an_input_error(seed):
+    with pytest.raises(InputError, match="seed"): TorchSource(seed)
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("u", [0., .5, ALMOST_ONE])
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_all_the_mass_on_one_token_draws_it(dtype, u, at):
+    weights = torch.zeros(7, dtype=dtype)
+    weights[at] = .3
+    assert Scripted(u).categorical(weights) == at
+
+@pytest.mark.parametrize("weights", [[0., 0.], [math.nan, 1.], [1., math.inf], [math.inf, -math.inf], [3., -1.], [-1., 0.]])
+def test_what_is_no_distribution_is_an_error(weights):
+    with pytest.raises(NumericalError, match="positive, finite sum"): TorchSource(0).categorical(torch.tensor(weights))
+
+@pytest.mark.parametrize("prob", [math.nan, -.1, 1.1, math.inf])
+def test_what_is_no_probability_is_an_error(prob):
+    with pytest.raises(NumericalError, match="probability"): TorchSource(0).bernoulli(prob)
+
+def test_certain_coins_are_certain():
+    assert Scripted(ALMOST_ONE).bernoulli(1) and not Scripted(0.).bernoulli(0)
+    assert Scripted(0.).bernoulli(torch.tensor(1e-30))  # a tensor is fine, and so is a tiny probability
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([0., 1e-290, 1e-30, 1e-9, .1, 1., 3., 1e9]), min_size=1, max_size=12).filter(any), st.floats(0, ALMOST_ONE))
+def test_categorical_equals_numpy_and_never_gives_a_zero_weight(weights, u):
+    index = Scripted(u).categorical(torch.tensor(weights, dtype=torch.float64))
+    cumulative = np.cumsum(weights)
+    assert weights[index] > 0
+    assert index == np.searchsorted(cumulative, u * cumulative[-1], side="right")
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(2e-300, sys.float_info.max))
+def test_the_largest_uniform_stays_inside_the_weights(total):
+    assert Scripted(ALMOST_ONE).categorical(torch.tensor([0., total, 0.], dtype=torch.float64)) == 1
+
+def test_weights_too_small_to_draw_from_exactly_are_an_error():
+    with pytest.raises(NumericalError): Scripted(ALMOST_ONE).categorical(torch.tensor([5e-324], dtype=torch.float64))
+
+def test_weights_in_low_precision_are_summed_in_float64():
+    for dtype in (torch.bfloat16, torch.float16):
+        assert [Scripted(u).categorical(torch.ones(4096, dtype=dtype)) for u in (0., .5, .9999)] == [0, 2048, 4095]
+
+def chi_squared_alarm(draws, p, false_alarm=1e-9) -> bool:
+    observed, possible = np.bincount(draws, minlength=len(p)), p > 0
+    assert not observed[~possible].any(), "a token of weight zero was drawn"
+    expected = len(draws) * p[possible]
+    return ((observed[possible] - expected)**2 / expected).sum() > stats.chi2.isf(false_alarm, possible.sum() - 1)
+
+def test_the_law_of_categorical_with_a_negative_control():
+    "False-alarm rate 1e-9 per seed; the control's power is above .99 (computed in 00_core)."
+    p = np.where(np.arange(64) % 4 == 0, 0, np.random.default_rng(0).gamma(2., size=64))
+    p /= p.sum()
+    alarms = [chi_squared_alarm([source.categorical(torch.from_numpy(p)) for _ in range(20_000)], p) for source in (TorchSource(1), BFloat16(1))]
+    assert alarms == [False, True]
+
+def test_the_law_of_bernoulli():
+    source, prob, n = TorchSource(2), .003, 20_000
+    count = sum(source.bernoulli(prob) for _ in range(n))
+    assert stats.binom.isf(5e-10, n, prob) >= count >= stats.binom.ppf(5e-10, n, prob)
+
+
+# --- clocks
+
+def test_phases_nest_and_add_up():
+    timer = PhaseTimer("cpu")
+    for _ in range(2):
+        with timer.phase("outer"):
+            time.sleep(.002)
+            with timer.phase("inner"): time.sleep(.003)
+    assert timer.seconds("inner") >= .006 - 1e-4
+    assert timer.seconds("outer") >= timer.seconds("inner") + .004 - 1e-4
+    assert timer.seconds("never") == 0
+
+def test_a_phase_that_raises_counts_and_lets_the_error_through():
+    timer = PhaseTimer()
+    with pytest.raises(KeyboardInterrupt):
+        with timer.phase("broken"):
+            time.sleep(.002)
+            raise KeyboardInterrupt
+    assert timer.seconds("broken") >= .002 - 1e-4 and len(timer.spans) == 1
+
+class Device:
+    "A simulated asynchronous device with the three names of torch.cuda that PhaseTimer uses."
+    def __init__(self, monkeypatch):
+        self.queue, self.waits = ThreadPoolExecutor(max_workers=1), 0
+        device = self
+        class Event:
+            def __init__(self, enable_timing=False): assert enable_timing
+            def record(self, stream): self.at = stream.queue.submit(time.perf_counter)
+            def elapsed_time(self, end): return 1000 * (end.at.result() - self.at.result())
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: device.wait())
+    def wait(self):
+        self.waits += 1
+        self.queue.submit(lambda: None).result()
+
+def test_cuda_phases_are_timed_on_the_device_without_waiting(monkeypatch):
+    device = Device(monkeypatch)
+    timer = PhaseTimer("cuda:0")
+    with timer.phase("draft"): device.queue.submit(time.sleep, .02)
+    with timer.phase("verify"): device.queue.submit(time.sleep, .04)
+    assert device.waits == 0  # nothing waited while the work was queued
+    assert timer.seconds("draft") >= .02 - 1e-4 and timer.seconds("verify") >= .04 - 1e-4
+    assert device.waits > 0
+
+def test_peak_memory_counts_in_megabytes():
+    before = peak_memory_mb()
+    block = np.ones(30_000_000, dtype=np.uint8)
+    assert 30 < before <= peak_memory_mb() < 1_000_000
+    del block
+
+def test_core_imports_where_the_system_has_no_resource_module():
+    code = "import sys; sys.modules['resource'] = None; from specdec.core import peak_memory_mb; assert peak_memory_mb() == 0.0"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- rounds and figures
+
+def statistics(*rounds):
+    s = RoundStatistics()
+    s.rounds = list(rounds)
+    return s
+
+def test_acceptance_rate_and_alpha_differ():
+    s = statistics(Round([1, 2, 3, 4, 5], 2, [1, 2, 9]))
+    assert (s.acceptance_rate, s.alpha, s.tokens_per_step) == (2/5, 2/3, 3)
+    assert statistics(Round([1, 2], 2, [1, 2, 3])).alpha == 1
+    assert statistics(Round([1, 2], 0, [3])).alpha == 0
+    empty = statistics()
+    assert (empty.acceptance_rate, empty.alpha, empty.tokens_per_step, empty.num_drafted) == (0, 0, 0, 0)
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=6), st.data())
+def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
+    accepted = data.draw(st.integers(0, len(drafted)))
+    emitted = [*drafted[:accepted], 99][:data.draw(st.integers(1, accepted + 1))]  # the text may end inside
+    fates = list(Round(drafted, accepted, emitted).fates())
+    assert [token for token, fate in fates if fate != "rejected"] == emitted
+    assert sum(fate == "rejected" for _, fate in fates) == (accepted < len(drafted) and len(emitted) > accepted)
+    assert {fate for _, fate in fates} <= FATE_STYLES.keys()
+
+def example(**changes) -> GenerationResult:
+    return replace(GenerationResult(
+        prompt_ids=[20, 21], generated_ids=[1, 2, 3], text="a<b>\nc", finish_reason="length", method="speculative",
+        rounds=[Round([2, 5], 1, [2, 3])], per_token_latencies=[.05, .01, .02], time_to_first_token=.05, total_time=.08, prefill_time_ms=49.,
+        draft_time_total_ms=2.5, verify_time_total_ms=20., sampling_time_total_ms=1., peak_memory_mb=812.5, settings={"K": 2, "stop": ["x"]},
+        token_text={1: "a", 2: "<b>", 3: "\nc", 5: "\n\n"}), **changes)
+
+def test_derived_figures_are_complete():
+    r = example()
+    assert (r.num_tokens, r.is_speculative, r.num_speculation_rounds) == (3, True, 1)
+    assert r.tokens_per_second == pytest.approx(3 / .08)
+    assert [r.latency_p50, r.latency_p95, r.latency_p99] == pytest.approx(np.percentile([.05, .01, .02], [50, 95, 99]).tolist())
+    assert "\n" not in r.summary() and "acceptance rate 0.50" in r.summary() and "length" in r.summary()
+    plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])])
+    assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and plain.tokens_per_step == 1
+
+def test_a_result_without_tokens_has_figures_too():
+    r = example(generated_ids=[], rounds=[], per_token_latencies=[], total_time=0., text="", token_text={})
+    assert (r.tokens_per_second, r.latency_p99, r.alpha) == (0, 0, 0)
+    assert r.summary() and r._repr_html_() and GenerationResult.from_json(r.to_json()) == r
+
+
+# --- one line of JSON
+
+ids = st.lists(st.integers(0, 2**31), max_size=8)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+anything = st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+
+@st.composite
+def rounds(draw):
+    drafted = draw(ids)
+    return Round(drafted, draw(st.integers(0, len(drafted))), draw(ids))
+
+results = st.builds(GenerationResult, ids, ids, st.text(st.characters()), st.text(), st.sampled_from(["speculative", "plain"]), st.lists(rounds(), max_size=4),
+                    st.lists(finite, max_size=8), *[finite] * 7, settings=st.dictionaries(st.text(), anything, max_size=4),
+                    token_text=st.dictionaries(st.integers(0, 2**31), st.text(st.characters()), max_size=6))  # lone surrogates too
+
+@settings(max_examples=150, deadline=None)
+@given(results)
+def test_json_line_and_back_without_loss(result):
+    line = result.to_json()
+    assert len(line.splitlines()) == 1 and line.encode()  # one line for every reader, in any encoding
+    assert result_from_json(line) == result
+    assert GenerationResult.from_json(line).to_json() == line
+
+def test_a_line_is_standard_json():
+    with pytest.raises(ValueError): example(total_time=math.nan).to_json()
+    assert json.loads(example().to_json(), parse_constant=pytest.fail)["rounds"][0] == {"drafted": [2, 5], "accepted": 1, "emitted": [2, 3]}
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(example().to_json()) - 1))
+def test_every_truncated_line_is_an_input_error(length):
+    with pytest.raises(InputError, match="to_json"): result_from_json(example().to_json()[:length])
+
+OTHER = ["null", "3", '"text"', "[]", "[1, 2]", "{}", '{"rounds": []}', '{"rounds": 3, "token_text": {}}', "[" * 100_000, "{}{}", "not json", ""]
+
+@pytest.mark.parametrize("line", [*OTHER, None, 3, b"\xff", [1]], ids=lambda line: str(line)[:20] or "empty")
+def test_other_things_are_input_errors(line):
+    with pytest.raises(InputError, match="Not a GenerationResult"): result_from_json(line)
+
+WRONG = {"prompt_ids": ["text", [1, "2"], None, {"a": 1}, [True], [1.5]], "generated_ids": ["", 5], "text": [3, None], "finish_reason": [None], "method": [[]],
+         "rounds": ["text", [3], [{}], [[1, 2, 3]], None, [{"drafted": "ab", "accepted": 0, "emitted": []}], [{"drafted": [], "accepted": "0", "emitted": []}],
+                    [{"drafted": [1], "accepted": 2, "emitted": []}], [{"drafted": [1], "accepted": -1, "emitted": []}],
+                    [{"drafted": [], "accepted": 0, "emitted": [], "extra": 1}]],
+         "per_token_latencies": ["0.1", [None], [math.nan], [math.inf], 0.1], "total_time": ["1", None, True, math.nan, math.inf, -math.inf],
+         "peak_memory_mb": [[], math.nan], "settings": [[], "K", None, {"temperature": math.nan}], "token_text": [[], {"x": "a"}, {"1": 2}, None]}
+
+@pytest.mark.parametrize("name,value", [(name, value) for name, values in WRONG.items() for value in values], ids=str)
+def test_wrong_types_and_numbers_are_input_errors(name, value):
+    with pytest.raises(InputError, match="Not a GenerationResult"): result_from_json(json.dumps({**asdict(example()), name: value}))
+
+def test_missing_and_unknown_fields_are_input_errors():
+    data = json.loads(example().to_json())
+    for name in data:
+        if name != "settings":  # has a default
+            with pytest.raises(InputError): result_from_json(json.dumps({k: v for k, v in data.items() if k != name}))
+    with pytest.raises(InputError, match="surprise"): result_from_json(json.dumps({**data, "surprise": 1}))
+
+def test_a_number_too_large_for_a_float_is_an_input_error():
+    with pytest.raises(InputError, match="finite"): result_from_json(example().to_json().replace("812.5", "1e999"))
+
+
+# --- colours
+
+def test_html_escapes_what_the_model_wrote_and_marks_each_fate():
+    html = example()._repr_html_()
+    assert "<b>" not in html and "&lt;b&gt;" in html
+    assert html.count("<del") == 2 and html.count("<ins") == 2  # once in the text, once in the key
+    assert 'title="draft token, accepted"' in html and "aria-label" in html
+
+def test_a_rejected_line_break_breaks_no_line():
+    html = fates_html(example())
+    assert html.count("⏎") == 3 and html.count("\n") == 1  # two marks for the rejected token, one for the replacement, which does break
+
+def test_a_token_without_text_shows_its_id():
+    assert "[77]" in fates_html(example(generated_ids=[77], rounds=[]))
+
+def test_fates_cover_the_whole_text():
+    assert [token for token, fate in fates(example()) if fate != "rejected"] == example().generated_ids
+
+def test_looks_can_be_told_apart_without_colour_and_set_their_text_colour():
+    decorations = [style.partition("text-decoration:")[2] for style in FATE_STYLES.values()]
+    assert len(set(decorations)) == len(decorations)
+    assert all("background:" in style and ";color:" in style for style in FATE_STYLES.values() if style)
+
+
+def test_core_is_light_to_import():
+    code = "import sys, specdec.core; assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert importlib.import_module("specdec.core") is core

@@ -1,0 +1,188 @@
+"Losslessness on the real model: greedy texts equal transformers' and plain ones, and the joint law of the first three tokens is the target's."
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from specdec.autoregressive import Transform
+from specdec.core import TorchSource
+from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
+from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.transformer import load_model
+
+CPU, SKIP = torch.device("cpu"), (3, 5, 9, 14, 25, 26)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(): return load_tokenizer(fetch())
+
+
+# Greedy, float32
+
+def assert_same_text(model, prompt, a, b, tie=1e-4):
+    "Equal, or parting where the two best logits are within `tie` (float32 rounding depends on how many tokens are read at once)."
+    if a == b: return
+    at = next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
+    ids = torch.tensor([[*prompt, *a[:at]]])
+    logits = model.forward(ids, model.new_cache(ids.shape[1]), last=1)[0, 0]
+    gap = (logits.max() - min(logits[a[at]], logits[b[at]])).item()
+    assert gap < tie, f"The texts part at token {at}, where the logits are {gap:.2g} apart."
+
+
+@pytest.fixture(scope="module")
+def float32_models(): return load_model(fetch(), CPU, torch.float32), load_transformers(fetch(), CPU, torch.float32)
+
+
+@pytest.mark.parametrize("index", [1, 7, 10])  # one prompt of each domain
+def test_greedy_text_equals_plain_and_transformers(float32_models, tokenizer, index):
+    exact, reference = float32_models
+    prompt, ends = encode(tokenizer, prompts()[index].messages), {tokenizer.eos_token_id}
+    ids = torch.tensor([prompt])
+    expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, pad_token_id=tokenizer.eos_token_id)[0, len(prompt):].tolist()
+    for drafter in (NoDrafter(), NGramDrafter()):
+        rounds = speculate(exact, drafter, prompt, Transform(), TorchSource(0), K=5, max_new_tokens=48, eos_ids=ends)
+        assert_same_text(exact, prompt, [token for r in rounds for token in r.emitted], expected)
+
+
+def test_a_model_drafter_leaves_the_greedy_text_alone(float32_models, tokenizer):
+    exact, _ = float32_models
+    prompt = encode(tokenizer, prompts()[7].messages)
+    plain, skipping = ([token for r in speculate(exact, drafter, prompt, Transform(), TorchSource(0), K=3, max_new_tokens=24) for token in r.emitted]
+                       for drafter in (NoDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)))
+    assert_same_text(exact, prompt, skipping, plain)
+
+
+def test_a_real_difference_is_not_excused(float32_models, tokenizer):
+    exact, _ = float32_models
+    prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
+    best, second = exact.forward(torch.tensor([prompt]), exact.new_cache(16), last=1)[0, 0].topk(2).indices.tolist()
+    with pytest.raises(AssertionError, match="apart"): assert_same_text(exact, prompt, [best], [second])
+
+
+# Temperature 1, the machine's own dtype. One prompt, the joint law of three tokens; bins: the three likeliest tokens at each of three
+# positions, and a rest bin on each branch. N = 1500 texts; false alarms once in 10⁹; the power against the negative control is computed
+# exactly and asserted below (above .99). Logits after each prefix are computed once, so all of it takes about ten seconds.
+
+COUNT, ALARM = 1500, 1e-9
+
+
+class TokenCache:
+    "A cache that holds the tokens themselves."
+    def __init__(self, capacity): self.tokens, self.capacity = [], capacity
+    @property
+    def length(self): return len(self.tokens)
+    def rollback(self, length): del self.tokens[length:]
+
+
+class Remembering:
+    "The same model on texts that begin with `prompt`; the logits after each prefix are computed once."
+    def __init__(self, model, prompt):
+        self.model, self.prompt, self.vocab_size, self.context_length, self.device = model, prompt, model.vocab_size, model.context_length, model.device
+        self.cache = model.new_cache(len(prompt) + 16)
+        self.rows = {(): model.forward(torch.tensor([prompt]), self.cache, last=1)[0, 0]}
+
+    def new_cache(self, capacity): return TokenCache(capacity)
+
+    def after(self, prefix):
+        if prefix not in self.rows:
+            self.cache.rollback(len(self.prompt))
+            for i, row in enumerate(self.model.forward(torch.tensor([prefix]), self.cache)[0]): self.rows.setdefault(prefix[:i + 1], row)
+        return self.rows[prefix]
+
+    def forward(self, ids, cache, last=None, layers=()):
+        cache.tokens += ids[0].tolist()
+        text = tuple(cache.tokens[len(self.prompt):])
+        self.after(text)  # all of its prefixes in one forward
+        return torch.stack([self.after(text[:len(text) - back]) for back in reversed(range(last or ids.shape[1]))])[None]
+
+    def law(self, prefix):
+        "Softmax in numpy and float64, apart from the code under test."
+        logits = self.after(prefix).double().numpy()
+        e = np.exp(logits - logits.max())
+        return e / e.sum()
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer):
+    target = load_model(fetch(), CPU, pick_dtype("auto", CPU))
+    prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
+    return Remembering(target, prompt), Remembering(target.skip(SKIP), prompt)
+
+
+@pytest.fixture(scope="module")
+def bins(models):
+    bins, leaves = [], [()]
+    for _ in range(3):
+        bins += [(*prefix, -1) for prefix in leaves]
+        leaves = [(*prefix, token) for prefix in leaves for token in np.argsort(-models[0].law(prefix))[:3].tolist()]
+    return bins + leaves
+
+
+def law_on(bins, next_law):
+    "Bin → probability."
+    def weight(bin):
+        row = next_law(bin[:-1])
+        named = {b[len(bin) - 1] for b in bins if len(b) >= len(bin) and b[:len(bin) - 1] == bin[:-1]} - {-1}
+        last = row[bin[-1]] if bin[-1] >= 0 else 1 - row[list(named)].sum()
+        return last * (weight(bin[:-1]) if len(bin) > 1 else 1.0)
+    return {bin: weight(bin) for bin in bins}
+
+
+def bin_of(tokens, bins):
+    "The bin of a text, None while it is open."
+    for i in range(1, len(tokens) + 1):
+        if tuple(tokens[:i]) in bins: return tuple(tokens[:i])
+        if not any(bin[:i] == tuple(tokens[:i]) for bin in bins): return (*tokens[:i - 1], -1)
+
+
+def chi_squared(drafter, models, bins, K):
+    "Pearson's statistic, its degrees of freedom, and the expected law; bins that expect fewer than five texts are pooled."
+    law, source, counts = law_on(bins, models[0].law), TorchSource(0), Counter()
+    for _ in range(COUNT):
+        tokens = []
+        for r in speculate(models[0], drafter, models[0].prompt, Transform(1.0), source, K, max_new_tokens=4):
+            tokens += r.emitted
+            if bin := bin_of(tokens, bins): break
+        counts[bin] += 1
+    small = [bin for bin in bins if COUNT * law[bin] < 5]
+    cells = [(counts[bin], COUNT * law[bin]) for bin in bins if bin not in small]
+    cells.append((sum(counts[bin] for bin in small), COUNT * sum(law[bin] for bin in small)))
+    return sum((seen - due) ** 2 / due for seen, due in cells), len(cells) - 1, law
+
+
+@pytest.mark.parametrize("K", [1, 2])  # with 2, tokens two and three are drafted; with 1, the third is often the bonus
+def test_the_law_of_the_first_three_tokens(models, bins, K):
+    statistic, freedom, _ = chi_squared(ModelDrafter(models[1], models[0].vocab_size), models, bins, K)
+    assert statistic < stats.chi2.isf(ALARM, freedom)
+
+
+class Misreporting(ModelDrafter):
+    "The negative control: draws at temperature ½ (from q²), reports the q of temperature 1."
+    class Sharpened:
+        def __init__(self, source): self.source = source
+        def categorical(self, weights): return self.source.categorical(weights ** 2)
+    def propose(self, K, transform, source): return super().propose(K, transform, self.Sharpened(source))
+
+
+def test_the_check_rejects_a_drafter_that_misreports_q(models, bins):
+    def wrong(prefix):
+        p, q = models[0].law(prefix), models[1].law(prefix)
+        if not prefix: return p  # the first token isn't drafted
+        drawn = q ** 2 / (q ** 2).sum()
+        kept, rest = np.minimum(1, p / q), np.maximum(p - q, 0)
+        return drawn * kept + (drawn * (1 - kept)).sum() * rest / rest.sum()
+    statistic, freedom, law = chi_squared(Misreporting(models[1], models[0].vocab_size), models, bins, 2)
+    limit, bad = stats.chi2.isf(ALARM, freedom), law_on(bins, wrong)
+    noncentrality = COUNT * sum((bad[bin] - law[bin]) ** 2 / law[bin] for bin in bins if COUNT * law[bin] >= 5)
+    assert stats.ncx2.sf(limit, freedom, noncentrality) > 0.99  # the power
+    assert statistic > limit
+
+
+def test_remembered_logits_are_those_of_an_uncached_forward(models):
+    for model in models:
+        prefix = tuple(model.prompt[:4])
+        ids = torch.tensor([[*model.prompt, *prefix]])
+        uncached = model.model.forward(ids, model.model.new_cache(16), last=1)[0, 0]
+        assert model.after(prefix).softmax(-1).minimum(uncached.softmax(-1)).sum() > .9

