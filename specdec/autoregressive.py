@@ -36,7 +36,7 @@ def apply_temperature(logits: Tensor, # [..., V]
 def apply_top_k(logits: Tensor, # [..., V]
                 top_k: int, # how many to keep, at least 1; all of them if it exceeds V
                ) -> Tensor: # [..., V], minus infinity outside
-    "Keep the `top_k` largest logits, and any that tie with the last of them (Fan et al. 2018, section 5)."
+    "Keep the `top_k` largest logits, and any that tie with the last of them (Fan et al. 2018)."
     smallest = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, float("-inf"))
 

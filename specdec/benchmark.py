@@ -7,18 +7,19 @@ __all__ = ['METHODS', 'Peer', 'SPEED_RATIOS', 'LIMITS', 'quartiles', 'PeersConfi
            'transformers_peer', 'load_peers', 'reason', 'Measurement', 'fingerprint', 'Results', 'environment',
            'processor_name', 'run_fingerprint', 'measure', 'run_peers', 'resident_bytes', 'weight_bytes',
            'probe_memory', 'memory_in_child', 'by_prompt', 'speed_ratios', 'overheads', 'summarise', 'make_report',
-           'method_figures', 'report_text', 'ratio_line', 'bench_peers']
+           'method_figures', 'report_text', 'table_line', 'method_line', 'ratio_line', 'bench_peers']
 
 # %% ../nbs/16_benchmark.ipynb #fdd943c9
 import hashlib
 import json
-import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,7 @@ def specdec_peer(pair: Pair, method: str, K: int) -> Peer:
     pair.eos_ids = frozenset()
     def run(ids: list[int], n: int) -> tuple[list[int], dict[str, float]]:
         result = pair.generate(ids, K=K, max_new_tokens=n, method=method)
+        if result.finish_reason == "interrupted": raise KeyboardInterrupt  # it keeps what there is; a benchmark has to stop
         return result.generated_ids, {"model_seconds": (result.prefill_time_ms + result.verify_time_total_ms) / 1000,
                                       "acceptance_rate": result.acceptance_rate, "tokens_per_step": result.tokens_per_step}
     return run
@@ -236,9 +238,12 @@ def weight_bytes(folder: Path,       # a model's folder with safetensors
     return count * dtype.itemsize
 
 # %% ../nbs/16_benchmark.ipynb #19522447
-def probe_memory(model: str, device: str, dtype: str, max_new_tokens: int) -> dict[str, int]: # bytes
+def probe_memory(model: str, device: str, dtype: str, max_new_tokens: int,
+                 modules: Sequence[str] = (), # what to import before the first look
+                ) -> tuple[dict[str, int], list[str]]: # bytes, and all modules that are imported now
     "Load a model, generate from the longest of our prompts, and say what it took. Meant for a fresh process on a CPU; see `memory_in_child`."
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig  # noqa: F401, so that their import isn't charged to the model
+    for name in modules:
+        with suppress(Exception): import_module(name)  # a few can only be imported by others
     before, _ = resident_bytes()
     pair = Pair(load(model, device, dtype))
     pair.eos_ids = frozenset()
@@ -248,16 +253,20 @@ def probe_memory(model: str, device: str, dtype: str, max_new_tokens: int) -> di
     c = pair.target.config
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return {"after_imports": before, "peak": peak, "weights": weight_bytes(find_model(model), pair.target.dtype),
-            "cache": cache_bytes(c.num_hidden_layers, c.num_key_value_heads, head_dim, len(ids) + max_new_tokens, pair.target.dtype)}
+            "cache": cache_bytes(c.num_hidden_layers, c.num_key_value_heads, head_dim, len(ids) + max_new_tokens, pair.target.dtype)}, sorted(sys.modules)
 
+# %% ../nbs/16_benchmark.ipynb #4953396e
 def memory_in_child(config: PeersConfig, tokens: int = 128) -> dict[str, int]: # bytes
     "`probe_memory` in a process of its own; raises `ModelError` if that fails."
     if pick_device(config.device).type != "cpu": raise ModelError("Resident memory says nothing about a model on a GPU: measured on a CPU only.")
-    arguments = json.dumps([config.model, config.device, config.dtype, tokens])
-    code = "import json, sys; from specdec.benchmark import probe_memory; print(json.dumps(probe_memory(*json.loads(sys.argv[1]))))"
-    done = subprocess.run([sys.executable, "-c", code, arguments], capture_output=True, text=True)
-    if done.returncode: raise ModelError(f"The process that measures memory failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    code = "import json, sys; from specdec.benchmark import probe_memory; print(json.dumps(probe_memory(*json.load(sys.stdin))))"
+    modules = []
+    for _ in range(2):
+        arguments = json.dumps([config.model, config.device, config.dtype, tokens, modules])
+        done = subprocess.run([sys.executable, "-c", code], input=arguments, capture_output=True, text=True)
+        if done.returncode: raise ModelError(f"The process that measures memory failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        figures, modules = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 # %% ../nbs/16_benchmark.ipynb #c6d4e5f5
 def by_prompt(measurements: Iterable[Measurement], method: str, value: Callable[[Measurement], float]) -> dict[str, list[float]]:
@@ -288,7 +297,9 @@ SPEED_RATIOS = {  # name → (method, method it is divided by, goal)
 }
 LIMITS = {"overhead": 0.05, "memory_vs_model": 1.3}  # name → the most it should be
 
-def summarise(values: dict[str, float], domains: dict[str, str]) -> dict: # prompt → value; prompt → domain
+def summarise(values: dict[str, float],  # prompt → value
+              domains: dict[str, str],   # prompt → domain
+             ) -> dict | None:
     "Quartiles over prompts, in all and by domain; None where nothing was measured."
     if not values: return None
     low, middle, high = quartiles(values.values())
@@ -312,14 +323,15 @@ def make_report(config: PeersConfig, machine: dict, measurements: Sequence[Measu
             "complete": complete, "environment": machine, "settings": asdict(config), "command": config.command}
 
 def method_figures(measurements: Sequence[Measurement], domains: dict[str, str]) -> dict:
-    "Tokens per second of each method: quartiles over prompts, each prompt's median, and how much repeats of a prompt vary."
+    """Tokens per second of each method: quartiles over prompts, each prompt's median, and how much repeats of one prompt vary (largest less
+    smallest over the median; None without repeats)."""
     texts = {(m.method, m.prompt): m.text for m in measurements}
     found = {}
     for method in dict.fromkeys(m.method for m in measurements):
         runs = by_prompt(measurements, method, lambda m: m.tokens_per_second)
-        noise = float(np.median([(max(v) - min(v)) / np.median(v) for v in runs.values()]))
+        noise = [(max(v) - min(v)) / float(np.median(v)) for v in runs.values() if len(v) > 1]
         equal = sum(texts[method, p] == texts.get(("plain", p)) for p in runs)
-        found[method] = {"tokens_per_second": summarise({p: float(np.median(v)) for p, v in runs.items()}, domains), "repeats_vary_by": noise,
+        found[method] = {"tokens_per_second": summarise({p: float(np.median(v)) for p, v in runs.items()}, domains), "repeats_vary_by": float(np.median(noise)) if noise else None,
                          "texts_equal_to_plain": equal, "by_prompt": {p: float(np.median(v)) for p, v in sorted(runs.items())}}
     return found
 
@@ -327,27 +339,36 @@ def method_figures(measurements: Sequence[Measurement], domains: dict[str, str])
 def report_text(report: dict) -> str: # several lines
     "The report for people."
     machine, settings = report["environment"], report["settings"]
-    lines = [f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, transformers {machine['transformers']}",
-             f"{settings['prompts']} prompts, {settings['max_new_tokens']} tokens each, {settings['repeats']} interleaved repeats, K = {settings['K']}, greedy", "",
-             f"{'tokens/s over the prompts':28}{'median':>8}{'quartiles':>16}{'repeats vary by':>18}{'same text':>11}"]
-    for method, found in report["methods"].items():
-        speed = found["tokens_per_second"]
-        lines.append(f"{METHODS.get(method, method):28}{speed['median']:8.1f}{'{:.1f} to {:.1f}'.format(*speed['quartiles']):>16}{found['repeats_vary_by']:>18.0%}"
-                     f"{found['texts_equal_to_plain']:>6} of {speed['prompts']}")
-    lines += ["", f"{'ratio':28}{'median':>8}{'quartiles':>16}{'goal':>18}{'above 1':>11}"]
+    lines = [f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, "
+             f"transformers {machine['transformers']}",
+             f"{settings['prompts']} prompts, {settings['max_new_tokens']} tokens each, {settings['repeats']} interleaved repeats, K = {settings['K']}, greedy",
+             "", table_line("tokens/s over the prompts", "median", "quartiles", "repeats vary by", "text as plain")]
+    lines += [method_line(method, found) for method, found in report["methods"].items()]
+    lines += ["", table_line("ratio", "median", "quartiles", "goal", "above 1")]
     lines += [ratio_line(name, report) for name in report["ratios"]]
-    lines += [f"{METHODS.get(name, name)} is missing: {why}" for name, why in report["failed"].items()]
+    lines += ["", *(f"{METHODS.get(name, name)} is missing: {why}" for name, why in report["failed"].items())] if report["failed"] else []
     return "\n".join(lines if report["complete"] else [*lines, "", "Interrupted: this is what there was by then."])
+
+def table_line(name: str, middle: str, spread: str = "", remark: str = "", count: str = "") -> str:
+    "Five columns."
+    return f"{name:27}{middle:>8}{spread:>16}{remark:>23}{count:>15}".rstrip()
+
+# %% ../nbs/16_benchmark.ipynb #aab15cbb
+def method_line(method: str, found: dict) -> str: # of `method_figures`
+    "One method's speed, its spread over the prompts and its noise."
+    speed, noise = found["tokens_per_second"], found["repeats_vary_by"]
+    return table_line(METHODS.get(method, method), f"{speed['median']:.1f}", "{:.1f} to {:.1f}".format(*speed["quartiles"]),
+                      "" if noise is None else f"{noise:.0%}", f"{found['texts_equal_to_plain']} of {speed['prompts']}")
 
 def ratio_line(name: str, report: dict) -> str:
     "One ratio, its spread over the prompts and its goal."
     value, found = report["ratios"][name], report["spread"].get(name)
-    if value is None: return f"{name:28}{'not measured':>24}"
-    goal = f"at least {SPEED_RATIOS[name][2]}" if name in SPEED_RATIOS and SPEED_RATIOS[name][2] else f"at most {LIMITS[name]}" if name in LIMITS else ""
-    met = {True: ", met", False: ", missed", None: ""}[report["goals_met"].get(name)]
-    spread = "{:.2f} to {:.2f}".format(*found["quartiles"]) if found else ""
-    wins = f"{found['above_one']:>6} of {found['prompts']}" if name in SPEED_RATIOS else ""
-    return f"{name:28}{value:8.3f}{spread:>16}{goal + met:>21}{wins}".rstrip()
+    if value is None: return table_line(name, "-", remark="not measured")
+    least, most = SPEED_RATIOS.get(name, (None,) * 3)[2], LIMITS.get(name)
+    goal = f"at least {least}" if least else f"at most {most}" if most else ""
+    goal += {True: ": met", False: ": missed", None: ""}[report["goals_met"].get(name)]
+    return table_line(name, f"{value:.3f}", "{:.3f} to {:.3f}".format(*found["quartiles"]) if found else "", goal,
+                      f"{found['above_one']} of {found['prompts']}" if name in SPEED_RATIOS else "")
 
 # %% ../nbs/16_benchmark.ipynb #c6dfe2dd
 def bench_peers(config: PeersConfig,

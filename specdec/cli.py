@@ -166,7 +166,7 @@ def generate(prompt: PromptText, pair: PairName = "smollm2", raw: Raw = False, d
 
     Examples:
 
-    specdec generate "Name three rivers."
+    specdec generate "What is the capital of France?"
 
     specdec generate "Once upon a time" --raw --temperature 0.8 --seed 1
 
@@ -226,10 +226,10 @@ def print_table(titles: list[str], rows: list[list[str]]) -> None:
     "A table as wide as the terminal allows."
     from rich.console import Console
     from rich.table import Table
-    table = Table()
+    table = Table(header_style="")
     for title in titles: table.add_column(title, overflow="fold")
     for row in rows: table.add_row(*row)
-    Console().print(table)
+    Console(force_jupyter=False).print(table)  # a stream of text, in a notebook too
 
 def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str]]: # measure, plain, speculative
     "The table of `specdec compare`."
@@ -283,7 +283,7 @@ def compare(prompt: PromptText, pair: PairName = "smollm2", raw: Raw = False, de
     print_table(["", "plain", "speculative"], comparison_rows(**results, identical=found["greedy_texts_identical"]))
     typer.echo(verdict(found["greedy_texts_identical"], found["difference"]))
 
-# %% ../nbs/18_cli.ipynb #5de23a4a
+# %% ../nbs/18_cli.ipynb #43773ffd
 @app.command()
 def pairs(as_json: AsJson = False) -> None:
     """List the registered pairs: a target model, and what drafts for it.
@@ -294,7 +294,7 @@ def pairs(as_json: AsJson = False) -> None:
 
     specdec pairs
 
-    specdec generate "Name three rivers." --pair smollm2-skip"""
+    specdec generate "What is the capital of France?" --pair smollm2-skip"""
     from specdec.pairs import list_pairs
     found = list_pairs()
     if as_json: return typer.echo(json.dumps({name: asdict(spec) for name, spec in found.items()}))

@@ -201,12 +201,9 @@ class GenerationResult(RoundStatistics):
     def num_speculation_rounds(self) -> int: return len(self.rounds) if self.is_speculative else 0
     @property
     def tokens_per_second(self) -> float: return _ratio(self.num_tokens, self.total_time)  # the prompt's forward included
-    @property
-    def latency_p50(self) -> float: return self.latency(50)  # s, as the two below
-    @property
-    def latency_p95(self) -> float: return self.latency(95)
-    @property
-    def latency_p99(self) -> float: return self.latency(99)
+    latency_p50 = property(lambda self: self.latency(50), doc="Median time per token, s.")
+    latency_p95 = property(lambda self: self.latency(95), doc="95th percentile, s.")
+    latency_p99 = property(lambda self: self.latency(99), doc="99th percentile, s.")
 
     def latency(self, percent: float) -> float: # s
         "That percentile of the time per token, the first token's among them; 0 before any token."

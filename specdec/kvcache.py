@@ -9,7 +9,7 @@ __all__ = ['CacheFullError', 'KVCache', 'cache_bytes', 'as_transformers_cache']
 import torch
 from torch import Tensor
 
-from .core import SpecdecError, check
+from .core import InputError, SpecdecError, check
 
 # %% ../nbs/03_kvcache.ipynb #3c76f7a0
 class CacheFullError(SpecdecError):
@@ -39,9 +39,10 @@ class KVCache:
                                  "Make it larger, or roll back.")
         if self.keys[layer] is None:
             self.keys[layer], self.values[layer] = (t.new_empty(*t.shape[:2], self.capacity, t.shape[3]) for t in (keys, values))
-        for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            check(new.shape[:3] == (*buffer.shape[:2], keys.shape[2]) and new.dtype == buffer.dtype,
-                  f"This cache holds [batch, heads] = {list(buffer.shape[:2])} in {buffer.dtype}, not {list(new.shape[:2])} in {new.dtype}: make a new one for another batch.")
+        stored = self.keys[layer]
+        if not (keys.shape[:2] == stored.shape[:2] and keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype == stored.dtype):
+            raise InputError(f"This cache holds [batch, heads] = {list(stored.shape[:2])} in {stored.dtype}. Keys {list(keys.shape)} in {keys.dtype} with values "
+                             f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for another batch or dtype.")
         self.keys[layer][:, :, self.length:end] = keys
         self.values[layer][:, :, self.length:end] = values
         if layer == len(self.keys) - 1: self.length = end

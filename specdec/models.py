@@ -96,14 +96,15 @@ REBUILD = "Rebuild it with `specdec fetch --rebuild`."
 
 def check_folder(folder: Path,         # a converted model
                  advice: str = REBUILD, # what to do about a damaged one
-                ) -> str: # the model's own digest: one SHA-256 over all of its files'
+                ) -> str: # the weights' own digest: one SHA-256 over those of the safetensors, the same on every machine and library version
     "Compare every file with the manifest; raises `ModelError` naming the files that are missing, new or changed."
     try: recorded, found = dict(json.loads((folder / MANIFEST).read_text())["files"]), digests(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"The model in {folder} can't be checked ({type(error).__name__}: {error}). {advice}") from error
     damaged = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
     if damaged: raise ModelError(f"The model in {folder} is damaged: {', '.join(damaged)}: not as converted. {advice}")
-    return hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
+    weights = {name: digest for name, digest in sorted(recorded.items()) if name.endswith(".safetensors")}
+    return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
 
 # %% ../nbs/01_models.ipynb #3227bdde
 @contextmanager

@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['FEW', 'CausalLM', 'rms_norm', 'head_size', 'rope_frequencies', 'rotate', 'Positions', 'positions', 'Checkpoint',
-           'Linear', 'read_linear', 'grouped_attention', 'Attention', 'MLP', 'Layer', 'check_ids', 'sliding_window',
-           'Llama', 'TransformersLM', 'context_length', 'is_native', 'load_model']
+           'Linear', 'read_linear', 'grouped_attention', 'Attention', 'MLP', 'Layer', 'StoredRows', 'read_vocabulary',
+           'check_ids', 'sliding_window', 'Llama', 'TransformersLM', 'context_length', 'is_native', 'load_model']
 
 # %% ../nbs/04_transformer.ipynb #b10cf006
 import copy
 import inspect
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -116,17 +118,24 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool: return name in self.files
 
-    def __call__(self, name: str, # such as "model.norm.weight"
-                 *shape: int,     # what the config asks for
-                ) -> Tensor:
-        "The tensor, copied; raises `ModelError` if the checkpoint lacks it or has it in another shape."
+    def read(self, name: str,  # such as "model.norm.weight"
+             into: Tensor,     # filled; its shape is what the config asks for
+            ) -> Tensor: # `into`
+        "Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another shape."
         if name not in self.files: raise ModelError(f"The checkpoint has no tensor {name!r}, so it isn't of the architecture its config.json names.")
         self.unread.discard(name)
-        with safe_open(self.files[name], "pt") as file:
-            tensor = file.get_tensor(name)
-            if tensor.shape != shape:
-                raise ModelError(f"The tensor {name!r} has the shape {list(tensor.shape)} where config.json asks for {list(shape)}: the two don't belong together.")
-            return tensor.to(self.device, self.dtype, copy=True)
+        with safe_open(self.files[name], "pt") as file: stored = file.get_tensor(name)
+        if stored.shape != into.shape:
+            raise ModelError(f"The tensor {name!r} has the shape {list(stored.shape)} where config.json asks for {list(into.shape)}: the two don't belong together.")
+        return into.copy_(stored)
+
+    def empty(self, *shape: int) -> Tensor:
+        "A tensor of our dtype on our device, to be filled."
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        "The tensor of that name and shape."
+        return self.read(name, self.empty(*shape))
 
     def check_all_read(self) -> None:
         "Raise `ModelError` if tensors are left over; old checkpoints store the rotary frequencies, which follow from the config."
@@ -140,7 +149,7 @@ class Linear:
                  bias: Tensor | None = None,       # [out]
                 ):
         self.bias = bias
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
@@ -155,8 +164,12 @@ def read_linear(tensor: Checkpoint,
                 bias: bool,             # whether each has a bias
                ) -> Linear:
     "Several projections of the same input as one."
-    weight = torch.cat([tensor(f"{prefix}{name}.weight", rows, inputs) for name, rows in parts.items()])
-    return Linear(weight, torch.cat([tensor(f"{prefix}{name}.bias", rows) for name, rows in parts.items()]) if bias else None)
+    def stacked(kind: str, *shape: int) -> Tensor:
+        whole = tensor.empty(sum(parts.values()), *shape)
+        for name, part in zip(parts, whole.split(list(parts.values()))): tensor.read(f"{prefix}{name}.{kind}", into=part)
+        return whole
+
+    return Linear(stacked("weight", inputs), stacked("bias") if bias else None)
 
 # %% ../nbs/04_transformer.ipynb #421c3146
 def grouped_attention(q: Tensor,        # queries of the new tokens, [B, heads, T, head_dim]
@@ -226,6 +239,36 @@ class Layer:
         x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), where, cache, i)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
 
+# %% ../nbs/04_transformer.ipynb #de497fb4
+class StoredRows:
+    "Rows of a matrix that stays in its safetensors file, read when they are asked for. The file is kept open."
+    DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+    def __init__(self, path: Path, name: str, # which file, which tensor
+                 dtype: torch.dtype): # what the rows are turned into
+        self.file, self.dtype = open(path, "rb", buffering=0), dtype
+        length = int.from_bytes(self.file.read(8), "little")
+        entry = json.loads(self.file.read(length))[name]
+        self.stored, self.width, self.start = self.DTYPES[entry["dtype"]], entry["shape"][1], 8 + length + entry["data_offsets"][0]
+
+    def __call__(self, ids: Tensor) -> Tensor: # [...] → [..., width]
+        data, size = bytearray(), self.width * self.stored.itemsize
+        for i in ids.flatten().tolist():
+            self.file.seek(self.start + i * size)
+            data += self.file.read(size)
+        return torch.frombuffer(data, dtype=self.stored).view(*ids.shape, self.width).to(self.dtype)
+
+    def __del__(self): self.file.close()
+
+# %% ../nbs/04_transformer.ipynb #9b5929d4
+def read_vocabulary(config, tensor: Checkpoint) -> tuple[Callable[[Tensor], Tensor], Linear]: # ids [B, T] → [B, T, hidden]; hidden → logits
+    "The way in and the way out of the model, tied or not; of a matrix that is packed for the way out, no plain copy is kept."
+    name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+    embedding = tensor(name, *shape)
+    tied = config.tie_word_embeddings and "lm_head.weight" not in tensor  # if it is stored all the same, the two may differ
+    head = Linear(embedding if tied else tensor("lm_head.weight", *shape))
+    return (StoredRows(tensor.files[name], name, tensor.dtype) if head.packed else partial(F.embedding, weight=embedding)), head
+
 # %% ../nbs/04_transformer.ipynb #e5fa8ad6
 def check_ids(ids: Tensor, vocab_size: int) -> None:
     "Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (looked at only on the CPU: a GPU would have to wait)."
@@ -249,10 +292,8 @@ class Llama:
                 ):
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
         self.vocab_size, self.context_length, self.window = config.vocab_size, config.max_position_embeddings, sliding_window(config)
-        self.groups, shape = config.num_attention_heads // config.num_key_value_heads, (config.vocab_size, config.hidden_size)
-        self.embedding = tensor("model.embed_tokens.weight", *shape)
-        tied = config.tie_word_embeddings and "lm_head.weight" not in tensor  # stored all the same: perhaps they differ
-        self.head = Linear(self.embedding if tied else tensor("lm_head.weight", *shape))
+        self.groups = config.num_attention_heads // config.num_key_value_heads
+        self.embed, self.head = read_vocabulary(config, tensor)
         self.layers = [Layer(config, tensor, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.norm = tensor("model.norm.weight", config.hidden_size)
         frequencies, self.rope_scale = rope_frequencies(config)
@@ -272,7 +313,7 @@ class Llama:
             raise ModelError(f"This model attends to a sliding window of {self.window} positions, and {start + T} are asked for: keep prompt and answer within the window.")
         check(all(0 <= i <= depth for i in layers), f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
         where = positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
-        x = F.embedding(ids.to(self.device), self.embedding)
+        x = self.embed(ids.to(self.device))
         states = {0: x}
         for i, layer in enumerate(self.layers):
             x = layer(x, where, cache, i)

@@ -409,6 +409,16 @@ def test_a_stream_leaves_special_tokens_out_and_shows_what_was_cut_off(tokenizer
     assert whole.startswith("a") and "\ufffd" in pieces[-1]
 
 
+def test_a_stream_keeps_the_spaces_of_tokenizers_that_drop_a_leading_one():
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import Metaspace
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+    words = Tokenizer(WordLevel({f"▁{word}": i for i, word in enumerate("one two three four five six seven".split())}))
+    words.decoder = Metaspace()
+    assert streamed(PreTrainedTokenizerFast(tokenizer_object=words), range(7))[1] == ["one", " two", " three", " four", " five", " six", " seven", ""]
+
+
 # --- vocabularies
 
 def test_vocabularies_are_compared_by_their_maps():

@@ -303,7 +303,7 @@ def test_both_caches_follow_the_text(K):
     watched = copy.copy(target)
     watched.new_cache = lambda capacity: caches.append(target.new_cache(capacity)) or caches[-1]
     full = 0
-    for draft in (tiny(noise=0.05), target.skip([1])):
+    for draft in (tiny(noise=0.05), target.skip([1]), target):
         drafter, length = ModelDrafter(draft, 24), 3
         for i, r in enumerate(speculate(watched, drafter, [1, 2, 3], Transform(), TorchSource(0), K, 30)):
             length += len(r.emitted)

@@ -18,6 +18,7 @@ NOTEBOOKS = "nbs"
 NOTICE = "<!-- Written by tools/readme.py from nbs/index.ipynb: edit that notebook, then run `make readme`. -->\n\n"
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)
 HIDDEN = re.compile(r"^#\|\s*(?:hide|include:\s*false)\s*$", re.M)
+NO_ECHO = re.compile(r"^#\|\s*echo:\s*false\s*$", re.M)
 CODE = r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)[^\n]*$|(?P<ticks>`+).+?(?P=ticks))"
 LINK = r'(?P<open>\]\(|^\[[^\]\n]+\]:\s+|\b(?:src|href)=")(?P<target>[^)\s"]+)(?P<close>[^)\n]*\)(?:\{[^}\n]*\})?)?'
 CODE_OR_LINK = re.compile(f"{CODE}|{LINK}", re.M | re.S)
@@ -50,7 +51,9 @@ def problem(cell: nbformat.NotebookNode) -> str | None:
 
 
 def reader_cell(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    "A cell as a reader sees it: without directives, and its links led from the root."
+    "A cell as a reader sees it: without directives, its links led from the root, and no code where only the output is meant."
+    if cell.cell_type == "code" and NO_ECHO.search(cell.source):
+        cell.metadata.transient = {"remove_source": True}
     cell.source = rewrite_links(cell.source) if cell.cell_type == "markdown" else DIRECTIVE.sub("", cell.source)
     return cell
 

@@ -1,0 +1,279 @@
+"`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real tokenizer."
+import copy
+from functools import lru_cache
+
+import pytest
+import torch
+from hypothesis import assume, given, settings, strategies as st
+
+from specdec.core import GenerationResult, InputError, NumericalError
+from specdec.models import fetch, load_tokenizer
+from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_pair
+from specdec.speculative import ModelDrafter, NGramDrafter
+from specdec.transformer import TransformersLM
+from test_speculative import Failing, Untouchable, greedy, tiny
+
+TOKENIZER = load_tokenizer(fetch())
+V = len(TOKENIZER)
+
+
+@lru_cache
+def talker(seed=0, vocab=V, eos=frozenset(), tokenizer=True, **shape):
+    "A tiny random Llama that speaks real tokens, nonsense with every kind of byte in it."
+    model = copy.copy(tiny(vocab=vocab, hidden=16, seed=seed, context=shape.pop("context", 96), **shape))
+    if tokenizer: model.tokenizer = TOKENIZER
+    model.eos_ids = eos
+    return model
+
+
+def decode(ids) -> str: return TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def consistent(result: GenerationResult) -> None:
+    "What must hold for every result."
+    assert sum(len(r.emitted) for r in result.rounds) == max(len(result.generated_ids) - 1, 0)
+    assert result.generated_ids[1:] == [token for r in result.rounds for token in r.emitted]
+    assert len(result.per_token_latencies) == result.num_tokens
+    assert sum(result.per_token_latencies) <= result.total_time + 1e-6
+    assert set(result.generated_ids) <= result.token_text.keys() or not result.token_text
+    assert GenerationResult.from_json(result.to_json()) == result
+    assert result._repr_html_()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prompts_of_every_kind(method):
+    pair = Pair(talker())
+    chat = [{"role": "user", "content": "Hello"}]
+    for prompt, ids in [("Hello there", TOKENIZER("Hello there")["input_ids"]), ([1, 2, 3], [1, 2, 3]), (torch.tensor([1, 2, 3]), [1, 2, 3]),
+                        (chat, TOKENIZER.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))]:
+        result = pair.generate(prompt, max_new_tokens=6, method=method)
+        assert result.prompt_ids == ids and result.method == method and result.finish_reason == "length"
+        assert result.generated_ids == greedy(pair.target, ids, 6)
+        assert result.text == decode(result.generated_ids)
+        consistent(result)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.7, 1.5]), K=st.integers(1, 6), count=st.integers(1, 40), kind=st.sampled_from(["n-gram", "itself", "skip", None]))
+def test_streamed_pieces_make_the_text(seed, temperature, K, count, kind):
+    target = talker()
+    pair = Pair(target, {"itself": target, "skip": target.skip([1])}.get(kind))
+    pieces = []
+    result = pair.generate("Hello", K=K, temperature=temperature, max_new_tokens=count, seed=seed, stream=pieces.append, method="speculative" if kind else "plain")
+    assert "".join(pieces) == result.text == decode(result.generated_ids)
+    assert len(result.generated_ids) == count and all(pieces)
+    consistent(result)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), start=st.integers(0, 60), length=st.integers(1, 12), kind=st.sampled_from(["n-gram", "itself"]), decoy=st.text("abc ", min_size=1, max_size=3))
+def test_stop_strings_end_the_text_at_the_earliest_token(seed, start, length, kind, decoy):
+    target = talker()
+    pair = Pair(target, target if kind == "itself" else None)
+    arguments = dict(temperature=1.0, max_new_tokens=24, seed=seed, K=4)
+    full = pair.generate("Hello", **arguments)
+    stop = full.text[start:start + length]
+    assume(stop and "\ufffd" not in full.text)
+    pieces = []
+    result = pair.generate("Hello", stop=[stop, decoy], stream=pieces.append, **arguments)
+    tokens = next(n for n in range(1, 25) if stop in decode(full.generated_ids[:n]) or decoy in decode(full.generated_ids[:n]))
+    assert result.finish_reason == "stop"
+    assert result.generated_ids == full.generated_ids[:tokens]
+    seen = decode(result.generated_ids)
+    assert result.text == seen[:min(at for at in (seen.find(stop), seen.find(decoy)) if at >= 0)]
+    assert "".join(pieces) == result.text
+    consistent(result)
+
+
+def test_a_stop_string_in_the_first_token():
+    full = Pair(talker()).generate("Hello", max_new_tokens=4)
+    result = Pair(talker()).generate("Hello", max_new_tokens=4, stop=decode(full.generated_ids[:1])[0])
+    assert (result.finish_reason, result.text, result.num_tokens, result.rounds) == ("stop", "", 1, [])
+    consistent(result)
+
+
+def test_a_text_that_only_begins_like_a_stop_string_is_shown_in_the_end():
+    full = Pair(talker()).generate("Hello", max_new_tokens=5)
+    pieces = []
+    result = Pair(talker()).generate("Hello", max_new_tokens=5, stop=full.text[-2:] + "never", stream=pieces.append)
+    assert result.text == full.text == "".join(pieces) and result.finish_reason == "length"
+
+
+def test_every_finish_reason():
+    pair = Pair(talker(context=20), talker(context=20))
+    prompt = [1, 2, 3]
+    said = greedy(pair.target, prompt, 17)
+    assert pair.generate(prompt, max_new_tokens=1).num_tokens == 1
+    full = pair.generate(prompt, max_new_tokens=1000)
+    assert (full.finish_reason, full.generated_ids) == ("context", said)
+    assert pair.generate(prompt, max_new_tokens=17).finish_reason == "length"
+    for at in (0, 4, 9):
+        ending = copy.copy(pair.target)
+        ending.eos_ids = frozenset({said[at]})
+        result = Pair(ending, pair.target).generate(prompt, K=6, max_new_tokens=17)
+        assert (result.finish_reason, result.generated_ids) == ("eos", said[:said.index(said[at]) + 1])
+        consistent(result)
+
+
+def test_special_tokens_are_ids_but_not_text():
+    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    answer = Answer(TOKENIZER)
+    assert answer.read([28120, end]) == 2
+    answer.finish([28120, end])
+    assert answer.text == decode([28120])
+
+
+def test_one_pair_serves_many_texts():
+    target = talker()
+    for draft in (None, target, target.skip([0]), talker(seed=1)):
+        pair = Pair(target, draft)
+        first = pair.generate("Hello", temperature=1.0, seed=5, max_new_tokens=20)
+        pair.generate("Something else entirely", max_new_tokens=7)
+        with pytest.raises(NumericalError): Pair(Failing(target, 5), pair.drafter).generate([1, 2, 3], max_new_tokens=9)
+        assert pair.generate("Hello", temperature=1.0, seed=5, max_new_tokens=20).generated_ids == first.generated_ids
+        fresh = pair.generate("Hello", temperature=1.0, max_new_tokens=20)
+        again = pair.generate("Hello", temperature=1.0, max_new_tokens=20, seed=fresh.settings["seed"])
+        assert again.generated_ids == fresh.generated_ids
+
+
+def test_settings_are_recorded():
+    result = Pair(talker()).generate("Hello", K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop="zzzz")
+    assert result.settings == dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop=["zzzz"])
+
+
+# Interrupts
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_interrupt_in_the_callback(after):
+    heard = []
+    def impatient(piece):
+        heard.append(piece)
+        if len(heard) >= after: raise KeyboardInterrupt  # and would again
+    result = Pair(talker()).generate("Hello", max_new_tokens=30, stream=impatient, stop="zzzz")
+    full = Pair(talker()).generate("Hello", max_new_tokens=30)
+    assert result.finish_reason == "interrupted" and result.generated_ids == full.generated_ids[:result.num_tokens] and 0 < result.num_tokens < 30
+    assert len(heard) == after and result.text.startswith("".join(heard)) and result.text == decode(result.generated_ids)
+    consistent(result)
+
+
+@pytest.mark.parametrize("at", [0, 4, 9])
+def test_interrupt_in_a_forward(at):
+    class Interrupted(Failing):
+        def forward(self, ids, cache, **options):
+            if cache.length >= self.at: raise KeyboardInterrupt
+            return self.model.forward(ids, cache, **options)
+    for broken in (Pair(Interrupted(talker(), at)), Pair(talker(), Interrupted(talker(), at))):
+        result = broken.generate([1, 2, 3], max_new_tokens=30)
+        assert result.finish_reason == "interrupted" and result.generated_ids == greedy(talker(), [1, 2, 3], 30)[:result.num_tokens]
+        assert result.num_tokens < 12
+        consistent(result)
+
+
+def test_interrupt_in_the_prompt_leaves_an_empty_result():
+    class Interrupted(Failing):
+        def forward(self, ids, cache, **options): raise KeyboardInterrupt
+    result = Pair(Interrupted(talker(), 0)).generate("Hello")
+    assert (result.finish_reason, result.generated_ids, result.text, result.time_to_first_token) == ("interrupted", [], "", 0)
+    consistent(result)
+    assert result.summary()
+
+
+def test_interrupt_while_text_is_decoded():
+    class Slow:
+        def __init__(self): self.calls = 0
+        def __getattr__(self, name): return getattr(TOKENIZER, name)
+        def __call__(self, *args, **kwargs): return TOKENIZER(*args, **kwargs)
+        def decode(self, *args, **kwargs):
+            self.calls += 1
+            if self.calls == 5: raise KeyboardInterrupt
+            return TOKENIZER.decode(*args, **kwargs)
+    target = copy.copy(talker())
+    target.tokenizer = Slow()
+    result = Pair(target).generate("Hello", max_new_tokens=30)
+    assert result.finish_reason == "interrupted" and result.text == decode(result.generated_ids) and result.num_tokens >= 2
+    consistent(result)
+
+
+# Errors
+
+@pytest.mark.parametrize("change, words", [
+    (dict(prompt=""), "empty"), (dict(prompt=[]), "empty"), (dict(prompt=None), "not NoneType"), (dict(prompt=[24]), "outside"), (dict(prompt=[1] * 16), "nothing could be added"),
+    (dict(K=0), "K, the number"), (dict(temperature=-0.1), "temperature"), (dict(temperature=float("nan")), "temperature"), (dict(top_k=0), "top_k"), (dict(top_p=0), "top_p"), (dict(top_p=1.1), "top_p"),
+    (dict(max_new_tokens=0), "max_new_tokens"), (dict(seed="x"), "seed"), (dict(stop=""), "not empty"), (dict(stop=[3]), "Stop strings"), (dict(stop=7), "Stop strings"),
+    (dict(stream=3), "stream must be"), (dict(method="magic"), "speculative or plain")])
+def test_wrong_arguments_are_told_before_any_work(change, words):
+    target = Untouchable()
+    target.tokenizer = TOKENIZER
+    with pytest.raises(InputError, match=words): Pair(target).generate(**({"prompt": [1]} | change))
+
+
+def test_models_without_a_tokenizer_decode_ids():
+    target = talker(vocab=24, tokenizer=False)
+    result = Pair(target).generate([1, 2, 3], max_new_tokens=5)
+    assert result.generated_ids == greedy(target, [1, 2, 3], 5) and result.text == ""
+    consistent(result)
+    with pytest.raises(InputError, match="no tokenizer"): Pair(target).generate("Hello")
+    with pytest.raises(InputError, match="no tokenizer"): Pair(target).generate([1], stop="x")
+    with pytest.raises(InputError, match="no tokenizer"): Pair(target).generate([1], stream=print)
+    with pytest.raises(InputError, match="must be the same"): Pair(target, talker(vocab=25, tokenizer=False))
+    with pytest.raises(InputError, match="load\\(name\\)"): Pair(target, "smollm2")
+
+
+def test_a_draft_with_another_vocabulary():
+    other = copy.copy(talker(seed=1))
+    other.tokenizer = copy.deepcopy(TOKENIZER)
+    other.tokenizer.add_tokens(["<|hedgehog|>"])
+    with pytest.raises(InputError, match="hedgehog"): Pair(talker(), other)
+
+
+@pytest.mark.parametrize("target_width, draft_width", [(V, V + 128), (V + 128, V)])
+def test_padded_vocabularies_make_a_pair(target_width, draft_width):
+    target, draft = talker(vocab=target_width), talker(seed=1, vocab=draft_width)
+    for draft in (draft, target):
+        result = Pair(target, draft).generate([1, 2, 3], K=3, max_new_tokens=20)
+        assert result.generated_ids == greedy(target, [1, 2, 3], 20)
+        Pair(target, draft).generate([1, 2, 3], K=3, temperature=1.0, max_new_tokens=20)
+
+
+def test_two_models_of_transformers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    def gpt2(seed, layers):
+        torch.manual_seed(seed)
+        config = GPT2Config(vocab_size=40, n_positions=48, n_embd=16, n_layer=layers, n_head=2, initializer_range=0.5, bos_token_id=None, eos_token_id=None)
+        return TransformersLM(GPT2LMHeadModel(config).eval())
+    target, draft = gpt2(0, 2), gpt2(1, 1)
+    for drafting in (None, draft, target):
+        result = Pair(target, drafting).generate([1, 2, 3], max_new_tokens=30)
+        assert result.generated_ids == greedy(target, [1, 2, 3], 30)
+    assert result.acceptance_rate == result.alpha == 1
+
+
+def test_drafters_of_any_kind_and_their_errors():
+    class Mine:
+        layers = ()
+        def prefill(self, tokens, features, limit): pass
+        def commit(self, tokens, features): pass
+        def propose(self, K, transform, source): raise ZeroDivisionError("mine")
+    with pytest.raises(ZeroDivisionError, match="mine"): Pair(talker(), Mine()).generate([1])
+    assert isinstance(Pair(talker()).drafter, NGramDrafter) and isinstance(Pair(talker(), talker()).drafter, ModelDrafter)
+
+
+# The registry
+
+def test_registry():
+    assert {"smollm2", "smollm2-skip", "gpt2_dev"} <= list_pairs().keys()
+    assert all(isinstance(spec, PairSpec) and spec.note for spec in list_pairs().values())
+    list_pairs().clear()
+    assert list_pairs() == PAIRS
+    for wrong, near in [("smolm2", "smollm2"), ("gpt2-dev", "gpt2_dev"), ("@", "smollm2")]:
+        with pytest.raises(InputError, match=near): load_pair(wrong)
+
+
+def test_load_and_end_tokens(tmp_path):
+    model = load("smollm2", "cpu", "float32")
+    assert model.name == "smollm2" and model.dtype == torch.float32 and TOKENIZER.convert_tokens_to_ids("<|im_end|>") in model.eos_ids
+    assert end_tokens(tmp_path, TOKENIZER) == {TOKENIZER.eos_token_id}  # no generation_config.json
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert end_tokens(tmp_path, TOKENIZER) == {5, 6, TOKENIZER.eos_token_id}
+    for arguments in (dict(device="gpu"), dict(dtype="int3")):
+        with pytest.raises(InputError): load("smollm2", **arguments)
