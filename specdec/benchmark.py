@@ -339,7 +339,7 @@ def method_figures(measurements: Sequence[Measurement], domains: dict[str, str])
 def report_text(report: dict) -> str: # several lines
     "The report for people."
     machine, settings = report["environment"], report["settings"]
-    lines = [f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, "
+    lines = [f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}, torch {machine['torch']}, "
              f"transformers {machine['transformers']}",
              f"{settings['prompts']} prompts, {settings['max_new_tokens']} tokens each, {settings['repeats']} interleaved repeats, K = {settings['K']}, greedy",
              "", table_line("tokens/s over the prompts", "median", "quartiles", "repeats vary by", "text as plain")]

@@ -336,11 +336,11 @@ class TransformersLM:
 
     def __init__(self, model): # a transformers module
         config = model.config.get_text_config()
-        others = set(getattr(config, "layer_types", None) or []) - self.ROLLS_BACK
         self.arguments = inspect.signature(model.forward).parameters
-        if getattr(model, "_is_stateful", False) or others or "past_key_values" not in self.arguments:
-            raise ModelError(f"{type(model).__name__} keeps a state other than keys and values by position ({', '.join(sorted(others)) or 'recurrent'}), "
-                             "which can't be rolled back to an earlier position: take a model with attention only.")
+        why = [f"it has layers of the kind {kind}" for kind in sorted(set(getattr(config, "layer_types", None) or []) - self.ROLLS_BACK)]
+        if getattr(model, "_is_stateful", False): why.append("it keeps a recurrent state")
+        if "past_key_values" not in self.arguments: why.append("it keeps no keys and values")
+        if why: raise ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: {' and '.join(why)}. Take a model with attention only.")
         self.model, self.config, self.device, self.dtype = model, config, model.device, model.dtype
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
 

@@ -1,0 +1,350 @@
+"""The command line: what goes to which stream, which exit code says what, and that bad input is refused before any model is loaded."""
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import lru_cache
+
+import pytest
+from typer.testing import CliRunner
+
+import specdec
+from specdec import cli, core, models, pairs
+from specdec.cli import ExitCode, app
+
+QUESTION = "What is the capital of France?"
+PLAIN = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")}
+
+
+def run(*words: str, stdin: str = ""):
+    "A command in this process."
+    return CliRunner().invoke(app, words, input=stdin, catch_exceptions=False)
+
+
+def process(*words: str, **more) -> subprocess.CompletedProcess:
+    "A command in a process of its own."
+    return subprocess.run([sys.executable, "-m", "specdec", *words], capture_output=True, text=True, env=PLAIN, **more)
+
+
+@pytest.fixture
+def one_load(monkeypatch, loaded=lru_cache(pairs.load_pair)):
+    "Load each pair once for all tests."
+    monkeypatch.setattr(pairs, "load_pair", loaded)
+    return loaded
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    "Fail where a model would be opened."
+    def refuse(*arguments, **more): raise AssertionError("a model was opened")
+    monkeypatch.setattr(pairs, "find_model", refuse)
+
+
+# Help
+
+COMMANDS = [[], ["generate"], ["compare"], ["pairs"], ["fetch"], ["bench"], ["bench", "peers"]]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_is_there_for_both_spellings(words):
+    short, long = run(*words, "-h"), run(*words, "--help")
+    assert short.exit_code == long.exit_code == ExitCode.DONE and short.stdout == long.stdout
+    assert "Usage" in short.stdout
+
+
+@pytest.mark.parametrize("words", [c for c in COMMANDS if c and c != ["bench"]], ids=" ".join)
+def test_help_of_each_command_shows_an_example(words):
+    assert f"specdec {' '.join(words)}" in run(*words, "-h").stdout.split("Examples:")[1]
+
+
+def test_help_loads_nothing_heavy():
+    code = """import sys
+from typer.testing import CliRunner
+from specdec.cli import app
+assert CliRunner().invoke(app, ["compare", "-h"]).exit_code == 0 and CliRunner().invoke(app, ["generate", "x", "-K", "0"]).exit_code == 2
+print(sorted({"torch", "transformers", "numpy"} & sys.modules.keys()))"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_python_m_and_the_version():
+    done = process("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.DONE, f"specdec {specdec.__version__}\n", "")
+
+
+def test_the_script_is_the_same_program():
+    from importlib.metadata import entry_points
+    (script,) = entry_points(group="console_scripts", name="specdec")
+    assert script.load() is cli.main
+
+
+# import specdec
+
+def test_lazy_names():
+    assert specdec.load is pairs.load and specdec.Pair is pairs.Pair and specdec.load_pair is pairs.load_pair
+    assert specdec.list_pairs is pairs.list_pairs and specdec.GenerationResult is core.GenerationResult
+    assert all(hasattr(specdec, name) for name in specdec.__all__) and set(specdec.__all__) <= set(dir(specdec))
+    with pytest.raises(AttributeError, match="nothing"): specdec.nothing
+
+
+def test_import_star_and_import_alone():
+    done = subprocess.run([sys.executable, "-c", "import specdec, sys; a = 'torch' in sys.modules; from specdec import *; print(a, Pair.__name__)"],
+                          capture_output=True, text=True, check=True)
+    assert done.stdout == "False Pair\n"
+
+
+# generate
+
+def test_text_on_one_stream_and_summary_on_the_other(one_load):
+    done = run("generate", QUESTION)
+    assert done.exit_code == ExitCode.DONE
+    assert "Paris" in done.stdout and "tokens/s" not in done.stdout
+    assert done.stderr.startswith("speculative: ") and done.stderr.count("\n") == 1
+
+
+def test_text_streamed_is_the_text_of_the_result(one_load):
+    streamed = run("generate", QUESTION).stdout
+    assert streamed == core.GenerationResult.from_json(run("generate", QUESTION, "--json").stdout).text + "\n"
+
+
+def test_json_comes_back_without_loss(one_load):
+    words = ["generate", "Once upon a time", "--raw", "--temperature", "0.8", "--top-k", "40", "--top-p", "0.9", "--seed", "7", "-K", "3", "--max-new-tokens", "9", "--json"]
+    done = run(*words, "--stop", "dragon", "--stop", "castle")
+    assert done.exit_code == ExitCode.DONE and done.stderr == "" and done.stdout.count("\n") == 1
+    result = core.GenerationResult.from_json(done.stdout)
+    assert result.to_json() == done.stdout.strip()
+    assert result.settings == {"K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_new_tokens": 9, "seed": 7, "stop": ["dragon", "castle"]}
+    assert result.generated_ids == core.GenerationResult.from_json(run(*words, "--stop", "dragon", "--stop", "castle").stdout).generated_ids
+
+
+def test_raw_and_chat_prompts_differ(one_load):
+    def ids(*more): return core.GenerationResult.from_json(run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout).prompt_ids
+    tokenizer = one_load("smollm2", "auto", "auto").tokenizer
+    assert ids("--raw") == tokenizer("Hi")["input_ids"]
+    assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
+
+
+def test_standard_input_is_the_prompt(one_load):
+    def prompt_ids(*words, **more): return core.GenerationResult.from_json(run("generate", *words, "--max-new-tokens", "1", "--json", **more).stdout).prompt_ids
+    assert prompt_ids("-", stdin="Two\nlines\n") == prompt_ids("Two\nlines")
+
+
+def test_method_and_stop(one_load):
+    done = run("generate", QUESTION, "--method", "plain", "--stop", "Paris", "--json")
+    result = core.GenerationResult.from_json(done.stdout)
+    assert (result.method, result.finish_reason) == ("plain", "stop") and not result.text.count("Paris")
+
+
+def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
+    monkeypatch.setattr(one_load("smollm2", "auto", "auto").tokenizer, "chat_template", None)
+    done = run("generate", "Hi")
+    assert done.exit_code == ExitCode.BAD_INPUT and "--raw" in done.stderr
+    assert run("generate", "Hi", "--raw", "--max-new-tokens", "1").exit_code == ExitCode.DONE
+
+
+# Bad input
+
+@pytest.mark.parametrize("words, named", [
+    (["generate", ""], "empty"), (["generate", " \n"], "empty"), (["compare", ""], "empty"), (["generate", "-"], "empty"),
+    (["generate", "\udcff"], "UTF-8"),
+    (["generate", "Hi", "--pair", "smolm2"], "smollm2"), (["compare", "Hi", "--pair", "llama"], "specdec pairs"),
+    (["generate", "Hi", "--top-p", "0"], "top_p"), (["generate", "Hi", "--temperature", "inf"], "temperature"),
+    (["generate", "Hi", "--stop", ""], "stop"), (["generate", "Hi", "--seed", str(2**70)], "seed"),
+    (["generate", "Hi", "--dtype", "float7"], "float7"), (["generate", "Hi", "--device", "abacus"], "abacus"),
+    (["bench", "peers", "--out", "/nowhere/at/all.jsonl"], "/nowhere/at/all.jsonl"),
+])
+def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
+    done = run(*words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert done.stderr.startswith("Error: ") and named in done.stderr
+
+
+@pytest.mark.parametrize("words", [
+    ["generate", "Hi", "-K", "0"], ["generate", "Hi", "-K", "two"], ["generate", "Hi", "--max-new-tokens", "0"], ["generate", "Hi", "--temperature", "-1"],
+    ["generate", "Hi", "--temperature", "nan"], ["generate", "Hi", "--top-k", "0"], ["generate", "Hi", "--top-p", "1.5"], ["generate", "Hi", "--method", "magic"], ["generate"],
+    ["compare"], ["generat"], ["pairs", "--rebuild"], ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--prompts", "16"],
+])
+def test_usage_errors_are_exit_code_2(no_model, words):
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (ExitCode.BAD_INPUT, "") and done.stderr
+
+
+def test_a_prompt_that_fills_the_context_is_one_line(one_load):
+    done = run("generate", "-", "--raw", stdin="word " * 9000)
+    assert done.exit_code == ExitCode.BAD_INPUT and "context" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_no_traceback_in_a_real_process():
+    done = process("generate", "Hi", "--top-p", "0")
+    assert (done.returncode, done.stdout) == (ExitCode.BAD_INPUT, "") and "Traceback" not in done.stderr
+
+
+def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
+    monkeypatch.setattr(pairs, "list_pairs", lambda: 1 / 0)
+    done = CliRunner().invoke(app, ["pairs"])
+    assert done.exit_code == ExitCode.UNEXPECTED and isinstance(done.exception, ZeroDivisionError)
+
+
+def test_nan_logits_are_one_line(one_load, monkeypatch):
+    target = one_load("smollm2", "auto", "auto").target
+    forward = target.forward
+    monkeypatch.setattr(target, "forward", lambda *words, **more: forward(*words, **more) * float("nan"), raising=False)
+    done = run("generate", "Hi")
+    assert done.exit_code == ExitCode.BAD_INPUT and "NaN" in done.stderr and done.stderr.count("\n") == 1
+
+
+# A damaged model
+
+@pytest.fixture
+def damaged(tmp_path, monkeypatch):
+    "A home whose default model has one file of the wrong length; the rest are links."
+    whole = models.fetch()
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
+    for file in whole.iterdir(): (folder / file.name).symlink_to(file)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer_config.json").write_bytes((whole / "tokenizer_config.json").read_bytes()[:-1])
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    return folder
+
+
+@pytest.mark.parametrize("words", [["generate", "Hi"], ["compare", "Hi"], ["fetch"]], ids=" ".join)
+def test_damage_is_named_with_the_command_that_repairs_it(damaged, words):
+    done = run(*words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert "tokenizer_config.json" in done.stderr and "specdec fetch --rebuild" in done.stderr
+
+
+class Terminal:
+    def isatty(self): return True
+
+
+def test_somebody_at_a_terminal_is_asked_and_the_model_rebuilt(damaged, monkeypatch):
+    def rebuild(rebuild):
+        assert rebuild
+        (damaged / "tokenizer_config.json").write_bytes(whole)
+        return damaged
+    whole = (damaged / "config.json").resolve().with_name("tokenizer_config.json").read_bytes()
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(models, "fetch", rebuild)
+    monkeypatch.setattr(cli.typer, "confirm", lambda *question, **more: True)
+    assert cli.or_rebuild(lambda: models.check_folder(damaged)) == models.check_folder(damaged)
+
+
+def test_somebody_who_declines_gets_exit_code_2(damaged, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(cli.typer, "confirm", lambda *question, **more: False)
+    with pytest.raises(cli.typer.Exit) as stopped: cli.or_rebuild(lambda: models.check_folder(damaged))
+    assert stopped.value.exit_code == ExitCode.BAD_INPUT
+
+
+# compare
+
+def test_compare_in_float32(one_load):
+    words = ["compare", "Repeat this: one two three one two three.", "--dtype", "float32", "--max-new-tokens", "12"]
+    done = run(*words)
+    assert done.exit_code == ExitCode.DONE
+    first, second = done.stdout.split("── speculative decoding ──")
+    assert first.startswith("── plain decoding ──\n")
+    assert all(word in second for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "greedy texts"))
+    found = json.loads(run(*words, "--json").stdout)
+    plain, speculative = (core.GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative"))
+    assert plain.text in first and speculative.text in second and (plain.method, speculative.method) == ("plain", "speculative")
+    assert found["speedup"] == speculative.tokens_per_second / plain.tokens_per_second
+    difference = found["difference"]
+    assert found["greedy_texts_identical"] or difference["gap"] < 1e-4, difference
+
+
+def test_compare_of_samples_promises_nothing(one_load):
+    words = ["compare", "Hi", "--temperature", "1", "--seed", "3", "--max-new-tokens", "4"]
+    assert "Sampled texts" in run(*words).stdout
+    found = json.loads(run(*words, "--json").stdout)
+    assert found["greedy_texts_identical"] is None and found["difference"] is None
+
+
+def test_where_texts_part_is_explained(one_load):
+    pair = one_load("smollm2", "auto", "float32")
+    plain = pair.generate("The capital of France is", max_new_tokens=6, method="plain")
+    other = core.GenerationResult.from_json(plain.to_json())
+    other.generated_ids[4] += 1
+    found = cli.comparison(plain, other, pair)
+    assert found["greedy_texts_identical"] is False and found["difference"]["token"] == 4
+    assert found["difference"]["gap"] > 1e-4 > found["difference"]["rounding_step"]
+    said = cli.verdict(False, found["difference"])
+    assert "after 4 equal tokens" in said and "float32" in said
+    assert "--dtype float32" in cli.verdict(False, found["difference"] | {"dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize("a, b, at", [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([2], [], 0)])
+def test_first_difference(a, b, at):
+    assert cli.first_difference(a, b) == at == cli.first_difference(b, a)
+
+
+# pairs, fetch
+
+def test_pairs_lists_the_registry():
+    assert set(json.loads(run("pairs", "--json").stdout)) == set(pairs.list_pairs())
+    assert all(name in run("pairs").stdout for name in pairs.list_pairs())
+
+
+def test_fetch_says_what_is_there():
+    found = json.loads(run("fetch", "--json").stdout)
+    assert found["model"] == "smollm2" and found["folder"] == str(models.fetch()) and found["digest"] == models.check_folder(models.fetch())
+    assert "ready" in run("fetch").stdout
+
+
+# Signals
+
+def start(*words: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "specdec", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN)
+
+
+def test_interrupt_keeps_the_text_and_exits_with_130():
+    running = start("generate", "Tell me a very long story.", "--max-new-tokens", "4000")
+    first = running.stdout.read(10)
+    running.send_signal(signal.SIGINT)
+    rest, errors = running.communicate(timeout=60)
+    assert running.returncode == ExitCode.INTERRUPTED
+    assert len(first) == 10 and rest.endswith(b"\n")
+    assert errors.decode().startswith("speculative: ") and b"(interrupted)" in errors and b"Traceback" not in errors
+
+
+def interrupted(after: int):
+    "A drafter that is interrupted at its so-many-th proposal."
+    from specdec.speculative import NGramDrafter
+
+    class Interrupted(NGramDrafter):
+        calls = 0
+
+        def propose(self, *arguments, **more):
+            self.calls += 1
+            if self.calls >= after: raise KeyboardInterrupt
+            return super().propose(*arguments, **more)
+    return Interrupted()
+
+
+def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
+    pair = one_load("smollm2", "auto", "auto")
+    monkeypatch.setattr(pair, "drafter", interrupted(after=3))
+    done = run("generate", "Tell me a long story.", "--json")
+    result = core.GenerationResult.from_json(done.stdout)
+    assert done.exit_code == ExitCode.INTERRUPTED and result.finish_reason == "interrupted" and result.num_tokens >= 3
+
+
+def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
+    pair = one_load("smollm2", "auto", "auto")
+    monkeypatch.setattr(cli, "WARM_UP", 1)  # one token takes no proposal
+    for words in ([], ["--json"]):
+        monkeypatch.setattr(pair, "drafter", interrupted(after=3))
+        done = run("compare", "Tell me a long story.", "--max-new-tokens", "12", *words)
+        assert done.exit_code == ExitCode.INTERRUPTED
+        if words: assert {m: r["finish_reason"] for m, r in json.loads(done.stdout).items()} == {"plain": "length", "speculative": "interrupted"}
+        else: assert "plain: 12 tokens" in done.stderr and "(interrupted)" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_crash():
+    running = start("generate", "Tell me a very long story.", "--max-new-tokens", "4000")
+    running.stdout.read(5)
+    running.stdout.close()
+    errors = running.stderr.read()
+    assert running.wait(timeout=60) == 1 and b"Traceback" not in errors

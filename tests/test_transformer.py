@@ -1,0 +1,371 @@
+"The native decoder and the wrapper against transformers, on tiny random models of every family."
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from specdec.core import InputError, ModelError
+from specdec.kvcache import CacheFullError
+from specdec.models import fetch, load_transformers
+from specdec.transformer import Linear, Llama, TransformersLM, is_native, load_model, positions
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+CPU, V = torch.device("cpu"), 100
+SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+
+def rope(kind, **extra):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=10000.0, **extra))
+
+
+FAMILIES = {
+    "llama2": LlamaConfig(**SMALL | dict(num_key_value_heads=4)),
+    "llama3": LlamaConfig(**SMALL, **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
+    "linear": LlamaConfig(**SMALL, **rope("linear", factor=4.0)),
+    "yarn": LlamaConfig(**SMALL, **rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "tinyllama": LlamaConfig(**SMALL),
+    "smollm2-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "one-kv-head": LlamaConfig(**SMALL | dict(num_key_value_heads=1)),
+    "wide-heads": LlamaConfig(**SMALL, head_dim=16),
+    "attention-bias": LlamaConfig(**SMALL, attention_bias=True),
+    "mlp-bias": LlamaConfig(**SMALL, mlp_bias=True),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=None),
+    "mistral-window": transformers.MistralConfig(**SMALL, sliding_window=32),
+    "qwen2": transformers.Qwen2Config(**SMALL),
+    "qwen2-tied": transformers.Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen2-window": transformers.Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=32, max_window_layers=1),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=16),
+    "qwen3-bias": transformers.Qwen3Config(**SMALL, head_dim=8, attention_bias=True),
+    "phi3": transformers.Phi3Config(**SMALL),
+    "phi3-partial": transformers.Phi3Config(**SMALL, **rope("default", partial_rotary_factor=0.5)),
+}
+LOOKALIKES = {
+    "gelu": LlamaConfig(**SMALL, hidden_act="gelu"),
+    "dynamic": LlamaConfig(**SMALL, **rope("dynamic", factor=4.0)),
+    "longrope": transformers.Phi3Config(**SMALL, original_max_position_embeddings=32, **rope(
+        "longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4, original_max_position_embeddings=32)),
+    "granite": transformers.GraniteConfig(**SMALL, residual_multiplier=0.5, logits_scaling=2.0, embedding_multiplier=3.0),
+    "gemma2": transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8),
+}
+OTHERS = {
+    "gpt2": transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=V),
+    "gpt-neox": transformers.GPTNeoXConfig(**SMALL),
+    "opt": transformers.OPTConfig(ffn_dim=64, word_embed_proj_dim=32, **SMALL),
+    "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=V),
+    "gemma3-window": transformers.Gemma3TextConfig(**SMALL | dict(num_hidden_layers=6), head_dim=8, sliding_window=8),
+    "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=4),
+    "mla": transformers.DeepseekV3Config(**SMALL | dict(num_key_value_heads=4), q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8,
+                                         v_head_dim=8, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16,
+                                         first_k_dense_replace=1),
+}
+
+
+def random_model(config):
+    "Random weights, norms and biases included."
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module
+
+
+def stored(module, folder, dtype=torch.float32, change=lambda folder: None):
+    module.save_pretrained(folder)
+    change(Path(folder))
+    return load_model(Path(folder), CPU, dtype)
+
+
+def difference(ours, theirs):
+    return ((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max()).item()
+
+
+def tokens(T, B=2):
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+def in_pieces(model, ids, pieces, wrong=4):
+    "Logits read piece by piece, with `wrong` tokens read and taken back after each."
+    cache, logits = model.new_cache(ids.shape[1] + wrong), []
+    for piece in ids.split(pieces, 1):
+        logits.append(model.forward(piece, cache))
+        model.forward(ids.flip(1)[:, :wrong], cache)
+        cache.rollback(cache.length - wrong)
+    assert cache.length == ids.shape[1]
+    return torch.cat(logits, 1)
+
+
+def check_interface(model, module, ids):
+    "Everything a `CausalLM` promises, against the bare module without a cache."
+    output = module(ids, use_cache=False, output_hidden_states=True)
+    want, states = output.logits, output.hidden_states
+    assert model.vocab_size == V == want.shape[-1]
+    assert difference(model.forward(ids, model.new_cache(ids.shape[1])), want) <= 1e-5
+    T = ids.shape[1]
+    for pieces in ([9, 1, 1, T - 11], [1] * T, [T - 2, 2]):
+        assert difference(in_pieces(model, ids, pieces), want) <= 1e-5
+    last = model.forward(ids, model.new_cache(64), last=3)
+    assert last.shape == (2, 3, V) and difference(last, want[:, -3:]) <= 1e-5
+    depth = len(states) - 1
+    logits, features = model.forward(ids, model.new_cache(64), last=1, layers=(depth, 0, 1))
+    assert logits.shape == (2, 1, V)
+    assert difference(features, torch.cat([states[i] for i in (depth, 0, 1)], -1)) <= 1e-5
+    with pytest.raises(InputError, match="numbered"):
+        model.forward(ids, model.new_cache(64), layers=(depth + 1,))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_is_native_and_equal(name, tmp_path):
+    module = random_model(FAMILIES[name])
+    model = stored(module, tmp_path)
+    assert isinstance(model, Llama)
+    check_interface(model, module, tokens(24))
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_lookalike_goes_to_transformers(name, tmp_path):
+    module = random_model(LOOKALIKES[name])
+    model = stored(module, tmp_path)
+    assert isinstance(model, TransformersLM)
+    check_interface(model, module, tokens(24))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_architectures(name):
+    module = random_model(OTHERS[name])
+    check_interface(TransformersLM(module), module, tokens(24))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_native_agrees_with_the_wrapper_in_bfloat16(name, tmp_path):
+    module = random_model(FAMILIES[name]).to(torch.bfloat16)
+    native, wrapped, ids = stored(module, tmp_path, torch.bfloat16), TransformersLM(module), tokens(24)
+    exact = TransformersLM(random_model(FAMILIES[name]).to(torch.bfloat16).float()).forward(ids, wrapped.new_cache(24))
+    for pieces in ([24], [9, 1, 2, 12], [1] * 24):
+        ours, theirs = in_pieces(native, ids, pieces), in_pieces(wrapped, ids, pieces)
+        assert difference(ours, exact) <= 2 * difference(theirs, exact) + 1e-3
+
+
+@pytest.mark.parametrize("config, reason", [
+    (transformers.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4), "recurrent"),
+    (transformers.Mamba2Config(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=8, head_dim=8, n_groups=1), "recurrent"),
+    (transformers.JambaConfig(**SMALL, num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False), "recurrent"),
+    (transformers.Lfm2Config(**SMALL, full_attn_idxs=[1]), "conv"),
+    (transformers.OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=V), "no keys"),
+], ids=["mamba", "mamba2", "jamba", "lfm2", "gpt1"])
+def test_what_cannot_roll_back_is_refused(config, reason):
+    with pytest.raises(ModelError, match=f"can't be rolled back.*{reason}"):
+        TransformersLM(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("config", [
+    LlamaConfig(**SMALL, hidden_act="relu"),
+    LlamaConfig(**SMALL, quantization_config=dict(quant_method="gptq", bits=4)),
+    LlamaConfig(**SMALL, **rope("default", partial_rotary_factor=0.5)),
+    transformers.MixtralConfig(**SMALL),
+    transformers.GPT2Config(),
+], ids=["relu", "quantised", "partial rotary llama", "mixtral", "gpt2"])
+def test_not_native(config):
+    assert not is_native(config)
+
+
+def test_pretraining_tp_changes_nothing(tmp_path):
+    module = random_model(LlamaConfig(**SMALL, pretraining_tp=2))
+    check_interface(stored(module, tmp_path), module, tokens(24))
+
+
+def edit_config(remove=(), **fields):
+    def change(folder):
+        path = folder / "config.json"
+        config = {k: v for k, v in json.loads(path.read_text()).items() if k not in remove} | fields
+        path.write_text(json.dumps(config))
+    return change
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+def test_old_style_config(kind, tmp_path):
+    "As published before rope_parameters: rope_theta and rope_scaling at the top, no head_dim, torch_dtype."
+    scaling = {"default": None, "linear": dict(type="linear", factor=2.0), "llama3": dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)}[kind]
+    plain = {k: v for k, v in (scaling or {}).items() if k != "type"}
+    new = dict(rope_parameters=dict(rope_theta=5000.0, rope_type=kind) | plain)
+    module = random_model(LlamaConfig(**SMALL, **new))
+    model = stored(module, tmp_path, change=edit_config(
+        remove=("rope_parameters", "head_dim", "dtype"),
+        rope_theta=5000.0, rope_scaling=scaling, torch_dtype="float32"))
+    assert isinstance(model, Llama)
+    check_interface(model, module, tokens(24))
+
+
+def test_missing_kv_heads_means_no_groups(tmp_path):
+    module = random_model(FAMILIES["llama2"])
+    check_interface(stored(module, tmp_path, change=edit_config(remove=("num_key_value_heads",))), module, tokens(24))
+
+
+def edit_tensors(edit):
+    def change(folder):
+        from safetensors.torch import load_file, save_file
+        tensors = load_file(folder / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return change
+
+
+def file_of(folder): return folder / "model.safetensors"
+def truncate(folder): file_of(folder).write_bytes(file_of(folder).read_bytes()[:-100])
+def corrupt(folder): file_of(folder).write_bytes(b"\xff" * 8 + file_of(folder).read_bytes()[8:])
+def empty(folder): file_of(folder).write_bytes(b"")
+def break_config(folder): (folder / "config.json").write_text("{")
+
+
+DAMAGE = {
+    "missing tensor": (edit_tensors(lambda t: t.pop("model.layers.1.mlp.down_proj.weight")), "no tensor 'model.layers.1.mlp.down_proj.weight'"),
+    "unknown tensor": (edit_tensors(lambda t: t.update({"model.layers.1.mlp.down_proj.bias": torch.zeros(32)})), "doesn't use"),
+    "missing head": (edit_tensors(lambda t: t.pop("lm_head.weight")), "lm_head"),
+    "truncated": (truncate, "not a whole safetensors file"),
+    "corrupt header": (corrupt, "not a whole safetensors file"),
+    "empty file": (empty, "not a whole safetensors file"),
+    "no weights": (lambda folder: file_of(folder).unlink(), "no tensor"),
+    "hidden size": (edit_config(hidden_size=64), "shape"),
+    "vocabulary": (edit_config(vocab_size=V + 1), "shape"),
+    "groups": (edit_config(num_key_value_heads=4), "shape"),
+    "too many layers": (edit_config(num_hidden_layers=4), "no tensor"),
+    "too few layers": (edit_config(num_hidden_layers=2), "doesn't use"),
+    "biases promised": (edit_config(attention_bias=True), "bias"),
+    "unknown architecture": (edit_config(model_type="no-such-model"), "config.json"),
+    "broken config": (break_config, "config.json"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_checkpoint_is_a_clear_error(what, tmp_path):
+    change, words = DAMAGE[what]
+    with pytest.raises(ModelError, match=words):
+        stored(random_model(FAMILIES["tinyllama"]), tmp_path, change=change)
+
+
+def test_truncated_file_of_another_architecture(tmp_path):
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        stored(random_model(OTHERS["gpt2"]), tmp_path, change=truncate)
+
+
+def test_old_frequencies_in_the_file_are_ignored(tmp_path):
+    module = random_model(FAMILIES["tinyllama"])
+    change = edit_tensors(lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
+    check_interface(stored(module, tmp_path, change=change), module, tokens(24))
+
+
+def test_tied_config_with_another_head_in_the_file(tmp_path):
+    "The stored head counts, as in transformers."
+    module = random_model(FAMILIES["tinyllama"])
+    check_interface(stored(module, tmp_path, change=edit_config(tie_word_embeddings=True)), module, tokens(24))
+
+
+def test_sharded_checkpoint_and_a_second_format_beside_it(tmp_path):
+    from safetensors.torch import save_file
+    module = random_model(FAMILIES["tinyllama"])
+    module.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, tmp_path / "consolidated.safetensors")  # as Mistral publishes
+    check_interface(load_model(tmp_path, CPU, torch.float32), module, tokens(24))
+
+
+def test_a_packed_model_outlives_its_folder(tmp_path):
+    module = random_model(FAMILIES["smollm2-tied"])
+    model = stored(module, tmp_path, torch.bfloat16)
+    before = model.forward(tokens(5), model.new_cache(5))
+    file_of(tmp_path).unlink()
+    assert torch.equal(model.forward(tokens(5), model.new_cache(5)), before)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
+def test_beyond_the_window_is_an_error_and_leaves_no_trace(name, tmp_path):
+    module = random_model(FAMILIES[name])
+    model, ids = stored(module, tmp_path), tokens(33)
+    cache = model.new_cache(64)
+    assert difference(model.forward(ids[:, :32], cache), module(ids[:, :32], use_cache=False).logits) <= 1e-5
+    with pytest.raises(ModelError, match="sliding window of 32"):
+        model.forward(ids[:, 32:], cache)
+    assert cache.length == 32
+
+
+def test_window_that_is_switched_off(tmp_path):
+    module = random_model(transformers.Qwen2Config(**SMALL, use_sliding_window=False, sliding_window=16))
+    check_interface(stored(module, tmp_path), module, tokens(40))
+
+
+def test_bad_ids(tmp_path):
+    native = stored(random_model(FAMILIES["tinyllama"]), tmp_path)
+    for model in (native, TransformersLM(random_model(OTHERS["gpt2"]))):
+        for ids in (torch.tensor([[3, V]]), torch.tensor([[-1]]), torch.empty(1, 0, dtype=torch.long), torch.tensor([3])):
+            cache = model.new_cache(8)
+            with pytest.raises(InputError, match="Token ids"):
+                model.forward(ids, cache)
+            assert cache.length == 0
+
+
+def test_full_cache_and_end_of_positions(tmp_path):
+    native, wrapped = stored(random_model(FAMILIES["tinyllama"]), tmp_path), TransformersLM(random_model(OTHERS["gpt2"]))
+    for model in (native, wrapped):
+        with pytest.raises(CacheFullError):
+            model.forward(tokens(9), model.new_cache(8))
+    with pytest.raises(ModelError, match="end at 64"):
+        wrapped.forward(tokens(65), wrapped.new_cache(80))
+
+
+def test_longrope_ends_where_its_frequencies_change():
+    model = TransformersLM(random_model(LOOKALIKES["longrope"]))
+    assert model.context_length == 32
+    with pytest.raises(ModelError, match="end at 32"):
+        model.forward(tokens(33), model.new_cache(40))
+
+
+def test_skip(tmp_path):
+    module = random_model(FAMILIES["tinyllama"])
+    model, ids = stored(module, tmp_path), tokens(24)
+    light = model.skip([1])
+    assert light.layers[0] is model.layers[0] and len(model.layers) == 3
+    del module.model.layers[1]
+    module.config.num_hidden_layers = 2
+    for i, layer in enumerate(module.model.layers): layer.self_attn.layer_idx = i
+    check_interface(light, module, ids)
+    for wrong in (range(3), [3], [-1]):
+        with pytest.raises(InputError, match="Layers to skip"):
+            model.skip(wrong)
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 16, 17])
+def test_mask_and_fold(T):
+    "In bfloat16 a few tokens are folded, in float32 never; the mask is the shifted triangle, once per folded head."
+    for dtype in (torch.bfloat16, torch.float32):
+        for start in (0, 7):
+            where = positions(torch.ones(4), 1.0, start, T, 3, dtype)
+            assert where.fold == (3 if dtype == torch.bfloat16 and T <= 16 else 1)
+            triangle = torch.ones(T, start + T, dtype=torch.bool).tril(start).repeat(where.fold, 1)
+            if where.mask is None: assert T == 1 or start == 0
+            else: assert torch.equal(where.mask == 0, triangle) and torch.equal(where.mask == float("-inf"), ~triangle)
+
+
+def test_linear_is_close_to_plain_in_bfloat16():
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(48, 32).bfloat16(), torch.randn(48).bfloat16(), torch.randn(2, 5, 32).bfloat16()
+    for b in (None, bias):
+        assert difference(Linear(weight, b)(x), torch.nn.functional.linear(x.float(), weight.float(), None if b is None else b.float())) <= 0.01
+
+
+def test_default_model_equals_transformers():
+    "The whole text and pieces with rollbacks, float32; the notebook shows that the first difference is exactly 0 on our machine."
+    folder = fetch()
+    reference, model = load_transformers(folder, CPU, torch.float32), load_model(folder, CPU, torch.float32)
+    ids = torch.randint(1000, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        output = reference(ids, output_hidden_states=True)
+    logits, features = model.forward(ids, model.new_cache(40), layers=(7, 18, 30))
+    assert difference(logits, output.logits) <= 1e-5
+    assert difference(features, torch.cat([output.hidden_states[i] for i in (7, 18, 30)], -1)) <= 1e-5
+    assert difference(in_pieces(model, ids, [20, 1, 1, 6, 12]), output.logits) <= 1e-5
