@@ -8,11 +8,11 @@ NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
 .PHONY: demo test setup model check notebooks docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
-	$(BIN)/specdec compare "Explain in three sentences why the sky is blue, then repeat the three sentences."
+	$(BIN)/specdec compare "List the days of the week in a Python list, then print each with a for loop."
 
 test: setup model check     ## everything that must hold before a commit lands
 	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/nbdev_test --n_workers 2 --timing
-	$(QUIET) $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest
 
 check:                      ## notebooks, package, README and site agree
 	$(BIN)/python tools/check_export.py

@@ -10,6 +10,7 @@ __all__ = ['GenerationResult', 'InputError', 'ModelError', 'NumericalError', 'Sp
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# %% ../nbs/19_package.ipynb #6f5107f3
 if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.core import GenerationResult, InputError, ModelError, NumericalError, SpecdecError
     from specdec.models import prompts

@@ -91,7 +91,7 @@ Stop = Annotated[Optional[list[str]], _option("Decoding", "--stop", metavar="TEX
 Temperature = Annotated[float, _option("Sampling", "--temperature", min=0, help="0 always takes the likeliest token.")]
 TopK = Annotated[Optional[int], _option("Sampling", "--top-k", min=1, show_default=False, help="Sample among this many likeliest tokens.")]
 TopP = Annotated[Optional[float], _option("Sampling", "--top-p", min=0, max=1, show_default=False, help="Sample among the likeliest tokens that together reach this probability.")]
-Seed = Annotated[Optional[int], _option("Sampling", "--seed", show_default=False, help="The same seed gives the same text. Without it each run takes a fresh one, and --json tells which.")]
+Seed = Annotated[Optional[int], _option("Sampling", "--seed", show_default=False, help="The same seed, the same text; else a fresh one, which --json tells.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 # %% ../nbs/18_cli.ipynb #9658d33a

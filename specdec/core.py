@@ -9,7 +9,6 @@ __all__ = ['FATE_STYLES', 'FATE_MEANINGS', 'SpecdecError', 'InputError', 'ModelE
 
 # %% ../nbs/00_core.ipynb #1f6208f0
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,10 +113,13 @@ def peak_memory_mb(device: str | torch.device = "cpu") -> float: # MB (10⁶ byt
     "Peak memory so far: the allocator's peak on CUDA, the process's peak resident set elsewhere."
     device = torch.device(device)
     if device.type == "cuda": return torch.cuda.max_memory_allocated(device) / 1e6
+    try:
+        with open("/proc/self/status") as lines:  # Linux, whose getrusage would start from the parent's peak
+            return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration): pass
     try: import resource
     except ImportError: return 0.0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # bytes on macOS
 
 # %% ../nbs/00_core.ipynb #2697d168
 @dataclass

@@ -72,9 +72,9 @@ def cache_home() -> Path:
 
 def sha256(path: Path) -> str: # hexadecimal
     "SHA-256 of a file's bytes."
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20): digest.update(chunk)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 18))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer): digest.update(buffer[:size])
     return digest.hexdigest()
 
 # %% ../nbs/01_models.ipynb #2bdc5541
@@ -268,9 +268,11 @@ def load_tokenizer(folder: Path):
 def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
     "The model as a transformers module, in evaluation mode; safetensors only, no remote code; raises `ModelError` if it can't be loaded."
     from transformers import AutoModelForCausalLM
-    try: model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    try: model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
     except Exception as error:  # many kinds, by what is missing or damaged
         raise ModelError(f"The model in {folder} can't be loaded ({type(error).__name__}: {str(error).splitlines()[0]}).") from error
+    if found["missing_keys"]:  # transformers would go on with random numbers in their place
+        raise ModelError(f"The model in {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}, … Its checkpoint is not of the architecture that config.json names.")
     return model.to(device).eval()
 
 # %% ../nbs/01_models.ipynb #d00ff84e

@@ -28,9 +28,9 @@ def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     folder = find_model(name)
+    tokenizer = load_tokenizer(folder)  # first: what it needs while loading is free again for the weights
     model = load_model(folder, device, dtype)
-    model.name, model.tokenizer = name, load_tokenizer(folder)
-    model.eos_ids = end_tokens(folder, model.tokenizer)
+    model.name, model.tokenizer, model.eos_ids = name, tokenizer, end_tokens(folder, tokenizer)
     return model
 
 def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids

@@ -58,14 +58,17 @@ def head_size(config) -> int: # numbers per head
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 def rope_frequencies(config, # a transformers config
+                     device: torch.device = torch.device("cpu"),
                     ) -> tuple[Tensor, float]: # radians per position [rotary_dim / 2], scale of cos and sin
     "Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the checkpoint's config says."
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         dim = int(head_size(config) * rope.get("partial_rotary_factor", 1.0))  # Phi-3: the other numbers don't turn
-        return 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim), 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+        frequencies, scale = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim), 1.0
+    else:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+    return frequencies.to(device), scale
 
 # %% ../nbs/04_transformer.ipynb #3653ab62
 def rotate(x: Tensor,   # [B, T, heads, head_dim]
@@ -296,8 +299,7 @@ class Llama:
         self.embed, self.head = read_vocabulary(config, tensor)
         self.layers = [Layer(config, tensor, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.norm = tensor("model.norm.weight", config.hidden_size)
-        frequencies, self.rope_scale = rope_frequencies(config)
-        self.frequencies = frequencies.to(self.device)
+        self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         tensor.check_all_read()
 
     def new_cache(self, capacity: int) -> KVCache:

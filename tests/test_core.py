@@ -176,7 +176,9 @@ def test_peak_memory_counts_in_megabytes():
     del block
 
 def test_core_imports_where_the_system_has_no_resource_module():
-    code = "import sys; sys.modules['resource'] = None; from specdec.core import peak_memory_mb; assert peak_memory_mb() == 0.0"
+    code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.core import peak_memory_mb\n"
+            "def nothing(*args, **kwargs): raise OSError\n"
+            "builtins.open = nothing; assert peak_memory_mb() == 0.0")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
