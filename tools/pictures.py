@@ -76,10 +76,11 @@ def draw_round(context: list[str], draft: list[str], accepted: int, target: str)
 def imports() -> dict[str, set[str]]:
     "Which modules of the package each module imports; the order is the notebooks'."
     names = [re.sub(r"^\d\d_", "", path.stem) for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))]
+    names.remove("package")  # __init__: what `import specdec` gives
     found = {}
     for name in names:
         tree = ast.parse((ROOT / "specdec" / f"{name}.py").read_text(encoding="utf-8"))
-        used = {node.module.split(".")[-1] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level}
+        used = {node.module.split(".")[-1] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("specdec."))}
         found[name] = used & set(names)
     return found
 
