@@ -15,6 +15,7 @@ from .core import InputError, SpecdecError, check
 class CacheFullError(SpecdecError):
     "An append that does not fit; nothing was written."
 
+# %% ../nbs/03_kvcache.ipynb #7521b3f4
 class KVCache:
     """Keys and values of every layer, in buffers of a fixed capacity; the first append of a layer allocates its buffer. All
     sequences of a batch have the same length."""

@@ -296,7 +296,9 @@ def test_fetch_says_what_is_there():
 # Signals
 
 def start(*words: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "specdec", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN)
+    "A real process that hears Ctrl-C, also where the test run itself was started in the background and so ignores it."
+    return subprocess.Popen([sys.executable, "-m", "specdec", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
 
 
 def test_interrupt_keeps_the_text_and_exits_with_130():
