@@ -8,7 +8,7 @@ NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
 .PHONY: demo test setup model check notebooks docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
-	$(BIN)/specdec compare "List the days of the week in a Python list, then print each with a for loop."
+	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
 test: setup model check     ## everything that must hold before a commit lands
 	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/nbdev_test --n_workers 2 --timing

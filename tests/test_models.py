@@ -245,12 +245,12 @@ def tiny_gguf(tmp_path_factory):
     "A Llama with two layers and a byte-level tokenizer, random weights; the tensors by their GGUF names beside it."
     from gguf import GGUFWriter
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    tokens = ["<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab"]
+    tokens = ["<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab", "cd"]
     generator, (d, layers, heads, m) = np.random.default_rng(0), (64, 2, 4, 96)
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(64); writer.add_embedding_length(d); writer.add_block_count(layers); writer.add_feed_forward_length(m)
     writer.add_head_count(heads); writer.add_head_count_kv(heads); writer.add_layer_norm_rms_eps(1e-5); writer.add_rope_freq_base(10000.); writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2"); writer.add_token_list(tokens); writer.add_token_types([3] + [1] * (len(tokens) - 1)); writer.add_token_merges(["a b"])
+    writer.add_tokenizer_model("gpt2"); writer.add_token_list(tokens); writer.add_token_types([3] + [1] * (len(tokens) - 1)); writer.add_token_merges(["a b", "c d"])  # of a single one, transformers 5.17 makes a text
     writer.add_bos_token_id(0); writer.add_eos_token_id(0)
     shapes = {"token_embd": (len(tokens), d), "output_norm": (d,)}
     for i in range(layers):
