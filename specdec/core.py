@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['FATE_STYLES', 'FATE_MEANINGS', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError', 'check', 'Source',
-           'TorchSource', 'PhaseTimer', 'peak_memory_mb', 'Round', 'RoundStatistics', 'GenerationResult', 'summary',
-           'result_from_json', 'fates', 'fate_span', 'fates_html']
+           'Enumerator', 'exact_law', 'TorchSource', 'PhaseTimer', 'peak_memory_mb', 'Round', 'RoundStatistics',
+           'GenerationResult', 'summary', 'result_from_json', 'fates', 'fate_span', 'fates_html']
 
 # %% ../nbs/00_core.ipynb #1f6208f0
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from html import escape
 from typing import Protocol, get_args, get_origin, get_type_hints
 
@@ -45,6 +46,45 @@ class Source(Protocol):
     "Where the package gets its randomness: two kinds of draw, and nothing else."
     def bernoulli(self, prob) -> bool: "True with probability `prob` (in [0, 1])."
     def categorical(self, weights) -> int: "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
+
+# %% ../nbs/00_core.ipynb #a26241a5
+class Enumerator:
+    "A source that isn't random: follows a path of choices, then the first possible choice each time. Raises `NumericalError` for numbers that are no distribution."
+    def __init__(self, path: tuple[int, ...] = ()): # the choices to begin with
+        self.path, self.step = tuple(path), 0
+        self.weight = Fraction(1)                   # the exact probability of what was chosen so far
+        self.open: list[tuple[int, ...]] = []       # the paths that were not taken
+
+    def categorical(self, weights) -> int:
+        "The next choice on the path."
+        exact = [Fraction(w) for w in (weights.tolist() if hasattr(weights, "tolist") else weights)]
+        total = sum(exact)
+        if total <= 0 or min(exact) < 0: raise NumericalError(f"Weights to draw from must not be negative and must have a positive sum, not {[str(w) for w in exact]}.")
+        if self.step == len(self.path):
+            first, *others = [i for i, w in enumerate(exact) if w]
+            self.open += [(*self.path, other) for other in others]
+            self.path += (first,)
+        choice = self.path[self.step]
+        self.step += 1
+        self.weight *= exact[choice] / total
+        return choice
+
+    def bernoulli(self, prob) -> bool:
+        "Both ways, unless one is impossible."
+        prob = Fraction(prob.item() if isinstance(prob, Tensor) else prob)
+        return self.categorical([1 - prob, prob]) == 1
+
+# %% ../nbs/00_core.ipynb #6db22f67
+def exact_law(program: Callable[[Source], Hashable], # draws only through the source it is given
+             ) -> dict[Hashable, Fraction]: # outcome → probability; they sum to 1
+    "The exact distribution of what `program(source)` returns: every branch is walked, so their number must be finite and not too large."
+    law, to_do = {}, [()]
+    while to_do:
+        source = Enumerator(to_do.pop())
+        outcome = program(source)
+        law[outcome] = law.get(outcome, 0) + source.weight
+        to_do += source.open
+    return law
 
 # %% ../nbs/00_core.ipynb #bf351a72
 class TorchSource:
