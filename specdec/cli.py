@@ -7,7 +7,8 @@ __all__ = ['HELP', 'app', 'bench', 'PromptText', 'PairName', 'Device', 'Dtype', 
            'MaxNewTokens', 'Stop', 'Temperature', 'TopK', 'TopP', 'Seed', 'AsJson', 'REBUILD', 'WARM_UP', 'ExitCode',
            'Commands', 'Method', 'read_prompt', 'read_settings', 'or_rebuild', 'announce_conversion', 'open_pair',
            'say', 'generate', 'first_difference', 'near_tie', 'comparison', 'verdict', 'print_table', 'comparison_rows',
-           'decode_both', 'compare', 'pairs', 'fetch', 'peers', 'main']
+           'decode_both', 'compare', 'pairs', 'fetch', 'prove_lines', 'prove_mutant', 'prove_everything', 'proven_rows',
+           'mutant_rows', 'prove', 'peers', 'main']
 
 # %% ../nbs/18_cli.ipynb #ee565d69
 import json
@@ -26,7 +27,7 @@ from typer.core import TyperGroup
 class ExitCode(IntEnum):
     "What the shell hears when a command ends."
     DONE = 0
-    UNEXPECTED = 1     # a bug: there is a traceback
+    UNEXPECTED = 1     # a bug: there is a traceback, or a proof that failed
     BAD_INPUT = 2      # one line on standard error says what to change
     INTERRUPTED = 130  # Ctrl-C; what there was by then has been printed
 
@@ -321,6 +322,79 @@ def fetch(rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw away wh
     size = sum(f.stat().st_size for f in folder.iterdir())
     if as_json: typer.echo(json.dumps({"model": "smollm2", "folder": str(folder), "bytes": size, "digest": digest}))
     else: typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
+
+# %% ../nbs/18_cli.ipynb #f0e55519
+def prove_lines(): # iterator of specdec.proof.Proven
+    "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
+    from specdec.proof import prove_loop, prove_rule
+    from specdec.rejection import speculative_sampling
+    from specdec.rules import sample_and_match
+    from specdec.speculative import ModelDrafter, NGramDrafter, speculate
+    for rule in (speculative_sampling, sample_and_match): yield from prove_rule(rule)
+    yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
+
+def prove_mutant(broken) -> dict: # a specdec.gallery.Broken
+    "Whether a broken decoder is caught, and by what."
+    from specdec.gallery import evidence
+    from specdec.proof import Proven
+    from specdec.speculative import ModelDrafter, speculate
+    found = evidence(broken, speculate, ModelDrafter)
+    case = {"K": found.K, "V": found.V, "error": str(found.error)} if isinstance(found, Proven) else {}
+    raised = type(found).__name__ if isinstance(found, Exception) else None
+    return {"name": broken.name, "does": broken.does, "seen": broken.seen, "caught": found is not None, "raised": raised, **case}
+
+def prove_everything() -> dict:
+    "What `specdec prove --json` prints; errors are fractions, as text."
+    import time
+
+    from tqdm import tqdm
+
+    from specdec.gallery import GALLERY
+    start = time.perf_counter()
+    def progress(items, what: str): return tqdm(items, desc=what, unit="", leave=False, disable=None, file=sys.stderr)
+    lines = [asdict(line) | {"error": str(line.error)} for line in progress(prove_lines(), "laws")]
+    mutants = [prove_mutant(broken) for broken in progress(GALLERY, "broken decoders")]
+    holds = all(line["error"] == "0" for line in lines) and all(mutant["caught"] for mutant in mutants)
+    return {"holds": holds, "seconds": time.perf_counter() - start, "lines": lines, "mutants": mutants}
+
+# %% ../nbs/18_cli.ipynb #f543b85b
+def proven_rows(lines: list[dict]) -> list[list[str]]: # rule or loop, K, vocabulary, cases, sequences, largest error
+    "The upper table of `specdec prove`."
+    from fractions import Fraction
+    groups = {}
+    for line in lines: groups.setdefault((line["what"], line["K"], line["V"]), []).append(line)
+    return [[what, str(K), str(V), str(len(group)), str(sum(line["texts"] for line in group)), str(max(Fraction(line["error"]) for line in group))]
+            for (what, K, V), group in groups.items()]
+
+def mutant_rows(mutants: list[dict]) -> list[list[str]]: # name, where it was seen, the first case that shows it, the error there
+    "The lower table."
+    from fractions import Fraction
+    def error(mutant: dict) -> str: return f"{float(Fraction(mutant['error'])):.2g}" if mutant.get("error") else mutant["raised"] or "not caught"
+    def case(mutant: dict) -> str: return f"K = {mutant['K']}, V = {mutant['V']}" if mutant.get("K") else ""
+    return [[mutant["name"], mutant["seen"], case(mutant), error(mutant)] for mutant in mutants]
+
+# %% ../nbs/18_cli.ipynb #00a3626c
+@app.command()
+def prove(as_json: AsJson = False) -> None:
+    """Prove by exact enumeration that the rules and the loop are lossless, and that broken decoders are caught.
+
+    Every branch of the production code is walked with its exact weight, in fractions. Exit code 1 if any law differs from the target's, or if
+    a broken decoder gets through.
+
+    Examples:
+
+    specdec prove
+
+    specdec prove --json | python -m json.tool"""
+    found = prove_everything()
+    if as_json: typer.echo(json.dumps(found, indent=1))
+    else:
+        print_table(["rule or loop", "K", "vocabulary", "cases", "sequences", "exact error"], proven_rows(found["lines"]))
+        print_table(["broken decoder", "seen in", "first shows at", "distance"], mutant_rows(found["mutants"]))
+        caught = sum(mutant["caught"] for mutant in found["mutants"])
+        typer.echo(f"{len(found['lines'])} laws compared, {sum(line['error'] != '0' for line in found['lines'])} differ. "
+                   f"{caught} of {len(found['mutants'])} broken decoders caught. {found['seconds']:.0f} s.")
+    if not found["holds"]: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/18_cli.ipynb #16c31295
 @bench.command()

@@ -222,7 +222,7 @@ class GenerationResult(RoundStatistics):
     generated_ids: list[int]            # the first comes from the prompt's forward, the others from `rounds`
     text: str                           # without special tokens and without the stop string
     finish_reason: str                  # "eos", "stop", "length", "context" or "interrupted"
-    method: str                         # "speculative" or "plain"
+    method: str                         # "speculative", "lossy speculative" or "plain"
     rounds: list[Round]                 # everything after the first token
     per_token_latencies: list[float]    # s; the first token's includes the prompt; a round's time is shared evenly among its tokens
     time_to_first_token: float          # s
@@ -238,7 +238,9 @@ class GenerationResult(RoundStatistics):
     @property
     def num_tokens(self) -> int: return len(self.generated_ids)
     @property
-    def is_speculative(self) -> bool: return self.method == "speculative"
+    def is_speculative(self) -> bool: return self.method in ("speculative", "lossy speculative")
+    @property
+    def is_lossless(self) -> bool: return self.method in ("speculative", "plain")  # its rule does not call itself lossy
     @property
     def num_speculation_rounds(self) -> int: return len(self.rounds) if self.is_speculative else 0
     @property

@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+from fractions import Fraction
 from functools import lru_cache
 
 import pytest
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, core, models, pairs
+from specdec import cli, core, gallery, models, pairs
 from specdec.cli import ExitCode, app
+from specdec.proof import prove_rule
+from specdec.rejection import speculative_sampling
 
 QUESTION = "What is the capital of France?"
 PLAIN = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")}
@@ -43,7 +46,7 @@ def no_model(monkeypatch):
 
 # Help
 
-COMMANDS = [[], ["generate"], ["compare"], ["pairs"], ["fetch"], ["bench"], ["bench", "peers"]]
+COMMANDS = [[], ["generate"], ["compare"], ["pairs"], ["fetch"], ["prove"], ["bench"], ["bench", "peers"]]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -291,6 +294,48 @@ def test_fetch_says_what_is_there():
     found = json.loads(run("fetch", "--json").stdout)
     assert found["model"] == "smollm2" and found["folder"] == str(models.fetch()) and found["digest"] == models.check_folder(models.fetch())
     assert "ready" in run("fetch").stdout
+
+
+# prove
+
+def test_prove_covers_every_size_and_finds_no_error(no_model):
+    found = run("prove", "--json")
+    report = json.loads(found.stdout)
+    assert found.exit_code == ExitCode.DONE and report["holds"] is True
+    sizes = {(line["K"], line["V"]) for line in report["lines"]}
+    for what in {line["what"] for line in report["lines"]}: assert {(line["K"], line["V"]) for line in report["lines"] if line["what"] == what} == sizes
+    assert sizes == {(K, V) for K in (1, 2, 3, 4) for V in (2, 3, 4)} and {line["error"] for line in report["lines"]} == {"0"}
+    assert {line["what"] for line in report["lines"]} > {"speculative_sampling", "sample_and_match", "speculate, ModelDrafter", "speculate, NGramDrafter"}
+    assert len(report["mutants"]) >= 15 and all(mutant["caught"] for mutant in report["mutants"])
+    assert all(mutant["raised"] or Fraction(mutant["error"]) > 0 for mutant in report["mutants"])
+
+
+@pytest.fixture
+def short_proof(monkeypatch):
+    "Few laws and few mutants; a list of rules that the test may change."
+    rules = [speculative_sampling]
+    monkeypatch.setattr(cli, "prove_lines", lambda: (line for rule in rules for line in prove_rule(rule, seeds=1, sizes=[(1, 2), (2, 3)])))
+    monkeypatch.setattr(gallery, "GALLERY", gallery.GALLERY[:2])
+    return rules
+
+
+def test_prove_shows_a_table(short_proof):
+    found = run("prove")
+    assert found.exit_code == ExitCode.DONE and "speculative_sampling" in found.stdout and "2 of 2 broken decoders caught" in found.stdout
+    assert all(broken.name in found.stdout for broken in gallery.GALLERY)
+
+
+def test_prove_fails_if_a_law_differs(short_proof):
+    short_proof.append(gallery.GALLERY[0].verify)
+    assert run("prove").exit_code == ExitCode.UNEXPECTED
+    found = run("prove", "--json")
+    assert found.exit_code == ExitCode.UNEXPECTED and json.loads(found.stdout)["holds"] is False
+
+
+def test_prove_fails_if_a_broken_decoder_gets_through(short_proof, monkeypatch):
+    monkeypatch.setattr(gallery, "GALLERY", [gallery.Broken("not broken at all", "Everything right.", "our own")])
+    found = run("prove")
+    assert found.exit_code == ExitCode.UNEXPECTED and "not caught" in found.stdout and "0 of 1 broken decoders caught" in found.stdout
 
 
 # Signals

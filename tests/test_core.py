@@ -223,6 +223,13 @@ def test_derived_figures_are_complete():
     plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])])
     assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and plain.tokens_per_step == 1
 
+def test_a_lossy_result_says_so_first():
+    lossless, lossy, plain, unknown = (example(method=method) for method in ("speculative", "lossy speculative", "plain", "something else"))
+    assert [r.is_lossless for r in (lossless, lossy, plain, unknown)] == [True, False, True, False]
+    assert [r.is_speculative for r in (lossless, lossy, plain, unknown)] == [True, True, False, False]
+    assert lossy.summary() == "lossy " + lossless.summary() and lossy.num_speculation_rounds == 1
+    assert "lossy" in lossy._repr_html_() and GenerationResult.from_json(lossy.to_json()) == lossy
+
 def test_a_result_without_tokens_has_figures_too():
     r = example(generated_ids=[], rounds=[], per_token_latencies=[], total_time=0., text="", token_text={})
     assert (r.tokens_per_second, r.latency_p99, r.alpha) == (0, 0, 0)

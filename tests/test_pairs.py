@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 from specdec.core import GenerationResult, InputError, NumericalError
 from specdec.models import fetch, load_tokenizer
 from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_pair
+from specdec.rejection import greedy_match, speculative_sampling
 from specdec.speculative import ModelDrafter, NGramDrafter
 from specdec.transformer import TransformersLM
 from test_speculative import Failing, Untouchable, greedy, tiny
@@ -141,6 +142,36 @@ def test_settings_are_recorded():
     assert result.settings == dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop=["zzzz"])
 
 
+# Other verify rules
+
+def believer(p, q, tokens, source): return len(tokens), source.categorical(p[len(tokens)])
+
+class Believer:
+    "A rule that is an object with parameters, and lossy."
+    lossy = True
+    def __call__(self, p, q, tokens, source): return believer(p, q, tokens, source)
+    def __str__(self): return "Believer(0.5)"
+
+def test_a_lossy_rule_is_told_in_the_result():
+    result = Pair(talker(), talker().skip([1])).generate("Hello", K=3, temperature=1.0, max_new_tokens=13, seed=1, verify=Believer())
+    assert (result.method, result.is_speculative, result.is_lossless, result.settings["verify"]) == ("lossy speculative", True, False, "Believer(0.5)")
+    assert result.acceptance_rate == 1 and result.num_speculation_rounds == 3 and result.summary().startswith("lossy speculative: ")
+    assert "acceptance rate 1.00" in result.summary() and "lossy" in result._repr_html_()
+    consistent(result)
+
+@pytest.mark.parametrize("temperature, rule", [(0.0, greedy_match), (0.0, speculative_sampling), (1.0, speculative_sampling)])
+def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
+    pair = Pair(talker(), talker().skip([1]))
+    given, default = (pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=v) for v in (rule, None))
+    assert given.generated_ids == default.generated_ids and given.settings.pop("verify") == rule.__name__ and given.settings == default.settings
+    assert given.method == default.method == "speculative" and given.is_lossless and given.summary().startswith("speculative: ")
+    believed = pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=believer)  # the rule that is given is the one that runs
+    assert believed.generated_ids != given.generated_ids and believed.acceptance_rate == 1
+
+def test_plain_decoding_is_lossless():
+    assert Pair(talker()).generate("Hello", max_new_tokens=3, method="plain").is_lossless
+
+
 # Interrupts
 
 @pytest.mark.parametrize("after", [1, 2, 5])
@@ -200,7 +231,8 @@ def test_interrupt_while_text_is_decoded():
     (dict(prompt=""), "empty"), (dict(prompt=[]), "empty"), (dict(prompt=None), "not NoneType"), (dict(prompt=[24]), "outside"), (dict(prompt=[1] * 16), "nothing could be added"),
     (dict(K=0), "K, the number"), (dict(temperature=-0.1), "temperature"), (dict(temperature=float("nan")), "temperature"), (dict(top_k=0), "top_k"), (dict(top_p=0), "top_p"), (dict(top_p=1.1), "top_p"),
     (dict(max_new_tokens=0), "max_new_tokens"), (dict(seed="x"), "seed"), (dict(stop=""), "not empty"), (dict(stop=[3]), "Stop strings"), (dict(stop=7), "Stop strings"),
-    (dict(stream=3), "stream must be"), (dict(method="magic"), "speculative or plain")])
+    (dict(stream=3), "stream must be"), (dict(method="magic"), "speculative or plain"),
+    (dict(verify="strict"), "verify must be a function"), (dict(verify=Believer), "verify must be a function"), (dict(verify=believer, method="plain"), "nothing to verify")])
 def test_wrong_arguments_are_told_before_any_work(change, words):
     target = Untouchable()
     target.tokenizer = TOKENIZER

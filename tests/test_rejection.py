@@ -10,39 +10,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chi2, ncx2
 
-from specdec.core import InputError, TorchSource
+from specdec.core import InputError, TorchSource, exact_law
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 
 # --- Exact laws -------------------------------------------------------------------------------------------------------
-
-class Branch:
-    "A source that follows one path of decisions through a program, and notes the paths that leave it."
-    def __init__(self, path): self.path, self.step, self.weight, self.others = path, 0, Fraction(1), []
-
-    def categorical(self, weights):
-        if self.step == len(self.path):
-            first, *rest = [i for i, w in enumerate(weights) if w > 0]
-            self.others += [self.path + [i] for i in rest]
-            self.path = self.path + [first]
-        choice = self.path[self.step]
-        self.step += 1
-        self.weight *= Fraction(weights[choice]) / sum(map(Fraction, weights))
-        return choice
-
-    def bernoulli(self, prob): return self.categorical([1 - prob, prob]) == 1
-
-
-def law(program):
-    "Outcome → exact probability of what `program(source)` returns."
-    total, open_paths = {}, [[]]
-    while open_paths:
-        source = Branch(open_paths.pop())
-        outcome = program(source)
-        total[outcome] = total.get(outcome, 0) + source.weight
-        open_paths += source.others
-    return total
-
 
 class Language:
     "A target p and a draft q with a row of their own for every context, and a sure guess (for delta drafts) for each context."
@@ -72,7 +44,7 @@ class Language:
         while len(text) < length: text.append(source.categorical(self.p[tuple(text)]))
         return tuple(text[:length])
 
-    def target_law(self, length): return law(lambda source: self.write(None, [], length, source, True))
+    def target_law(self, length): return exact_law(lambda source: self.write(None, [], length, source, True))
 
 
 def fractions(weights): return np.array([Fraction(w, sum(weights)) for w in weights], dtype=object)
@@ -95,7 +67,7 @@ def languages(draw, V, depth):
 
 def is_lossless(language, rule, Ks, length, sampled):
     "The check: the exact joint law of the text equals the target's."
-    return law(lambda source: language.write(rule, Ks, length, source, sampled)) == language.target_law(length)
+    return exact_law(lambda source: language.write(rule, Ks, length, source, sampled)) == language.target_law(length)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -307,8 +279,8 @@ def test_no_token_id_is_special(case, random):
     random.shuffle(new)             # token i is now called new[i]
     old = np.argsort(new)
     for rows, renamed in ((q, q[:, old]), (None, None)):
-        before = law(lambda source: speculative_sampling(p, rows, tokens, source))
-        after = law(lambda source: speculative_sampling(p[:, old], renamed, [new[t] for t in tokens], source))
+        before = exact_law(lambda source: speculative_sampling(p, rows, tokens, source))
+        after = exact_law(lambda source: speculative_sampling(p[:, old], renamed, [new[t] for t in tokens], source))
         assert after == {(accepted, new[token]): w for (accepted, token), w in before.items()}
 
 
@@ -337,7 +309,7 @@ def test_greedy_match_is_speculative_sampling_of_one_hot_p(case, data):
     p = np.stack([delta(row, token) for row, token in zip(p, best)])
     expected = greedy_match(p, q, tokens, None)
     for rows in (q, None):
-        assert law(lambda source: speculative_sampling(p, rows, tokens, source)) == {expected: 1}
+        assert exact_law(lambda source: speculative_sampling(p, rows, tokens, source)) == {expected: 1}
         rows = None if rows is None else tensor(rows)
         for source in (Rejects(0), Accepts(0), TorchSource(0)):
             assert speculative_sampling(tensor(p), rows, tokens, source) == expected == greedy_match(tensor(p), rows, tokens, source)
@@ -346,9 +318,9 @@ def test_greedy_match_is_speculative_sampling_of_one_hot_p(case, data):
 def test_whole_numbers_and_empty_drafts():
     "One-hot rows of Python ints work too; with nothing drafted, one token is drawn from p."
     p = np.array([[0, 1, 0], [1, 0, 0]], dtype=object)
-    assert law(lambda source: speculative_sampling(p, None, [1], source)) == {(1, 0): 1}
-    assert law(lambda source: speculative_sampling(p, None, [2], source)) == {(0, 1): 1}
-    assert law(lambda source: speculative_sampling(p[:1], None, [], source)) == {(0, 1): 1}
+    assert exact_law(lambda source: speculative_sampling(p, None, [1], source)) == {(1, 0): 1}
+    assert exact_law(lambda source: speculative_sampling(p, None, [2], source)) == {(0, 1): 1}
+    assert exact_law(lambda source: speculative_sampling(p[:1], None, [], source)) == {(0, 1): 1}
     assert greedy_match(p, None, [1], None) == (1, 0)
 
 
@@ -371,7 +343,7 @@ def test_alpha_is_one_minus_total_variation(case):
     alpha = acceptance_probability(p, q)
     assert alpha == 1 - gap == sum(map(min, p, q)) == 1 - abs(p - q).sum() / 2
     assert alpha == 1 - (p - q).clip(min=0).sum()
-    accepts = law(lambda source: speculative_sampling(np.stack([p, p]), q[None], [source.categorical(q)], source)[0])
+    accepts = exact_law(lambda source: speculative_sampling(np.stack([p, p]), q[None], [source.categorical(q)], source)[0])
     assert accepts.get(1, 0) == alpha
     assert acceptance_probability(tensor(p), tensor(q)).item() == pytest.approx(float(alpha), abs=1e-6)
 
@@ -405,7 +377,7 @@ def round_of_three(rule, P, Q, source):
 
 
 def probabilities(rule):
-    joint = law(lambda source: round_of_three(rule, P, Q, source))
+    joint = exact_law(lambda source: round_of_three(rule, P, Q, source))
     return np.array([float(joint.get(text, 0)) for text in TEXTS])
 
 

@@ -75,7 +75,7 @@ def draw_round(context: list[str], draft: list[str], accepted: int, target: str)
 
 def imports() -> dict[str, set[str]]:
     "Which modules of the package each module imports; the order is the notebooks'."
-    names = [re.sub(r"^\d\d_", "", path.stem) for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))]
+    names = [re.sub(r"^\d\d[a-z]?_", "", path.stem) for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))]
     names.remove("package")  # __init__: what `import specdec` gives
     found = {}
     for name in names:
@@ -93,8 +93,8 @@ def draw_map(found: dict[str, set[str]]) -> str:
         x, y = at[name]
         for other in sorted(used):
             ox, oy = at[other]
-            down = ox + 4 + 9 * (names.index(name) - names.index(other))  # left of the next box
-            body.append(f'<path d="M{down} {oy + 34} V{y + 17} H{x}" fill="none" stroke="#7b8794" stroke-width="1.2"/>')
+            down = ox + 4 + 80 / len(names) * (names.index(name) - names.index(other))  # left of the next box
+            body.append(f'<path d="M{down:.1f} {oy + 34} V{y + 17} H{x}" fill="none" stroke="#7b8794" stroke-width="1.2"/>')
     for name, (x, y) in at.items(): body += box(x, y, width, name, FILL["context"])
     return svg(max(x for x, _ in at.values()) + width + 16, max(y for _, y in at.values()) + 58,
                "The modules in the order of their notebooks; every import goes from a later one to an earlier one.", body)

@@ -1,0 +1,170 @@
+"""The gallery: every broken decoder is caught by one check, right and harmless ones pass it, and its rules run on tensors too."""
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.gallery import GALLERY, Broken, evidence, greedy_softmax, drops_unlikely
+from specdec.proof import ExactModel, Language, Proven, one_round, round_error
+from specdec.rejection import residual, speculative_sampling
+from specdec.speculative import ModelDrafter, speculate
+
+BY_NAME = {broken.name: broken for broken in GALLERY}
+RULES = [broken for broken in GALLERY if broken.part == "rule"]
+
+
+def named(broken): return broken.name.replace(" ", "-")
+
+
+def found(broken, **more): return evidence(broken, speculate, ModelDrafter, **more)
+
+
+# --- The list ---------------------------------------------------------------------------------------------------------
+
+def test_names_are_unique_and_every_sighting_is_told():
+    assert len(BY_NAME) == len(GALLERY) >= 19
+    for broken in GALLERY:
+        assert broken.name and broken.does.endswith(".") and broken.seen
+        assert "facts" not in broken.seen and "://" not in broken.seen
+    assert sum(broken.seen.startswith("our own") for broken in GALLERY) >= 2
+
+
+def test_parts():
+    assert {broken.part for broken in GALLERY} == {"rule", "draft", "cache"}
+    for broken in GALLERY:  # one mistake each
+        assert (broken.verify is not speculative_sampling) + (broken.draft is not Broken("", "", "").draft) + (broken.model is not ExactModel) == 1
+
+
+# --- Caught, or left in peace -----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("broken", GALLERY, ids=named)
+def test_caught(broken):
+    line = found(broken)
+    assert isinstance(line, Exception) if broken.name == "no guard for p = q" else (isinstance(line, Proven) and 0 < line.error <= 1 and line.case == broken.name)
+
+
+def test_evidence_returns_the_error_that_was_raised():
+    assert isinstance(found(BY_NAME["no guard for p = q"]), ZeroDivisionError)
+    def nothing_to_draw_from(p, q, tokens, source): return 0, source.categorical(0 * p[0])
+    assert isinstance(found(Broken("zero", "", "", nothing_to_draw_from)), NumericalError)
+    def complains(p, q, tokens, source): raise InputError("not today")
+    assert str(found(Broken("complains", "", "", complains))) == "not today"
+
+
+def test_evidence_wants_a_seed():
+    for seeds in (0, -1, 1.5):
+        with pytest.raises(InputError, match="seeds must be"): found(GALLERY[0], seeds=seeds)
+
+
+@pytest.mark.parametrize("seeds", [1, 20, 40])
+def test_right_one_passes(seeds): assert found(Broken("right", "", ""), seeds=seeds) is None
+
+
+def test_right_loop_passes():  # the path that broken caches take
+    class Subclassed(ExactModel): pass
+    assert Broken("right", "", "", model=Subclassed).part == "cache"
+    assert found(Broken("right", "", "", model=Subclassed), seeds=1) is None
+
+
+def match(p, q, tokens, source):
+    for i, token in enumerate(tokens):
+        own = source.categorical(p[i])
+        if own != token: return i, own
+    return len(tokens), source.categorical(p[len(tokens)])
+
+
+def no_bonus(p, q, tokens, source):
+    accepted, following = speculative_sampling(p, q, tokens, source)
+    return (accepted, following) if accepted < len(tokens) else (accepted - 1, tokens[-1])
+
+
+def block(p, q, tokens, source):
+    K, weight, kept = len(tokens), 1, (0, 1)
+    for i, token in enumerate(tokens, 1):
+        weight = min(weight * p[i - 1][token] / q[i - 1][token], 1)
+        more = (weight * p[i] - q[i]).clip(min=0).sum() if i < K else 0
+        if source.bernoulli(weight if i == K or weight == 1 else more / (more + 1 - weight)): kept = i, weight
+    n, weight = kept
+    return n, source.categorical(p[n] if n == K else residual(weight * p[n], q[n]))
+
+
+@pytest.mark.parametrize("harmless", [Broken("no bonus", "", "", no_bonus), Broken("match", "", "", match), Broken("match, greedy", "", "", match, greedy_softmax),
+                                      Broken("match, thrown away", "", "", match, drops_unlikely), Broken("block", "", "", block)], ids=named)
+def test_harmless_ones_pass(harmless): assert found(harmless) is None
+
+
+# --- Where they show --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["one number a round", "one verdict for the draft", "half of block verification"])
+def test_needs_two_draft_tokens(name):
+    assert found(BY_NAME[name]).K == 2
+    for seed in range(40):  # one draft token never shows it
+        assert round_error(BY_NAME[name].verify, Language(3, f"p{seed}"), Language(3, f"q{seed}"), 1, 3, "").error == 0
+
+
+@pytest.mark.parametrize("name", ["one number for verdict and replacement", "one number for draft and replacement"])
+def test_needs_three_tokens(name):
+    assert found(BY_NAME[name]).V == 3
+    for seed in range(20):
+        assert round_error(BY_NAME[name].verify, Language(2, f"p{seed}"), Language(2, f"q{seed}"), 2, 2, "").error == 0
+
+
+def test_known_distances():
+    half = Fraction(1, 2)
+    p, q = np.array([half, half], dtype=object), np.array([Fraction(1), Fraction(0)], dtype=object)
+    def said(broken): return exact_law(lambda source: one_round(broken.verify, lambda text: p, lambda text: q, 1, source, broken.draft)[0])
+    assert said(BY_NAME["resample from p"]) == {0: Fraction(3, 4), 1: Fraction(1, 4)}
+    assert said(BY_NAME["accept everything"]) == {0: 1}
+    epsilon = Fraction(1, 10 ** 9)
+    assert said(BY_NAME["epsilon in the residual"])[0] == half + half * epsilon / (half + 2 * epsilon)
+    # a draft that always says 0 and reports (.8, .2): 0 is kept with .6 / .8, and the residual is all on 1; so (.6, .4) becomes (.75, .25)
+    p, q = (np.array([Fraction(a, 10), Fraction(10 - a, 10)], dtype=object) for a in (6, 8))
+    assert said(BY_NAME["greedy draft, softmax q"]) == {0: Fraction(3, 4), 1: Fraction(1, 4)}
+    # q = (.6, .4), p = (.5, .5) gives (.7, .3) if the unlikely one is thrown away
+    p, q = (np.array([Fraction(a, 10), Fraction(10 - a, 10)], dtype=object) for a in (5, 6))
+    law = exact_law(lambda source: one_round(speculative_sampling, lambda text: p, lambda text: q, 1, source, drops_unlikely)[0])
+    assert law == {0: Fraction(7, 10), 1: Fraction(3, 10)}
+
+
+def test_a_forbidden_token_passes_less_or_equal():
+    p, q = np.array([[Fraction(1), Fraction(0)]] * 2, dtype=object), np.array([[Fraction(1, 2)] * 2], dtype=object)
+    law = exact_law(lambda source: BY_NAME["less or equal"].verify(p, q, [1], source)[0])
+    assert law == {1: Fraction(1, 2 ** 24), 0: 1 - Fraction(1, 2 ** 24)}
+
+
+# --- On tensors -------------------------------------------------------------------------------------------------------
+
+def rows(V, n, seed): return np.stack([Language(V, f"{seed} {i}", halves=True)(()) for i in range(n)])
+
+
+@pytest.mark.parametrize("sure", [False, True])
+@pytest.mark.parametrize("broken", RULES, ids=named)
+def test_rule_runs_on_tensors_and_has_the_same_law(broken, sure):
+    "Rows of powers of two: float32 holds p, q and their ratios, so the law on tensors is the law on fractions, up to rounding."
+    V, K = 3, 2
+    for seed in range(6):
+        p, q = rows(V, K + 1, f"p{seed}"), rows(V, K, f"q{seed}")
+        tensors = [torch.tensor(x.astype(float), dtype=torch.float32) for x in (p, q)]
+        tokens = [int(np.flatnonzero(row)[seed % np.count_nonzero(row)]) for row in q]
+        try: exact = exact_law(lambda source: broken.verify(p, None if sure else q, tokens, source))
+        except ZeroDivisionError: continue  # fractions can't divide by zero, floats can
+        floats = exact_law(lambda source: broken.verify(tensors[0], None if sure else tensors[1], tokens, source))
+        assert all(abs(floats.get(x, 0) - exact.get(x, 0)) < 1e-6 for x in floats.keys() | exact.keys())
+
+
+@pytest.mark.parametrize("broken", RULES, ids=named)
+def test_rule_runs_under_a_seeded_source(broken):
+    p, q = torch.tensor([[.5, .3, .2], [.25, .5, .25], [.1, .2, .7]]), torch.tensor([[.2, .3, .5], [.4, .4, .2]])
+    def play(seed): return [broken.verify(p, given, [2, 0], source) for source in [TorchSource(seed)] for given in (q, None) for _ in range(20)]
+    assert play(3) == play(3)
+    assert all(isinstance(accepted, int) and 0 <= accepted <= 2 and following in (0, 1, 2) for accepted, following in play(3))
+
+
+def test_no_draft_is_a_plain_step():
+    p = np.array([[Fraction(1, 4), Fraction(3, 4)]], dtype=object)
+    for broken in RULES:
+        if broken.name == "target without its filter": continue
+        law = exact_law(lambda source: broken.verify(p, None, [], source))
+        assert law == {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}, broken.name

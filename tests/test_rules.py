@@ -1,0 +1,245 @@
+"""rules: the exact law of each, in fractions; what they decide on tensors; what they call themselves; and mutants that these tests catch."""
+import math
+from dataclasses import replace
+from fractions import Fraction as F
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.proof import language_pairs, one_round, round_error, sampled, sure
+from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.rules import LossyLenience, LossyTypical, entropy, law_of_token, sample_and_match
+
+LOSSY = [LossyLenience(F(1, 2)), LossyLenience(0.25), LossyTypical(0.3, 0.5), LossyTypical(F(1, 4), F(1, 2))]
+LENIENCES = (F(1), F(3, 4), F(1, 2), F(1, 10))
+
+
+def row(*numbers) -> np.ndarray: # [V] of Fraction
+    return np.array([F(n, sum(numbers)) for n in numbers], dtype=object)
+
+def tv(a, b): return abs(a - b).sum() / 2
+
+P, Q = row(1, 1, 3, 11, 4), row(3, 2, 6, 6, 3)
+SOME = [(P, Q), (Q, P), (P, P), (row(1, 0, 0), row(0, 1, 1)), (row(1, 2, 1), row(0, 0, 1)), (row(0, 0, 1), row(1, 2, 1)), (row(8, 4, 2, 1, 1), row(1, 1, 2, 4, 8))]
+
+
+def enumerated(rule, p, q, draft=True): # acceptance, and the law [V] of the first token
+    "Every branch of one draft token tried by the rule; a sure draft where `draft` is a token."
+    def program(source):
+        token = source.categorical(q) if draft is True else draft
+        accepted, following = rule(np.stack([p, p]), q[None] if draft is True else None, [token], source)
+        return accepted, token if accepted else following
+    joint = exact_law(program)
+    law = np.array([joint.get((0, x), F(0)) + joint.get((1, x), F(0)) for x in range(len(p))], dtype=object)
+    return sum((w for (accepted, _), w in joint.items() if accepted), F(0)), law
+
+
+# --- sample and match
+
+def errors(rule, draft=sampled): # of many small cases
+    return [round_error(rule, p, q, K, V, case, draft).error for K, V, seed in ((1, 2, 0), (1, 4, 1), (2, 3, 2), (3, 2, 3)) for case, p, q in language_pairs(V, seed)]
+
+@pytest.mark.parametrize("draft", [sampled, sure])
+def test_sample_and_match_is_lossless(draft):
+    found = errors(sample_and_match, draft)
+    assert len(found) == 16 and all(error == 0 and isinstance(error, F) for error in found)
+
+def test_sample_and_match_accepts_the_product():
+    for p, q in SOME:
+        accepted, law = enumerated(sample_and_match, p, q)
+        assert accepted == (p * q).sum() <= acceptance_probability(p, q) and (law == p).all()
+        for token in range(len(p)):
+            accepted, law = enumerated(sample_and_match, p, q, draft=token)
+            assert accepted == p[token] and (law == p).all()
+
+def draws_again(p, q, tokens, source):
+    for i, token in enumerate(tokens):
+        if source.categorical(p[i]) != token: return i, source.categorical(p[i])
+    return len(tokens), source.categorical(p[len(tokens)])
+
+def forgets_the_bonus_row(p, q, tokens, source):
+    for i, token in enumerate(tokens):
+        own = source.categorical(p[i])
+        if own != token: return i, own
+    return len(tokens), source.categorical(p[len(tokens) - 1])
+
+def compares_with_the_last_row(p, q, tokens, source):
+    for i, token in enumerate(tokens):
+        own = source.categorical(p[-1])
+        if own != token: return i, own
+    return len(tokens), source.categorical(p[len(tokens)])
+
+@pytest.mark.parametrize("mutant", [draws_again, forgets_the_bonus_row, compares_with_the_last_row])
+def test_mutants_of_sample_and_match_are_caught(mutant):
+    assert max(errors(mutant)) > 0
+
+
+# --- lenience
+
+def lenience_holds(rule, l, p, q) -> bool:
+    "What the paper promises, what the module promises, and the formula."
+    accepted, law = enumerated(rule, p, q)
+    formula = LossyLenience(l)
+    return (sum(law) == 1 and (law <= p / l).all() and accepted == np.minimum(q, p / l).sum() and tv(law, p) == accepted - acceptance_probability(p, q)
+            and accepted == formula.kept(p, q).sum() and (law == formula.law(p, q)).all())
+
+@pytest.mark.parametrize("l", LENIENCES)
+def test_the_law_of_lenience(l):
+    assert all(lenience_holds(LossyLenience(l), l, p, q) for p, q in SOME)
+    for p, q in SOME:
+        for token in range(len(p)):
+            accepted, law = enumerated(LossyLenience(l), p, q, draft=token)
+            assert accepted == min(p[token] / l, 1) and (law == LossyLenience(l).law(p, delta(p, token))).all()
+
+def test_lenience_is_the_ratio_test_at_one_and_lossy_below():
+    assert all(error == 0 for error in errors(LossyLenience(1)))
+    assert max(errors(LossyLenience(F(1, 2)))) > 0
+    assert LossyLenience(0.5).law(P, Q).tolist() == LossyLenience(F(1, 2)).law(P, Q).tolist()  # a float is the fraction it is
+
+def lenient(accept=lambda p, q, token, l: p[token] / (l * q[token]), resample=lambda p, q, l: residual(p, q)):
+    def make(l):
+        def rule(p, q, tokens, source):
+            for i, token in enumerate(tokens):
+                if not source.bernoulli(min(accept(p[i], q[i], token, l), 1)): return i, source.categorical(resample(p[i], q[i], l))
+            return len(tokens), source.categorical(p[len(tokens)])
+        return rule
+    return make
+
+def test_mutants_of_lenience_are_caught():
+    assert all(lenience_holds(lenient()(l), l, p, q) for l in LENIENCES for p, q in SOME)  # the same by other means
+    for mutant in (lenient(resample=lambda p, q, l: residual(p, l * q)), lenient(resample=lambda p, q, l: p), lenient(accept=lambda p, q, token, l: l * p[token] / q[token]),
+                   lenient(accept=lambda p, q, token, l: p[token] / q[token] + 1 - l), lenient(accept=lambda p, q, token, l: p[token] / l)):
+        assert not all(lenience_holds(mutant(l), l, p, q) for l in LENIENCES for p, q in SOME)
+
+
+# --- typical acceptance
+
+def typical_law(p, q, epsilon, delta): # acceptance, law; written another way than the module's
+    H = -sum(float(x) * math.log(x) for x in p if x)
+    passed = [x > min(epsilon, delta * math.exp(-H)) for x in p]
+    rejected = sum((b for b, ok in zip(q, passed) if not ok), F(0))
+    return 1 - rejected, np.array([a * rejected + (b if ok else 0) for a, b, ok in zip(p, q, passed)], dtype=object)
+
+PARAMETERS = [(0.3, 0.5), (0.09, 0.3), (0.9, 0.9), (0.25, 3.0), (0.05, 1.0)]
+
+def typical_holds(rule, epsilon, delta, p, q) -> bool:
+    (accepted, law), (formula_accepted, formula) = enumerated(rule, p, q), typical_law(p, q, epsilon, delta)
+    return accepted == formula_accepted and (law == formula).all()
+
+@pytest.mark.parametrize("epsilon, d", PARAMETERS)
+def test_the_law_of_typical_acceptance(epsilon, d):
+    rule = LossyTypical(epsilon, d)
+    for p, q in SOME:
+        assert typical_holds(rule, epsilon, d, p, q)
+        assert (rule.law(p, q) == typical_law(p, q, epsilon, d)[1]).all() and rule.kept(p, q).sum() == typical_law(p, q, epsilon, d)[0]
+        for token in range(len(p)):
+            accepted, law = enumerated(rule, p, q, draft=token)
+            assert accepted in (0, 1) and (law == (delta(p, token) if accepted else p)).all() and (law == rule.law(p, delta(p, token))).all()
+        if d < 1: assert enumerated(rule, p, q, draft=int(p.argmax()))[0] == 1  # the target's likeliest always passes
+
+def test_typical_acceptance_is_lossy():
+    assert max(errors(LossyTypical(0.3, 0.5))) > 0 and max(errors(LossyTypical(0.3, 0.5), sure)) > 0
+
+def test_a_token_exactly_at_the_threshold_is_not_accepted():
+    p = row(1, 3)  # exp(-H) > 1/2, so the threshold is ε = 1/4
+    assert LossyTypical(0.25, 1.0).threshold(p) == 0.25
+    assert enumerated(LossyTypical(0.25, 1.0), p, p, draft=0)[0] == 0
+    assert enumerated(LossyTypical(math.nextafter(0.25, 0), 1.0), p, p, draft=0)[0] == 1
+
+def test_entropy_in_nats():
+    assert entropy(row(1, 1, 1, 1)) == pytest.approx(math.log(4)) and entropy(row(0, 1, 0)) == 0
+    assert entropy(torch.tensor([.5, .25, .25, 0.])) == pytest.approx(1.5 * math.log(2))
+    assert entropy(torch.full((49152,), 1 / 49152)) == pytest.approx(math.log(49152), abs=1e-6)
+    assert LossyTypical(0.9, 0.5).threshold(row(1, 1, 1, 1)) == pytest.approx(0.125) and LossyTypical(0.1, 0.5).threshold(row(1, 1, 1, 1)) == 0.1
+
+def typical(threshold=lambda p, e, d: min(e, d * math.exp(-entropy(p))), passes=lambda x, t: x > t, resample=lambda p, q: p):
+    def make(epsilon, delta):
+        def rule(p, q, tokens, source):
+            for i, token in enumerate(tokens):
+                if not passes(p[i][token], threshold(p[i], epsilon, delta)): return i, source.categorical(resample(p[i], q[i]))
+            return len(tokens), source.categorical(p[len(tokens)])
+        return rule
+    return make
+
+def test_mutants_of_typical_acceptance_are_caught():
+    cases = [(e, d, p, q) for (e, d), (p, q) in product([*PARAMETERS, (0.25, 1.0)], [*SOME, (row(1, 3), row(3, 1))])]
+    assert all(typical_holds(typical()(e, d), e, d, p, q) for e, d, p, q in cases)
+    for mutant in (typical(threshold=lambda p, e, d: max(e, d * math.exp(-entropy(p)))), typical(threshold=lambda p, e, d: min(e, d * 2 ** -entropy(p))), typical(threshold=lambda p, e, d: e),
+                   typical(threshold=lambda p, e, d: d * math.exp(-entropy(p))), typical(threshold=lambda p, e, d: min(e, d * math.exp(entropy(p)))), typical(passes=lambda x, t: x >= t),
+                   typical(resample=residual)):
+        assert not all(typical_holds(mutant(e, d), e, d, p, q) for e, d, p, q in cases)
+
+
+# --- all rules
+
+def test_no_rule_accepts_more_than_its_distance_allows():
+    "TV(law, p) ≥ acceptance - α for every rule; the ratio test and lenience have equality."
+    for p, q in SOME:
+        alpha = acceptance_probability(p, q)
+        for rule in (speculative_sampling, sample_and_match, *LOSSY):
+            accepted, law = enumerated(rule, p, q)
+            assert sum(law) == 1 and tv(law, p) >= accepted - alpha
+            if isinstance(rule, LossyLenience) or rule is speculative_sampling: assert tv(law, p) == accepted - alpha
+
+def test_law_of_token_shares_out_what_is_not_kept():
+    assert law_of_token(row(1, 1) / 2, row(1, 3)).tolist() == [F(3, 8), F(5, 8)]
+
+rows = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)
+
+@settings(max_examples=60, deadline=None)
+@given(p=st.tuples(rows, rows, rows), q=st.tuples(rows, rows), seed=st.integers(0, 10**6), certain=st.booleans(), rule=st.sampled_from([sample_and_match, *LOSSY]))
+def test_tensors_and_fractions_decide_alike_on_the_same_draws(p, q, seed, certain, rule):
+    p, q = np.stack([row(*r) for r in p]), np.stack([row(*r) for r in q])
+    p_tensor, q_tensor = (torch.tensor(x.astype(float), dtype=torch.float64) for x in (p, q))
+    class Both(TorchSource):
+        "Fractions are drawn with the same uniforms as tensors."
+        def categorical(self, weights): return super().categorical(weights if isinstance(weights, torch.Tensor) else torch.from_numpy(weights.astype(float)))
+    drawing = TorchSource(seed + 1)
+    tokens = [drawing.categorical(r) for r in q_tensor]
+    found = [rule(a, None if certain else b, tokens, Both(seed)) for a, b in ((p, q), (p_tensor, q_tensor))]
+    assert found[0] == found[1]
+
+def test_formulas_on_tensors_are_those_on_fractions():
+    for (p, q), rule in product(SOME, LOSSY):
+        p_tensor, q_tensor = (torch.tensor(x.astype(float), dtype=torch.float64) for x in (p, q))
+        for name in ("kept", "law"):
+            assert torch.allclose(getattr(rule, name)(p_tensor, q_tensor), torch.tensor(getattr(rule, name)(p, q).astype(float)), atol=1e-12)
+
+@pytest.mark.parametrize("rule", [sample_and_match, LossyLenience(0.1), LossyTypical(0.05, 0.2)])
+def test_at_temperature_zero_every_rule_is_the_greedy_match(rule):
+    for best in product(range(3), repeat=3):
+        p = torch.eye(3)[list(best)]
+        q = torch.tensor([[.5, .25, .25], [.25, .25, .5]])
+        for tokens in product(range(3), repeat=2):
+            expected = greedy_match(p, q, tokens, None)
+            assert rule(p, q, tokens, TorchSource(0)) == expected == rule(p, None, tokens, TorchSource(0))
+
+def test_a_plain_step_is_a_draw_from_p():
+    for rule in (sample_and_match, *LOSSY):
+        assert exact_law(lambda source: rule(P[None], None, [], source)) == {(0, x): w for x, w in enumerate(P)}
+
+def test_names_say_lossy():
+    assert [getattr(rule, "lossy", False) for rule in (sample_and_match, speculative_sampling, greedy_match)] == [False] * 3
+    for rule in LOSSY:
+        assert rule.lossy and type(rule).__name__.startswith("Lossy") and "lossy" in type(rule).__doc__ and "Lossy" in type(rule).__call__.__doc__
+    assert str(LossyLenience(0.5)) == "LossyLenience(l=0.5)" and str(LossyLenience(F(1, 2))) == "LossyLenience(l=1/2)"
+    assert str(LossyTypical(0.09, 0.3)) == "LossyTypical(epsilon=0.09, delta=0.3)"
+    assert "lossless" in sample_and_match.__doc__.lower()
+    with pytest.raises(AttributeError): LOSSY[0].l = 1  # a rule can't change after the result was labelled
+
+@pytest.mark.parametrize("make, words", [
+    *[(lambda l=l: LossyLenience(l), "lenience l must be") for l in (0, -0.5, 1.01, float("nan"), "0.5", True, None)],
+    *[(lambda e=e: LossyTypical(e, 0.3), "epsilon must be") for e in (0, 1, -1, float("nan"), "x", True)],
+    *[(lambda d=d: LossyTypical(0.1, d), "delta must be") for d in (0, -1, float("inf"), float("nan"), "x", True)]])
+def test_parameters_that_make_no_rule_are_input_errors(make, words):
+    with pytest.raises(InputError, match=words): make()
+
+def test_what_is_no_distribution_is_an_error():
+    with pytest.raises(InputError, match="probability 0 in the q"): LossyLenience(0.5)(np.stack([P, P]), row(0, 1, 1, 1, 1)[None], [0], TorchSource(0))
+    bad = torch.tensor([[float("nan"), .5], [.5, .5]])
+    for rule in (sample_and_match, LossyLenience(0.5), LossyTypical(0.3, 0.5)):
+        with pytest.raises(NumericalError): rule(bad, None, [0], TorchSource(0))
