@@ -32,6 +32,15 @@ def sample_and_match(p: Tensor,             # target distributions, [n + 1, V]
         if own != token: return i, own
     return len(tokens), source.categorical(p[len(tokens)])
 
+# %% ../nbs/07b_rules.ipynb #509fa8ea
+def _is_number(value) -> bool:
+    "A real number; True and False don't count."
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+def _like(number: Real, p) -> Fraction | float:
+    "The parameter as the number that p computes with: a fraction for fractions, a float for tensors."
+    return Fraction(number) if isinstance(p, np.ndarray) else float(number)
+
 # %% ../nbs/07b_rules.ipynb #eba2ee3a
 def law_of_token(kept: Tensor, # probability that a token is drafted and accepted, [V]
                  rest: Tensor, # what is drawn from after a rejection: weights, [V]
@@ -67,15 +76,6 @@ class LossyLenience:
         return law_of_token(self.kept(p, q), residual(p, q))
 
     def __str__(self) -> str: return f"LossyLenience(l={self.l})"
-
-# %% ../nbs/07b_rules.ipynb #509fa8ea
-def _is_number(value) -> bool:
-    "A real number; True and False don't count."
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-def _like(number: Real, p) -> Fraction | float:
-    "The parameter as the number that p computes with: a fraction for fractions, a float for tensors."
-    return Fraction(number) if isinstance(p, np.ndarray) else float(number)
 
 # %% ../nbs/07b_rules.ipynb #5770cbd7
 def entropy(p: Tensor, # distribution, [V]; fractions are turned into floats, since a logarithm isn't one

@@ -10,6 +10,7 @@ from specdec.core import GenerationResult, InputError, NumericalError
 from specdec.models import fetch, load_tokenizer
 from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_pair
 from specdec.rejection import greedy_match, speculative_sampling
+from specdec.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.speculative import ModelDrafter, NGramDrafter
 from specdec.transformer import TransformersLM
 from test_speculative import Failing, Untouchable, greedy, tiny
@@ -167,6 +168,17 @@ def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
     assert given.method == default.method == "speculative" and given.is_lossless and given.summary().startswith("speculative: ")
     believed = pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=believer)  # the rule that is given is the one that runs
     assert believed.generated_ids != given.generated_ids and believed.acceptance_rate == 1
+
+@pytest.mark.parametrize("rule, name, lossy", [(sample_and_match, "sample_and_match", False), (LossyLenience(0.3), "LossyLenience(l=0.3)", True), (LossyTypical(0.09, 0.3), "LossyTypical(epsilon=0.09, delta=0.3)", True)])
+def test_the_rules_of_the_package_decode(rule, name, lossy):
+    for pair in (Pair(talker(), talker().skip([1])), Pair(talker())):
+        cold, default = (pair.generate("Hello", K=3, max_new_tokens=20, verify=v) for v in (rule, None))
+        assert cold.generated_ids == default.generated_ids  # at temperature 0 p is one-hot: the greedy match, whatever the rule
+        warm = pair.generate("Hello", K=3, temperature=0.8, max_new_tokens=20, seed=1, verify=rule)
+        for result in (cold, warm):
+            assert (result.settings["verify"], result.is_lossless, result.summary().startswith("lossy")) == (name, not lossy, lossy)
+            consistent(result)
+
 
 def test_plain_decoding_is_lossless():
     assert Pair(talker()).generate("Hello", max_new_tokens=3, method="plain").is_lossless

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chi2, ncx2
 
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import Enumerator, InputError, TorchSource, exact_law
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 
@@ -298,7 +298,8 @@ def test_rounding_may_leave_no_residual(V, seed):
 def test_a_token_its_q_cannot_say_is_an_error():
     p, q = torch.full((2, 3), 1 / 3), torch.tensor([[.5, .5, 0.]])
     with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"): speculative_sampling(p, q, [2], TorchSource(0))
-    with pytest.raises(InputError): speculative_sampling(np.stack([fractions([1, 1, 1])] * 2), fractions([1, 1, 0])[None], [2], Branch([]))
+    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"): speculative_sampling(p, q - .5, [2], TorchSource(0))
+    with pytest.raises(InputError): speculative_sampling(np.stack([fractions([1, 1, 1])] * 2), fractions([1, 1, 0])[None], [2], Enumerator())
 
 
 @settings(max_examples=60, deadline=None)
@@ -313,6 +314,12 @@ def test_greedy_match_is_speculative_sampling_of_one_hot_p(case, data):
         rows = None if rows is None else tensor(rows)
         for source in (Rejects(0), Accepts(0), TorchSource(0)):
             assert speculative_sampling(tensor(p), rows, tokens, source) == expected == greedy_match(tensor(p), rows, tokens, source)
+
+
+def test_greedy_match_compares_numbers_not_objects():
+    "Python keeps one object for each small whole number, and makes new ones for large token ids."
+    p = torch.nn.functional.one_hot(torch.tensor([700, 1000, 2]), 1001)
+    assert greedy_match(p, None, [int("700"), int("1000")], None) == (2, 2)
 
 
 def test_whole_numbers_and_empty_drafts():

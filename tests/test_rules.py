@@ -1,6 +1,5 @@
 """rules: the exact law of each, in fractions; what they decide on tensors; what they call themselves; and mutants that these tests catch."""
 import math
-from dataclasses import replace
 from fractions import Fraction as F
 from itertools import product
 
@@ -184,6 +183,36 @@ def test_no_rule_accepts_more_than_its_distance_allows():
             accepted, law = enumerated(rule, p, q)
             assert sum(law) == 1 and tv(law, p) >= accepted - alpha
             if isinstance(rule, LossyLenience) or rule is speculative_sampling: assert tv(law, p) == accepted - alpha
+
+def round_by_formula(rule, p, q, K): # text → probability
+    "What one round emits: at each place the kept part goes on, and the rest of the token's law ends the round; after K comes the bonus."
+    alive, law = {(): F(1)}, {}
+    for _ in range(K):
+        before, alive = alive, {}
+        for text, weight in before.items():
+            kept, token_law = rule.kept(p(text), q(text)), rule.law(p(text), q(text))
+            for x in range(len(kept)):
+                alive[(*text, x)] = weight * kept[x]
+                law[(*text, x)] = weight * (token_law[x] - kept[x])
+    for text, weight in alive.items():
+        for x, w in enumerate(p(text)): law[(*text, x)] = weight * w
+    return {text: w for text, w in law.items() if w}
+
+@pytest.mark.parametrize("rule", LOSSY)
+def test_whole_rounds_follow_the_law_of_each_token(rule):
+    differ = False
+    for K, V, seed in ((1, 3, 0), (2, 3, 1), (3, 3, 2), (2, 4, 3)):
+        for _, p, q in language_pairs(V, seed):
+            found = exact_law(lambda source: one_round(rule, p, q, K, source))
+            assert found == round_by_formula(rule, p, q, K)
+            differ |= found != exact_law(lambda source: one_round(speculative_sampling, p, q, K, source))
+    assert differ
+
+def test_a_laxer_parameter_accepts_more():
+    for p, q in SOME:
+        by_lenience = [LossyLenience(l).kept(p, q).sum() for l in LENIENCES]
+        by_threshold = [LossyTypical(e, e ** 0.5).kept(p, q).sum() for e in (0.5, 0.25, 0.09, 0.01)]
+        assert by_lenience == sorted(by_lenience) and by_threshold == sorted(by_threshold) and by_lenience[0] == acceptance_probability(p, q)
 
 def test_law_of_token_shares_out_what_is_not_kept():
     assert law_of_token(row(1, 1) / 2, row(1, 3)).tolist() == [F(3, 8), F(5, 8)]

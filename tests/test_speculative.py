@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from specdec.autoregressive import Transform
-from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource
+from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
 from specdec.kvcache import KVCache
 from specdec.rejection import speculative_sampling
 from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, check_request, speculate
@@ -116,35 +116,6 @@ def test_same_seed_same_tokens():
 
 # The exact law: every branch of the randomness is walked, with its weight
 
-class Branch:
-    "A source that follows a script of choices, and notes the choices it could have made after it."
-    def __init__(self, script): self.script, self.taken, self.weight, self.untried = script, [], 1.0, []
-    def choose(self, weights):
-        possible = [i for i, w in enumerate(weights) if w > 0]
-        if len(self.taken) < len(self.script): choice = self.script[len(self.taken)]
-        else:
-            choice = possible[0]
-            self.untried += [[*self.taken, other] for other in possible[1:]]
-        self.taken.append(choice)
-        self.weight *= weights[choice]
-        return choice
-    def bernoulli(self, prob): return bool(self.choose([1 - float(prob), float(prob)]))
-    def categorical(self, weights):
-        weights = weights.double()
-        return self.choose((weights / weights.sum()).tolist())
-
-
-def law_of(run) -> dict:
-    "outcome → probability, over every branch of `run(source)`."
-    law, scripts = {}, [[]]
-    while scripts:
-        source = Branch(scripts.pop())
-        outcome = run(source)
-        law[outcome] = law.get(outcome, 0.0) + source.weight
-        scripts += source.untried
-    return law
-
-
 def plain_law(target, prompt, transform, count) -> dict:
     "Joint law of the first tokens, from uncached forwards in float64."
     law = {(): 1.0}
@@ -164,7 +135,7 @@ def speculative_law(target, drafter, prompt, transform, count, K, verify=None) -
         for r in speculate(target, drafter, prompt, transform, source, K, max_new_tokens=count + 1, verify=verify):
             tokens += r.emitted
             if len(tokens) >= count: return tuple(tokens[:count])
-    return law_of(run)
+    return exact_law(run)
 
 
 def distance(a, b) -> float: # total variation
@@ -353,6 +324,16 @@ def test_a_drafter_is_never_asked_for_more_than_fits():
     recording = Recording(ModelDrafter(target, 24))
     decode(target, recording, [1, 2, 3], K=4, max_new_tokens=100)
     assert recording.asked == [4, 4, 1] and recording.limit == 16
+
+
+def test_a_draft_with_a_short_context_fills_it_to_the_last_place():
+    "The last token of a draft needs no place in the draft's own cache, since nothing is drafted after it."
+    target = tiny()
+    drafter = ModelDrafter(tiny(noise=0.05, context=12), 24)
+    for length, given in ((8, 5), (10, 3), (12, 1), (13, 0), (20, 0)):
+        drafter.prefill([1 + i % 20 for i in range(length)], None, 40)
+        draft = drafter.propose(6, Transform(), TorchSource(0))
+        assert len(draft.tokens) == given and (draft.q is None if given == 0 else draft.q.shape == (given, 24))
 
 
 # Features
