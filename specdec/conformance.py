@@ -408,13 +408,13 @@ class Lumped:
         return self.rows[node]
 
 # %% ../nbs/06_conformance.ipynb #ae844987
-def on_bins(bins: Bins, law: Law, tree: Bins) -> np.ndarray: # [bins]
-    "A law of texts over the `Lumped` tokens of a tree, on the bins."
+def on_bins(bins: Bins, law: Law) -> np.ndarray: # [bins]
+    "A law of texts over `Lumped` tokens, on the bins."
     weights = np.zeros(len(bins))
     for text, w in law.items():
         tokens = []
         for i in text:
-            kept = tree.kept.get(tuple(tokens), [])  # none: the text is over
+            kept = bins.kept.get(tuple(tokens), [])  # none: the text is over
             tokens.append(kept[i] if i < len(kept) else REST)
         weights[bins(tokens)] += float(w)
     return weights
@@ -428,15 +428,13 @@ class Suspect:
     score: float  # log-likelihood of the counts, minus what the target's law has
 
 def gallery_suspects(bins: Bins, p: NextLaw, q: NextLaw, K: int) -> Iterator[tuple[str, str, np.ndarray]]: # name, what it does, law [bins]
-    "Every broken decoder of the gallery, run on the whole vocabulary if that is small, else on the tree; with the first token drafted, and not."
-    V = len(p(()))
-    tree = Bins(p, bins.length, V, bins.eos_ids) if V ** (K + 1) <= 32 else bins
-    lumped = Lumped(tree, p), Lumped(tree, q)
+    "Every broken decoder of the gallery, run on the tree; with the first token drafted, and without. Exact up to V = width + 1, where nothing is lumped."
+    languages = Lumped(bins, p), Lumped(bins, q)
     for broken in GALLERY:
         for drafts_first in (False, True):
-            try: law = BrokenDecoder(broken, *lumped, tree.width + 1, K, drafts_first).law(bins.length)
+            try: law = BrokenDecoder(broken, *languages, bins.width + 1, K, drafts_first).law(bins.length)
             except (ArithmeticError, ValueError): continue  # it can't run here, so it isn't that
-            yield broken.name, broken.does, on_bins(bins, law, tree)
+            yield broken.name, broken.does, on_bins(bins, law)
 
 # %% ../nbs/06_conformance.ipynb #895df72d
 def rank(counts: np.ndarray, expected: np.ndarray, laws: Iterator[tuple[str, str, np.ndarray]], learners: list[Bettor]) -> list[Suspect]:
@@ -482,10 +480,9 @@ class DecoderReport(Report):
         verdict = "REJECTED" if self.rejected else "interrupted, no verdict" if self.interrupted else "no difference found"
         evidence = f"proof: {self.proof}" if self.proof else f"evidence 10^{max(self.wealth, default=0) / math.log(10):.1f}, rejected at 10^{-math.log10(self.alarm):.1f}"
         lines = [f"{verdict} after {self.samples} of {self.planned} samples; {evidence}",
-                 f"a right decoder is rejected with probability {self.alarm:g} at most; one at total variation {self.distance:g} with probability "
-                  f"{self.power:.2f} (0.9 takes {self.needed} samples)",
-                  f"total variation on {len(self.bins)} bins of the first {self.bins.length} tokens: {tv:.3f}, between {low:.3f} and {high:.3f} with confidence {self.confidence:g}"]
-        if self.suspects:
+                 f"a right decoder is rejected with probability {self.alarm:g} at most; one at total variation {self.distance:g} with probability {self.power:.2f} (0.9 takes {self.needed} samples)"]
+        if self.samples: lines.append(f"total variation on {len(self.bins)} bins of the first {self.bins.length} tokens: {tv:.3f}, between {low:.3f} and {high:.3f} with confidence {self.confidence:g}")
+        if self.suspects and self.suspects[0].score > 3:
             best = self.suspects[0]
             close = [s.name for s in self.suspects[1:] if best.score - s.score < 3][:3]
             lines.append(f"looks like: {best.name}" + (f" (or {', '.join(close)})" if close else ""))
@@ -532,11 +529,14 @@ def watch(report: DecoderReport, jury: list[Bettor], law: NextLaw, answer: Calla
 def remarks(report: DecoderReport, jury: list[Bettor]) -> Iterator[str]:
     "What else catches the eye about a decoder that was rejected."
     if not report.samples: return
-    if len(report.texts) == 1 and report.samples > 5: yield "every seed gave the same text: is the seed used, and is sampling switched on?"
+    if len(report.texts) == 1 and report.samples > 5:
+        yield "every seed gave the same text: is the seed used, and is sampling switched on?"
+        return
     evidence = [max(b.log_wealth(report.counts) for b in jury if b.depth == depth) for depth in range(1, report.bins.length + 1)]
     wrong = next((depth for depth, e in enumerate(evidence, 1) if e > math.log(1000)), None)
     if wrong == 1: yield "the first token's own law is wrong already."
-    elif wrong: yield f"the first {'token looks' if wrong == 2 else f'{wrong - 1} tokens look'} right, what follows does not: look at what is done after the first draft token, at the bonus token, and at the caches."
+    elif wrong: yield (f"nothing is wrong so far with the first {'token' if wrong == 2 else f'{wrong - 1} tokens'}, but with what follows: look at what is done after "
+                       "the first draft token, at the bonus token, and at the caches.")
 
 def explain(report: DecoderReport, jury: list[Bettor], law: NextLaw, draft_law: NextLaw | None, K: int | None) -> None:
     "Put suspects and remarks into the report of a decoder that was rejected."
