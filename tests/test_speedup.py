@@ -184,7 +184,8 @@ def test_estimate_as_an_object():
     assert (estimate.accepted, estimate.tried, estimate.confidence, estimate.design_effect) == (2, 3, .9, 2)
     assert (estimate.low, estimate.high) == tuple(map(float, wilson_interval(1, 1.5, .9)))
     assert "α = 0.667" in str(estimate) and "2 of 3" in str(estimate) and "90%" in str(estimate)
-    assert estimate_alpha([make_round(1, 3)], design_effect=.5) == estimate_alpha([make_round(1, 3)])
+    plain = estimate_alpha([make_round(1, 3)])
+    assert estimate_alpha([make_round(1, 3)], design_effect=.5) == plain and (plain.low, plain.high, plain.design_effect) == (*map(float, wilson_interval(1, 2)), 1)
     assert estimate == AlphaEstimate(**vars(estimate))
 
 
@@ -203,7 +204,9 @@ def test_design_effect():
     assert design_effect(independent) == pytest.approx(1, abs=.12)
     assert design_effect(independent * 3) == pytest.approx(design_effect(independent), rel=1e-3)          # as many again, but no more alike
     assert design_effect([group * 5 for group in independent]) == pytest.approx(5 * design_effect(independent), rel=1e-3)  # everything said five times
-    assert design_effect([[make_round(2, 2)], [make_round(1, 1)], []]) == 1.0
+    assert design_effect([[make_round(2, 2)], [make_round(1, 1)], []]) == design_effect([[make_round(0, 2)], [make_round(0, 1)]]) == 1.0  # nothing varies
+    by_hand = [[make_round(2, 2)], [make_round(0, 2)], [make_round(2, 3)]]     # accepted 2, 0, 2 of 2, 1, 3 tried: α = 2/3, residuals 2/3, −2/3, 0
+    assert design_effect(by_hand) == pytest.approx((4 / 9 + 4 / 9) * 3 / 2 / (6 * 2 / 9))
     for groups in [[], [[make_round(1, 2)]], [[make_round(1, 2)], [Round([], 0, [1])]]]:
         with pytest.raises(InputError, match="at least two groups"): design_effect(groups)
 
@@ -331,6 +334,7 @@ def test_speedup_of_rounds():
     (lambda: speedup_of_rounds([make_round(1, 2)], -1, [1, 1, 1]), "c must be"), (lambda: speedup_of_rounds([make_round(1, 2)], 0, 1), "v must be a list"),
     (lambda: forward_seconds([(Pretender(Clock(), 1), 1)], held=100), "context of 100"), (lambda: forward_seconds([(Pretender(Clock(), 1), 0)]), "new tokens must be"),
     (lambda: forward_seconds([], held=0), "held and repeats"), (lambda: forward_seconds([], repeats=0), "held and repeats"),
+    (lambda: forward_seconds([], repeats=1.5), "held and repeats"),
 ])
 def test_bad_input_is_named(call, words):
     with pytest.raises(InputError, match=words): call()
