@@ -5,7 +5,7 @@ BIN    := .venv/bin
 QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
 
-.PHONY: demo test setup model check notebooks docs readme lab clean
+.PHONY: demo test setup model check notebooks mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
@@ -32,6 +32,10 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	for notebook in $(NOTEBOOKS); do echo $$notebook; $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.timeout=900 $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
+
+mutation: setup model       ## change the rules and the loop in every small way, and count what the tests notice (an hour)
+	$(BIN)/python -m pip install --quiet "cosmic-ray>=8.4,<9"
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutation.py --out nbs/data/mutation.json
 
 docs: setup                 ## render the notebooks into docs/
 	$(BIN)/python tools/site.py

@@ -388,7 +388,7 @@ class Untouchable:
 
 
 @pytest.mark.parametrize("change, words", [
-    (dict(prompt=[]), "empty"), (dict(prompt=[24]), "outside 0…23"), (dict(prompt=[-1]), "outside"), (dict(prompt=[1] * 16), "nothing could be added"),
+    (dict(prompt=[]), "empty"), (dict(prompt=[24]), "outside 0…23"), (dict(prompt=[30]), "outside 0…23"), (dict(prompt=[-1]), "outside"), (dict(prompt=[1] * 16), "nothing could be added"),
     (dict(K=0), "K, the number"), (dict(K=1.5), "whole number"), (dict(max_new_tokens=0), "max_new_tokens"), (dict(max_new_tokens=2.0), "whole number")])
 def test_requests_are_checked_before_any_work(change, words):
     request = dict(prompt=[1], K=2, max_new_tokens=4) | change
@@ -396,7 +396,7 @@ def test_requests_are_checked_before_any_work(change, words):
     with pytest.raises(InputError, match=words): speculate(Untouchable(), NoDrafter(), request.pop("prompt"), Transform(), TorchSource(0), **request)
 
 
-@pytest.mark.parametrize("draft, words", [(Draft([1, 2, 3, 4]), "at most 3"), (Draft([24]), "outside"), (Draft([-1]), "outside"), (Draft([1], torch.ones(1, 23)), "shape"),
+@pytest.mark.parametrize("draft, words", [(Draft([1, 2, 3, 4]), "at most 3"), (Draft([24]), "outside the target's 0…23"), (Draft([-1]), "outside"), (Draft([1], torch.ones(1, 23)), "shape"),
                                           (Draft([1], torch.ones(2, 24)), "shape")])
 def test_drafters_that_break_the_protocol_are_named(draft, words):
     class Broken(NoDrafter):
@@ -411,6 +411,11 @@ def test_errors_of_a_drafter_reach_the_caller():
 
 
 # N-gram lookup against a slow search
+
+@pytest.mark.parametrize("longest", [0, -1, 1.5, "3", None])
+def test_the_longest_ending_is_checked(longest):
+    with pytest.raises(InputError, match="whole number of at least 1"): NGramDrafter(longest)
+    assert NGramDrafter().longest == 3
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.integers(1, 6), st.integers(1, 4), st.integers(0, 24))
 def test_ngram_lookup_equals_a_slow_search(tokens, K, longest, split):

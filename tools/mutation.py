@@ -10,11 +10,11 @@ import ast
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from difflib import unified_diff
 from hashlib import sha256
 from pathlib import Path
@@ -27,12 +27,16 @@ from cosmic_ray.operators.operator import Operator
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ["rejection", "speculative"]
-FAST = ["test_rejection", "test_proof", "test_gallery", "test_speculative"]  # in this order, up to the first failure
-REST = ["test_pairs", "test_lossless", "test_rules", "test_conformance"]     # for what survives those
+TESTS = {  # for each module the test files that look at it, those that notice most first; a mutant goes through them until one fails
+    "rejection": ["test_rejection", "test_proof", "test_speculative", "test_gallery", "test_lossless"],
+    "speculative": ["test_speculative", "test_proof", "test_gallery", "test_pairs", "test_lossless"],
+}
 COMMAND = "python tools/mutation.py --out nbs/data/mutation.json"
-PATIENCE = 5                                                                 # a mutant that takes so many times as long as none hangs, and is caught
-SKIPPED = ("core/Variable", "core/ExceptionReplacer", "core/ReplaceUnaryOperator_Delete_Not")  # the last is AddNot once more
+LIMIT = 40  # seconds; a mutant that keeps one test busy for longer hangs, and is caught (the slowest takes 10)
+OPERATORS = re.compile(r"core/(ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul)|NumberReplacer|AddNot|ReplaceTrueWithFalse|ReplaceFalseWithTrue"
+                       r"|ReplaceAndWithOr|ReplaceOrWithAnd|ReplaceBreakWithContinue|ReplaceContinueWithBreak|ZeroIterationForLoop|RemoveDecorator"
+                       r"|ReplaceUnaryOperator_Delete_USub|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Lt_LtE|Lt_GtE|LtE_Lt|LtE_Gt|Gt_GtE|Gt_LtE|GtE_Gt|GtE_Lt"
+                       r"|Is_IsNot|IsNot_Is))$")  # each operator's opposite, and its edge
 
 
 class DeleteStatement(Operator):
@@ -52,7 +56,7 @@ class DeleteStatement(Operator):
 def operators():
     "Name and instance of each."
     for name in plugins.operator_names():
-        if not name.startswith(SKIPPED): yield name.removeprefix("core/"), plugins.get_operator(name)()
+        if OPERATORS.match(name): yield name.removeprefix("core/"), plugins.get_operator(name)()
     yield "DeleteStatement", DeleteStatement()
 
 
@@ -83,45 +87,42 @@ def mutants(module: str):
             yield {"module": module, "operator": name, "line": start[0], "diff": lines, "id": sha256(changed.encode()).hexdigest()[:16]}, changed
 
 
-def run_tests(module: str, code: str, tests: list[str], limit: float) -> str: # "survived", "hangs" (limit is in seconds), or the test that failed
-    "Run test files on a copy of the package with one module replaced, in a fork."
+def run_tests(module: str, code: str, test: str) -> str: # "survived", or the test that failed
+    "Run a test file on a copy of the package with one module replaced, in a fork."
     folder = Path(tempfile.mkdtemp())
     try:
         shutil.copytree(ROOT / "specdec", folder / "specdec", ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "specdec" / f"{module}.py").write_text(code)
         child = os.fork()
-        if child == 0: _in_child(folder, tests)
-        deadline = time.monotonic() + limit
-        while time.monotonic() < deadline:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done: break
-            time.sleep(0.05)
-        else:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "hangs"
+        if child == 0: _in_child(folder, test)
+        status = os.waitpid(child, 0)[1]
         if os.waitstatus_to_exitcode(status) == 0: return "survived"
-        report = folder / "failed"
-        return report.read_text() if report.exists() else "import"
+        return (folder / "failed").read_text() if (folder / "failed").exists() else "import"
     finally: shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_child(folder: Path, tests: list[str]):
+def _in_child(folder: Path, test: str):
     import pytest
     from hypothesis import Phase, settings
     settings.register_profile("mutation", phases=[Phase.explicit, Phase.generate], database=None)  # a failure is enough: it needn't be made small
     settings.load_profile("mutation")
     class Report:
+        def pytest_runtest_logstart(self, nodeid):
+            self.test = nodeid.split("::", 1)[-1]
+            signal.alarm(LIMIT)
         def pytest_runtest_logreport(self, report):
-            if report.failed: (folder / "failed").write_text(report.nodeid.split("::", 1)[-1])
-    os.setsid()
+            if report.failed: (folder / "failed").write_text(self.test)
+        def hangs(self, *_):
+            (folder / "failed").write_text(f"{self.test} (hangs)")
+            os._exit(1)
+    report = Report()
+    signal.signal(signal.SIGALRM, report.hangs)
     sys.path.insert(0, str(folder))
     os.chdir(folder)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1), os.dup2(null, 2)
-    files = [str(ROOT / "tests" / f"{test}.py") for test in tests if (ROOT / "tests" / f"{test}.py").exists()]
     code = 1
-    try: code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}", *files], plugins=[Report()])
+    try: code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}", str(ROOT / "tests" / f"{test}.py")], plugins=[report])
     finally: os._exit(int(code))
 
 
@@ -134,25 +135,21 @@ def summary(results: list[dict]) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--modules", nargs="+", default=MODULES)
     options = parser.parse_args()
     import numpy, pytest, scipy.stats, torch, transformers, hypothesis  # noqa: F401  once, for all forks
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: F401
     gc.freeze()  # forks needn't look through what was imported
     earlier = json.loads(options.out.read_text())["mutants"] if options.out.exists() else []
     known = {row["id"]: row["outcome"] for row in earlier if row["outcome"] != "survived"}
-    work = [pair for module in options.modules for pair in mutants(module)]
-    unchanged, limits = (ROOT / "specdec" / "rejection.py").read_text(), []
-    for tests in (FAST, REST):
-        start = time.monotonic()
-        if (failed := run_tests("rejection", unchanged, tests, 3600)) != "survived": sys.exit(f"The tests fail without any mutant: {failed}")
-        limits.append(PATIENCE * (time.monotonic() - start))
-    results = []
+    work = [pair for module in TESTS for pair in mutants(module)]
+    unchanged, results = (ROOT / "specdec" / "rejection.py").read_text(), []
+    for test in dict.fromkeys(test for tests in TESTS.values() for test in tests):
+        if (failed := run_tests("rejection", unchanged, test)) != "survived": sys.exit(f"{test} fails without any mutant: {failed}")
     for row, code in tqdm(work, desc="mutants"):
-        outcome = known.get(row["id"]) or run_tests(row["module"], code, FAST, limits[0])
-        if outcome == "survived": outcome = run_tests(row["module"], code, REST, limits[1])
+        outcomes = (run_tests(row["module"], code, test) for test in TESTS[row["module"]])
+        outcome = known.get(row["id"]) or next((outcome for outcome in outcomes if outcome != "survived"), "survived")
         results.append(row | {"outcome": outcome})
-        found = {"command": COMMAND, "summary": summary(results), "mutants": results + [old for old in earlier if old["id"] not in {row["id"] for row in results}]}
+        found = {"command": COMMAND, "made": len(work), "summary": summary(results), "mutants": results + [old for old in earlier if old["id"] not in {row["id"] for row in results}]}
         if row["id"] not in known: options.out.write_text(json.dumps(found, indent=1))
     found["mutants"] = results
     options.out.write_text(json.dumps(found, indent=1))
