@@ -322,7 +322,7 @@ def short_proof(monkeypatch):
 def test_prove_shows_a_table(short_proof):
     found = run("prove")
     assert found.exit_code == ExitCode.DONE and "speculative_sampling" in found.stdout and "2 of 2 broken decoders caught" in found.stdout
-    assert all(broken.name in found.stdout for broken in gallery.GALLERY)
+    assert all(word in found.stdout for broken in gallery.GALLERY for word in broken.name.split())  # a narrow terminal folds them
 
 
 def test_prove_fails_if_a_law_differs(short_proof):
