@@ -11,6 +11,7 @@ __all__ = ['SIZES', 'REST', 'NextLaw', 'Generate', 'BETAS', 'NotLossless', 'Repo
 
 # %% ../nbs/06_conformance.ipynb #03c51da5
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -31,10 +32,11 @@ from .rejection import VerifyRule, delta
 class NotLossless(SpecdecError, AssertionError):
     "A check that failed; the message is the report's summary."
 
-class Report:
+class Report(ABC):
     "What both checks share: a verdict in words, and a way to fail a test with it."
     lossless: bool
-    def summary(self) -> str: raise NotImplementedError
+    @abstractmethod
+    def summary(self) -> str: "The verdict and what it rests on."
     def raise_if_lossy(self) -> None:
         "Raise `NotLossless` with the summary unless the check passed."
         if not self.lossless: raise NotLossless(self.summary())

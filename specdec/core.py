@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FATE_STYLES', 'FATE_MEANINGS', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError', 'check', 'Source',
            'Enumerator', 'exact_law', 'TorchSource', 'PhaseTimer', 'peak_memory_mb', 'Round', 'RoundStatistics',
-           'GenerationResult', 'summary', 'result_from_json', 'fates', 'fate_span', 'fates_html']
+           'LatencyStatistics', 'GenerationResult', 'summary', 'result_from_json', 'fates', 'fate_span', 'fates_html']
 
 # %% ../nbs/00_core.ipynb #1f6208f0
 import json
@@ -214,9 +214,22 @@ class RoundStatistics:
         "τ, the block efficiency: tokens emitted per round."
         return _ratio(sum(len(r.emitted) for r in self.rounds), len(self.rounds))
 
+# %% ../nbs/00_core.ipynb #1f0dbcc9
+class LatencyStatistics:
+    "What the times of a result say about waiting; computed, not stored."
+    per_token_latencies: list[float] # s
+
+    def latency(self, percent: float) -> float: # s
+        "That percentile of the time per token, the first token's among them; 0 before any token."
+        return float(np.percentile(self.per_token_latencies, percent)) if self.per_token_latencies else 0.0
+
+    latency_p50 = property(lambda self: self.latency(50), doc="Median time per token, s.")
+    latency_p95 = property(lambda self: self.latency(95), doc="95th percentile, s.")
+    latency_p99 = property(lambda self: self.latency(99), doc="99th percentile, s.")
+
 # %% ../nbs/00_core.ipynb #13a59f5f
 @dataclass
-class GenerationResult(RoundStatistics):
+class GenerationResult(RoundStatistics, LatencyStatistics):
     "Everything one generation produced and measured; one JSON line holds it without loss."
     prompt_ids: list[int]
     generated_ids: list[int]            # the first comes from the prompt's forward, the others from `rounds`
@@ -245,13 +258,6 @@ class GenerationResult(RoundStatistics):
     def num_speculation_rounds(self) -> int: return len(self.rounds) if self.is_speculative else 0
     @property
     def tokens_per_second(self) -> float: return _ratio(self.num_tokens, self.total_time)  # the prompt's forward included
-    latency_p50 = property(lambda self: self.latency(50), doc="Median time per token, s.")
-    latency_p95 = property(lambda self: self.latency(95), doc="95th percentile, s.")
-    latency_p99 = property(lambda self: self.latency(99), doc="99th percentile, s.")
-
-    def latency(self, percent: float) -> float: # s
-        "That percentile of the time per token, the first token's among them; 0 before any token."
-        return float(np.percentile(self.per_token_latencies, percent)) if self.per_token_latencies else 0.0
 
     def summary(self) -> str: return summary(self)
     def to_json(self) -> str: return json.dumps(asdict(self), allow_nan=False)  # ASCII: stays one line for every reader

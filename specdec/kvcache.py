@@ -15,6 +15,12 @@ from .core import InputError, SpecdecError, check
 class CacheFullError(SpecdecError):
     "An append that does not fit; nothing was written."
 
+def _check_fits(stored: Tensor, keys: Tensor, values: Tensor) -> None:
+    "Raise `InputError` unless keys and values have the buffer's batch, heads and dtype."
+    if not (keys.shape[:2] == stored.shape[:2] and keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype == stored.dtype):
+        raise InputError(f"This cache holds [batch, heads] = {list(stored.shape[:2])} in {stored.dtype}. Keys {list(keys.shape)} in {keys.dtype} with values "
+                         f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for another batch or dtype.")
+
 # %% ../nbs/03_kvcache.ipynb #7521b3f4
 class KVCache:
     """Keys and values of every layer, in buffers of a fixed capacity; the first append of a layer allocates its buffer. All
@@ -40,10 +46,7 @@ class KVCache:
                                  "Make it larger, or roll back.")
         if self.keys[layer] is None:
             self.keys[layer], self.values[layer] = (t.new_empty(*t.shape[:2], self.capacity, t.shape[3]) for t in (keys, values))
-        stored = self.keys[layer]
-        if not (keys.shape[:2] == stored.shape[:2] and keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype == stored.dtype):
-            raise InputError(f"This cache holds [batch, heads] = {list(stored.shape[:2])} in {stored.dtype}. Keys {list(keys.shape)} in {keys.dtype} with values "
-                             f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for another batch or dtype.")
+        _check_fits(self.keys[layer], keys, values)
         self.keys[layer][:, :, self.length:end] = keys
         self.values[layer][:, :, self.length:end] = values
         if layer == len(self.keys) - 1: self.length = end

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['FEW', 'CausalLM', 'rms_norm', 'head_size', 'rope_frequencies', 'rotate', 'Positions', 'positions', 'Checkpoint',
            'Linear', 'read_linear', 'grouped_attention', 'Attention', 'MLP', 'Layer', 'StoredRows', 'read_vocabulary',
-           'check_ids', 'sliding_window', 'Llama', 'TransformersLM', 'context_length', 'is_native', 'load_model']
+           'check_ids', 'sliding_window', 'check_window', 'Llama', 'TransformersLM', 'context_length', 'is_native',
+           'load_model']
 
 # %% ../nbs/04_transformer.ipynb #b10cf006
 import copy
@@ -285,6 +286,11 @@ def sliding_window(config) -> int | None: # positions, or None if every token se
     if config.model_type in ("mistral", "phi3"): return config.sliding_window
     return config.sliding_window if "sliding_attention" in (getattr(config, "layer_types", None) or []) else None
 
+def check_window(window: int | None, length: int) -> None:
+    "Raise `ModelError` if so many positions leave the window."
+    if window and length > window:
+        raise ModelError(f"This model attends to a sliding window of {window} positions, and {length} are asked for: keep prompt and answer within the window.")
+
 # %% ../nbs/04_transformer.ipynb #6acdf8df
 class Llama:
     "A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3."
@@ -311,8 +317,7 @@ class Llama:
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
         start, T, depth = cache.length, ids.shape[1], len(self.layers)
-        if self.window and start + T > self.window:
-            raise ModelError(f"This model attends to a sliding window of {self.window} positions, and {start + T} are asked for: keep prompt and answer within the window.")
+        check_window(self.window, start + T)
         check(all(0 <= i <= depth for i in layers), f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
         where = positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
         x = self.embed(ids.to(self.device))

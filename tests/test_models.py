@@ -35,20 +35,20 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 @pytest.fixture
-def stub(home, monkeypatch, tmp_path):
+def converter(home, monkeypatch, tmp_path):
     "A cache whose GGUF is there and whose conversion is instant; `.work` is what it does, `.calls` counts."
     gguf = tmp_path / "smollm2.gguf"
     gguf.write_bytes(b"GGUF")
-    stub = SimpleNamespace(home=home, gguf=gguf, calls=0, work=lambda folder: None)
+    converter = SimpleNamespace(home=home, gguf=gguf, calls=0, work=lambda folder: None)
     def dequantise(gguf, folder):
-        stub.calls += 1
+        converter.calls += 1
         (folder / "config.json").write_text("{}")
-        stub.work(folder)
-        (folder / "model.safetensors").write_text(f"weights {stub.calls}")
+        converter.work(folder)
+        (folder / "model.safetensors").write_text(f"weights {converter.calls}")
     monkeypatch.setattr(models, "dequantise", dequantise)
     monkeypatch.setattr(models, "installed_gguf", lambda: gguf)
     monkeypatch.setattr(models, "check_gguf", lambda gguf: gguf)
-    return stub
+    return converter
 
 def left_in(home): return sorted(f.name for f in home.iterdir() if not f.name.endswith(".lock"))
 
@@ -127,19 +127,19 @@ def test_an_interrupted_replacement_keeps_what_was_there(tmp_path):
         with all_or_nothing(tmp_path / "model") as new: raise KeyboardInterrupt
     assert (tmp_path / "model/file").read_text() == "second" and len(list(tmp_path.iterdir())) == 1
 
-def test_a_conversion_that_fails_leaves_nothing_and_says_why(stub):
+def test_a_conversion_that_fails_leaves_nothing_and_says_why(converter):
     def fail(folder): raise ValueError("unexpected end of file")
-    stub.work = fail
+    converter.work = fail
     with pytest.raises(ModelError, match="unexpected end of file"): fetch()
-    assert left_in(stub.home) == []
-    stub.work = lambda folder: None
+    assert left_in(converter.home) == []
+    converter.work = lambda folder: None
     assert check_folder(fetch())
 
-def test_ctrl_c_leaves_nothing(stub):
+def test_ctrl_c_leaves_nothing(converter):
     def interrupt(folder): raise KeyboardInterrupt
-    stub.work = interrupt
+    converter.work = interrupt
     with pytest.raises(KeyboardInterrupt): fetch()
-    assert left_in(stub.home) == []
+    assert left_in(converter.home) == []
 
 KILLED = """
 import os, signal
@@ -152,43 +152,43 @@ models.dequantise, models.installed_gguf, models.check_gguf = dequantise, lambda
 models.fetch()
 """
 
-def test_a_killed_process_leaves_no_model_and_the_next_fetch_sweeps_up(stub):
+def test_a_killed_process_leaves_no_model_and_the_next_fetch_sweeps_up(converter):
     killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    (leftover,) = left_in(stub.home)
+    (leftover,) = left_in(converter.home)
     assert leftover.startswith("smollm2.partial-")
     check_folder(fetch())  # not held up by the dead process's lock either
-    assert left_in(stub.home) == ["smollm2"]
+    assert left_in(converter.home) == ["smollm2"]
 
-def test_concurrent_fetches_convert_once(stub, capsys):
-    stub.work = lambda folder: time.sleep(.3)
+def test_concurrent_fetches_convert_once(converter, capsys):
+    converter.work = lambda folder: time.sleep(.3)
     found = []
     threads = [threading.Thread(target=lambda: found.append(fetch())) for _ in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    assert stub.calls == 1 and found == [stub.home / "smollm2"] * 4
+    assert converter.calls == 1 and found == [converter.home / "smollm2"] * 4
     assert "waiting" in capsys.readouterr().err
 
-def test_fetch_tells_what_it_does_and_then_is_silent(stub, capsys):
+def test_fetch_tells_what_it_does_and_then_is_silent(converter, capsys):
     fetch()
     first = capsys.readouterr()
     assert "Converting" in first.err and "once" in first.err and first.out == ""
     fetch()
-    assert capsys.readouterr() == ("", "") and stub.calls == 1
+    assert capsys.readouterr() == ("", "") and converter.calls == 1
 
-def test_rebuild_replaces_the_model_but_not_if_it_fails(stub):
+def test_rebuild_replaces_the_model_but_not_if_it_fails(converter):
     folder = fetch()
     flip(folder / "model.safetensors")
     with pytest.raises(ModelError, match="--rebuild"): find_model("smollm2")
     fetch(rebuild=True)
-    assert check_folder(folder) and stub.calls == 2
+    assert check_folder(folder) and converter.calls == 2
     before = check_folder(folder)
     def interrupt(folder): raise KeyboardInterrupt
-    stub.work = interrupt
+    converter.work = interrupt
     with pytest.raises(KeyboardInterrupt): fetch(rebuild=True)
     assert check_folder(folder) == before
 
-def test_a_model_that_is_there_needs_no_lock(stub):
+def test_a_model_that_is_there_needs_no_lock(converter):
     folder = fetch()
     with locked(folder): assert fetch() == folder  # say, a cache that can only be read
 
