@@ -4,11 +4,12 @@
     python tools/mutation.py --out nbs/data/mutation.json
 
 Cosmic Ray makes the mutants; one operator is added to its own: taking a statement out. Each mutant runs in a fork of this process, which has
-imported the heavy libraries once. The file is written after every mutant, and a second call goes on where the first one stopped; what survived is tried again."""
+imported the heavy libraries once, and every processor core tries one at a time. The file is written after every mutant, and a second call goes on where the first one stopped; what survived is tried again."""
 import argparse
 import ast
 import gc
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -101,6 +102,13 @@ def run_tests(module: str, code: str, test: str) -> str: # "survived", or the te
     finally: shutil.rmtree(folder, ignore_errors=True)
 
 
+def try_out(mutant: tuple) -> str: # what became of it: "survived", or the first test that failed
+    "Run the test files on one of `mutants` until one fails."
+    row, code = mutant
+    outcomes = (run_tests(row["module"], code, test) for test in TESTS[row["module"]])
+    return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
+
+
 def _in_child(folder: Path, test: str):
     import pytest
     from hypothesis import Phase, settings
@@ -142,18 +150,17 @@ def main():
     earlier = json.loads(options.out.read_text())["mutants"] if options.out.exists() else []
     known = {row["id"]: row["outcome"] for row in earlier if row["outcome"] != "survived"}
     work = [pair for module in TESTS for pair in mutants(module)]
-    unchanged, results = (ROOT / "specdec" / "rejection.py").read_text(), []
+    unchanged = (ROOT / "specdec" / "rejection.py").read_text()
     for test in dict.fromkeys(test for tests in TESTS.values() for test in tests):
         if (failed := run_tests("rejection", unchanged, test)) != "survived": sys.exit(f"{test} fails without any mutant: {failed}")
-    for row, code in tqdm(work, desc="mutants"):
-        outcomes = (run_tests(row["module"], code, test) for test in TESTS[row["module"]])
-        outcome = known.get(row["id"]) or next((outcome for outcome in outcomes if outcome != "survived"), "survived")
-        results.append(row | {"outcome": outcome})
-        found = {"command": COMMAND, "made": len(work), "summary": summary(results), "mutants": results + [old for old in earlier if old["id"] not in {row["id"] for row in results}]}
-        if row["id"] not in known: options.out.write_text(json.dumps(found, indent=1))
-    found["mutants"] = results
-    options.out.write_text(json.dumps(found, indent=1))
-    for module, score in found["summary"].items(): print(f"{module}: {score['caught']} of {score['tried']} mutants caught")
+    new = [mutant for mutant in work if mutant[0]["id"] not in known]
+    with multiprocessing.get_context("fork").Pool() as pool:
+        for (row, _), outcome in zip(new, tqdm(pool.imap(try_out, new), desc="mutants", total=len(new))):
+            known[row["id"]] = outcome
+            results = [row | {"outcome": known[row["id"]]} for row, _ in work if row["id"] in known]  # in the order of the code
+            options.out.write_text(json.dumps({"command": COMMAND, "made": len(work), "summary": summary(results), "mutants": results}, indent=1))
+    results = [row | {"outcome": known[row["id"]]} for row, _ in work]
+    for module, score in summary(results).items(): print(f"{module}: {score['caught']} of {score['tried']} mutants caught")
     for row in results:
         if row["outcome"] == "survived": print(f"\n{row['module']} line {row['line']}, {row['operator']}", *row["diff"], sep="\n  ")
 
