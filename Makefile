@@ -33,7 +33,7 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	  --ExecutePreprocessor.timeout=900 $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
 
-mutation: setup model       ## change the rules and the loop in every small way, and count what the tests notice (an hour)
+mutation: setup model       ## change the rules and the loop in every small way, and count what the tests notice
 	$(BIN)/python -m pip install --quiet "cosmic-ray>=8.4,<9"
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutation.py --out nbs/data/mutation.json
 

@@ -399,18 +399,20 @@ def prove(as_json: AsJson = False) -> None:
 # %% ../nbs/18_cli.ipynb #16c31295
 @bench.command()
 def peers(prompts: Annotated[int, typer.Option("--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")] = 15,
-          max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens that every run makes.")] = 64,
-          repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved.")] = 3,
+          max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")] = 128,
+          repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved.")] = 2,
           K: RoundLength = 5, device: Device = "auto", dtype: Dtype = "auto",
           out: Annotated[Optional[Path], typer.Option("--out", help="Keep measurements in this JSON Lines file, and skip those it holds.", show_default=False)] = None,
           as_json: AsJson = False) -> None:
-    """Compare with transformers on this machine: speed, overhead and memory, wins and losses alike.
+    """Compare with transformers, and with what the memory allows, on this machine: wins, losses and targets alike.
+
+    All fifteen prompts take about a quarter of an hour on two CPU cores. A minute of it goes to compiling one of the peers.
 
     Examples:
 
     specdec bench peers --prompts 3 --max-new-tokens 16 --repeats 1
 
-    specdec bench peers --max-new-tokens 128 --repeats 5 --out peers.jsonl --json > peers.json"""
+    specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
     from specdec.benchmark import PeersConfig, bench_peers, report_text
     announce_conversion()
     config = PeersConfig(prompts=prompts, max_new_tokens=max_new_tokens, repeats=repeats, K=K, device=device, dtype=dtype)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from .autoregressive import likeliest
 from .core import Source, check
 
 # %% ../nbs/05_rejection.ipynb #0c27fd3b
@@ -73,7 +74,7 @@ def greedy_match(p: Tensor,             # target distributions, [n + 1, V]; logi
                 ) -> tuple[int, int]: # how many draft tokens are accepted (0…n), and the token that follows them
     """Accept draft tokens while each is the target's likeliest, then give the target's own: what `speculative_sampling` does
     when every row of p is a delta, without drawing anything. Right for greedy decoding only."""
-    best = p.argmax(-1).tolist()
+    best = likeliest(p).tolist()
     for i, token in enumerate(tokens):
         if token != best[i]: return i, best[i]
     return len(tokens), best[len(tokens)]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FEW', 'CausalLM', 'rms_norm', 'head_size', 'rope_frequencies', 'rotate', 'Positions', 'positions', 'Checkpoint',
            'Linear', 'read_linear', 'grouped_attention', 'Attention', 'MLP', 'Layer', 'StoredRows', 'read_vocabulary',
-           'check_ids', 'sliding_window', 'check_window', 'Llama', 'TransformersLM', 'context_length', 'is_native',
-           'load_model']
+           'check_ids', 'check_layers', 'sliding_window', 'check_window', 'Llama', 'TransformersLM', 'context_length',
+           'is_native', 'load_model']
 
 # %% ../nbs/04_transformer.ipynb #b10cf006
 import copy
@@ -45,13 +45,15 @@ class CausalLM(Protocol):
         """Append the tokens to the cache and say what may follow each. Hidden state 0 is the embeddings, i comes out of layer i,
         and the last one has been through the final norm."""
 
-# %% ../nbs/04_transformer.ipynb #0586e3b6
+# %% ../nbs/04_transformer.ipynb #37291357
 def rms_norm(x: Tensor,      # [..., n]
              weight: Tensor, # [n], or anything that broadcasts to x
              eps: float,     # added to the mean square
             ) -> Tensor: # [..., n], in x's dtype
     "Divide by the root of the mean square, computed in float32, and scale (Zhang and Sennrich 2019, section 4)."
-    return weight * F.rms_norm(x, x.shape[-1:], None, eps)
+    n = x.shape[-1]
+    if x.dtype == torch.float32 or x.device.type != "cpu": return weight * F.rms_norm(x, (n,), None, eps)
+    return weight * F.layer_norm(torch.cat((x, -x), -1), (2 * n,), eps=eps).narrow(-1, 0, n)  # with its mirror image x has the mean 0
 
 # %% ../nbs/04_transformer.ipynb #ef060676
 def head_size(config) -> int: # numbers per head
@@ -78,9 +80,8 @@ def rotate(x: Tensor,   # [B, T, heads, head_dim]
           ) -> Tensor: # [B, T, heads, head_dim]
     "Turn each pair (i, i + rotary_dim / 2) by its position's angle; numbers past rotary_dim stay as they are."
     dim = cos.shape[-1]
-    x, rest = x[..., :dim], x[..., dim:]
-    turned = x * cos + x.roll(dim // 2, -1) * sin
-    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+    if dim < x.shape[-1]: return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), -1)
+    return x * cos + x.roll(dim // 2, -1) * sin
 
 # %% ../nbs/04_transformer.ipynb #0bd31e71
 @dataclass
@@ -157,7 +158,7 @@ class Linear:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
-        if self.packed: return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        if self.packed: return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
 # %% ../nbs/04_transformer.ipynb #f1368b9f
@@ -207,9 +208,9 @@ class Attention:
                  cache: KVCache, i: int, # where layer i's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
         B, T, _ = x.shape
-        qk, v = self.qkv(x).view(B, T, -1, self.head_dim).split((self.heads + self.kv_heads, self.kv_heads), 2)
+        qk, v = self.qkv(x).view(B, T, -1, self.head_dim).split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 2)
         if self.norm is not None: qk = rms_norm(qk, self.norm, self.eps)
-        q, k = rotate(qk, where.cos, where.sin).transpose(1, 2).split((self.heads, self.kv_heads), 1)
+        q, k = rotate(qk, where.cos, where.sin).transpose(1, 2).split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
         return self.out(grouped_attention(q, k, v, where).transpose(1, 2).reshape(B, T, -1))
 
@@ -224,7 +225,7 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor: # [B, T, hidden] → [B, T, hidden]
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        return self.down(F.silu(gate).mul_(up))
 
 # %% ../nbs/04_transformer.ipynb #130d8f66
 class Layer:
@@ -281,6 +282,10 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
         low, high = (int(t) for t in ids.aminmax())
         check(low >= 0 and high < vocab_size, f"Token ids must lie in 0…{vocab_size - 1}; these go from {low} to {high}: they were made with another tokenizer.")
 
+def check_layers(layers: Sequence[int], depth: int) -> None:
+    "Raise `InputError` for hidden states that a model with so many layers doesn't have."
+    check(all(0 <= i <= depth for i in layers), f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
+
 def sliding_window(config) -> int | None: # positions, or None if every token sees all before it
     "The window of the layers that have one."
     if config.model_type in ("mistral", "phi3"): return config.sliding_window
@@ -294,8 +299,6 @@ def check_window(window: int | None, length: int) -> None:
 # %% ../nbs/04_transformer.ipynb #6acdf8df
 class Llama:
     "A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3."
-    FAMILY = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-
     def __init__(self, config,          # a transformers config that `is_native` accepts
                  tensor: Checkpoint,    # its weights; raises `ModelError` if they don't fit the config
                 ):
@@ -316,16 +319,19 @@ class Llama:
     def forward(self, ids: Tensor, cache: KVCache, last: int | None = None, layers: Sequence[int] = ()):
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
-        start, T, depth = cache.length, ids.shape[1], len(self.layers)
-        check_window(self.window, start + T)
-        check(all(0 <= i <= depth for i in layers), f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
-        where = positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
-        x = self.embed(ids.to(self.device))
+        check_window(self.window, cache.length + ids.shape[1])
+        check_layers(layers, len(self.layers))
+        where = positions(self.frequencies, self.rope_scale, cache.length, ids.shape[1], self.groups, self.dtype)
+        return self.compute(ids.to(self.device), where, cache, last, layers)
+
+    def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None, layers: Sequence[int] = ()):
+        "The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where` and the cache."
+        x = self.embed(ids)
         states = {0: x}
         for i, layer in enumerate(self.layers):
             x = layer(x, where, cache, i)
             if i + 1 in layers: states[i + 1] = x
-        x = states[depth] = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        x = states[len(self.layers)] = rms_norm(x, self.norm, self.config.rms_norm_eps)
         logits = self.head(x[:, -last:] if last else x)
         return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
 
@@ -361,7 +367,7 @@ class TransformersLM:
         check_ids(ids, self.vocab_size)
         end, depth = cache.length + ids.shape[1], self.config.num_hidden_layers
         if end > self.context_length: raise ModelError(f"This model's positions end at {self.context_length}, and {end} are asked for.")
-        check(all(0 <= i <= depth for i in layers), f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
+        check_layers(layers, depth)
         keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
         output = self.model(input_ids=ids.to(self.device), past_key_values=as_transformers_cache(cache), use_cache=True,
                             output_hidden_states=bool(layers), **keep)
@@ -382,7 +388,7 @@ def context_length(config) -> int: # positions
 # %% ../nbs/04_transformer.ipynb #0bf9bf80
 def is_native(config) -> bool:
     "Whether `Llama` computes what this config describes; rotary embeddings whose frequencies depend on the length are left to transformers."
-    if config.model_type not in Llama.FAMILY: return False
+    if config.model_type not in ("llama", "mistral", "qwen2", "qwen3", "phi3"): return False
     rope, kinds = config.rope_parameters, set(getattr(config, "layer_types", None) or [])
     return (config.hidden_act == "silu"
             and rope["rope_type"] in ("default", "linear", "llama3", "yarn")

@@ -16,8 +16,12 @@ from specdec.models import fetch, load_tokenizer, prompts
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 
 
-def timed(method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t") -> b.Measurement:
-    return b.Measurement("run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds})
+def timed(method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t", **more) -> b.Measurement:
+    return b.Measurement("run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more})
+
+
+def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> b.Measurement:
+    return b.Measurement("run", method, prompt, prompt.split("_")[0], repeat, tokens, seconds, "", details)
 
 
 def peer(ids: list[int], n: int): return list(range(n)), {"model_seconds": 0.0}
@@ -26,7 +30,7 @@ def one_id(prompt): return [1]
 
 # Settings and order
 
-@pytest.mark.parametrize("wrong", [dict(prompts=0), dict(prompts=16), dict(repeats=0), dict(max_new_tokens=0), dict(K=0), dict(K=1.5)])
+@pytest.mark.parametrize("wrong", [dict(prompts=0), dict(prompts=16), dict(repeats=0), dict(max_new_tokens=1), dict(max_new_tokens=0), dict(K=0), dict(K=1.5)])
 def test_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong)) if wrong != dict(prompts=16) else "15 prompts"): b.PeersConfig(**wrong)
 
@@ -38,11 +42,16 @@ def test_prompts_take_the_domains_in_turn():
 
 def test_schedule_is_interleaved_and_takes_turns():
     methods = ["a", "b", "c"]
-    jobs = list(b.schedule(b.PeersConfig(prompts=3, repeats=3), methods))
+    jobs = list(b.schedule(b.PeersConfig(prompts=15, repeats=4), methods))
     groups = [jobs[i:i + 3] for i in range(0, len(jobs), 3)]
-    assert len(jobs) == 27 == len(set(jobs))
+    assert len(jobs) == 180 == len(set(jobs))
     assert all(len({(repeat, prompt) for repeat, prompt, _ in group}) == 1 and {m for _, _, m in group} == set(methods) for group in groups)
-    assert {first[2]: sum(g[0][2] == first[2] for g in groups) for first, *_ in groups} == dict.fromkeys(methods, 3)
+    orders = [[m for _, _, m in group] for group in groups]
+    for one, other in (("a", "b"), ("b", "c"), ("a", "c")):  # neither of two is favoured by always running first
+        assert 24 <= sum(order.index(one) < order.index(other) for order in orders) <= 36
+    assert all(15 <= sum(order[0] == m for order in orders) <= 25 for m in methods)
+    for i in range(15):  # and a prompt's next repeat runs the other way round
+        assert [order.index("a") < order.index("b") for order in orders[i::15]].count(True) == 2
 
 
 def test_fingerprint_ignores_how_many_and_nothing_else():
@@ -50,6 +59,18 @@ def test_fingerprint_ignores_how_many_and_nothing_else():
     run = b.run_fingerprint(SMALL, machine)
     assert len(run) == 12 and run == b.run_fingerprint(replace(SMALL, repeats=9, prompts=15), machine)
     assert run not in {b.run_fingerprint(replace(SMALL, K=2), machine), b.run_fingerprint(replace(SMALL, max_new_tokens=5), machine), b.run_fingerprint(SMALL, {"torch": "2"})}
+
+
+def test_other_code_is_another_run(monkeypatch, tmp_path):
+    assert b.environment("cpu", "float32")["code"] == b.code_digest() == b.code_digest()
+    before = b.code_digest()
+    (tmp_path / "one.py").write_text("x = 1")
+    monkeypatch.setattr(b.resources, "files", lambda package: tmp_path)
+    changed = b.code_digest()
+    (tmp_path / "notes.txt").write_text("not code")
+    assert changed != before and b.code_digest() == changed
+    (tmp_path / "one.py").write_text("x = 2")
+    assert b.code_digest() != changed
 
 
 def test_environment_names_no_host_and_no_path():
@@ -70,8 +91,40 @@ def test_ratios_are_taken_within_a_repeat():
             timed("plain", "code_0", 1, 10), timed("transformers", "code_0", 1, 15),  # 1.5, on a slower machine
             timed("plain", "code_0", 2, 1), timed("transformers", "code_0", 2, 9),    # 9: an outlier
             timed("plain", "code_0", 3, 1), timed("transformers", "code_1", 3, 1)]    # no partners
-    assert b.speed_ratios(runs, "plain", "transformers") == {"code_0": 2.0}
-    assert b.speed_ratios(runs, "plain", "ngram") == {}
+    assert b.paired_ratios(runs, "plain", "transformers") == {"code_0": 2.0}
+    assert b.paired_ratios(runs, "plain", "ngram") == {}
+
+
+def test_a_step_is_what_comes_after_the_first_token():
+    run = timed("plain", "code_0", 0, 5.0, decode_seconds=3.5)  # 8 tokens: 7 steps
+    assert run.steps_per_second == 2 and run.tokens_per_second == 8 / 5
+    assert probed("floor", "code_0", 0, 1, 0.25).steps_per_second == 4
+
+
+def test_the_floor_is_that_of_the_neighbourhood():
+    runs = [timed("plain", "code_0", 0, 9, decode_seconds=7.0), probed("floor", "code_0", 0, 1, 0.5), probed("verify8", "code_0", 0, 8, 1.5),  # half; 3
+            timed("plain", "code_0", 1, 9, decode_seconds=14.0), probed("floor", "code_0", 1, 1, 1.0), probed("verify8", "code_0", 1, 8, 3.0),  # a slow moment: the same
+            probed("floor", "code_0", 2, 1, 100.0), timed("plain", "code_1", 0, 9, decode_seconds=7.0)]  # no partners
+    assert b.paired_ratios(runs, *b.RATIOS["plain_vs_floor"]) == {"code_0": 0.5}
+    assert b.paired_ratios(runs, *b.RATIOS["verify8_vs_floor"]) == {"code_0": 3.0}
+
+
+def test_prefill_above_one_means_ours_is_faster():
+    runs = [probed("prefill", "code_0", 0, 1024, 2.0), probed("prefill_transformers", "code_0", 0, 1024, 3.0)]
+    assert b.paired_ratios(runs, *b.RATIOS["prefill_vs_transformers"]) == {"code_0": pytest.approx(1.5)}
+
+
+def test_floor_figures_show_the_spread_of_the_bandwidth():
+    runs = [probed("floor", f"code_{i}", 0, 1, 10 / rate, nbytes=10, bandwidth=rate) for i, rate in enumerate((2.0, 4.0, 8.0))]
+    assert b.floor_figures(runs) == {"weight_bytes": 10, "bandwidth": {"median": 4.0, "quartiles": [3.0, 6.0]}, "measured": 3, "seconds": 2.5}
+    assert b.floor_figures([]) is None
+
+
+@pytest.mark.parametrize("name", b.TARGETS)
+def test_each_target_is_met_at_its_limit_and_missed_beyond(name):
+    way, limit = b.TARGETS[name]
+    worse = limit * (0.99 if way == "at least" else 1.01)
+    assert b.targets_met({name: limit}) == {name: True} and b.targets_met({name: worse}) == {name: False} and b.targets_met({name: None}) == {}
 
 
 def test_overhead_is_the_time_outside_the_models():
@@ -86,33 +139,54 @@ def test_summary_by_domain():
     assert b.summarise({}, {}) is None
 
 
+SECONDS = {"plain": 1.0, "ngram": 1.25, "transformers": 2.5, "prompt_lookup": 1.0, "compiled": 0.5, "assisted": 10.0}
+
+
 def full_report(plain: float = 1.0, memory: int = 120) -> dict:
-    seconds = {"plain": plain, "ngram": 1.25, "transformers": 2.0, "prompt_lookup": 1.0}
-    runs = [timed(method, prompt, repeat, s, 0.98 * s) for method, s in seconds.items() for prompt in ("code_0", "conversation_0") for repeat in (0, 1)]
+    where = [(prompt, repeat) for prompt in ("code_0", "conversation_0") for repeat in (0, 1)]
+    runs = [timed(method, *at, s, 0.98 * s, decode_seconds=0.7 * s) for method, s in (SECONDS | {"plain": plain}).items() for at in where]  # 10 steps/s
+    for at in where: runs += [probed("floor", *at, 1, 0.05, nbytes=100, bandwidth=2000.0), probed("verify8", *at, 8, 0.1), probed("prefill", *at, 1024, 2.0),
+                              probed("prefill_transformers", *at, 1024, 1.0)]
     runs.append(b.Measurement("run", "memory", "longest", "", 0, 128, 0.0, "", {"after_imports": 50, "peak": 50 + memory, "weights": 80, "cache": 20}))
+    runs += [b.Measurement("run", "load", "compiled", "", 0, 0, 2.0, ""), b.Measurement("run", "startup", "compiled", "", 0, 8, 40.0, "")]
     return b.make_report(SMALL, b.environment("cpu", "float32"), runs, {}, True)
 
 
 def test_report_counts_wins_and_losses_alike():
     report = full_report()
-    assert report["ratios"] == pytest.approx({"plain_vs_transformers": 2, "ngram_vs_plain": 0.8, "ngram_vs_prompt_lookup": 0.8, "overhead": 0.02, "memory_vs_model": 1.2})
-    assert report["goals_met"] == {"plain_vs_transformers": True, "overhead": True, "memory_vs_model": True}
-    assert report["spread"]["ngram_vs_plain"]["above_one"] == 0
+    assert report["ratios"] == pytest.approx({"plain_vs_transformers": 2.5, "plain_vs_compiled": 0.5, "plain_vs_floor": 0.5, "verify8_vs_floor": 2, "prefill_vs_transformers": 0.5,
+                                              "ngram_vs_plain": 0.8, "ngram_vs_prompt_lookup": 0.8, "ngram_vs_assisted": 8, "overhead": 0.02, "memory_vs_model": 1.2})
+    assert {name for name, met in report["goals_met"].items() if not met} == {"plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup"}
+    assert len(report["goals_met"]) == len(b.TARGETS) and report["targets"]["overhead"] == "at most 0.03"
+    assert report["spread"]["ngram_vs_plain"]["above_one"] == 0 and report["startup_seconds"] == {"compiled": {"load": 2.0, "first_run": 40.0}}
     text = b.report_text(report)
-    assert all(name in text for name in report["ratios"]) and all(name in text for name in b.METHODS.values()) and "0 of 2" in text and "missed" not in text
+    assert all(name in text for name in report["ratios"]) and all(name in text for name in b.METHODS.values()) and "0 of 2" in text and "42.0 s" in text
+    assert text.count(": missed") == 3 and "5 met, 3 missed: plain_vs_compiled, prefill_vs_transformers, ngram_vs_prompt_lookup." in text
+    assert "at 0.0 GB/s" in text and "measured 4 times" in text
 
 
 def test_a_missed_goal_is_said():
     report = full_report(plain=1.9, memory=140)
-    assert report["goals_met"] == {"plain_vs_transformers": False, "overhead": True, "memory_vs_model": False}
-    assert b.report_text(report).count(": missed") == 2
+    assert not any(report["goals_met"][name] for name in ("plain_vs_transformers", "plain_vs_floor", "memory_vs_model"))
+    assert b.report_text(report).count(": missed") == 6
 
 
 def test_report_is_json_and_says_what_is_missing():
-    report = b.make_report(SMALL, b.environment("cpu", "float32"), [], {"transformers": "ImportError: no"}, False)
-    assert json.loads(json.dumps(report)) == report and set(report["ratios"].values()) == {None} and report["goals_met"] == {}
+    report = b.make_report(SMALL, b.environment("cpu", "float32"), [], {"transformers": "ImportError: no", "floor": "RuntimeError: too small"}, False)
+    assert json.loads(json.dumps(report)) == report and set(report["ratios"].values()) == {None} and report["goals_met"] == {} and report["floor"] is None
     text = b.report_text(report)
-    assert "not measured" in text and "ImportError: no" in text and "Interrupted" in text
+    assert text.count("not measured") == len(report["ratios"]) + 1 and "ImportError: no" in text and "the weights once is missing: RuntimeError" in text and "Interrupted" in text
+
+
+def test_columns_stand_below_each_other():
+    lines = b.report_text(full_report()).splitlines()
+    ends = {len(line) for line in lines if line.startswith(("specdec", "transformers ", "tokens/s")) and line.endswith(("start-up", " s"))}
+    assert len(ends) == 1 and all("  " in line or " " in line for line in lines if line)
+
+
+def test_methods_are_listed_in_one_order():
+    runs = [timed(method, "code_0", 0, 1) for method in ("mine", *reversed(b.METHODS))]
+    assert list(b.method_figures(runs, {"code_0": "code"})) == [*b.METHODS, "mine"]
 
 
 def test_equal_texts_are_counted():
@@ -155,21 +229,21 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path):
 def test_a_rerun_measures_only_what_is_missing(tmp_path):
     calls = []
     def counted(ids, n): calls.append(n); return peer(ids, n)
-    for repeats, expected in ((2, 1 + 4), (2, 0), (3, 1 + 2)):  # a warm-up, then two prompts a repeat
+    for repeats, expected in ((2, 2 + 4), (2, 0), (3, 2 + 2)):  # two to warm up, then two prompts a repeat
         calls.clear()
         b.run_peers(replace(SMALL, repeats=repeats), {"p": counted}, one_id, b.Results(tmp_path / "r.jsonl"), "run", {})
         assert len(calls) == expected
-    assert len(b.Results(tmp_path / "r.jsonl").of("run")) == 6
+    assert [m.method for m in b.Results(tmp_path / "r.jsonl").of("run")].count("p") == 6
 
 
 def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
     calls = []
     def interrupted(ids, n):
         calls.append(n)
-        if len(calls) == 4: raise KeyboardInterrupt
+        if len(calls) == 5: raise KeyboardInterrupt
         return peer(ids, n)
     with pytest.raises(KeyboardInterrupt): b.run_peers(SMALL, {"p": interrupted}, one_id, b.Results(tmp_path / "r.jsonl"), "run", {})
-    assert len(b.Results(tmp_path / "r.jsonl").of("run")) == 2  # of four: one warm-up, two runs, the interrupt
+    assert [m.method for m in b.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]  # of four: two to warm up, two runs, the interrupt
 
 
 def test_a_peer_that_fails_says_why_and_the_rest_goes_on():
@@ -178,7 +252,95 @@ def test_a_peer_that_fails_says_why_and_the_rest_goes_on():
     failed, results = {}, b.Results()
     b.run_peers(SMALL, {"broken": broken, "short": short, "good": peer}, one_id, results, "run", failed)
     assert failed == {"broken": "RuntimeError: out of luck", "short": "ModelError: It made 1 tokens where 4 were asked for."}
-    assert {m.method for m in results.of("run")} == {"good"} and len(results.of("run")) == 4
+    assert [m.method for m in results.of("run")] == ["startup", "good", "good", "good", "good"]
+
+
+def test_a_probe_that_fails_says_why_and_the_rest_goes_on():
+    def broken(ids): raise RuntimeError("no such memory")
+    failed, results = {}, b.Results()
+    b.run_peers(SMALL, {"good": peer}, one_id, results, "run", failed, {"floor": broken, "verify8": lambda ids: (8, 0.5, "", {})})
+    assert failed == {"floor": "RuntimeError: no such memory"}
+    assert sorted(m.method for m in results.of("run")) == ["good"] * 4 + ["startup"] + ["verify8"] * 4  # a probe's start-up is nobody's
+
+
+def test_start_up_is_what_the_first_run_takes_longer(monkeypatch):
+    clock = iter([0, 40, 40, 41, 41, 42, 42, 43, 43, 44, 44, 45])  # 40 s, then a second each
+    monkeypatch.setattr(b.time, "perf_counter", lambda: next(clock))
+    results, config = b.Results(), replace(SMALL, prompts=1)
+    b.run_peers(config, {"p": peer}, one_id, results, "run", {})
+    assert [(m.method, m.prompt, m.seconds) for m in results.of("run")] == [("startup", "p", 39), ("p", "code_000", 1), ("p", "code_000", 1)]
+    b.run_peers(replace(config, repeats=3), {"p": peer}, one_id, results, "run", {})  # a warm start later doesn't replace it
+    assert [m.seconds for m in results.of("run") if m.method == "startup"] == [39]
+
+
+def test_a_long_reason_is_cut():
+    assert b.reason(RuntimeError("a\n b")) == "RuntimeError: a b" and len(b.reason(RuntimeError("word " * 500))) < 310
+
+
+class Shortened:
+    "A model that fails while it drafts with its first layers."
+    device = torch.device("cpu")
+    def __init__(self): self.config = type("Config", (), {"num_hidden_layers": 30})()
+    def generate(self, *args, assistant_early_exit, **options):
+        self.config.num_hidden_layers = assistant_early_exit
+        raise KeyboardInterrupt
+
+
+def test_an_early_exit_that_breaks_leaves_the_model_whole():
+    model = Shortened()
+    with pytest.raises(KeyboardInterrupt): b.transformers_peer(model, assistant_early_exit=4)([1], 2)
+    assert model.config.num_hidden_layers == 30
+
+
+def test_compile_folder_is_put_back(monkeypatch):
+    import os
+    for before in (None, "mine"):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if before: monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
+        with pytest.raises(RuntimeError), b.compile_folder("other"):
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "other"
+            raise RuntimeError
+        assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
+
+
+# Probes
+
+class Counting:
+    "A model that only notes what it was asked."
+    device = torch.device("cpu")
+    def __init__(self): self.seen = []
+    def new_cache(self, capacity): return Cache(capacity)
+    def forward(self, ids, cache, last=None):
+        self.seen.append((cache.length, ids.shape[1], last))
+        cache.length += ids.shape[1]
+        assert cache.length <= cache.capacity
+        return torch.zeros(1, last or ids.shape[1], 3)
+
+
+class Cache:
+    def __init__(self, capacity): self.capacity, self.length = capacity, 0
+    def rollback(self, length): self.length = length
+
+
+def test_verifying_stands_on_the_prompt_and_asks_for_all_logits():
+    model = Counting()
+    tokens, seconds, text, _ = b.verify_probe(model, repeats=3)([5, 6, 7])
+    assert (tokens, text) == (8, "") and seconds > 0
+    assert model.seen == [(0, 3, 1)] + [(3, 8, None)] * 3
+
+
+def test_prefill_reads_a_thousand_tokens_for_the_last_logits():
+    model = Counting()
+    tokens, seconds, _, _ = b.specdec_probes(model, 1)["prefill"]([5, 6, 7])
+    assert tokens == 1024 and seconds > 0 and model.seen == [(0, 1024, 1)]
+    seen = []
+    b.prefill_probe(lambda ids: seen.append(ids) or torch.zeros(1, 1, 1), tokens=7)([5, 6, 7])
+    assert seen[0].tolist() == [[5, 6, 7, 5, 6, 7, 5]]
+
+
+def test_the_floor_probe_divides_bytes_by_bandwidth(monkeypatch):
+    monkeypatch.setattr(b, "memory_bandwidth", lambda device: 4e9)
+    assert b.floor_probe(10**9, torch.device("cpu"))([1]) == (1, 0.25, "", {"nbytes": 10**9, "bandwidth": 4e9})
 
 
 # A tiny model, end to end
@@ -194,36 +356,65 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch):
+@pytest.fixture
+def quick(monkeypatch):
+    "No child processes, a pretend bandwidth, and a `torch.compile` that only notes what it was asked."
     monkeypatch.setattr(b, "memory_in_child", lambda config: {"after_imports": 1, "peak": 4, "weights": 2, "cache": 1})
+    monkeypatch.setattr(b, "memory_bandwidth", lambda device: 1e9)
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda work=None, **options: compiled.append(options) or (lambda *args, **more: compiled.append("step") or work(*args, **more)))
+    return compiled
+
+
+def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     config = b.PeersConfig(model=str(tiny), dtype="float32", prompts=2, max_new_tokens=12, repeats=2)
     report = b.bench_peers(config, tmp_path / "r.jsonl")
-    assert report["complete"] and report["failed"] == {} and set(report["methods"]) == set(b.METHODS)
+    assert report["complete"] and report["failed"] == {} and set(report["methods"]) == set(b.METHODS) == set(report["startup_seconds"])
+    assert all(set(start) == {"load", "first_run"} and start["load"] > 0 for start in report["startup_seconds"].values())
     assert all(value is not None for value in report["ratios"].values()) and report["ratios"]["memory_vs_model"] == 1
     assert all(figures["texts_equal_to_plain"] == 2 for figures in report["methods"].values())  # float32: the same greedy tokens everywhere
     assert 0 < report["ratios"]["overhead"] < 1
+    parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once
+    assert report["floor"] == {"weight_bytes": 4 * parameters, "bandwidth": {"median": 1e9, "quartiles": [1e9, 1e9]}, "measured": 4, "seconds": 4 * parameters / 1e9}
+    assert quick[0]["mode"] == "reduce-overhead" and quick.count("step") == len(quick) - 1 == 2 * 7 + 4 * 11  # compiled once, and every step but the prompt's goes through it
     monkeypatch.setattr(b, "measure", lambda *words: pytest.fail("measured again"))
     again = b.bench_peers(config, tmp_path / "r.jsonl")
     assert again == report
 
 
-def test_interrupting_a_generation_stops_the_benchmark(tiny, monkeypatch):
-    monkeypatch.setattr(b, "memory_in_child", lambda config: {"after_imports": 1, "peak": 4, "weights": 2, "cache": 1})
+def test_without_a_compiler_the_compiled_peer_says_so(tiny, monkeypatch, quick):
+    def compile(work=None, **options): return lambda *args, **more: (_ for _ in ()).throw(RuntimeError("No working C++ compiler found"))
+    monkeypatch.setattr(torch, "compile", compile)
+    report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
+    assert report["failed"] == {"compiled": "RuntimeError: No working C++ compiler found"} and report["complete"]
+    assert set(report["methods"]) == set(b.METHODS) - {"compiled"} and report["ratios"]["plain_vs_compiled"] is None
+    assert "transformers compiled is missing: RuntimeError: No working C++ compiler found" in b.report_text(report)
+
+
+def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
+    report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1), leave_out=["compiled", "memory", "floor", "assisted"])
+    assert set(report["failed"]) == {"compiled", "memory", "floor", "assisted"} and quick == [] and report["floor"] is None and report["memory_bytes"] is None
+    assert set(report["methods"]) == set(b.METHODS) - {"compiled", "assisted"} and report["ratios"]["prefill_vs_transformers"] > 0
+
+
+@pytest.mark.parametrize("place", ["specdec.speculative.NGramDrafter.propose", "specdec.benchmark.memory_bandwidth", "specdec.benchmark.memory_in_child"])
+def test_interrupting_anything_stops_the_benchmark(tiny, monkeypatch, quick, place):
     calls = []
-    def interrupt(self, K, transform, source):
-        calls.append(K)
+    def interrupt(*words):
+        calls.append(words)
         raise KeyboardInterrupt
-    monkeypatch.setattr("specdec.speculative.NGramDrafter.propose", interrupt)
+    monkeypatch.setattr(place, interrupt)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=6, repeats=1))
-    assert not report["complete"] and len(calls) == 1 and report["ratios"]["memory_vs_model"] == 1
+    assert not report["complete"] and len(calls) == 1 and (report["ratios"]["memory_vs_model"] == 1) == ("child" not in place)
 
 
-def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch):
+def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch, quick):
     monkeypatch.setattr(b, "memory_in_child", lambda config: (_ for _ in ()).throw(ModelError("no /proc here")))
     monkeypatch.setattr(b, "load_transformers", lambda *words: 1 / 0)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
-    assert report["complete"] and set(report["methods"]) == {"plain", "ngram"}
-    assert set(report["failed"]) == {"transformers", "prompt_lookup", "memory"} and "no /proc here" in report["failed"]["memory"]
+    assert report["complete"] and set(report["methods"]) == {"plain", "ngram"} and report["ratios"]["plain_vs_floor"] > 0
+    assert set(report["failed"]) == {*b.THEIRS, "memory"} and "no /proc here" in report["failed"]["memory"]
+    assert set(b.THEIRS) == (b.METHODS.keys() | b.PROBES.keys()) - {"plain", "ngram", "floor", "verify8", "prefill"}
 
 
 def test_memory_is_measured_in_a_fresh_process(tiny):
@@ -253,8 +444,14 @@ def test_command_prints_json_and_the_interrupted_code(monkeypatch):
     assert stopped.exit_code == ExitCode.INTERRUPTED and "Interrupted" in stopped.stdout
 
 
+def test_the_command_has_the_defaults_of_the_config(monkeypatch):
+    asked = []
+    monkeypatch.setattr(b, "bench_peers", lambda config, out: asked.append(config) or full_report())
+    assert CliRunner().invoke(app, ["bench", "peers"]).exit_code == ExitCode.DONE and asked == [b.PeersConfig()]
+
+
 def test_a_damaged_results_file_is_exit_code_2_before_any_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(b, "load_peers", lambda config: pytest.fail("a model was opened"))
+    monkeypatch.setattr(b, "load_peers", lambda *words: pytest.fail("a model was opened"))
     (tmp_path / "r.jsonl").write_text("{\n")
     done = CliRunner().invoke(app, ["bench", "peers", "--out", str(tmp_path / "r.jsonl")])
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1) and "line 1" in done.stderr

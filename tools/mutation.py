@@ -33,7 +33,7 @@ TESTS = {  # for each module the test files that look at it, those that notice m
     "speculative": ["test_speculative", "test_proof", "test_gallery", "test_pairs", "test_lossless"],
 }
 COMMAND = "python tools/mutation.py --out nbs/data/mutation.json"
-LIMIT = 40  # seconds; a mutant that keeps one test busy for longer hangs, and is caught (the slowest takes 10)
+LIMIT = 40  # seconds of processor time; a mutant that keeps one test busy for longer hangs, and is caught (the slowest takes 10)
 OPERATORS = re.compile(r"core/(ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul)|NumberReplacer|AddNot|ReplaceTrueWithFalse|ReplaceFalseWithTrue"
                        r"|ReplaceAndWithOr|ReplaceOrWithAnd|ReplaceBreakWithContinue|ReplaceContinueWithBreak|ZeroIterationForLoop|RemoveDecorator"
                        r"|ReplaceUnaryOperator_Delete_USub|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Lt_LtE|Lt_GtE|LtE_Lt|LtE_Gt|Gt_GtE|Gt_LtE|GtE_Gt|GtE_Lt"
@@ -117,14 +117,14 @@ def _in_child(folder: Path, test: str):
     class Report:
         def pytest_runtest_logstart(self, nodeid):
             self.test = nodeid.split("::", 1)[-1]
-            signal.alarm(LIMIT)
+            signal.setitimer(signal.ITIMER_PROF, LIMIT)
         def pytest_runtest_logreport(self, report):
             if report.failed: (folder / "failed").write_text(self.test)
         def hangs(self, *_):
             (folder / "failed").write_text(f"{self.test} (hangs)")
             os._exit(1)
     report = Report()
-    signal.signal(signal.SIGALRM, report.hangs)
+    signal.signal(signal.SIGPROF, report.hangs)
     sys.path.insert(0, str(folder))
     os.chdir(folder)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -1,0 +1,268 @@
+"""The formulas for work and traffic against PyTorch's own counter and real tensors, the roofline against brute force, and the meters
+on work whose time or memory is known. Nothing here asserts how fast the machine is."""
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig, Qwen3Config
+
+import specdec.profiling as profiling
+from specdec.autoregressive import Transform
+from specdec.core import InputError, ModelError, TorchSource
+from specdec.profiling import (MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens, matrix_rate, matrix_weights,
+                               memory_bandwidth, operation_seconds, readers, reset_resident_peak, resident_bytes, weight_bytes_read)
+from specdec.speculative import NGramDrafter, speculate
+from specdec.transformer import TransformersLM
+
+CPU = torch.device("cpu")
+SHAPE = dict(vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=128)
+CONFIGS = {
+    "grouped, tied": LlamaConfig(**SHAPE, num_key_value_heads=2, tie_word_embeddings=True),
+    "every head its own, untied": LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=False),
+    "heads of another size": Qwen3Config(**SHAPE, num_key_value_heads=1, head_dim=16, tie_word_embeddings=False),
+}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def library(config):
+    torch.manual_seed(0)
+    config._attn_implementation = "eager"
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+# --- Bandwidth and rate -----------------------------------------------------------------------------------------------
+
+def test_fastest_takes_the_shortest_and_does_not_time_the_first(monkeypatch):
+    clock, calls = [0.0], []
+    durations = iter([0.1, 5.0, 2.0, 3.0])  # the first is the shortest, but it is the warm-up
+    monkeypatch.setattr("specdec.core.time.perf_counter", lambda: clock[0])
+    def work():
+        calls.append(1)
+        clock[0] += next(durations)
+    assert fastest(work, CPU, 3) == 2.0 and len(calls) == 4
+
+
+def test_every_way_of_reading_reads_the_whole_buffer():
+    """A change at either end, in the middle or at a boundary of halves changes what each of them returns."""
+    size = 2**20
+    for name in readers(size, CPU):
+        for place in (0, size // 16 - 1, size // 16, size // 8 - 1):
+            ways = readers(size, CPU)
+            whole = ways["largest int64"].__self__
+            assert whole.nbytes == size
+            before = ways[name]().clone()
+            whole[place] = 2**62 + 2**30 + 1  # both float32 halves change: 2.0 above, 2e-9 below
+            assert not torch.equal(ways[name](), before), (name, place)
+
+
+@pytest.mark.parametrize("size, used", [(2**20, 2**20), (2**20 + 15, 2**20), (None, 2**28)])
+def test_bandwidth_is_bytes_over_the_fastest_way(monkeypatch, size, used):
+    seconds = {"a": 4.0, "b": 0.5, "c": 1.0}
+    seen = []
+    monkeypatch.setattr(profiling, "readers", lambda nbytes, device: seen.append((nbytes, device)) or seconds)
+    monkeypatch.setattr(profiling, "fastest", lambda work, device, repeats: work)
+    assert memory_bandwidth(size=size) == used / 0.5
+    assert seen == [(size or used, CPU)]
+
+
+def test_a_gpu_gets_a_larger_buffer(monkeypatch):
+    monkeypatch.setattr(profiling, "readers", lambda nbytes, device: {"only": nbytes})
+    monkeypatch.setattr(profiling, "fastest", lambda work, device, repeats: 1.0 if device.type == "cuda" else 0.0)
+    assert memory_bandwidth("cuda") == 2**31
+
+
+def test_bandwidth_and_rate_are_measured():
+    assert 1e8 < memory_bandwidth(size=2**24, repeats=2) < 1e14
+    assert 1e7 < matrix_rate(size=128, repeats=2) < 1e16
+
+
+def test_matrix_rate_counts_a_multiplication_and_an_addition(monkeypatch):
+    """The counter watches the one product that the stopwatch would time."""
+    with FlopCounterMode(display=False) as counter:
+        monkeypatch.setattr(profiling, "fastest", lambda work, device, repeats: 2.0 if work() is not None else None)
+        assert matrix_rate(CPU, torch.bfloat16, size=24) * 2.0 == 2 * 24**3
+    assert counter.get_total_flops() == 2 * 24**3
+
+
+@pytest.mark.parametrize("call", [lambda: memory_bandwidth(size=2**20 - 1), lambda: memory_bandwidth(size=1e9), lambda: memory_bandwidth(repeats=0),
+                                  lambda: matrix_rate(size=0), lambda: matrix_rate(repeats=0), lambda: matrix_rate(size=2.5)])
+def test_wrong_sizes_are_refused(call):
+    with pytest.raises(InputError): call()
+
+
+def test_floor():
+    assert floor_seconds(0, 5.0) == 0 and floor_seconds(10, 4.0) == 2.5
+    for nbytes, bandwidth in [(-1, 1), (1, 0), (1, -2), (1, float("nan")), (1, float("inf"))]:
+        with pytest.raises(InputError): floor_seconds(nbytes, bandwidth)
+
+
+# --- Work and traffic -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("T, S", [(1, 0), (1, 9), (5, 0), (4, 17)])
+def test_flops_are_what_pytorch_counts(name, T, S):
+    """Written out, attention computes the T (T − 1) / 2 pairs that the mask then hides; a fused one, and the formula, do not."""
+    config, model = CONFIGS[name], library(CONFIGS[name])
+    with torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        if S: model(torch.ones(1, S, dtype=torch.long), past_key_values=cache)
+        with FlopCounterMode(display=False) as counter: model(torch.ones(1, T, dtype=torch.long), past_key_values=cache)
+    head = config.head_dim if config.model_type == "qwen3" else 8
+    hidden = 4 * 3 * 4 * head * T * (T - 1) // 2
+    assert counter.get_total_flops() == forward_flops(config, T, S) + hidden
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bytes_are_the_parameters_and_the_cache(name):
+    config, model = CONFIGS[name], library(CONFIGS[name])
+    ids = torch.ones(1, 11, dtype=torch.long)
+    own = TransformersLM(model)
+    cache = own.new_cache(11)
+    own.forward(ids, cache)
+    embedding = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    inside = sum(p.numel() for n, p in model.named_parameters() if "q_norm" in n or "k_norm" in n)  # Qwen3's, a few numbers: left out
+    assert weight_bytes_read(config, torch.float32) == 4 * (model.num_parameters() - embedding - inside)
+    assert context_bytes(config, 11, torch.float32) == cache.nbytes
+    assert forward_bytes(config, 8, 3, torch.float32) == weight_bytes_read(config, torch.float32) + cache.nbytes
+    assert forward_bytes(config, 8, 3, torch.bfloat16) * 2 == forward_bytes(config, 8, 3, torch.float32)
+    assert matrix_weights(config) == sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n) + (97 * 32 if config.tie_word_embeddings else 0)
+
+
+def test_llama_2_7b_has_the_known_number_of_parameters():
+    """6,738,415,616, as published with the weights; the embedding is not read."""
+    config = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, vocab_size=32000)
+    assert weight_bytes_read(config, torch.float16) == 2 * (6_738_415_616 - 32000 * 4096)
+
+
+def test_the_head_can_be_left_out_for_all_but_the_last():
+    config = CONFIGS["grouped, tied"]
+    assert forward_flops(config, 9, 4) - forward_flops(config, 9, 4, last=2) == 2 * 7 * 97 * 32
+    assert forward_flops(config, 2, 4, last=5) == forward_flops(config, 2, 4)
+
+
+def test_what_the_formulas_do_not_cover_is_refused():
+    config = CONFIGS["grouped, tied"]
+    for call in (lambda: forward_flops(config, 0, 1), lambda: forward_flops(config, 1, -1), lambda: forward_bytes(config, 1.0, 1, torch.float32),
+                 lambda: forward_flops(GPT2Config(), 1, 1), lambda: forward_bytes(GPT2Config(), 1, 1, torch.float32), lambda: matrix_weights(GPT2Config())):
+        with pytest.raises(InputError): call()
+
+
+# --- Roofline ---------------------------------------------------------------------------------------------------------
+
+positive = st.floats(1e3, 1e15)
+
+@given(positive, positive, positive, positive)
+def test_time_is_work_over_what_is_attainable(bandwidth, rate, flops, nbytes):
+    roof = Roofline(bandwidth, rate)
+    assert roof.seconds(flops, nbytes) == pytest.approx(flops / roof.attainable(flops / nbytes), rel=1e-9)
+    assert roof.attainable(roof.ridge) == pytest.approx(rate) and roof.attainable(roof.ridge / 2) == pytest.approx(rate / 2)
+    assert roof.attainable([roof.ridge * 3, roof.ridge * 5]).tolist() == [rate, rate]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(1e8, 1e12), st.floats(.1, 300), st.integers(0, 500), st.sampled_from([0.0, .1, 1.0]))
+def test_free_tokens_by_trying_all(bandwidth, ridge, S, slack):
+    roof, config = Roofline(bandwidth, bandwidth * ridge), CONFIGS["grouped, tied"]
+    n = free_tokens(roof, config, S, torch.float16, slack)
+    time = lambda T: roof.seconds(forward_flops(config, T, S), forward_bytes(config, T, S, torch.float16))
+    within = [time(T) <= (1 + slack) * time(1) for T in range(1, n + 2)]
+    assert within == [True] * n + [False]
+
+
+def test_wrong_rooflines_are_refused():
+    for values in [(0, 1), (1, 0), (-1, 1), (float("nan"), 1), (1, float("inf"))]:
+        with pytest.raises(InputError): Roofline(*values)
+    with pytest.raises(InputError): free_tokens(Roofline(1, 1), CONFIGS["grouped, tied"], 0, torch.float32, slack=-.1)
+
+
+# --- Operations -------------------------------------------------------------------------------------------------------
+
+def test_operations_are_told_apart():
+    torch.manual_seed(0)
+    x, w, q = torch.randn(64, 256), torch.randn(256, 256), torch.randn(1, 4, 64, 64)
+    works = {"matrix products": lambda: F.linear(x, w), "attention": lambda: F.scaled_dot_product_attention(q, q, q), "norms": lambda: F.rms_norm(x, (256,)),
+             "other operations": lambda: x * 2 + 1}
+    for kind, work in works.items():
+        spent = operation_seconds(lambda: [work() for _ in range(20)], repeats=1)
+        assert set(spent) == {*works, "between operations"}
+        assert [k for k in works if spent[k] > 0] == [kind], (kind, spent)
+    batched = operation_seconds(lambda: q @ q.transpose(-1, -2), repeats=1)  # attention written out is a batched product
+    assert batched["attention"] > 0 and batched["matrix products"] == 0
+
+
+def test_the_parts_are_the_whole_and_gaps_are_counted():
+    import time
+    x = torch.randn(64, 64)
+    def work():
+        x @ x
+        time.sleep(.05)
+    spent = operation_seconds(work, repeats=3)
+    assert .05 <= spent["between operations"] and sum(spent.values()) < 5
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+@linux
+def test_the_peak_is_set_back():
+    block = torch.ones(60_000_000, dtype=torch.uint8)
+    del block
+    reset_resident_peak()
+    now, peak = resident_bytes()
+    assert abs(peak - now) < 5e6
+
+
+@linux
+def test_phases_do_not_see_each_others_peaks():
+    meter = MemoryMeter()
+    for name, size in [("large", 80_000_000), ("small", 20_000_000), ("large", 1_000_000)]:
+        with meter.phase(name): block = torch.ones(size, dtype=torch.uint8)
+        del block
+    risen = [peak - before for _, before, peak, _ in meter.spans]
+    assert 78e6 < risen[0] < 90e6 and risen[1] < 30e6
+    assert meter.peak("large") == max(meter.spans[0][2], meter.spans[2][2]) and meter.peak("none") == 0
+
+
+@linux
+def test_it_takes_the_timers_place_in_the_loop():
+    model = TransformersLM(library(CONFIGS["grouped, tied"]))
+    meter = MemoryMeter()
+    rounds = list(speculate(model, NGramDrafter(), [1, 2, 3, 1, 2], Transform(), TorchSource(0), K=3, max_new_tokens=12, timer=meter))
+    assert sum(len(r.emitted) for r in rounds) == 12
+    assert {name for name, *_ in meter.spans} == {"prefill", "sample", "draft", "verify"}
+    assert all(before <= peak and after <= peak for _, before, peak, after in meter.spans)
+
+
+@linux
+def test_a_phase_that_fails_is_kept_and_closed():
+    meter = MemoryMeter()
+    with pytest.raises(ZeroDivisionError):
+        with meter.phase("bad"): 1 / 0
+    with meter.phase("good"): pass
+    assert [name for name, *_ in meter.spans] == ["bad", "good"]
+    with pytest.raises(InputError, match="inside of 'outer'"):
+        with meter.phase("outer"):
+            with meter.phase("inner"): pass
+
+
+def test_cuda_is_asked_through_its_allocator(monkeypatch):
+    """Scripted: the peak is set back before each phase, and the figures are the allocator's."""
+    state, calls = {"now": 100, "peak": 900}, []
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: state["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: state["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(str(device)) or state.update(peak=state["now"]))
+    meter = MemoryMeter("cuda:0")
+    with meter.phase("first"): state.update(now=150, peak=400)
+    with meter.phase("second"): state.update(now=160, peak=170)
+    assert meter.spans == [("first", 100, 400, 150), ("second", 150, 170, 160)] and calls == ["cuda:0"] * 2
+
+
+def test_without_proc_it_says_so(monkeypatch):
+    def missing(*args, **options): raise OSError("nothing there")
+    monkeypatch.setattr(profiling.Path, "read_text", missing)
+    monkeypatch.setattr(profiling.Path, "write_text", missing)
+    for call in (resident_bytes, reset_resident_peak, lambda: MemoryMeter().phase("a").__enter__()):
+        with pytest.raises(ModelError, match="/proc"): call()
+    with pytest.raises(InputError): MemoryMeter("mps")
