@@ -8,10 +8,10 @@ __all__ = ['METHODS', 'Peer', 'Sample', 'Probe', 'PROBES', 'THEIRS', 'RATIOS', '
            'weight_bytes', 'clocked', 'floor_probe', 'verify_probe', 'prefill_probe', 'transformers_read',
            'specdec_probes', 'Loaded', 'load_peers', 'their_peers', 'quiet_transformers', 'reason', 'Measurement',
            'fingerprint', 'Results', 'environment', 'processor_name', 'code_digest', 'run_fingerprint', 'measure',
-           'progress', 'warm_up', 'run_peers', 'resident_bytes', 'probe_memory', 'memory_in_child', 'by_prompt',
-           'paired_ratios', 'overheads', 'targets_met', 'summarise', 'make_report', 'startup_figures', 'floor_figures',
-           'method_figures', 'report_text', 'heading', 'table_line', 'method_line', 'floor_line', 'ratio_line',
-           'targets_line', 'bench_peers', 'measure_memory', 'measure_speed']
+           'progress', 'warm_up', 'run_peers', 'probe_memory', 'memory_in_child', 'by_prompt', 'paired_ratios',
+           'overheads', 'targets_met', 'summarise', 'make_report', 'startup_figures', 'floor_figures', 'method_figures',
+           'report_text', 'heading', 'table_line', 'method_line', 'floor_line', 'ratio_line', 'targets_line',
+           'bench_peers', 'measure_memory', 'measure_speed']
 
 # %% ../nbs/16_benchmark.ipynb #fdd943c9
 import hashlib
@@ -36,10 +36,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .core import InputError, ModelError, check
-from .kvcache import cache_bytes
 from .models import Prompt, encode, find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts
 from .pairs import Pair, load
-from .profiling import floor_seconds, memory_bandwidth
+from .profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
 from .transformer import CausalLM
 
 # %% ../nbs/16_benchmark.ipynb #3a43fef2
@@ -381,13 +380,6 @@ def run_peers(config: PeersConfig, peers: dict[str, Peer], encoded: Callable[[Pr
         if sample := attempt(method, prompt, config.max_new_tokens):
             results.add(Measurement(run, method, prompt.id, prompt.domain, repeat, *sample))
 
-# %% ../nbs/16_benchmark.ipynb #958aec1b
-def resident_bytes() -> tuple[int, int]: # now, and at its highest
-    "Resident memory of this process, in bytes; raises `ModelError` on systems without /proc."
-    try: lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    except OSError as error: raise ModelError("Resident memory is read from /proc, which this system doesn't have.") from error
-    return tuple(int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-
 # %% ../nbs/16_benchmark.ipynb #19522447
 def probe_memory(model: str, device: str, dtype: str, max_new_tokens: int,
                  modules: Sequence[str] = (), # what to import before the first look
@@ -401,10 +393,8 @@ def probe_memory(model: str, device: str, dtype: str, max_new_tokens: int,
     ids = max((encode(pair.tokenizer, p.messages if pair.tokenizer.chat_template else p.text) for p in prompts()), key=len)
     pair.generate(ids, max_new_tokens=max_new_tokens)
     _, peak = resident_bytes()
-    c = pair.target.config
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return {"after_imports": before, "peak": peak, "weights": weight_bytes(find_model(model), pair.target.dtype),
-            "cache": cache_bytes(c.num_hidden_layers, c.num_key_value_heads, head_dim, len(ids) + max_new_tokens, pair.target.dtype)}, sorted(sys.modules)
+            "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype)}, sorted(sys.modules)
 
 # %% ../nbs/16_benchmark.ipynb #4953396e
 def memory_in_child(config: PeersConfig, tokens: int = 128) -> dict[str, int]: # bytes
