@@ -300,8 +300,7 @@ def check_window(window: int | None, length: int) -> None:
 class Llama:
     "A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3."
     def __init__(self, config,          # a transformers config that `is_native` accepts
-                 tensor: Checkpoint,    # its weights; raises `ModelError` if they don't fit the config
-                ):
+                 tensor: Checkpoint):   # its weights; raises `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
         self.vocab_size, self.context_length, self.window = config.vocab_size, config.max_position_embeddings, sliding_window(config)
         self.groups = config.num_attention_heads // config.num_key_value_heads
