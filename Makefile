@@ -5,7 +5,7 @@ BIN    := .venv/bin
 QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
 
-.PHONY: demo test setup model check notebooks mutation docs readme lab clean
+.PHONY: demo test setup model browser check notebooks record mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
@@ -13,6 +13,15 @@ demo: setup model           ## answer a prompt by plain and by speculative decod
 test: setup model check     ## everything that must hold before a commit lands
 	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/nbdev_test --n_workers 2 --timing
 	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest
+
+browser:                    ## a Chromium for the browser tests, from the system's packages where they have one
+	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
+	root=; test "$$(id -u)" = 0 || root=sudo; \
+	if command -v apt-get >/dev/null; then $$root apt-get update -qq && $$root apt-get install -y -qq chromium; \
+	elif command -v dnf >/dev/null; then $$root dnf install -y chromium; \
+	elif command -v pacman >/dev/null; then $$root pacman -S --noconfirm chromium; \
+	elif command -v brew >/dev/null; then brew install --cask google-chrome; \
+	else echo "No package manager that I know: install Chromium or Chrome yourself, or go without (the browser tests are then skipped)."; exit 1; fi
 
 check:                      ## notebooks, package, README and site agree
 	$(BIN)/python tools/check_export.py
@@ -32,6 +41,10 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	for notebook in $(NOTEBOOKS); do echo $$notebook; $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.timeout=900 $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
+
+record: setup model         ## the runs behind the sliders of the site, and the picture that stands in for them
+	OMP_NUM_THREADS=1 $(BIN)/python tools/record.py --out nbs/data/recorded.json
+	$(BIN)/python tools/pictures.py recorded
 
 mutation: setup model       ## change the rules and the loop in every small way, and count what the tests notice
 	$(BIN)/python -m pip install --quiet "cosmic-ray>=8.4,<9"

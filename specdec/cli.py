@@ -142,13 +142,14 @@ def announce_conversion(rebuild: bool = False) -> None:
         typer.echo("Getting the default model ready, once; this takes about 20 s.", err=True)
 
 def open_pair(name: str, device: str, dtype: str,
-              raw: bool, # whether the prompt is used without a chat template
+              raw: bool,             # whether the prompt is used without a chat template
+              verifies: bool = True, # False: for plain decoding
              ): # a specdec.pairs.Pair
     "Load a registered pair for one prompt; raises `InputError` or `ModelError`."
     from specdec.core import check
     from specdec.pairs import list_pairs, load_pair
     if name in list_pairs() and list_pairs()[name].target == "smollm2": announce_conversion()
-    pair = or_rebuild(lambda: load_pair(name, device, dtype))
+    pair = or_rebuild(lambda: load_pair(name, device, dtype, verifies=verifies))
     check(raw or pair.tokenizer.chat_template, f"The target of pair {name!r} has no chat template: add --raw, and write the prompt as the beginning of a text.")
     return pair
 
@@ -176,7 +177,8 @@ def generate(prompt: PromptText, pair: PairName = "smollm2", raw: Raw = False, d
     specdec generate "Why?" --json | python -m json.tool"""
     text = read_prompt(prompt, raw)
     settings = read_settings(stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens)
-    result = open_pair(pair, device, dtype, raw).generate(text, method=method.value, stream=None if as_json else say, **settings)
+    opened = open_pair(pair, device, dtype, raw, verifies=method != Method.plain)
+    result = opened.generate(text, method=method.value, stream=None if as_json else say, **settings)
     if as_json: typer.echo(result.to_json())
     else:
         typer.echo()
@@ -244,13 +246,14 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
 # %% ../nbs/18_cli.ipynb #383f9076
 WARM_UP = 8  # tokens; the first forwards of a process are slower than the rest
 
-def decode_both(pair, text, settings: dict, as_json: bool) -> dict: # method → GenerationResult
+def decode_both(pairs: dict, # method, "plain" or "speculative" → Pair
+                text, settings: dict, as_json: bool) -> dict: # method → GenerationResult
     "The same prompt by plain and by speculative decoding, each streamed under a heading; ends early where it is interrupted."
-    for method in ("plain", "speculative"):
+    for method, pair in pairs.items():
         warm = pair.generate(text, method=method, **settings | {"max_new_tokens": min(WARM_UP, settings["max_new_tokens"])})
         if warm.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
     results = {}
-    for method in ("plain", "speculative"):
+    for method, pair in pairs.items():
         if not as_json: typer.secho(f"── {method} decoding ──", bold=True)
         results[method] = pair.generate(text, method=method, stream=None if as_json else say, **settings)
         if not as_json: typer.echo("\n")
@@ -274,7 +277,8 @@ def compare(prompt: PromptText, pair: PairName = "smollm2", raw: Raw = False, de
     text = read_prompt(prompt, raw)
     settings = read_settings(stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens)
     opened = open_pair(pair, device, dtype, raw)
-    results = decode_both(opened, text, settings, as_json)
+    alone = open_pair(pair, device, dtype, raw, verifies=False) if opened.target.packed else opened  # plain decoding at its best
+    results = decode_both({"plain": alone, "speculative": opened}, text, settings, as_json)
     if any(r.finish_reason == "interrupted" for r in results.values()):
         if as_json: typer.echo(json.dumps({method: asdict(r) for method, r in results.items()}, ensure_ascii=False))
         else: typer.echo("\n".join(r.summary() for r in results.values()), err=True)

@@ -24,13 +24,14 @@ from .transformer import CausalLM, load_model
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the Hugging Face hub
          device: str = "auto",  # "auto", "cpu", "cuda", "mps"
          dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16"
+         verifies: bool = True, # as a target of speculation; False: one token at a time, plainly or as a draft, which is then faster on a CPU
         ) -> CausalLM: # with its tokenizer in `.tokenizer` and its end-of-sequence ids in `.eos_ids`
     "A causal language model ready to decode; raises `ModelError` or `InputError` with what to do."
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     folder = find_model(name)
     tokenizer = load_tokenizer(folder)  # first: what it needs while loading is free again for the weights
-    model = load_model(folder, device, dtype)
+    model = load_model(folder, device, dtype, verifies)
     model.name, model.tokenizer, model.eos_ids = name, tokenizer, end_tokens(folder, tokenizer)
     return model
 
@@ -221,12 +222,15 @@ def list_pairs() -> dict[str, PairSpec]:
     return dict(PAIRS)
 
 # %% ../nbs/15_pairs.ipynb #13af069d
-def load_pair(name: str, device: str = "auto", dtype: str = "auto") -> Pair:
+def load_pair(name: str, device: str = "auto", dtype: str = "auto",
+              verifies: bool = True, # False: the target alone, for plain decoding
+             ) -> Pair:
     "Load a registered pair; raises `InputError` with the nearest names if there is none of that name."
     if name not in PAIRS:
         near = difflib.get_close_matches(name, PAIRS, n=3, cutoff=0.3) or list(PAIRS)
         raise InputError(f"No pair {name!r}. Nearest: {', '.join(near)}. `specdec pairs` lists all; Pair(target, draft) takes any two models.")
     spec = PAIRS[name]
-    target = load(spec.target, device, dtype)
+    target = load(spec.target, device, dtype, verifies)
+    if not verifies: return Pair(target)
     if spec.skip: return Pair(target, target.skip(spec.skip))
-    return Pair(target, load(spec.draft, device, dtype) if spec.draft else None)
+    return Pair(target, load(spec.draft, device, dtype, verifies=False) if spec.draft else None)

@@ -198,9 +198,10 @@ def verification_cost(model: CausalLM,
                       Ks: Sequence[int],  # numbers of drafts
                       held: int = 64,     # tokens in the cache before
                       repeats: int = 15,
+                      plain: CausalLM | None = None, # what takes the plain steps: the same model, loaded for that; None: `model` itself
                      ) -> np.ndarray: # v, [len(Ks)]
     "v(K) = T(K + 1) / T(1): what reading the newest token and K drafts costs, in plain steps; medians over interleaved repeats."
-    seconds = forward_seconds([(model, 1), *((model, K + 1) for K in Ks)], held, repeats)
+    seconds = forward_seconds([(plain or model, 1), *((model, K + 1) for K in Ks)], held, repeats)
     return np.median(seconds[:, 1:] / seconds[:, :1], axis=0)
 
 def draft_cost(draft: CausalLM, target: CausalLM,
@@ -213,7 +214,7 @@ def draft_cost(draft: CausalLM, target: CausalLM,
 # %% ../nbs/09_speedup.ipynb #24e9ee2f
 def speedup_of_rounds(rounds: Iterable[Round], # at least one
                       c: float,                # draft step / target step, in time; at least 0
-                      v: ArrayLike,            # v[n]: verification of n drafts / target step, for n = 0 (1 by definition), 1, 2, …
+                      v: ArrayLike,            # v[n]: verification of n drafts / plain step, for n = 0, 1, 2, …
                      ) -> float:
     "Tokens that the rounds emitted / what they cost in plain steps, Σ v(n) + n c; raises `InputError` for no rounds, or a round longer than v."
     drafted, tokens = np.array([(len(r.drafted), len(r.emitted)) for r in rounds], dtype=int).reshape(-1, 2).T

@@ -122,7 +122,7 @@ def test_json_comes_back_without_loss(one_load):
 
 def test_raw_and_chat_prompts_differ(one_load):
     def ids(*more): return core.GenerationResult.from_json(run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout).prompt_ids
-    tokenizer = one_load("smollm2", "auto", "auto").tokenizer
+    tokenizer = one_load("smollm2", "auto", "auto", verifies=True).tokenizer
     assert ids("--raw") == tokenizer("Hi")["input_ids"]
     assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
 
@@ -139,7 +139,7 @@ def test_method_and_stop(one_load):
 
 
 def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
-    monkeypatch.setattr(one_load("smollm2", "auto", "auto").tokenizer, "chat_template", None)
+    monkeypatch.setattr(one_load("smollm2", "auto", "auto", verifies=True).tokenizer, "chat_template", None)
     done = run("generate", "Hi")
     assert done.exit_code == ExitCode.BAD_INPUT and "--raw" in done.stderr
     assert run("generate", "Hi", "--raw", "--max-new-tokens", "1").exit_code == ExitCode.DONE
@@ -189,7 +189,7 @@ def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
 
 
 def test_nan_logits_are_one_line(one_load, monkeypatch):
-    target = one_load("smollm2", "auto", "auto").target
+    target = one_load("smollm2", "auto", "auto", verifies=True).target
     forward = target.forward
     monkeypatch.setattr(target, "forward", lambda *words, **more: forward(*words, **more) * float("nan"), raising=False)
     done = run("generate", "Hi")
@@ -371,7 +371,7 @@ def interrupted(after: int):
 
 
 def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto")
+    pair = one_load("smollm2", "auto", "auto", verifies=True)
     monkeypatch.setattr(pair, "drafter", interrupted(after=3))
     done = run("generate", "Tell me a long story.", "--json")
     result = core.GenerationResult.from_json(done.stdout)
@@ -379,7 +379,7 @@ def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
 
 
 def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto")
+    pair = one_load("smollm2", "auto", "auto", verifies=True)
     monkeypatch.setattr(cli, "WARM_UP", 1)  # one token takes no proposal
     for words in ([], ["--json"]):
         monkeypatch.setattr(pair, "drafter", interrupted(after=3))
@@ -387,6 +387,18 @@ def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
         assert done.exit_code == ExitCode.INTERRUPTED
         if words: assert {m: r["finish_reason"] for m, r in json.loads(done.stdout).items()} == {"plain": "length", "speculative": "interrupted"}
         else: assert "plain: 12 tokens" in done.stderr and "(interrupted)" in done.stderr
+
+
+@pytest.mark.parametrize("words, asked", [(["generate", "Hi", "--method", "plain"], [False]), (["generate", "Hi"], [True]), (["compare", "Hi"], [True, False])])
+def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_load, monkeypatch):
+    "On a processor where the layout of the weights matters, nobody is compared with a plain loop that was made slow."
+    seen, target = [], one_load("smollm2", "auto", "auto", verifies=True).target
+    monkeypatch.setattr(target, "packed", True)
+    monkeypatch.setattr(pairs, "load_pair", lambda *given, verifies: (seen.append(verifies), one_load(*given, verifies=verifies))[1])
+    assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == asked
+    if words[0] == "compare":
+        monkeypatch.setattr(target, "packed", False)
+        assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, True]  # one model does both
 
 
 def test_a_reader_that_goes_away_is_no_crash():

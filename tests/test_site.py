@@ -1,10 +1,25 @@
 """The checks of the documentation site and of the README find what they are there to find."""
+import json
+import os
+import re
+import subprocess
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+import yaml
 from bs4 import BeautifulSoup
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec.autoregressive import Transform
+from specdec.core import FATE_STYLES, TorchSource
+from specdec.speculative import ModelDrafter, speculate
+from specdec.transformer import TransformersLM
+
+ROOT = Path(__file__).parents[1]
 
 
 def tool(name: str):
@@ -15,7 +30,7 @@ def tool(name: str):
     return module
 
 
-check_site, readme = tool("check_site"), tool("readme")
+check_site, readme, badges, record = tool("check_site"), tool("readme"), tool("badges"), tool("record")
 
 FILES = {"index.html", "core.html", "styles.css", "images/plot.png"}
 GOOD = """<html><head><link rel="stylesheet" href="styles.css"><link rel="canonical" href="https://example.org/"></head>
@@ -121,3 +136,151 @@ def test_readme_refuses_what_it_cannot_show():
     assert "picture" in readme.problem(nbformat.v4.new_code_cell("plot()", outputs=[picture]))
     assert ":::" in readme.problem(nbformat.v4.new_markdown_cell("::: {.callout-note}\nx\n:::"))
     assert readme.problem(nbformat.v4.new_markdown_cell("plain")) is None
+
+
+# The sidebar and the reference
+
+def test_a_page_that_nobody_lists_stops_the_build(capsys):
+    site = tool("site")
+    site.check_sidebar(site.sidebar_entries(["a.ipynb", {"section": "x", "contents": ["b.ipynb"]}]), {"a.ipynb", "b.ipynb"})
+    with pytest.raises(SystemExit, match="c.ipynb is not in"): site.check_sidebar(["a.ipynb"], {"a.ipynb", "c.ipynb"})
+    with pytest.raises(SystemExit, match="b.ipynb, which does not exist"): site.check_sidebar(["a.ipynb", "b.ipynb"], {"a.ipynb"})
+
+
+def test_notebooks_stand_in_the_sidebar_in_their_order():
+    sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
+    numbered = [name for name in tool("site").sidebar_entries(sidebar["contents"]) if name[0].isdigit()]
+    assert numbered == sorted(numbered) and len(numbered) > 15
+
+
+def test_reference_lists_what_the_package_exports(monkeypatch):
+    cells = [cell for cell in nbformat.read(ROOT / "nbs" / "reference.ipynb", as_version=4).cells if cell.cell_type == "code" and cell.id not in (badges.BADGE_ID, badges.INSTALL_ID)]
+    monkeypatch.chdir(ROOT / "nbs")
+    names = {}
+    for cell in cells[:-1]: exec(cell.source, names)
+    *before, last = cells[-1].source.splitlines()
+    exec("\n".join(before), names)
+    assert cells[-1].outputs[0].data["text/markdown"] == eval(last, names).data, "nbs/reference.ipynb is stale: run it again"
+
+
+# Colours of fates: the site's stylesheet and the package say the same, and both can be read
+
+def contrast(one: str, other: str) -> float:
+    "The contrast ratio of two colours (WCAG 2.1)."
+    def luminance(colour):
+        channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        return sum(weight * (c / 12.92 if c <= .04045 else ((c + .055) / 1.055) ** 2.4) for weight, c in zip((.2126, .7152, .0722), channels))
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + .05) / (low + .05)
+
+
+@pytest.mark.parametrize("fate, style", [item for item in FATE_STYLES.items() if item[1]])
+def test_fates_look_the_same_everywhere_and_can_be_read(fate, style):
+    said = dict(part.split(":") for part in style.split(";"))
+    rule = re.search(rf"^\.fate-{fate} {{ (.*?) }}", (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8"), re.M)[1]
+    assert dict(part.split(": ") for part in rule.rstrip(";").split("; ")) == said
+    assert contrast(said["color"], said["background"]) >= 4.5
+    assert contrast("#ffffff", "#000000") == 21 and contrast("#999999", "#ffffff") < 4.5  # the measure itself
+
+
+# Recorded runs
+
+@pytest.fixture(scope="module")
+def recorded() -> dict:
+    "What the sliders show."
+    return json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))
+
+
+def test_recorded_runs_fill_the_grid(recorded):
+    grid = {(d, t, k) for d in recorded["drafters"] for t in recorded["temperatures"] for k in recorded["Ks"]}
+    assert [(r["drafter"], r["temperature"], r["K"]) for r in recorded["runs"]] == sorted(grid, key=lambda at: (list(recorded["drafters"]).index(at[0]), *at[1:]))
+    assert (ROOT / "nbs" / "data" / "recorded.json").stat().st_size < 600_000
+
+
+def test_recorded_rounds_add_up(recorded):
+    for run in recorded["runs"]:
+        for r in run["rounds"]:
+            tried = min(r["accepted"] + 1, len(r["draft"]))
+            assert len(r["p"]) == len(r["q"]) == tried <= run["K"] and len(r["u"]) == (tried if run["temperature"] else 0)
+            assert r["emitted"] == [*r["draft"][:r["accepted"]], r["own"]][:len(r["emitted"])] and 1 <= len(r["emitted"])
+            assert len(r["positions"]) == r["accepted"] + 1 and not record.inconsistent(r)
+            for at, token in zip(r["positions"], r["draft"]): assert token in [t for t, *_ in at["top"]]
+            assert r["own"] in [t for t, *_ in r["positions"][-1]["top"]]
+
+
+def test_a_wrong_record_is_noticed():
+    good = dict(p=[.5, .2], q=[.5, .4], u=[.9, .6], accepted=1)
+    assert not record.inconsistent(good)
+    assert record.inconsistent({**good, "u": [.9, .4]}) and record.inconsistent({**good, "accepted": 0}) and record.inconsistent({**good, "p": [.4, .2]})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_recorder_changes_nothing(temperature):
+    "The same run without it says the same; a tiny random model for a target, and another for a draft."
+    def model(seed):
+        torch.manual_seed(seed)
+        config = LlamaConfig(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=.5)
+        return TransformersLM(LlamaForCausalLM(config).float())
+    target, texts = model(0), []
+    drafter = ModelDrafter(model(1), target.vocab_size)
+    source = record.NotedSource(record.SEED)
+    ids, plain = [3, 1, 4], TorchSource(record.SEED)
+    source.sampled = temperature > 0
+    recorder = record.Recorder(texts, lambda ids: f"<{ids[0]}>")
+    with_it = list(speculate(target, drafter, ids, Transform(temperature), source, 3, 20, verify=recorder.verify))
+    assert with_it == list(speculate(target, drafter, ids, Transform(temperature), plain, 3, 20))
+    assert [n["accepted"] for n in recorder.rounds] == [r.accepted for r in with_it[1:]]
+    assert [[texts[t] for t in n["draft"]] for n in recorder.rounds] == [[f"<{t}>" for t in r.drafted] for r in with_it[1:]]
+
+
+def test_the_picture_of_recorded_runs_is_up_to_date(recorded):
+    assert (ROOT / "nbs" / "images" / "recorded.svg").read_text(encoding="utf-8") == tool("pictures").draw_recorded(recorded)
+
+
+# Opening it elsewhere
+
+def test_every_notebook_has_its_badge():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "badges.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_badges_come_once_and_disturb_nothing():
+    cells = [{"cell_type": "raw", "id": "a", "source": ["---\n"]}, {"cell_type": "markdown", "id": "b", "source": ["# x\n", "\n", "> y"]},
+             {"cell_type": "code", "id": "c", "source": ["1"], "outputs": ["kept"]}]
+    once = badges.with_badge(cells, "x.ipynb")
+    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c"] and [once[i] for i in (0, 1, 4)] == cells
+    assert badges.with_badge(once, "x.ipynb") == once
+    moved = [once[3], *once[:3], {**once[4]}]
+    moved[3] = {**moved[3], "source": ["an old badge"]}
+    assert badges.with_badge(moved, "x.ipynb") == once
+    assert "x.ipynb" in "".join(once[2]["source"]) and "\n".join(badges.install().splitlines()[:2]) == "#| hide\n#| eval: false"
+
+
+def test_install_cell_does_nothing_outside_of_colab():
+    from IPython.core.interactiveshell import InteractiveShell
+    shell = InteractiveShell()
+    folder = os.getcwd()
+    done = shell.run_cell(badges.install())
+    assert done.success and os.getcwd() == folder
+    assert {"google.colab", "git clone", "%pip install", "specdec fetch"} <= set(re.findall(r"google\.colab|git clone|%pip install|specdec fetch", badges.install()))
+
+
+@pytest.mark.parametrize("workflow", ["test", "site"])
+def test_workflows_are_pinned_and_run_what_exists(workflow):
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(text)["jobs"].values()
+    steps = [step for job in jobs for step in job["steps"]]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", step["uses"]) for step in steps if "uses" in step)
+    assert all(re.fullmatch(r"ubuntu-\d\d\.\d\d", job["runs-on"]) and job["timeout-minutes"] for job in jobs)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    asked = [word for step in steps for word in step.get("run", "").split() if word != "make" and "=" not in word]
+    assert asked and set(asked) <= targets
+    pins = (ROOT / ".github" / "constraints.txt").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{name}==\d", pins, re.M) for name in ("torch", "transformers", "nbdev", "playwright")) and "http" not in pins + text
+
+
+def test_devcontainer_is_pinned_and_runs_what_exists():
+    found = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    assert re.fullmatch(r"python:3\.\d+\.\d+-\w+", found["image"])
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert set(found["postCreateCommand"].split()[1:]) <= targets

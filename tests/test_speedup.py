@@ -298,6 +298,7 @@ def clock(monkeypatch):
 def test_costs_are_ratios_of_forwards(clock):
     target, draft = Pretender(clock, 9), Pretender(clock, 1)
     np.testing.assert_allclose(verification_cost(target, [1, 3, 10], repeats=4), [1.1, 1.3, 2.0])
+    np.testing.assert_allclose(verification_cost(target, [0, 1], repeats=4, plain=Pretender(clock, 4)), [2.0, 2.2])
     assert draft_cost(draft, target, held=5) == pytest.approx(.2)
     assert forward_seconds([(target, 2), (draft, 2)], held=7, repeats=3).tolist() == [[11, 3]] * 3
 

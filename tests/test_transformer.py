@@ -351,11 +351,51 @@ def test_mask_and_fold(T):
             else: assert torch.equal(where.mask == 0, triangle) and torch.equal(where.mask == float("-inf"), ~triangle)
 
 
-def test_linear_is_close_to_plain_in_bfloat16():
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_linear_is_close_to_plain_in_bfloat16(rows, pack):
     torch.manual_seed(0)
-    weight, bias, x = torch.randn(48, 32).bfloat16(), torch.randn(48).bfloat16(), torch.randn(2, 5, 32).bfloat16()
+    weight, bias, x = torch.randn(48, 32).bfloat16(), torch.randn(48).bfloat16(), torch.randn(1, rows, 32).bfloat16()
     for b in (None, bias):
-        assert difference(Linear(weight, b)(x), torch.nn.functional.linear(x.float(), weight.float(), None if b is None else b.float())) <= 0.01
+        y = Linear(weight, b, pack)(x)
+        assert y.shape == (1, rows, 48) and y.dtype == torch.bfloat16
+        assert difference(y, torch.nn.functional.linear(x.float(), weight.float(), None if b is None else b.float())) <= 0.01
+
+
+def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
+    "Whoever asks sees oneDNN on again, even after an error, or off if it was off before."
+    seen = []
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.nn.functional.linear: seen.append(torch.backends.mkldnn.enabled)
+            return function(*args, **(kwargs or {}))
+
+    layer = Linear(torch.randn(8, 4).bfloat16(), pack=False)
+    with Spy():
+        for rows in (1, 2, 1): layer(torch.randn(1, rows, 4).bfloat16())
+        Linear(torch.randn(8, 4), pack=False)(torch.randn(1, 1, 4))
+    assert seen == ([False, True, False, True] if layer.half else [True] * 4)
+    with pytest.raises(RuntimeError): layer(torch.randn(1, 1, 5).bfloat16())
+    assert torch.backends.mkldnn.enabled
+    with torch.backends.mkldnn.flags(enabled=False):
+        layer(torch.randn(1, 1, 4).bfloat16())
+        assert not torch.backends.mkldnn.enabled
+
+
+def test_both_layouts_are_the_same_model(tmp_path):
+    "Packed for a few rows or left for one: the same weights, so logits within bfloat16's spread of each other, and each keeps its weights once."
+    module = random_model(FAMILIES["smollm2-tied"])
+    packed = stored(module, tmp_path, torch.bfloat16)
+    plain = load_model(tmp_path, CPU, torch.bfloat16, verifies=False)
+    ids = tokens(9)
+    for pieces in ([9], [1] * 9, [5, 1, 3]):
+        logits = []
+        for model in (packed, plain):
+            cache = model.new_cache(9)
+            logits.append(torch.cat([model.forward(piece, cache) for piece in ids.split(pieces, 1)], 1))
+        assert difference(logits[0].float(), logits[1].float()) <= 0.05
+    assert not plain.head.packed and plain.layers[0].mlp.down.weight.dtype == torch.bfloat16
+    if plain.head.half: assert packed.head.packed
 
 
 def test_default_model_equals_transformers():

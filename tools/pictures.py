@@ -1,8 +1,11 @@
-"""Draw the pictures of the front page: `python tools/pictures.py` writes `nbs/images/round.svg` and `nbs/images/map.svg`.
+"""Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
-The round is a real one of the default model; the map's arrows are the package's real imports.
+`round.svg` is a real round of the default model, `map.svg` shows the package's real imports, `recorded.svg` stands in for the sliders
+of the recorded runs where no script runs, and `colab.svg` is the badge that opens a notebook there.
 """
+import argparse
 import ast
+import json
 import re
 from html import escape
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "nbs" / "images"
 INK, FAINT = "#1f2933", "#52606d"
-FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "accepted": "#b7e4c7", "rejected": "#f8c4c4", "replacement": "#ffd8a8", "dropped": "#f5f7fa"}
+FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "accepted": "#b7e4c7", "rejected": "#f8c4c4", "replacement": "#ffd8a8", "bonus": "#a5d8ff", "dropped": "#f5f7fa"}
 
 
 def svg(width: int, height: int, title: str, body: list[str]) -> str:
@@ -48,29 +51,46 @@ def real_round() -> tuple[list[str], list[str], int, str]:
 
 
 def draw_round(context: list[str], draft: list[str], accepted: int, target: str) -> str:
-    "Draft, verify, commit."
-    step, left, body = 104, 196, []
-    lefts = [left + 112 * i for i in range(len(draft) + 1)]
-    def label(y: int, head: str, small: str): body.extend([text(16, y + 15, head, 15, extra='font-weight="bold"'), text(16, y + 33, small, 12, extra=f'fill="{FAINT}"')])
-    label(16, "text so far", "already committed")
-    for x, word in zip(lefts, context): body += box(x, 20, step, word, FILL["context"])
-    label(84, "1  draft", "cheap guesses from q")
-    for x, word in zip(lefts, draft): body += box(x, 88, step, word, FILL["drafted"], 'stroke-dasharray="5 3"')
-    label(152, "2  verify", "one forward of the target")
-    body += [f'<rect x="{left}" y="156" width="{112 * len(draft) + step}" height="34" rx="6" fill="{INK}"/>',
-             text(left + (112 * len(draft) + step) / 2, 178, "p for every position at once", 15, "middle", 'fill="#ffffff"')]
-    label(220, "3  accept or resample", "accept with min(1, p/q)")
+    "Draft, verify, commit: each step with its name above it, so that the picture is readable at phone width."
+    step, wide, left, body = 98, 92, 8, []
+    lefts = [left + step * i for i in range(len(draft) + 1)]
+    def label(y: int, head: str, small: str): body.extend([text(left, y, head, 16, extra='font-weight="bold"'), text(left + 9.2 * len(head) + 10, y, small, 15, extra=f'fill="{FAINT}"')])
+    label(22, "Text so far", "committed already")
+    for x, word in zip(lefts, context): body += box(x, 32, wide, word, FILL["context"])
+    label(98, "1  Draft", "cheap guesses, drawn from q")
+    for x, word in zip(lefts, draft): body += box(x, 108, wide, word, FILL["drafted"], 'stroke-dasharray="5 3"')
+    label(174, "2  Verify", "one forward of the target")
+    body += [f'<rect x="{left}" y="184" width="{step * len(draft) + wide}" height="34" rx="6" fill="{INK}"/>',
+             text(left + (step * len(draft) + wide) / 2, 206, "p for every position at once", 16, "middle", 'fill="#ffffff"')]
+    label(250, "3  Accept or resample", "accept with probability min(1, p/q)")
     for i, (x, word) in enumerate(zip(lefts, draft)):
-        if i < accepted: body += box(x, 224, step, "✓ " + word, FILL["accepted"])
+        if i < accepted: body += box(x, 260, wide, "✓ " + word, FILL["accepted"])
         elif i == accepted:
-            body += box(x, 224, step, "✗ " + word, FILL["rejected"], text_extra='text-decoration="line-through"')
-            body += box(x, 266, step, target, FILL["replacement"], 'stroke-width="2"')
-            body.append(text(x + step + 8, 288, "from the residual max(p − q, 0)", 12, extra=f'fill="{FAINT}"'))
-        else: body += box(x, 224, step, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
+            body += box(x, 260, wide, word, FILL["rejected"], text_extra='text-decoration="line-through"')
+            body += box(x, 302, wide, target, FILL["replacement"], 'stroke-width="2"')
+            body.append(text(x - 10, 324, "from the residual, max(p − q, 0):", 15, "end", f'fill="{FAINT}"'))
+        else: body += box(x, 260, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
     said = " ".join(draft[:accepted] + [target])
-    body.append(text(left, 332, f"{accepted + 1} tokens from one forward of the target: “{said}”", 15, extra='font-weight="bold"'))
+    body.append(text(left, 368, f"{accepted + 1} tokens from one forward of the target: “{said}”", 16, extra='font-weight="bold"'))
     title = f"One round: of {len(draft)} draft tokens the target accepts {accepted}, replaces the next, and drops the rest."
-    return svg(left + 112 * len(draft) + step + 16, 350, title, body)
+    return svg(left + step * len(draft) + wide + 8, 384, title, body)
+
+
+def draw_recorded(data: dict, drafter: str = "smollm2-skip", temperature: float = 0.7, K: int = 4, shown: int = 8) -> str:
+    "The first rounds of one recorded run, a line each: what was drafted, and what became of it."
+    run = next(r for r in data["runs"] if (r["drafter"], r["temperature"], r["K"]) == (drafter, temperature, K))
+    body = [text(8, 22, f"K = {K}, temperature {temperature}: the first {shown} rounds", 16, extra='font-weight="bold"')]
+    for n, r in enumerate(run["rounds"][:shown]):
+        y, x = 38 + 42 * n, 40
+        body.append(text(8, y + 22, str(n + 1), 15, extra=f'fill="{FAINT}"'))
+        own = [("bonus" if r["accepted"] == len(r["draft"]) else "replacement", r["own"])]
+        fates = [("accepted" if i < r["accepted"] else "rejected", token) for i, token in enumerate(r["draft"][:r["accepted"] + 1])]
+        for fate, token in fates + own[:len(r["emitted"]) - r["accepted"]]:
+            word = data["tokens"][token].strip().replace("\n", "⏎")
+            wide = 9 * len(word) + 20
+            body += box(x, y, wide, word, FILL[fate], text_extra='text-decoration="line-through"' if fate == "rejected" else "")
+            x += wide + 6
+    return svg(600, 48 + 42 * shown, f"The first {shown} rounds of a recorded run: accepted draft tokens, rejected ones with their replacement, and bonus tokens.", body)
 
 
 def imports() -> dict[str, set[str]]:
@@ -100,7 +120,23 @@ def draw_map(found: dict[str, set[str]]) -> str:
                "The modules in the order of their notebooks; every import goes from a later one to an earlier one.", body)
 
 
+def draw_badge(words: str) -> str:
+    "A button in the look of such buttons elsewhere, but our own file."
+    wide = 26 + 7.1 * len(words)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} 24" width="{wide:g}" height="24" role="img" font-family="Helvetica, Arial, sans-serif">\n'
+            f'<title>{escape(words)}</title>\n<rect width="{wide:g}" height="24" rx="5" fill="{INK}"/>\n<path d="M10 7 L18 12 L10 17 Z" fill="#ffd8a8"/>\n'
+            f'<text x="23" y="16.5" font-size="13" fill="#ffffff">{escape(words)}</text>\n</svg>\n')
+
+
+PICTURES = {
+    "round": lambda: draw_round(*real_round()),
+    "map": lambda: draw_map(imports()),
+    "colab": lambda: draw_badge("Open in Colab"),
+    "recorded": lambda: draw_recorded(json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))),
+}
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Draw the pictures in nbs/images.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(PICTURES)}; all of them if none is named")
     IMAGES.mkdir(exist_ok=True)
-    (IMAGES / "round.svg").write_text(draw_round(*real_round()), encoding="utf-8")
-    (IMAGES / "map.svg").write_text(draw_map(imports()), encoding="utf-8")
+    for name in parser.parse_args().names or PICTURES: (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")

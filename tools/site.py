@@ -30,6 +30,8 @@ OLD_FONT = re.compile(r',url\([^)]*\.(?:woff|ttf)\) format\("\w+"\)')
 LAST_MODIFIED = re.compile(r"\s*<lastmod>.*?</lastmod>")
 PICTURE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,([A-Za-z0-9+/=][A-Za-z0-9+/=\s]{40,})")
 ID = re.compile(r'\bid="([^"]+)"')
+ICON = re.compile(r'\.bi-([\w-]+)::before\{content:"[^"]*"\}')
+LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")  # nbdev links names in a signature's comments, where no link can be
 
 layout.KATEX = KATEX  # where pages look for KaTeX; all pages lie at the root of the site
 config.PAGE_KEYS.add("output-file")  # NbdevSite.read reads it, so smalldocs need not warn
@@ -47,6 +49,18 @@ def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
 
 
 notebook.output_html = output_html
+smalldocs_options = notebook.cell_options
+
+
+def cell_options(code: str) -> tuple[dict, str]:
+    "smalldocs' reading of a cell's `#|` options, line by line: a sentence with a colon in it needs no quotes."
+    options, rest = smalldocs_options(code)
+    for key, value in re.findall(r"^#\|\s*([\w-]+):\s+(.+)$", code, re.M):
+        if key not in options: options[key] = value.strip().strip("\"'")
+    return options, rest
+
+
+notebook.cell_options = cell_options
 
 
 class NbdevSite(Site):
@@ -122,12 +136,27 @@ def save_pictures(page: str, out: Path) -> str:
     return PICTURE.sub(save, page)
 
 
+def in_order(page: str) -> str:
+    "The page with no level of headings left out: nbdev makes every documented name an `h3`, also before the first `h2`."
+    start = page.index("<main")
+    end = page.find("<h2", start) if "<h2" in page[start:] else len(page)
+    early = re.sub(r'<h3\b([^>]*)class="', r'<h2\1class="h3 ', page[start:end]).replace("</h3>", "</h2>")
+    return page[:start] + early + page[end:]
+
+
 def finish_pages(out: Path, site_url: str) -> None:
     "Relink the pages to each other and move their pictures to files."
     pages = {p.name: p.read_text(encoding="utf-8") for p in sorted(out.glob("*.html"))}
     anchors = {name: set(ID.findall(text)) for name, text in pages.items()}
     for name, text in pages.items():
-        (out / name).write_text(save_pictures(relink(text, site_url, anchors), out), encoding="utf-8")
+        (out / name).write_text(save_pictures(in_order(LINK_IN_CODE.sub(r"\1", relink(text, site_url, anchors))), out), encoding="utf-8")
+    edit(out / "search.json", lambda index: LINK_IN_CODE.sub(r"\1", index))
+
+
+def keep_used_icons(out: Path) -> None:
+    "Take the icons that no page shows out of the icons' stylesheet: most of its 2,000."
+    shown = {name for page in out.glob("*.html") for name in re.findall(r"\bbi-([\w-]+)", page.read_text(encoding="utf-8"))}
+    edit(out / "site_libs" / "bootstrap-icons" / "bootstrap-icons.min.css", lambda css: ICON.sub(lambda rule: rule[0] if rule[1] in shown else "", css))
 
 
 def build(out: Path) -> None:
@@ -144,6 +173,7 @@ def build(out: Path) -> None:
     except config.BuildError as error:
         sys.exit(str(error))
     finish_pages(out, project.website["site-url"])
+    keep_used_icons(out)
     (out / ".nojekyll").touch()  # a code host then serves the files as they are
     if site.warnings:
         sys.exit("\n".join(site.warnings))

@@ -1,0 +1,40 @@
+"""What several test files share: a real browser, and a file server for the committed site."""
+import shutil
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+         "--disable-component-update --disable-sync").split()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    "A headless Chromium of the system. Without one, or without Playwright, its tests are skipped with a line that says how to get it."
+    api = pytest.importorskip("playwright.sync_api", reason="no Playwright, so no browser test ran: make setup installs it")
+    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine, so no browser test ran: make browser installs one where the system's packages can")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    "A plain file server that keeps its log to itself."
+    def log_message(self, *_): "Nothing."
+
+
+@pytest.fixture(scope="session")
+def site():
+    "The address of the committed site on a plain file server."
+    folder = Path(__file__).parents[1] / "docs"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -1,0 +1,267 @@
+"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and the sliders by keyboard."""
+import json
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.html"))
+MOST_BYTES = 2_000_000
+RECORDED = json.loads((DOCS / "data" / "recorded.json").read_text(encoding="utf-8")) if (DOCS / "data" / "recorded.json").exists() else None
+
+# Runs in the page. Colours are blended with what lies behind them, as a reader sees them (WCAG 2.1, success criterion 1.4.3).
+AUDIT = """() => {
+  const channel = (v) => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
+  const luminance = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const known = new Map();
+  const parse = (colour) => {
+    if (!known.has(colour)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+      known.set(colour, [r, g, b, a / 255]);
+    }
+    return known.get(colour);
+  };
+  const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a)];
+  const behind = new Map();
+  const background = (element) => {
+    if (!element) return [255, 255, 255];
+    if (!behind.has(element)) behind.set(element, over(parse(getComputedStyle(element).backgroundColor), background(element.parentElement)));
+    return behind.get(element);
+  };
+  const opacity = (element) => element ? Number(getComputedStyle(element).opacity) * opacity(element.parentElement) : 1;
+  const faint = new Map();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement, words = walker.currentNode.textContent.trim();
+    if (!words || element.closest('script, style, .katex-mathml, [aria-hidden=true], :disabled') || !element.checkVisibility({visibilityProperty: true})) continue;
+    const style = getComputedStyle(element), back = background(element), [r, g, b, a] = parse(style.color);
+    const [x, y] = [luminance(over([r, g, b, a * opacity(element)], back)), luminance(back)];
+    const ratio = (Math.max(x, y) + .05) / (Math.min(x, y) + .05), size = parseFloat(style.fontSize);
+    const needed = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
+    const where = `${element.tagName.toLowerCase()}.${element.className} ${style.color} on ${back.map(Math.round)}`;
+    if (ratio < needed && !faint.has(where)) faint.set(where, `${ratio.toFixed(2)}: ${where}: ${words.slice(0, 30)}`);
+  }
+  const levels = [...document.querySelectorAll('main h1, main h2, main h3, main h4, main h5, main h6')].map((h) => Number(h.tagName[1]));
+  return {
+    faint: [...faint.values()],
+    wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    skipped: levels.map((level, i) => [level, i ? levels[i - 1] : 0]).filter(([level, before]) => level > before + 1),
+    titles: levels.filter((level) => level === 1).length,
+    unnamed: [...document.querySelectorAll('img')].filter((i) => !i.alt.trim()).map((i) => i.src),
+    missing: [...document.images].filter((i) => i.complete && !i.naturalWidth).map((i) => i.src),
+    math: [...document.querySelectorAll('.katex-error')].map((e) => e.textContent),
+    unlabelled: [...document.querySelectorAll('button, input, select, a[href]')].filter((e) => e.checkVisibility() &&
+      !(e.innerText || e.value || '').trim() && !e.title && !e.ariaLabel && !e.placeholder && !(e.labels && e.labels.length) && !e.querySelector('img[alt]')).map((e) => e.outerHTML.slice(0, 80)),
+  };
+}"""
+
+
+class Visit:
+    "A page in the browser, with everything that it said and fetched."
+    def __init__(self, browser, url: str, **options):
+        self.tab = browser.new_page(**options)
+        self.said, self.fetched, self.bytes = [], [], 0
+        self.tab.on("console", lambda message: self.said.append(message.text) if message.type in ("error", "warning") else None)
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("request", lambda request: self.fetched.append(request.url))
+        self.tab.on("response", self.weigh)
+        self.tab.goto(url, wait_until="networkidle")
+
+    def weigh(self, response) -> None:
+        "Add what a file server says it sends."
+        self.bytes += int(response.headers.get("content-length", 0))
+
+    def audit(self, width: int, scheme: str) -> dict:
+        "What is wrong with the page at that width and in that colour scheme."
+        self.tab.set_viewport_size({"width": width, "height": 900})
+        self.tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # no colour fades from one to the other while we look
+        self.tab.wait_for_function("dark => !window.smalldocsToggleScheme || document.documentElement.classList.contains('quarto-dark') === dark", arg=scheme == "dark")
+        return self.tab.evaluate(AUDIT)
+
+
+@pytest.fixture(scope="module")
+def audits(browser, site):
+    "Every page, loaded once, and looked at both ways: narrow and light, wide and dark."
+    found = {}
+    for page in PAGES:
+        visit = Visit(browser, f"{site}/{page}")
+        found[page] = visit, visit.audit(360, "light"), visit.audit(1280, "dark")
+        visit.tab.close()
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_is_quiet_and_light(audits, site, page):
+    visit = audits[page][0]
+    assert visit.said == []
+    assert [url for url in visit.fetched if urlsplit(url).netloc != urlsplit(site).netloc and not url.startswith("data:")] == []
+    assert 0 < visit.bytes < MOST_BYTES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_fits_and_reads_well(audits, page):
+    for scheme, seen in zip(("light, 360 px", "dark, 1280 px"), audits[page][1:]):
+        assert seen["wide"] <= 0, f"{scheme}: the page scrolls sideways by {seen['wide']} px"
+        assert seen["faint"] == [], scheme
+        assert seen["skipped"] == [] and seen["titles"] == 1, "headings out of order"
+        assert seen["unnamed"] == [] and seen["missing"] == [] and seen["math"] == [] and seen["unlabelled"] == []
+
+
+def test_audit_finds_what_it_looks_for(browser, tmp_path):
+    "The negative control: a page with one of each fault."
+    (tmp_path / "bad.html").write_text("""<main><h1>x</h1><h3>y</h3><p style="color:#999;background:#fff">faint</p><img src="none.png">
+        <p style="opacity:.5">half</p><div style="width:3000px">wide</div><input type="range"></main>""")
+    visit = Visit(browser, (tmp_path / "bad.html").as_uri())
+    seen = visit.audit(360, "light")
+    assert seen["wide"] > 0 and len(seen["faint"]) == 2 and seen["skipped"] == [[3, 1]] and len(seen["unnamed"]) == len(seen["missing"]) == 1
+    assert visit.said and visit.fetched
+
+
+@pytest.fixture
+def recorded(browser, site):
+    "The page of recorded runs, with its sliders in place."
+    visit = Visit(browser, f"{site}/recorded.html", viewport={"width": 1280, "height": 1000})
+    visit.tab.wait_for_selector(".recorded[data-ready]")
+    yield visit.tab
+    visit.tab.close()
+
+
+def words(tab, selector: str) -> str:
+    "What a reader sees there."
+    return tab.locator(selector).first.inner_text()
+
+
+def press(tab, name: str, key: str, times: int = 1) -> None:
+    "Move a slider as a reader without a mouse would: focus it by its label, press keys."
+    slider = tab.get_by_label(re.compile(f"^{name}: "))
+    slider.focus()
+    for _ in range(times):
+        slider.press(key)
+
+
+def run_of(drafter: str, temperature: float, K: int) -> dict:
+    "A recorded run."
+    return next(r for r in RECORDED["runs"] if (r["drafter"], r["temperature"], r["K"]) == (drafter, temperature, K))
+
+
+def text_of(run: dict, rounds: int) -> str:
+    "The text after so many rounds, as the loop emitted it."
+    tokens = [run["first"], *(t for r in run["rounds"][:rounds] for t in r["emitted"])]
+    return "".join(RECORDED["tokens"][t] for t in tokens)
+
+
+def kept_text(tab) -> str:
+    "The text on the page without what was rejected, and without the marks for line breaks."
+    spans = tab.eval_on_selector_all(".recorded-text > span > *", "found => found.filter(e => e.tagName !== 'DEL').map(e => e.textContent)")
+    return "".join(spans).replace("⏎\n", "\n")
+
+
+@pytest.mark.parametrize("drafter", ["smollm2-skip", "smollm2"])
+def test_every_slider_shows_what_was_recorded(recorded, drafter):
+    recorded.get_by_label("Draft", exact=True).select_option(drafter)
+    for temperature_at, K_at, n in [(0, 0, 1), (2, 3, 4), (4, 5, 9), (3, 5, 200)]:
+        for name, at in [("Temperature", temperature_at), ("K, draft tokens per round", K_at), ("Round", n - 1)]:
+            press(recorded, name, "Home")
+            press(recorded, name, "ArrowRight", min(at, 12)) if at < 100 else press(recorded, name, "End")
+        run = run_of(drafter, RECORDED["temperatures"][temperature_at], RECORDED["Ks"][K_at])
+        n = min(n, len(run["rounds"]))
+        assert kept_text(recorded) == text_of(run, n)
+        status, r = words(recorded, ".recorded-status"), run["rounds"][n - 1]
+        assert status.startswith(f"Round {n}: ")
+        assert f"So far {1 + sum(len(x['emitted']) for x in run['rounds'][:n])} tokens from {n + 1} forwards" in status
+        table = words(recorded, ".recorded-table")
+        assert table.count("accepted") == r["accepted"] and table.count("never tried") == len(r["draft"]) - len(r["p"])
+
+
+def test_microscope_follows_its_slider(recorded):
+    press(recorded, "Round", "Home")
+    run = run_of("smollm2-skip", 0.7, 4)
+    n = next(i for i, r in enumerate(run["rounds"]) if len(r["positions"]) > 2)
+    press(recorded, "Round", "ArrowRight", n)
+    press(recorded, "Draft position", "Home")
+    seen = set()
+    for at in run["rounds"][n]["positions"]:
+        lens = recorded.locator(".recorded-table").nth(1)
+        assert lens.locator("tbody tr").count() == len(at["top"])
+        seen.add(lens.inner_text())
+        press(recorded, "Draft position", "ArrowRight")
+    assert len(seen) == len(run["rounds"][n]["positions"])
+
+
+def test_sliders_are_announced(recorded):
+    slider = recorded.get_by_label(re.compile("^Temperature: "))
+    before = words(recorded, "[role=status]")
+    press(recorded, "Temperature", "End")
+    assert slider.get_attribute("aria-valuetext") == str(RECORDED["temperatures"][-1])
+    assert words(recorded, "[role=status]") != before
+    assert recorded.evaluate("document.activeElement.id") == slider.get_attribute("id")
+
+
+def test_sliders_read_well_in_both_schemes_and_widths(browser, site):
+    visit = Visit(browser, f"{site}/recorded.html")
+    visit.tab.wait_for_selector(".recorded[data-ready]")
+    for width, scheme in [(360, "dark"), (360, "light"), (1280, "light")]:
+        seen = visit.audit(width, scheme)
+        assert seen["wide"] <= 0 and seen["faint"] == [] and seen["unlabelled"] == []
+
+
+def test_without_script_there_is_a_picture(browser, site):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(f"{site}/recorded.html")
+    picture = tab.locator(".recorded img")
+    assert picture.is_visible() and len(picture.get_attribute("alt")) > 40 and tab.locator(".recorded input").count() == 0
+    context.close()
+
+
+def test_lost_data_leaves_the_picture_and_says_so(browser, site):
+    tab = browser.new_page()
+    tab.route("**/recorded.json", lambda route: route.fulfill(status=404, body="gone"))
+    tab.goto(f"{site}/recorded.html", wait_until="networkidle")
+    assert tab.locator(".recorded img").is_visible() and "could not be loaded" in words(tab, ".recorded [role=status]")
+    tab.close()
+
+
+def test_search_finds_and_leads(browser, site):
+    visit = Visit(browser, f"{site}/index.html", viewport={"width": 1280, "height": 900})
+    visit.tab.locator("input[type=search], .sidebar-search input").first.fill("residual")
+    result = visit.tab.locator(".smalldocs-search-results a").first
+    result.wait_for()
+    result.click()
+    visit.tab.wait_for_load_state()
+    assert not visit.tab.url.endswith("index.html") and visit.said == []
+    visit.tab.close()
+
+
+def test_scheme_toggle_changes_and_stays(browser, site):
+    context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    background = "getComputedStyle(document.body).backgroundColor"
+    tab.goto(f"{site}/index.html")
+    light = tab.evaluate(background)
+    tab.locator(".quarto-color-scheme-toggle").first.click()
+    tab.wait_for_function(f"{background} !== '{light}'")
+    tab.goto(f"{site}/core.html")
+    tab.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
+    assert tab.evaluate(background) != light
+    context.close()
+
+
+def test_previous_and_next_visit_every_page_once(browser, site):
+    context = browser.new_context(java_script_enabled=False)  # the order is in the pages themselves
+    tab, seen = context.new_page(), []
+    tab.goto(f"{site}/index.html")
+    while True:
+        seen.append(urlsplit(tab.url).path[1:])
+        following = tab.locator(".nav-page-next a")
+        if not following.count(): break
+        tab.goto(f"{site}/{following.get_attribute('href')}", wait_until="commit")
+        tab.wait_for_selector(".page-navigation", state="attached")
+    assert sorted(seen) == PAGES
+    context.close()

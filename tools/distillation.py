@@ -1,0 +1,82 @@
+"""The data behind the figures of nbs/11_distillation.ipynb, kept in nbs/data/distillation.json.
+
+    python tools/distillation.py curve FOLDER --command "specdec distill …"   # the measurements of a run of `specdec distill --out FOLDER`
+    python tools/distillation.py compare --data SAMPLES                       # train the same head with one setting changed at a time (half an hour on two cores)
+
+SAMPLES is a folder of shards as `specdec.distillation.sample` writes them. Both replace their own part of the file and leave the other.
+"""
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parent.parent / "nbs" / "data" / "distillation.json"
+CHANGES = {  # name: what differs from the first
+    "as exported": {},
+    "AdamW": dict(optimizer="adamw"),
+    "total variation": dict(loss="tv"),
+    "hard labels": dict(loss="hard"),
+    "two layers": dict(layers=2),
+    "vocabulary 4k": dict(vocab=4096),
+    "vocabulary 16k": dict(vocab=16384),
+    "own layer random": dict(init="target"),
+    "all random": dict(init="random"),
+}
+
+
+def store(part: str, content) -> None:
+    "Replace one part of the file."
+    from specdec.distillation import write_json
+    whole = json.loads(DATA.read_text()) if DATA.exists() else {}
+    DATA.parent.mkdir(exist_ok=True)
+    write_json(DATA, whole | {part: content})
+
+
+def curve(folder: Path, command: str) -> None:
+    "What a run has measured so far."
+    training = folder / "training"
+    lines = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
+    store("curve", {"command": command, "config": json.loads((training / "config.json").read_text()) | {"out": None}, "lines": lines})
+
+
+def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -> None:
+    "Train with each change on the same rows, and keep the last measurement."
+    import numpy as np
+    import torch
+
+    from specdec.distillation import DistillConfig, Training, read_rows, train
+    from specdec.models import find_model, pick_dtype
+    from specdec.transformer import load_model
+    device = torch.device("cpu")
+    target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
+    all_rows = read_rows(data, target.vocab_size)
+    some = all_rows[np.random.default_rng(0).permutation(len(all_rows))[:rows]]
+    found = json.loads(DATA.read_text()).get("compare", {}).get("results", {}) if DATA.exists() else {}
+    for name, change in CHANGES.items():
+        if (only and name not in only) or (not only and name in found and found[name]["tokens"] >= tokens): continue
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory() as out:
+            config = DistillConfig(out=out, tokens=tokens, held_out=20, evaluate_rows=8, evaluate_every=10**6, checkpoint_every=10**6, warmup=5, keep_states=str(states), **change)
+            line = list(train(Training(config, target, some)))[-1]
+        found[name] = {"change": change, **line, "minutes": round((time.perf_counter() - begun) / 60, 2)}
+        print(name, f"{found[name]['minutes']} min", [round(a, 3) for a in line["alpha"]], [round(a, 3) for a in line["greedy"]], flush=True)
+        store("compare", {"command": "python tools/distillation.py compare --data SAMPLES", "rows": rows, "threads": torch.get_num_threads(), "results": found})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="what")
+    one = commands.add_parser("curve")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--command", required=True)
+    two = commands.add_parser("compare")
+    two.add_argument("--data", type=Path, required=True)
+    two.add_argument("--rows", type=int, default=200)
+    two.add_argument("--tokens", type=int, default=80_000)
+    two.add_argument("--states", type=Path, default=Path(tempfile.gettempdir()) / f"specdec-states-{os.getuid()}")
+    two.add_argument("--only", nargs="*", default=[])
+    given = parser.parse_args()
+    if given.what == "curve": curve(given.folder, given.command)
+    else: compare(given.data, given.rows, given.tokens, given.states, given.only)
