@@ -5,7 +5,7 @@ BIN    := .venv/bin
 QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
 
-.PHONY: demo test setup model browser check notebooks record mutation docs readme lab clean
+.PHONY: demo test setup model browser check notebooks badges record mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
@@ -41,6 +41,9 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	for notebook in $(NOTEBOOKS); do echo $$notebook; $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.timeout=900 $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
+
+badges: setup               ## the badge and the install cell that let every notebook open in Colab
+	$(BIN)/python tools/badges.py
 
 record: setup model         ## the runs behind the sliders of the site, and the picture that stands in for them
 	OMP_NUM_THREADS=1 $(BIN)/python tools/record.py --out nbs/data/recorded.json

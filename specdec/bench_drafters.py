@@ -273,7 +273,7 @@ def make_drafters_report(config: DraftersConfig, machine: dict, measurements: Se
     seen = [m for m in measurements if m.prompt in known]
     sets = {"all": measurements, "fifteen": seen, "held_out": [m for m in measurements if m.prompt not in known]}
     found = {which: {f"{t:g}": {name: drafter_figures(some, name, t, K, domains) for name in names if (K := choose_K(seen or measurements, name, t, config.Ks))}
-                     for t in config.temperatures} for which, some in sets.items() if some}
+                     for t in config.temperatures} for which, some in sets.items() if some or which == "all"}
     def column(which: str, figure: str) -> dict: return {t: {name: row[figure] for name, row in rows.items()} for t, rows in found[which].items()}
     return {**{figure: column("all", figure) for figure in FIGURES}, "best_K": column("all", "K"), "hybrid_vs_better": hybrid_ratios(config, measurements, found["all"], domains),
             "sets": found, "by_K": {f"{t:g}": {name: {K: drafter_figures(measurements, name, t, K, domains) for K in config.Ks} for name in names} for t in config.temperatures},

@@ -4,23 +4,26 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS', 'DRAFTED', 'FREE', 'draw', 'chat_prefix',
-           'sample_rows', 'written_whole', 'write_json', 'SampleConfig', 'shard_name', 'write_shard', 'sample', 'claim',
+           'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'shard_name', 'write_shard', 'sample',
            'read_rows', 'split_rows', 'hash_row', 'shared_prefix', 'count_tokens', 'frequent_tokens', 'coverage',
            'entropy', 'kl', 'total_variation', 'hard_label', 'step_weights', 'acceptance', 'tokens_per_round',
-           'Teacher', 'HeadStudent', 'reset_matrices', 'small_embedding', 'LMStudent', 'narrow_ids', 'NarrowLM',
-           'load_draft_model', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule', 'make_optimizers',
-           'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure', 'training_tensors',
-           'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process', 'wait_for_all',
-           'Training', 'Journal', 'train', 'distill', 'target_digest', 'is_first_process', 'served_by']
+           'narrow_ids', 'Teacher', 'HeadStudent', 'reset_matrices', 'small_embedding', 'LMStudent', 'NarrowLM',
+           'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
+           'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
+           'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
+           'wait_for_all', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'target_digest', 'is_first_process',
+           'served_by']
 
 # %% ../nbs/11_distillation.ipynb #a8376669
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -91,6 +94,15 @@ def write_json(path: Path, content) -> None:
     "JSON, whole or not at all."
     with written_whole(path) as partial: partial.write_text(json.dumps(content, indent=1) + "\n")
 
+# %% ../nbs/11_distillation.ipynb #9632f300
+def claim(path: Path, settings: dict) -> None:
+    "Record the settings in a file, or raise `InputError` if it records others."
+    try: recorded = json.loads(path.read_text())
+    except FileNotFoundError: return write_json(path, settings)
+    different = sorted(name for name in settings.keys() | recorded.keys() if settings.get(name) != recorded.get(name))
+    check(not different, "The folder was begun with other settings: "
+          + ", ".join(f"{name} was {recorded.get(name)!r} and is {settings.get(name)!r}" for name in different) + ". Take another folder, or the old settings.")
+
 # %% ../nbs/11_distillation.ipynb #386ee2f8
 @dataclass(frozen=True)
 class SampleConfig:
@@ -141,15 +153,6 @@ def sample(config: SampleConfig, part: int = 0, parts: int = 1, # which process 
         write_shard(out / shard_name(i), rows.cpu().numpy(), model.vocab_size)
     return out
 
-# %% ../nbs/11_distillation.ipynb #9632f300
-def claim(path: Path, settings: dict) -> None:
-    "Record the settings in a file, or raise `InputError` if it records others."
-    try: recorded = json.loads(path.read_text())
-    except FileNotFoundError: return write_json(path, settings)
-    different = sorted(name for name in settings.keys() | recorded.keys() if settings.get(name) != recorded.get(name))
-    check(not different, "The folder was begun with other settings: "
-          + ", ".join(f"{name} was {recorded.get(name)!r} and is {settings.get(name)!r}" for name in different) + ". Take another folder, or the old settings.")
-
 # %% ../nbs/11_distillation.ipynb #35f50853
 def read_rows(folder: Path,     # of .npy shards: rows of token ids, all of the same length
               vocab_size: int,  # of the target
@@ -175,7 +178,6 @@ def split_rows(rows: np.ndarray,  # [N, T]
 
 def hash_row(row: np.ndarray) -> int:
     "A number that depends on the row alone, the same everywhere."
-    import zlib
     return zlib.crc32(row.astype("<i4").tobytes())
 
 def shared_prefix(rows: np.ndarray) -> int: # tokens
@@ -237,6 +239,15 @@ def tokens_per_round(alphas: Tensor, # chance at each step that its token is acc
                     ) -> Tensor: # [...]
     "τ: the target's own token, and each draft token if all before it and itself are accepted."
     return 1 + alphas.cumprod(-1).sum(-1)
+
+# %% ../nbs/11_distillation.ipynb #5dd0541c
+TOKENS_FILE = "draft_tokens.safetensors"
+
+def narrow_ids(tokens: Tensor, vocab_size: int) -> Tensor: # [D] → [V]
+    "Where each of the target's tokens stands among the draft's; those it lacks share the place after the last."
+    narrow = torch.full((vocab_size,), len(tokens))
+    narrow[tokens] = torch.arange(len(tokens))
+    return narrow
 
 # %% ../nbs/11_distillation.ipynb #846d176d
 class Teacher:
@@ -311,6 +322,7 @@ def small_embedding(rows: Tensor, # the target's, [n, hidden]
     small = rows @ directions[:size].T
     return small * (rows.std() / small.std())
 
+# %% ../nbs/11_distillation.ipynb #a1a3b1c7
 class LMStudent:
     "A small Llama of its own, on the draft's tokens and one more that stands for all others; on all tokens if the draft vocabulary is whole."
     def __init__(self, config: "DistillConfig", target: Llama, tokens: Tensor):
@@ -339,22 +351,15 @@ class LMStudent:
 
     def save(self, folder: Path) -> None:
         "A checkpoint in bfloat16 that `load_model` reads, with the target's tokenizer if it has all tokens, else with the list of its tokens."
-        from transformers import LlamaForCausalLM
-        small = LlamaForCausalLM(self.shape).to(torch.bfloat16)
-        small.load_state_dict(self.module.state_dict())
-        small.save_pretrained(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.module.named_parameters()}  # tied: no lm_head of its own
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        self.shape.architectures, self.shape.dtype = ["LlamaForCausalLM"], "bfloat16"
+        self.shape.save_pretrained(folder)
         if self.shape.vocab_size == self.target.vocab_size: return
         save_file({"tokens": self.tokens.to(torch.int32)}, folder / TOKENS_FILE, {"vocab_size": str(self.target.vocab_size), "target_digest": getattr(self.target, "digest", None) or ""})
 
-# %% ../nbs/11_distillation.ipynb #e8d1ed00
-TOKENS_FILE = "draft_tokens.safetensors"
-
-def narrow_ids(tokens: Tensor, vocab_size: int) -> Tensor: # [D] → [V]
-    "Where each of the target's tokens stands among the draft's; those it lacks share the place after the last."
-    narrow = torch.full((vocab_size,), len(tokens))
-    narrow[tokens] = torch.arange(len(tokens))
-    return narrow
-
+# %% ../nbs/11_distillation.ipynb #b906da07
 class NarrowLM:
     "A model that knows only some of the target's tokens, behind the target's ids: a `CausalLM` whose other logits are minus infinity."
     def __init__(self, model: CausalLM,  # over the draft's tokens and one for all others
@@ -385,10 +390,25 @@ def load_draft_model(folder: Path, device: torch.device, dtype: torch.dtype) -> 
         with safe_open(path, "pt") as file: return NarrowLM(model, file.get_tensor("tokens"), int(file.metadata()["vocab_size"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error: raise ModelError(f"{path} can't be read ({error}): train the draft again.") from error
 
-# %% ../nbs/11_distillation.ipynb #a1a3b1c7
+# %% ../nbs/11_distillation.ipynb #c4ad275a
 KINDS = {"head": HeadStudent, "lm": LMStudent}
 OPTIMIZERS, SCHEDULES, INITS = ("muon", "adamw"), ("trapezoid", "cosine"), ("target", "layer", "random")
 
+def check_settings(config: "DistillConfig") -> None:
+    "Raise `InputError` naming the first setting that can't be."
+    whole = ("tokens", "layers", "unroll", "warmup", "batch", "evaluate_rows", "evaluate_every", "checkpoint_every")
+    for name in whole:
+        check(isinstance(getattr(config, name), int) and getattr(config, name) >= 1, f"{name} must be a whole number of at least 1, not {getattr(config, name)!r}.")
+    for name, known in dict(kind=KINDS, loss=LOSSES, optimizer=OPTIMIZERS, schedule=SCHEDULES, init=INITS).items():
+        check(getattr(config, name) in known, f"Unknown {name} {getattr(config, name)!r}: expected {' or '.join(known)}.")
+    for name in ("decay", "lr", "matrix_lr", "temperature"):
+        check(isinstance(getattr(config, name), (int, float)) and 0 < getattr(config, name) < math.inf, f"{name} must be a positive number, not {getattr(config, name)!r}.")
+    check(config.hidden % 64 == 0 and config.hidden > 0, f"hidden must be a positive multiple of 64, the size of an attention head, not {config.hidden!r}.")
+    check(isinstance(config.vocab, int) and config.vocab >= 0, f"vocab must be a number of tokens, or 0 for all, not {config.vocab!r}.")
+    check(isinstance(config.held_out, int) and config.held_out >= 2, f"held_out must be a whole number of at least 2, not {config.held_out!r}.")
+    check(isinstance(config.seed, int) and 0 <= config.seed < 2**31, f"seed must be a whole number in 0…2³¹ - 1, not {config.seed!r}.")
+
+# %% ../nbs/11_distillation.ipynb #1714d4d6
 @dataclass(frozen=True)
 class DistillConfig:
     "Every setting of a training run; raises `InputError` for what can't be."
@@ -411,7 +431,7 @@ class DistillConfig:
     matrix_lr: float = 0.04         # Muon's
     schedule: str = "trapezoid"     # "trapezoid": level, and straight down in the last fifth; "cosine"
     warmup: int = 20                # steps
-    batch: int = 4                  # rows of a step, over all processes together
+    batch: int = 2                  # rows of a step, over all processes together
     init: str = "layer"             # where weights begin: "target": its vocabulary and final norm; "layer": a head's layer as well, from its last; "random"
     held_out: int = 64              # one row in so many is held out
     evaluate_rows: int = 16         # of those, at most
@@ -421,17 +441,7 @@ class DistillConfig:
     device: str = "auto"
     dtype: str = "auto"             # of the target, and of the products in training; the drafter's weights stay in float32
 
-    def __post_init__(self):
-        for name in ("tokens", "layers", "unroll", "warmup", "batch", "evaluate_rows", "evaluate_every", "checkpoint_every"):
-            check(isinstance(getattr(self, name), int) and getattr(self, name) >= 1, f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
-        for name, known in dict(kind=KINDS, loss=LOSSES, optimizer=OPTIMIZERS, schedule=SCHEDULES, init=INITS).items():
-            check(getattr(self, name) in known, f"Unknown {name} {getattr(self, name)!r}: expected {' or '.join(known)}.")
-        for name in ("decay", "lr", "matrix_lr", "temperature"):
-            check(isinstance(getattr(self, name), (int, float)) and 0 < getattr(self, name) < math.inf, f"{name} must be a positive number, not {getattr(self, name)!r}.")
-        check(self.hidden % 64 == 0 and self.hidden > 0, f"hidden must be a positive multiple of 64, the size of an attention head, not {self.hidden!r}.")
-        check(isinstance(self.vocab, int) and self.vocab >= 0, f"vocab must be a number of tokens, or 0 for all, not {self.vocab!r}.")
-        check(isinstance(self.held_out, int) and self.held_out >= 2, f"held_out must be a whole number of at least 2, not {self.held_out!r}.")
-        check(isinstance(self.seed, int) and 0 <= self.seed < 2**31, f"seed must be a whole number in 0…2³¹ - 1, not {self.seed!r}.")
+    def __post_init__(self): check_settings(self)
 
 # %% ../nbs/11_distillation.ipynb #8a908204
 @lru_cache(maxsize=2)
@@ -449,7 +459,7 @@ def schedule(step: int, steps: int, warmup: int, kind: str) -> float: # factor o
     up, left = min(1.0, (step + 1) / warmup), (steps - step) / steps
     return up * (min(1.0, left / 0.2) if kind == "trapezoid" else 0.5 - 0.5 * math.cos(math.pi * left))
 
-# %% ../nbs/11_distillation.ipynb #7744f674
+# %% ../nbs/11_distillation.ipynb #ddf07be4
 def make_optimizers(module: nn.Module, config: DistillConfig) -> dict[str, torch.optim.Optimizer]: # by name
     "Muon for the matrices inside, AdamW for norms and for everything whose rows are tokens (Jordan et al. 2024)."
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -458,6 +468,14 @@ def make_optimizers(module: nn.Module, config: DistillConfig) -> dict[str, torch
     found = {"adamw": torch.optim.AdamW(others, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.95))}
     if inside: found["muon"] = torch.optim.Muon(inside, lr=config.matrix_lr, weight_decay=0.0)
     return found
+
+def update(optimizers: dict[str, torch.optim.Optimizer], factor: float, # of their learning rates
+           config: DistillConfig) -> None:
+    "One step of each, and clean gradients."
+    for kind, optimizer in optimizers.items():
+        for group in optimizer.param_groups: group["lr"] = factor * (config.matrix_lr if kind == "muon" else config.lr)
+        optimizer.step()
+        optimizer.zero_grad()
 
 # %% ../nbs/11_distillation.ipynb #1827e2b7
 def distillation_loss(student, teacher: Teacher,
@@ -593,7 +611,9 @@ def wait_for_all(process: Process) -> None:
     from accelerate import PartialState
     PartialState().wait_for_everyone()
 
-# %% ../nbs/11_distillation.ipynb #a61607e1
+# %% ../nbs/11_distillation.ipynb #6d65b1a5
+DRAFTED = 5  # draft tokens of the rounds that are measured
+
 class Training:
     "One run: everything that belongs together while a drafter is trained."
     def __init__(self, config: DistillConfig, target: Llama, rows: np.ndarray, process: Process = Process()):
@@ -606,7 +626,9 @@ class Training:
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
         check(rows.shape[1] >= self.start + DRAFTED, f"Rows of {rows.shape[1]} tokens, the first {self.start} of them not trained on, are too short: make them longer.")
         check(config.batch % process.count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {process.count} processes.")
+        if process.rank: wait_for_all(process)  # the first one makes the files
         self.states = States(self.teacher, train, Path(config.keep_states) if config.keep_states else None)
+        if not process.rank: wait_for_all(process)
         self.held = read_held_out(self.teacher, held[:config.evaluate_rows], config.batch) if process.rank == 0 else None
         self.parameters = [p for p in self.student.module.parameters() if p.requires_grad]
         self.optimizers = make_optimizers(self.student.module, config)
@@ -624,19 +646,13 @@ class Training:
         loss.backward()
         if self.process.count > 1: average_gradients(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        factor = schedule(self.step, self.steps, self.config.warmup, self.config.schedule)
-        for kind, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups: group["lr"] = factor * (self.config.matrix_lr if kind == "muon" else self.config.lr)
-            optimizer.step()
-            optimizer.zero_grad()
+        update(self.optimizers, schedule(self.step, self.steps, self.config.warmup, self.config.schedule), self.config)
         self.step += 1
         return loss.item()
 
     def measure(self) -> dict:
         "α and τ on held-out rows."
         with self.autocast(): return measure(self.student, self.teacher, self.held, self.start, DRAFTED)
-
-DRAFTED = 5  # draft tokens of the rounds that are measured
 
 # %% ../nbs/11_distillation.ipynb #4364895c
 FREE = {"out", "tokens", "keep_states", "evaluate_every", "checkpoint_every", "device", "data", "samples"}  # settings that may change when a run goes on
@@ -680,7 +696,6 @@ class Journal:
 # %% ../nbs/11_distillation.ipynb #85edf28c
 def train(training: Training) -> Iterator[dict]: # the measurements, as they are made
     "From the checkpoint, or from the beginning, to the last step."
-    import time
     config, journal, losses = training.config, Journal(training), []
     first, begun = training.process.rank == 0, time.perf_counter()
     journal.resume()
@@ -698,6 +713,7 @@ def train(training: Training) -> Iterator[dict]: # the measurements, as they are
         if first and (last or training.step % config.checkpoint_every == 0): journal.save()
     bar.close()
 
+# %% ../nbs/11_distillation.ipynb #6a4f77db
 def distill(config: DistillConfig) -> Path: # the drafter's folder
     "Train a drafter, or go on training it; raises `InputError` and `ModelError` before anything is computed."
     process, device = this_process(config.device)
@@ -708,11 +724,16 @@ def distill(config: DistillConfig) -> Path: # the drafter's folder
                                  process.rank, process.count, target)
     wait_for_all(process)
     training = Training(config, target, read_rows(Path(data), target.vocab_size), process)
-    for line in train(training): tqdm.write(f"{line['tokens']:>12,} tokens  loss {line['loss'] or math.nan:.3f}  α {' '.join(f'{a:.3f}' for a in line['alpha'])}  "
-                                            f"greedy {' '.join(f'{a:.3f}' for a in line['greedy'])}  τ {line['tau']:.2f}", file=sys.stderr)
+    for line in train(training): tqdm.write(summary_of(line), file=sys.stderr)
     if process.rank == 0: training.student.save(folder)
     wait_for_all(process)
     return folder
+
+def summary_of(line: dict) -> str:
+    "A measurement for the terminal."
+    def row(name: str) -> str: return " ".join(f"{a:.3f}" for a in line[name])
+    loss = "" if line["loss"] is None else f"  loss {line['loss']:.3f}"
+    return f"{line['tokens']:>12,} tokens{loss}  α {row('alpha')}  greedy {row('greedy')}  τ {line['tau']:.2f}"
 
 def target_digest(folder: Path) -> str | None:
     "The digest of a converted model's weights; None for folders that have no manifest."

@@ -229,15 +229,20 @@ class Acceptance:
                  keep: float = 0.98):                           # what a try still counts after each further one
         self.prior, self.weight, self.keep, self.counts = prior, weight, keep, {}  # evidence → (accepted, tried)
 
-    def alpha(self, evidence: Hashable) -> float: # 0…1
-        "The estimate."
-        prior = self.prior.get(evidence, 0.5) if isinstance(self.prior, Mapping) else self.prior
+    def alpha(self, evidence: Hashable,
+              before: float | None = None, # the estimate for the guess before it, if there is one
+             ) -> float: # 0…1
+        "The estimate. Without a prior of its own, a guess is taken to be like the one before it."
+        prior = self.prior.get(evidence) if isinstance(self.prior, Mapping) else self.prior if before is None else None
+        if prior is None: prior = 0.5 if before is None else before
         accepted, tried = self.counts.get(evidence, (0.0, 0.0))
         return (accepted + self.weight * prior) / (tried + self.weight)
 
     def expected(self, evidence: Sequence[Hashable]) -> np.ndarray: # τ for 1, 2, … guesses
         "Tokens of a round with the first 1, 2, … of these guesses: 1 + Σ Π α."
-        return 1 + np.cumsum(np.cumprod([self.alpha(known) for known in evidence]))
+        alphas = []
+        for known in evidence: alphas.append(self.alpha(known, alphas[-1] if alphas else None))
+        return 1 + np.cumsum(np.cumprod(alphas))
 
     def observe(self, evidence: Sequence[Hashable], accepted: int, tried: int) -> None:
         "What became of the guesses of a round."

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync").split()
 
@@ -23,6 +23,13 @@ def browser():
         started = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield started
         started.close()
+
+
+def pytest_terminal_summary(terminalreporter):
+    "Say once, at the end and in any verbosity, that the browser tests did not run, and why."
+    why = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)}
+    for reason in sorted(reason for reason in why if "no browser test ran" in reason):
+        terminalreporter.write_line(reason.removeprefix("Skipped: "), yellow=True)
 
 
 class Quiet(SimpleHTTPRequestHandler):

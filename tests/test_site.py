@@ -30,6 +30,12 @@ def tool(name: str):
     return module
 
 
+def site_tool():
+    "The module that builds the site."
+    pytest.importorskip("smalldocs", reason="the site's renderer, smalldocs, needs Python 3.11")
+    return tool("site")
+
+
 check_site, readme, badges, record = tool("check_site"), tool("readme"), tool("badges"), tool("record")
 
 FILES = {"index.html", "core.html", "styles.css", "images/plot.png"}
@@ -141,7 +147,7 @@ def test_readme_refuses_what_it_cannot_show():
 # The sidebar and the reference
 
 def test_a_page_that_nobody_lists_stops_the_build(capsys):
-    site = tool("site")
+    site = site_tool()
     site.check_sidebar(site.sidebar_entries(["a.ipynb", {"section": "x", "contents": ["b.ipynb"]}]), {"a.ipynb", "b.ipynb"})
     with pytest.raises(SystemExit, match="c.ipynb is not in"): site.check_sidebar(["a.ipynb"], {"a.ipynb", "c.ipynb"})
     with pytest.raises(SystemExit, match="b.ipynb, which does not exist"): site.check_sidebar(["a.ipynb", "b.ipynb"], {"a.ipynb"})
@@ -149,7 +155,7 @@ def test_a_page_that_nobody_lists_stops_the_build(capsys):
 
 def test_notebooks_stand_in_the_sidebar_in_their_order():
     sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    numbered = [name for name in tool("site").sidebar_entries(sidebar["contents"]) if name[0].isdigit()]
+    numbered = [name for name in site_tool().sidebar_entries(sidebar["contents"]) if name[0].isdigit()]
     assert numbered == sorted(numbered) and len(numbered) > 15
 
 
@@ -161,6 +167,48 @@ def test_reference_lists_what_the_package_exports(monkeypatch):
     *before, last = cells[-1].source.splitlines()
     exec("\n".join(before), names)
     assert cells[-1].outputs[0].data["text/markdown"] == eval(last, names).data, "nbs/reference.ipynb is stale: run it again"
+
+
+# What the build adds to its renderer
+
+def test_headings_leave_out_no_level():
+    site = site_tool()
+    page = '<aside><h3 class="a">n</h3></aside><main><h1>t</h1><h3 id="f" class="anchored">f</h3><p>x</p><h2>s</h2><h3 class="anchored">g</h3></main>'
+    assert site.in_order(page) == page.replace('<h3 id="f" class="anchored">f</h3>', '<h2 id="f" class="h3 anchored">f</h2>')
+    assert "<h3" not in site.in_order('<main><h1>t</h1><h3 class="anchored">f</h3></main>')
+
+
+def test_cells_of_imports_are_folded_and_no_others():
+    fold = site_tool().fold_imports
+    cell = '<details open="" class="code-fold">\n<summary>Exported source</summary>\n<pre><code>{}</code></pre></details>'
+    imports, function = cell.format('<span>import</span> os\nfrom x import y'), cell.format("import os\ndef f(a): return a &lt; 1")
+    assert fold(imports + function) == imports.replace(' open=""', "") + function
+
+
+def test_options_need_no_quotes():
+    options, code = site_tool().cell_options("#| slow\n#| fig-alt: One round: p, then q.\nplot()")
+    assert options["fig-alt"] == "One round: p, then q." and code == "plot()"
+    assert site_tool().cell_options("#| fig-alt: 'quoted'\n#| echo: false\n1")[0] == {"fig-alt": "quoted", "echo": False}
+
+
+def test_a_type_that_is_defined_later_is_shown_as_written():
+    def takes(x: "NotYet", y: int): "..."  # noqa: F821
+    shown = site_tool().signature(takes, eval_str=True)
+    assert shown.parameters["x"].annotation == "NotYet"
+
+
+def test_only_icons_in_use_are_kept(tmp_path):
+    icons = tmp_path / "site_libs" / "bootstrap-icons" / "bootstrap-icons.min.css"
+    icons.parent.mkdir(parents=True)
+    icons.write_text('.bi::before{x}.bi-search::before{content:"\\f52a"}.bi-gear::before{content:"\\f3e5"}')
+    (tmp_path / "a.html").write_text('<i class="bi bi-search"></i>')
+    site_tool().keep_used_icons(tmp_path)
+    assert icons.read_text() == '.bi::before{x}.bi-search::before{content:"\\f52a"}'
+
+
+def test_no_markdown_is_left_in_signatures():
+    pattern = site_tool().LINK_IN_CODE
+    assert pattern.sub(r"\1", "# of [`HeadConfig`](https://example.org/heads.html#headconfig) and [this](x.html)") == "# of HeadConfig and [this](x.html)"
 
 
 # Colours of fates: the site's stylesheet and the package say the same, and both can be read

@@ -3,7 +3,9 @@
     python tools/distillation.py curve FOLDER --command "specdec distill …"   # the measurements of a run of `specdec distill --out FOLDER`
     python tools/distillation.py compare --data SAMPLES                       # train the same head with one setting changed at a time (half an hour on two cores)
 
-SAMPLES is a folder of shards as `specdec.distillation.sample` writes them. Both replace their own part of the file and leave the other.
+    python tools/distillation.py coverage --data SAMPLES                      # how much of the text small vocabularies cover
+
+SAMPLES is a folder of shards as `specdec.distillation.sample` writes them. Each replaces its own part of the file and leaves the others.
 """
 import argparse
 import json
@@ -65,6 +67,20 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
         store("compare", {"command": "python tools/distillation.py compare --data SAMPLES", "rows": rows, "threads": torch.get_num_threads(), "results": found})
 
 
+def coverage_of(data: Path) -> None:
+    "Count on the rows to train on, and look at those held out as well."
+    import numpy as np
+
+    from specdec.distillation import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
+    V = 49152  # of the default model
+    rows = read_rows(data, V)
+    train, held = (side[:, shared_prefix(rows):] for side in split_rows(rows, 64))
+    counts, sizes = count_tokens(train, V), [512, 1024, 2048, 4096, 8192, 16384, 32768]
+    held_out = [float(np.isin(held, frequent_tokens(counts, size).numpy()).mean()) for size in sizes]
+    store("coverage", {"command": "python tools/distillation.py coverage --data SAMPLES", "tokens": int(rows.size), "sizes": sizes,
+                       "counted": [coverage(counts, size) for size in sizes], "held_out": held_out})
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="what")
@@ -77,6 +93,9 @@ if __name__ == "__main__":
     two.add_argument("--tokens", type=int, default=80_000)
     two.add_argument("--states", type=Path, default=Path(tempfile.gettempdir()) / f"specdec-states-{os.getuid()}")
     two.add_argument("--only", nargs="*", default=[])
+    three = commands.add_parser("coverage")
+    three.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
-    if given.what == "curve": curve(given.folder, given.command)
+    if given.what == "coverage": coverage_of(given.data)
+    elif given.what == "curve": curve(given.folder, given.command)
     else: compare(given.data, given.rows, given.tokens, given.states, given.only)

@@ -6,17 +6,21 @@ nbdev's page names, KaTeX and fonts served from the site itself, and pictures as
 The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
 """
 import argparse
+import ast
+import inspect
 import os
 import re
 import shutil
 import sys
 from base64 import b64decode, b64encode
 from hashlib import sha256
+from html import unescape
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
+from fastcore import docments
 from nbdev.config import get_config
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
@@ -61,6 +65,15 @@ def cell_options(code: str) -> tuple[dict, str]:
 
 
 notebook.cell_options = cell_options
+
+
+def signature(function, eval_str: bool = False, **options) -> inspect.Signature:
+    "A signature with its types as they are written, where one is in quotes and only defined further down the notebook."
+    try: return inspect.signature(function, eval_str=eval_str, **options)
+    except NameError: return inspect.signature(function, **options)
+
+
+docments.signature = signature
 
 
 class NbdevSite(Site):
@@ -144,12 +157,24 @@ def in_order(page: str) -> str:
     return page[:start] + early + page[end:]
 
 
+def fold_imports(page: str) -> str:
+    "The page with exported cells that hold nothing but imports folded away; all others stay open."
+    def fold(match: re.Match) -> str:
+        code = unescape(re.sub(r"<[^>]+>", "", match[1]))
+        try: only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
+        except SyntaxError: only_imports = False
+        return match[0].replace(' open=""', "", 1) if only_imports else match[0]
+
+    return re.sub(r'<details open="" [^>]*>\s*<summary>Exported source</summary>(.*?)</details>', fold, page, flags=re.S)
+
+
 def finish_pages(out: Path, site_url: str) -> None:
     "Relink the pages to each other and move their pictures to files."
     pages = {p.name: p.read_text(encoding="utf-8") for p in sorted(out.glob("*.html"))}
     anchors = {name: set(ID.findall(text)) for name, text in pages.items()}
     for name, text in pages.items():
-        (out / name).write_text(save_pictures(in_order(LINK_IN_CODE.sub(r"\1", relink(text, site_url, anchors))), out), encoding="utf-8")
+        text = fold_imports(in_order(LINK_IN_CODE.sub(r"\1", relink(text, site_url, anchors))))
+        (out / name).write_text(save_pictures(text, out), encoding="utf-8")
     edit(out / "search.json", lambda index: LINK_IN_CODE.sub(r"\1", index))
 
 

@@ -1,0 +1,467 @@
+"The playground without a browser: what a session notes, what is drawn of it, the worker, and the panel pressed by a program."
+import json
+import socket
+import subprocess
+import time
+from html.parser import HTMLParser
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from specdec import playground
+from specdec.autoregressive import Transform
+from specdec.core import InputError, ModelError, Round, TorchSource
+from specdec.pairs import Pair, PairSpec
+from specdec.playground import (K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript, Worker,
+                                app_files, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup, draw_text, drafter_menu, explain,
+                                look, look_at_round, measure, measures_html, open_playground, plain_rate, serve_playground, text_html, token_html, verification_curve, visible)
+from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.speedup import walltime_factor
+from test_pairs import TOKENIZER, talker
+from test_speculative import tiny
+
+PROMPT = [1, 2, 3, 1, 2]
+EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'
+
+
+def drafters(target):
+    return {"n-gram": NGramDrafter(), "itself": ModelDrafter(target, target.vocab_size), "noisy": ModelDrafter(tiny(target.vocab_size, noise=.05), target.vocab_size), "none": NoDrafter()}
+
+
+def written(kind="noisy", settings=Settings(K=4, temperature=.8), target=None, count=24, **more) -> Session:
+    target = target or tiny()
+    session = Session(target, drafters(target)[kind], PROMPT, settings, max_new_tokens=count, **more)
+    while session.step(): pass
+    return session
+
+
+def contradictions(session: Session) -> list:
+    "Places whose fate doesn't follow from the numbers that were noted there."
+    places = [place for places in session.places for place in places if place.u_accept is not None]
+    return [place for place in places if (place.fate == "accepted") != (place.u_accept < place.chance)]
+
+
+# The session
+
+@pytest.mark.parametrize("kind", ["n-gram", "itself", "noisy", "none"])
+@pytest.mark.parametrize("temperature, top_p", [(0, 1), (.8, 1), (1.5, .7)])
+def test_watched_loop_says_what_the_unwatched_one_says(kind, temperature, top_p):
+    target = tiny()
+    session = written(kind, Settings(3, temperature, top_p), target, seed=5)
+    transform = Transform(temperature, top_p=None if top_p == 1 else top_p)
+    assert session.rounds == list(speculate(target, drafters(target)[kind], PROMPT, transform, TorchSource(5), 3, 24))
+    assert len(session.rounds) == len(session.places) == len(session.seconds) == len(session.draft_seconds)
+    assert session.finished and not session.step()
+
+
+@pytest.mark.parametrize("kind", ["n-gram", "noisy"])
+def test_fates_follow_from_the_noted_numbers(kind):
+    session = written(kind, count=40)
+    fates = [place.fate for places in session.places for place in places]
+    assert {"accepted", "rejected"} <= set(fates) and contradictions(session) == []
+    session.source.drawn[:] = []
+    for done, places in zip(session.rounds, session.places):
+        assert [place.drafted for place in places if place.drafted is not None] == done.drafted[:len(places)]
+        assert sum(place.fate == "accepted" for place in places) == done.accepted
+        own = [place.own for place in places if place.own is not None]
+        assert own == [done.emitted[-1]]
+
+
+def test_fates_that_do_not_follow_are_noticed():
+    session = written("noisy", count=40)
+    for i, places in enumerate(session.places):
+        session.places[i] = [playground.Place(**{**vars(place), "u_accept": None if place.u_accept is None else 1 - place.u_accept}) for place in places]
+    assert contradictions(session)
+
+
+def test_greedy_draws_nothing_to_show():
+    session = written("noisy", Settings(K=3))
+    assert all(place.u_accept is None and place.u_draw is None for places in session.places for place in places)
+    assert {len(p.ids) for places in session.places for p in places} == {8}
+
+
+def test_settings_count_from_the_next_round_on():
+    session = Session(tiny(), drafters(tiny())["itself"], PROMPT, Settings(1, .8), max_new_tokens=40)
+    for K, steps in ((1, 3), (5, 1), (2, 2)):
+        session.settings = Settings(K, .8)
+        for _ in range(steps): session.step()
+    assert [len(r.drafted) for r in session.rounds] == [0, 1, 1, 5, 2, 2]
+    assert session.since == 4 and len(session.recent) == 2
+    session.settings = Settings(2, 0.0)
+    session.step()
+    assert session.places[-1][0].u_accept is None and session.since == 6
+
+
+def test_text_that_ends_inside_a_draft_has_no_places_after_its_end():
+    target = tiny()
+    free = written("itself", Settings(6, 0), target)
+    end = free.ids[4]
+    session = written("itself", Settings(6, 0), target, eos_ids=frozenset([end]))
+    assert session.ids[-1] == end and len(session.places[-1]) <= len(session.rounds[-1].emitted)
+    Transcript(session, TOKENIZER).read()
+
+
+def test_settings_and_requests_that_cannot_be_served():
+    for wrong in (dict(K=0), dict(K=K_MAX + 1), dict(K=1.5), dict(temperature=float("nan")), dict(top_p=0.0)):
+        with pytest.raises(InputError): Settings(**wrong)
+    with pytest.raises(InputError, match="context"): Session(tiny(), NoDrafter(), [1] * 100, Settings())
+    with pytest.raises(InputError, match="seed"): Session(tiny(), NoDrafter(), [1], Settings(), seed=2**80)
+
+
+def test_a_place_keeps_what_was_said_and_sums_over_everything():
+    p, q = torch.rand(500).softmax(0), torch.rand(500).softmax(0)
+    place = look(p, q, drafted=7, own=9, fate="rejected")
+    assert len(place.ids) == 8 and {7, 9} <= set(place.ids)
+    assert place.overlap == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-5)
+    assert place.residual[place.ids.index(9)] == pytest.approx(((p - q).clip(min=0) / (p - q).clip(min=0).sum())[9].item(), rel=1e-3, abs=1e-6)
+    assert [a >= b for a, b in pairwise(place.p)] == [True] * 7
+    same = look(p, p, drafted=7, fate="accepted")
+    assert same.chance == 1 and same.residual == same.p  # no division by a residual of nothing
+
+
+def test_recording_source_changes_nothing():
+    a, b, weights = RecordingSource(1), TorchSource(1), torch.rand(9)
+    assert [a.categorical(weights) for _ in range(20)] == [b.categorical(weights) for _ in range(20)]
+    assert len(a.drawn) == 20 and a.bernoulli(.5) == b.bernoulli(.5) and len(a.drawn) == 21
+
+
+# Text
+
+def test_transcript_grows_with_the_session_and_is_its_text():
+    target = talker()
+    session = Session(target, NGramDrafter(), PROMPT, Settings(3, 1.5), max_new_tokens=60)
+    transcript = Transcript(session, TOKENIZER)
+    while session.step(): transcript.read()
+    at_once = Transcript(session, TOKENIZER).read()
+    assert transcript.read() == at_once
+    assert [s.token for s in at_once if s.fate != "rejected"] == session.ids
+
+
+def test_a_character_of_several_tokens_stands_at_its_last():
+    ids, place = TOKENIZER("🦊 fox")["input_ids"], look(torch.ones(10) / 10, None, own=1, fate="target")
+    class Fixed: rounds, places = [Round([], 0, [token]) for token in ids], [[place]] * len(ids)
+    texts = [s.text for s in Transcript(Fixed, TOKENIZER).read()]
+    assert "".join(texts).replace("▯", "") == "🦊 fox" and texts[0] == "▯"
+
+
+class Tags(HTMLParser):
+    "Tags and attributes of a page."
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.names, self.text = set(), set(), ""
+        self.feed(html)
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.names |= {name for name, _ in attributes}
+    def handle_data(self, data): self.text += data
+
+
+def evil(fate):
+    place = look(torch.tensor([.5, .3, .2]), torch.tensor([.2, .7, .1]), drafted=1, own=0, fate=fate, u_accept=.5, u_draw=.2)
+    return Said(1, EVIL, fate, 1, 1, place)
+
+
+@pytest.mark.parametrize("fate", ["target", "accepted", "rejected", "replacement", "bonus"])
+def test_what_a_model_says_is_never_markup(fate):
+    page = Tags(text_html([evil(fate)]))
+    assert page.tags == {"div", {"rejected": "del", "replacement": "ins"}.get(fate, "span")}
+    assert page.names <= {"class", "role", "tabindex", "data-tip", "aria-label", "style", "data-lm-suppress-shortcuts", "onkeydown"}
+    assert page.text.replace("⏎", "").rstrip("\n") == EVIL.rstrip("\n")
+    assert "\n" not in token_html(evil(fate))
+    assert Tags(f"<span>{EVIL}</span>").tags == {"span", "img"}  # what would happen without
+
+
+def test_explanations_hold_the_numbers():
+    assert explain(evil("accepted")).endswith("p = 0.300 · q = 0.700 · u = 0.500 < min(1, p/q) = 0.429") and "≥" in explain(evil("rejected"))
+    assert "from the residual with u = 0.200" in explain(evil("replacement")) and "from p with u" in explain(evil("bonus"))
+    assert visible("") == "∅" and visible("a\tb") == "a⇥b"
+
+
+def test_one_token_is_reached_by_the_tab_key():
+    html = text_html([evil("accepted")] * 3)
+    assert html.count('tabindex="0"') == 1 and html.count('tabindex="-1"') == 2
+    assert "nothing yet" in text_html([], "nothing yet")
+
+
+def test_measures():
+    session = written("noisy", count=40)
+    found = measure(session, plain=50.0)
+    assert found.tokens == 40 and found.rounds == len(session.rounds) - 1
+    assert found.tau == pytest.approx(39 / found.rounds) and found.rate == pytest.approx(39 / sum(session.seconds[1:]))
+    assert found.speedup == pytest.approx(found.rate / 50) and found.c > 0
+    assert measure(session).speedup is None and measure(session).c == 0
+    assert measure(written("none")).alpha is None
+    assert "–" in measures_html(None) and f"{found.tau:.2f}" in measures_html(found)
+
+
+# Figures
+
+def figures():
+    session = written("noisy", count=40)
+    places = [place for places in session.places for place in places]
+    evils = Transcript(session, type("Evil", (), {"decode": lambda self, *a, **k: EVIL})())
+    drawn = [draw_text(evils.read()), draw_text([]), draw_acceptance(session.recent), draw_acceptance([]), draw_rounds(session.recent), draw_rounds([]), draw_rounds([Round([], 0, [1])] * 200),
+             draw_speedup(5, measure(session, 50.0), [1.0] * K_MAX), draw_speedup(16, measure(session)), draw_speedup(1, None), draw_speedup(1, measure(written("none")))]
+    return drawn + [draw(place, lambda token: EVIL) for place in places for draw in (draw_place, draw_decision, draw_residual)]
+
+
+def test_every_figure_is_valid_svg_with_words_for_those_who_cannot_see_it():
+    for figure in figures():
+        root = ElementTree.fromstring(figure.svg())
+        assert root.get("aria-label") and not [e for e in root.iter() if e.tag.endswith("img")]
+        numbers = [float(e.get(name)) for e in root.iter() for name in ("x", "y", "width", "height", "cx", "cy") if (e.get(name) or "%")[-1] != "%"]
+        assert all(-10 <= n <= max(figure.width, figure.height) for n in numbers), figure.alt[:200]
+        assert 'fill="white"' in figure._repr_svg_() and figure.svg().count("currentColor") >= 1
+
+
+def test_figures_say_what_they_show():
+    rounds = [Round([1, 2, 3], 3, [1, 2, 3, 4]), Round([1, 2, 3], 1, [1, 9])]
+    assert draw_acceptance(rounds).alt == "Acceptance by position: 1 1.00, 2 0.50, 3 1.00"
+    assert "3.00 on average over 2 rounds" in draw_rounds(rounds).alt
+    found = measure(written("noisy", count=40), 50.0)
+    v = [1 + k / 10 for k in range(K_MAX)]
+    assert f"{walltime_factor(found.alpha.alpha, 7, found.c, v[6]):.2f}×; measured {found.speedup:.2f}×" in draw_speedup(7, found, v).alt
+    assert draw_speedup(7, found, v).alt != draw_speedup(8, found, v).alt
+
+
+# The worker
+
+def test_throttle_lets_through_once_per_interval_and_forgets_nothing():
+    now = [0.0]
+    throttle = Throttle(1.0, clock=lambda: now[0])
+    assert throttle.wait() is None and not throttle.take()
+    throttle.ask()
+    assert throttle.wait() == 0 and throttle.take() and not throttle.take()
+    throttle.ask()
+    now[0] = .4
+    assert not throttle.take() and throttle.wait() == pytest.approx(.6)
+    now[0] = 1.0
+    assert throttle.take() and throttle.wait() is None
+
+
+@pytest.fixture
+def worker():
+    errors, paints = [], []
+    made = Worker(lambda: paints.append(time.monotonic()), errors.append)
+    made.errors, made.paints = errors, paints
+    yield made
+    made.close()
+    assert not made.thread.is_alive()
+
+
+def test_a_new_job_takes_the_place_of_the_old(worker):
+    steps = []
+    def job(name, n):
+        for i in range(n):
+            steps.append(name)
+            time.sleep(.002)
+            yield
+    worker.do(job("a", 10**6))
+    time.sleep(.05)
+    worker.do(job("b", 3))
+    assert worker.join(5) and steps[-3:] == ["b"] * 3 and 1 < steps.count("a") < 1000
+    assert len(worker.paints) >= len(steps) and not worker.errors
+
+
+def test_a_job_that_fails_is_reported_and_the_worker_lives(worker):
+    def failing():
+        yield
+        raise ValueError("oops")
+    worker.do(failing())
+    assert worker.join(5) and [str(e) for e in worker.errors] == ["oops"]
+    before = len(worker.paints)
+    worker.ask()
+    assert worker.join(5) and len(worker.paints) > before
+
+
+def test_what_was_asked_too_early_is_painted_later():
+    throttle, seen, value = Throttle(.05), [], [0]
+    def paint():
+        if throttle.take(): seen.append(value[0])
+        return throttle.wait()
+    made = Worker(paint, lambda error: None)
+    for value[0] in range(1, 30):
+        throttle.ask()
+        made.ask()
+        time.sleep(.005)
+    assert made.join(5) and seen[-1] == 29 and len(seen) < 12
+    made.close()
+
+
+# The panel
+
+@pytest.fixture
+def toys(monkeypatch):
+    "A registry with one pair that is at hand, and one that would have to be downloaded."
+    made = Pair(talker(vocab=len(TOKENIZER)))
+    monkeypatch.setattr(playground, "list_pairs", lambda: {"toy": PairSpec("smollm2", note="a <toy>"), "far": PairSpec("some/model-that-is-nowhere")})
+    monkeypatch.setattr(playground, "load_pair", lambda name: made)
+    return made
+
+
+@pytest.fixture
+def panel(toys):
+    made = Playground()
+    made.controls["prompt"].value, made.controls["max_new_tokens"].value = "Hi", 16
+    assert made.worker.join(20)
+    yield made
+    made.worker.close()
+
+
+def word(panel, view): return Tags(panel.views[view].value).text
+
+
+def test_panel_writes_and_measures(panel):
+    assert word(panel, "status") == "Ready." and "a <toy>" in word(panel, "note")
+    panel.controls["run"].click()
+    assert panel.worker.join(20)
+    session = panel.engine.session
+    assert len(session.ids) == 16 and word(panel, "status") == "As many tokens as were asked for."
+    assert panel.views["text"].value.count("sp-token") >= 16 and panel.engine.summary().speedup > 0
+    assert len(panel.engine.costs["toy"]) == K_MAX and "speed-up" in word(panel, "tiles")
+    assert not panel.controls["run"].disabled and panel.controls["stop"].disabled
+    panel.controls["run"].click()  # finished: the same text again
+    assert panel.worker.join(20) and panel.engine.session is not session and panel.engine.session.rounds == session.rounds
+
+
+def test_steps_make_the_same_text_as_a_run(panel):
+    for _ in range(3):
+        panel.controls["step"].click()
+        assert panel.worker.join(20)
+    session = panel.engine.session
+    assert len(session.rounds) == 3 and word(panel, "status") == "One round done."
+    panel.controls["run"].click()
+    assert panel.worker.join(20) and panel.engine.session is session
+    ids = session.ids
+    panel.controls["reset"].click()
+    assert panel.worker.join(20) and panel.engine.session is None and "Press Run" in word(panel, "text")
+    panel.controls["run"].click()
+    assert panel.worker.join(20) and panel.engine.session.ids == ids
+
+
+def test_stop_between_two_rounds(panel, toys, monkeypatch):
+    forward = type(toys.target).forward
+    monkeypatch.setattr(type(toys.target), "forward", lambda *a, **k: time.sleep(.02) or forward(*a, **k))
+    panel.controls["max_new_tokens"].value = 80
+    panel.controls["run"].click()
+    while not panel.engine.session or len(panel.engine.session.rounds) < 3: time.sleep(.005)
+    panel.controls["stop"].click()
+    assert panel.worker.join(5)
+    stopped = len(panel.engine.session.rounds)
+    assert "Stopped" in word(panel, "status") and not panel.engine.session.finished and panel.controls["stop"].disabled
+    time.sleep(.1)
+    assert len(panel.engine.session.rounds) == stopped
+
+
+def test_sliders_move_the_figures_at_once_and_the_text_from_the_next_round(panel):
+    panel.controls["step"].click()
+    panel.controls["step"].click()
+    panel.controls["run"].click()
+    assert panel.worker.join(20)
+    before = panel.views["speedup"].value, panel.views["text"].value
+    panel.controls["K"].value = 9
+    assert panel.worker.join(5)
+    assert panel.views["text"].value == before[1]
+    assert panel.views["speedup"].value != before[0] or panel.engine.summary().alpha is None
+    assert panel.engine.session.settings.K == 9
+
+
+def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
+    panel.controls["K"].value = 0
+    assert "at least" in word(panel, "error") or "from 1 to" in word(panel, "error")
+    panel.controls["run"].click()
+    assert panel.worker.join(5) and panel.engine.session is None
+    panel.controls["K"].value = 4
+    assert word(panel, "error") == ""
+    panel.controls["prompt"].value = " \n"
+    panel.controls["step"].click()
+    assert "prompt is empty" in word(panel, "error")
+    panel.controls["prompt"].value = "Hi " * 500
+    panel.controls["step"].click()
+    assert panel.worker.join(5) and "context" in word(panel, "error") and "error" in word(panel, "status")
+    panel.controls["prompt"].value = "Hi"
+    panel.controls["drafter"].value = "far"
+    panel.controls["step"].click()
+    assert panel.worker.join(5) and "some/model-that-is-nowhere" in word(panel, "error")
+    panel.controls["drafter"].value = "toy"
+    def broken(*a, **k): raise IndexError("<oops>")
+    monkeypatch.setattr(type(toys.target), "forward", broken)
+    panel.controls["step"].click()
+    assert panel.worker.join(5) and "IndexError: <oops>. This is a bug" in word(panel, "error") and 'role="alert"' in panel.views["error"].value
+
+
+def test_microscope_follows_until_it_is_moved(panel):
+    c = panel.controls
+    for _ in range(4):
+        c["step"].click()
+        assert panel.worker.join(20)
+    assert c["round"].value == 3 and "Round 3" in word(panel, "told")
+    c["round"].value = 1
+    assert panel.worker.join(5) and "Round 1" in word(panel, "told") and not panel.following
+    c["round"].value = c["round"].max
+    assert panel.worker.join(5) and panel.following
+    c["place"].value = 1
+    assert panel.worker.join(5) and "position 1" in word(panel, "told")
+
+
+def test_plain_decoding_drafts_nothing(panel):
+    panel.controls["drafter"].value, panel.controls["K"].value = PLAIN, 0
+    panel.controls["run"].click()
+    assert panel.worker.join(20) and word(panel, "error") == ""
+    assert all(not r.drafted for r in panel.engine.session.rounds) and "alone" in word(panel, "note")
+
+
+def test_menu_and_examples(panel):
+    assert drafter_menu() == [("toy", "toy"), ("far (not on this machine)", "far"), (PLAIN, PLAIN)]
+    example = panel.controls["example"]
+    example.value = example.options[2][1]
+    assert panel.controls["prompt"].value == example.options[2][1]
+
+
+def test_measurements_stop_where_the_context_ends():
+    target = talker()
+    assert len(list(plain_rate(target, [1] * 90, Transform(), tokens=32))) < 10
+    assert [len(v) for v in verification_curve(target)] == [K_MAX] * 8
+
+
+def test_engine_keeps_pairs_and_forgets_sessions(toys):
+    engine = Engine()
+    engine.load(PLAIN)
+    assert engine.pair is toys and engine.word(5) == TOKENIZER.decode([5])
+    engine.open(Request("toy", "Hi", 0, 8), Settings())
+    engine.close()
+    assert engine.session is None and engine.summary() is None and engine.pairs
+
+
+# Serving
+
+def test_what_is_missing_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr(playground, "find_spec", lambda name: None if name == "voila" else True)
+    with pytest.raises(ModelError, match="pip install voila"): open_playground(browser=False)
+    monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
+    with pytest.raises(ModelError, match="pip install ipywidgets"): Playground()
+
+
+def test_a_port_that_is_taken_and_a_server_that_ends(monkeypatch):
+    monkeypatch.setattr(playground, "check_server", lambda: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError, match="is taken"), serve_playground(taken.getsockname()[1]): pass
+    real = subprocess.Popen
+    monkeypatch.setattr(playground.subprocess, "Popen", lambda command, **more: real([command[0], "-c", "raise SystemExit('no such thing')"], **more))
+    with pytest.raises(ModelError, match="ended at once: no such thing"), serve_playground(): pass
+
+
+def test_app_is_one_cell_and_asks_no_other_site():
+    files = app_files()
+    cells = json.loads(files["playground.ipynb"])["cells"]
+    assert len(cells) == 1 and compile(cells[0]["source"], "cell", "exec")
+    assert "https://" in files["voila/templates/playground/index.html.j2"]  # the lines it drops
+
+
+def test_figure_escapes_its_words():
+    root = ElementTree.fromstring(Figure(9, 9, EVIL, "").svg())
+    assert root.get("aria-label").split() == EVIL.split()

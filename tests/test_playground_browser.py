@@ -1,0 +1,160 @@
+"""The playground as a visitor meets it: Voilà serves it, Chromium shows it, and the keyboard moves its sliders.
+
+With SPECDEC_SHOTS=folder, pictures of the panel (light and dark, wide and narrow) are saved there.
+"""
+import os
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from specdec.playground import serve_playground
+
+LIMIT = 90_000  # ms, for what waits for a model on a busy machine
+
+
+@pytest.fixture(scope="module")
+def page(browser):
+    "The panel, its model loaded."
+    if find_spec("voila") is None: pytest.skip("no Voilà, so no browser test ran: make setup installs it")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the server's kernel: other processes may be busy
+    with serve_playground() as address:
+        opened = browser.new_page(viewport=dict(width=1440, height=1150))
+        opened.set_default_timeout(LIMIT)
+        opened.problems, opened.elsewhere = [], []
+        opened.on("console", lambda message: opened.problems.append(message.text) if message.type == "error" else None)
+        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+        opened.on("request", lambda request: None if request.url.startswith((address, "data:", "blob:", "ws://127.0.0.1")) else opened.elsewhere.append(request.url))
+        opened.goto(address)
+        until(opened, "status", "Ready.")
+        yield opened
+        opened.close()
+
+
+def view(page, name: str) -> str:
+    "The text of a part of the panel."
+    selector = {"status": ".sp-status", "error": ".sp-error", "text": ".sp-scroll", "speedup": ".sp-figures > :nth-child(3) svg"}[name]
+    return page.evaluate("s => document.querySelector(s)?.textContent ?? ''", selector)
+
+
+def until(page, name: str, words: str) -> None:
+    "Wait until a part of the panel says so."
+    selector = {"status": ".sp-status", "error": ".sp-error"}[name]
+    page.wait_for_function("([s, words]) => (document.querySelector(s)?.textContent ?? '').includes(words)", arg=[selector, words], timeout=LIMIT)
+
+
+def press(page, name: str) -> None: page.get_by_role("button", name=name).click()
+
+
+def slide(page, label: str, key: str, times: int = 1) -> str:
+    "Move a slider with the keyboard; what it reads then."
+    row = page.locator(".widget-hslider").filter(has=page.get_by_text(label, exact=True))
+    before = row.locator(".widget-readout").inner_text()
+    row.locator(".noUi-handle").focus()
+    for _ in range(times): page.keyboard.press(key)
+    page.wait_for_function("([e, before]) => e.textContent != before", arg=[row.locator(".widget-readout").element_handle(), before])
+    return row.locator(".widget-readout").inner_text()
+
+
+def picture(page, name: str) -> None:
+    if os.environ.get("SPECDEC_SHOTS"): page.screenshot(path=Path(os.environ["SPECDEC_SHOTS"]) / f"{name}.png")
+
+
+def test_run_shows_the_first_token_at_once_and_the_text_token_by_token(page):
+    start = time.perf_counter()
+    press(page, "Run")
+    page.wait_for_selector(".sp-token")
+    first = time.perf_counter() - start
+    print(f"first token {first:.2f} s after the click")
+    assert first < 2  # half a second on a quiet machine
+    page.wait_for_function("document.querySelectorAll('.sp-token').length > 12")
+    press(page, "Stop")
+    until(page, "status", "Stopped.")
+    count = page.locator(".sp-token").count()
+    page.wait_for_timeout(300)
+    assert page.locator(".sp-token").count() == count < 96  # it stands still, in the middle of the text
+    press(page, "Run")
+    until(page, "status", "Measuring")
+    page.wait_for_function("document.querySelector('.sp-tiles').textContent.includes('×')")  # the measured speed-up
+    page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
+    assert page.locator(".sp-token").count() > count
+    assert page.locator("del.sp-token").count() and page.locator("ins.sp-token").count()
+
+
+def test_sliders_move_with_the_keyboard_and_the_figures_follow(page):
+    text, figure = view(page, "text"), view(page, "speedup")
+    K = slide(page, "K", "ArrowRight", 3)
+    assert K == "8"
+    page.wait_for_function("before => document.querySelector('.sp-figures > :nth-child(3) svg').textContent != before", arg=figure)
+    assert view(page, "text") == text  # it was written before
+    assert slide(page, "Temperature", "ArrowRight", 8) == "1.5"
+    press(page, "Run")
+    page.wait_for_function("before => document.querySelector('.sp-scroll').textContent != before", arg=text)
+    page.wait_for_function("document.querySelectorAll('.sp-token').length > 5")
+    assert slide(page, "K", "ArrowLeft", 6) == "2"  # while it writes
+    page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
+    assert view(page, "text") != text
+
+
+def test_tokens_explain_themselves_to_mouse_and_keyboard(page):
+    def shown(): return page.evaluate("getComputedStyle(document.querySelector('.sp-token:hover, .sp-token:focus'), '::after').content")
+    page.locator(".sp-token").nth(4).hover()
+    assert "p = 0." in shown() or "p = 1." in shown() or "p = " in shown()
+    page.mouse.move(2, 2)
+    page.locator(".sp-token").first.focus()
+    first = shown()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.classList.contains('sp-token')") and shown() != first and "p = " in shown()
+
+
+def test_the_microscope_moves(page):
+    def told(): return page.locator(".sp-micro").inner_text()
+    before = told()
+    slide(page, "Round", "ArrowLeft", 2)
+    page.wait_for_function("before => document.querySelector('.sp-micro').innerText != before", arg=before)
+    assert page.locator(".sp-micro svg").count() == 3
+
+
+def test_errors_are_shown_in_the_panel_and_go_away(page):
+    prompt = page.locator("textarea")
+    kept = prompt.input_value()
+    prompt.fill("")
+    press(page, "Run")
+    until(page, "error", "The prompt is empty")
+    prompt.fill(kept)
+    assert slide(page, "K", "Home") == "0"
+    until(page, "error", "not 0")
+    assert slide(page, "K", "ArrowRight", 4) == "4"
+    page.wait_for_function("!document.querySelector('.sp-error')")
+    press(page, "Reset")
+    page.wait_for_function("!document.querySelector('.sp-token')")
+
+
+def test_another_drafter_and_a_step(page):
+    page.locator("select").nth(1).select_option("smollm2-skip")
+    press(page, "Step")
+    page.wait_for_selector(".sp-token")
+    page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
+    press(page, "Step")
+    page.wait_for_function("document.querySelectorAll('.sp-token').length > 1")
+    page.wait_for_function("document.querySelector('.sp-micro').textContent.includes('q, the draft')")
+
+
+def test_every_width_and_both_themes_and_nothing_from_elsewhere(page):
+    page.locator("select").nth(1).select_option("smollm2")
+    press(page, "Run")
+    page.wait_for_function("document.querySelectorAll('.sp-token').length > 40")
+    press(page, "Stop")
+    until(page, "status", "Stopped.")
+    page.wait_for_timeout(400)  # the last painting
+    colours = {}
+    for name, width, height, scheme in [("wide", 1440, 1150, "light"), ("wide_dark", 1440, 1150, "dark"), ("middle", 1000, 1700, "light"), ("narrow", 390, 2900, "light"), ("narrow_dark", 390, 2900, "dark")]:
+        page.set_viewport_size(dict(width=width, height=height))
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(150)
+        picture(page, name)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        colours[scheme] = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('.sp')).color]")
+    assert colours["light"] != colours["dark"]
+    assert page.elsewhere == [] and page.problems == []
