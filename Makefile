@@ -39,7 +39,7 @@ model: setup                ## the default model, fetched and converted once
 
 notebooks: setup model      ## run every notebook top to bottom on a clean kernel and save its outputs
 	for notebook in $(NOTEBOOKS); do echo $$notebook; $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
-	  --ExecutePreprocessor.timeout=900 $$notebook || exit 1; done
+	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
 
 badges: setup               ## the badge and the install cell that let every notebook open in Colab

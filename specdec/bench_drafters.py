@@ -20,7 +20,7 @@ import torch
 from .benchmark import (Measurement, PeersConfig, Results, environment, fingerprint, measure, paired_ratios, progress, quartiles, quiet_transformers, reason, summarise,
                                transformers_peer)
 from .core import Round, check
-from .drafters import Clocked, HybridDrafter, SuffixDrafter, quantised
+from .drafters import Clocked, HybridDrafter, SuffixDrafter, quantised, quiet_logging
 from .models import Prompt, encode, find_model, prompts
 from .pairs import PAIRS, Pair, load
 from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter
@@ -172,14 +172,16 @@ def method_name(name: str, temperature: float, K: int | None = None) -> str: # s
 def load_everything(config: DraftersConfig, failed: dict[str, str]) -> tuple[dict[str, Seeded], Callable[[Prompt], list[int]]]: # by method name; a prompt's token ids
     "Our drafters and transformers' modes; those that can't be had get a line in `failed`."
     target = load(config.model, config.device, config.dtype)
+    alone = load(config.model, config.device, config.dtype, verifies=False) if target.packed else target  # plain decoding at its best
     drafters, missing = find_drafters(config, target)
     failed |= missing
     peers = {}
     for t in config.temperatures:
-        peers[method_name("plain", t)] = drafter_peer(target, NoDrafter(), 1, t)
+        peers[method_name("plain", t)] = drafter_peer(alone, NoDrafter(), 1, t)
         for name, drafter in drafters.items():
             for K in config.Ks: peers[method_name(name, t, K)] = drafter_peer(target, drafter, K, t)
-    try: model = quiet_transformers(PeersConfig(model=config.model, device=config.device, dtype=config.dtype))
+    try:
+        with quiet_logging(): model = quiet_transformers(PeersConfig(model=config.model, device=config.device, dtype=config.dtype))  # it imports torchao, if that is there
     except Exception as error: failed |= dict.fromkeys(PEERS, reason(error))
     else:
         modes = {"transformers": {}, "prompt_lookup": dict(prompt_lookup_num_tokens=max(config.Ks)), "assisted": dict(assistant_early_exit=4)}

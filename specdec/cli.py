@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['HELP', 'app', 'bench', 'PromptText', 'PairName', 'Device', 'Dtype', 'Raw', 'HowToDecode', 'RoundLength',
-           'MaxNewTokens', 'Stop', 'Temperature', 'TopK', 'TopP', 'Seed', 'AsJson', 'REBUILD', 'WARM_UP', 'ExitCode',
-           'Commands', 'Method', 'read_prompt', 'read_settings', 'or_rebuild', 'announce_conversion', 'open_pair',
-           'say', 'generate', 'first_difference', 'near_tie', 'comparison', 'verdict', 'print_table', 'comparison_rows',
-           'decode_both', 'compare', 'pairs', 'fetch', 'prove_lines', 'prove_mutant', 'prove_everything', 'proven_rows',
-           'mutant_rows', 'prove', 'peers', 'main']
+           'MaxNewTokens', 'Stop', 'Temperature', 'TopK', 'TopP', 'Seed', 'AsJson', 'REBUILD', 'WARM_UP', 'Trained',
+           'ExitCode', 'Commands', 'Method', 'read_prompt', 'read_settings', 'or_rebuild', 'announce_conversion',
+           'open_pair', 'say', 'generate', 'first_difference', 'near_tie', 'comparison', 'verdict', 'print_table',
+           'comparison_rows', 'decode_both', 'compare', 'pairs', 'fetch', 'prove_lines', 'prove_mutant',
+           'prove_everything', 'proven_rows', 'mutant_rows', 'prove', 'peers', 'drafters', 'Kind', 'LossName',
+           'OptimizerName', 'distill', 'playground', 'main']
 
 # %% ../nbs/18_cli.ipynb #ee565d69
 import json
@@ -423,6 +424,122 @@ def peers(prompts: Annotated[int, typer.Option("--prompts", min=1, max=15, help=
     report = or_rebuild(lambda: bench_peers(config, out))
     typer.echo(json.dumps(report, indent=1) if as_json else report_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
+
+# %% ../nbs/18_cli.ipynb #711ed6fe
+Trained = dict(show_default=False, exists=True, file_okay=False)
+
+@bench.command()
+def drafters(only: Annotated[Optional[list[str]], typer.Option("--only", metavar="NAME", show_default=False, help="ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All that can be had, if not.")] = None,
+             Ks: Annotated[Optional[list[int]], typer.Option("-K", "--draft-tokens", min=1, show_default="2, 4 and 6", help="Draft tokens per round, at most; may be given several times.")] = None,
+             temperatures: Annotated[Optional[list[float]], typer.Option("--temperature", min=0, show_default="0 and 1", help="May be given several times.")] = None,
+             head: Annotated[Optional[Path], typer.Option("--head", help="The folder of a trained head.", **Trained)] = None,
+             draft: Annotated[Optional[Path], typer.Option("--draft", help="The folder of a small model with the target's vocabulary.", **Trained)] = None,
+             prompts: Annotated[int, typer.Option("--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")] = 15,
+             held_out: Annotated[int, typer.Option("--held-out", min=0, max=15, help="How many of the fifteen held-out prompts.")] = 15,
+             max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")] = 128,
+             repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved.")] = 2,
+             device: Device = "auto", dtype: Dtype = "auto",
+             out: Annotated[Optional[Path], typer.Option("--out", help="Keep measurements in this JSON Lines file, and skip those it holds.", show_default=False)] = None,
+             as_json: AsJson = False) -> None:
+    """Compare drafters for the default model: α by position, τ, c, and the speed against plain decoding and transformers.
+
+    Everything takes an hour or more on two CPU cores; with --out an interrupted run goes on where it stopped.
+
+    Examples:
+
+    specdec bench drafters --only suffix --only int4 --prompts 3 --held-out 3 --max-new-tokens 32 --repeats 1
+
+    specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""
+    from specdec.bench_drafters import DraftersConfig, bench_drafters, drafters_text
+    announce_conversion()
+    config = DraftersConfig(drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)), temperatures=tuple(temperatures or (0.0, 1.0)), head=None if head is None else str(head),
+                            draft=None if draft is None else str(draft), prompts=prompts, held_out=held_out, max_new_tokens=max_new_tokens, repeats=repeats, device=device, dtype=dtype)
+    report = or_rebuild(lambda: bench_drafters(config, out))
+    typer.echo(json.dumps(report, indent=1) if as_json else drafters_text(report))
+    if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
+
+# %% ../nbs/18_cli.ipynb #3a64fefc
+class Kind(str, Enum):
+    "What is trained."
+    head = "head"
+    lm = "lm"
+
+class LossName(str, Enum):
+    "What is made small."
+    kl = "kl"
+    tv = "tv"
+    hard = "hard"
+
+class OptimizerName(str, Enum):
+    "How weights are changed."
+    muon = "muon"
+    adamw = "adamw"
+
+# %% ../nbs/18_cli.ipynb #b4b376ee
+@app.command()
+def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's folder; training keeps its checkpoint there, and goes on from it.", show_default=False)],
+            target: Annotated[str, _option("Drafter", "--target", help="The model to draft for: smollm2, a folder, or org/name.")] = "smollm2",
+            kind: Annotated[Kind, _option("Drafter", "--kind", help="A head that reads the target's features, or a small model of its own.")] = Kind.head,
+            layers: Annotated[int, _option("Drafter", "--layers", min=1, help="Decoder layers.")] = 1,
+            hidden: Annotated[int, _option("Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64.")] = 256,
+            vocab: Annotated[int, _option("Drafter", "--vocab", min=0, help="How many of the target's most frequent tokens it can propose; 0: all.")] = 8192,
+            tokens: Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")] = 1_000_000,
+            data: Annotated[Optional[Path], _option("Training", "--data", show_default=False, help="A folder of .npy shards of the target's own words; without it the target writes some.")] = None,
+            samples: Annotated[Optional[int], _option("Training", "--samples", min=1, show_default=False, help="Tokens to sample if there is no --data; as many as --tokens if not given.")] = None,
+            loss: Annotated[LossName, _option("Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")] = LossName.kl,
+            optimizer: Annotated[OptimizerName, _option("Training", "--optimizer", help="Muon for the matrices and AdamW for the rest, or AdamW for all.")] = OptimizerName.muon,
+            batch: Annotated[int, _option("Training", "--batch", min=1, help="Rows of a step, over all processes together.")] = 2,
+            lr: Annotated[float, _option("Training", "--lr", help="AdamW's learning rate.")] = 2e-3,
+            matrix_lr: Annotated[float, _option("Training", "--matrix-lr", help="Muon's learning rate.")] = 0.04,
+            unroll: Annotated[int, _option("Training", "--unroll", min=1, help="Steps that a head is trained to draft in a row.")] = 3,
+            checkpoint_every: Annotated[int, _option("Training", "--checkpoint-every", min=1, help="Steps between checkpoints, and between measurements.")] = 100,
+            keep_states: Annotated[Optional[Path], _option("Training", "--keep-states", show_default=False, help="A folder for the target's states (several kB a token), which makes later epochs faster.")] = None,
+            seed: Annotated[int, _option("Training", "--seed", min=0, help="The same seed, the same drafter.")] = 0,
+            device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False) -> None:
+    """Train a drafter on the target's own words. The same command goes on where an earlier one was stopped, even by kill -9.
+
+    To end sooner, or to go on, change --tokens: the learning rate falls over the last fifth.
+
+    Examples:
+
+    specdec distill --out drafter --tokens 300000
+
+    specdec distill --kind lm --layers 4 --out small --data samples --tokens 3000000
+
+    accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens 50000000 --batch 256"""
+    from specdec.distillation import DistillConfig, is_first_process, served_by
+    from specdec.distillation import distill as run_distill
+    config = DistillConfig(target=target, kind=kind.value, out=str(out), tokens=tokens, data=str(data) if data else None, samples=samples, seed=seed, layers=layers,
+                           hidden=hidden, vocab=vocab, unroll=unroll, loss=loss.value, optimizer=optimizer.value, lr=lr, matrix_lr=matrix_lr, batch=batch, evaluate_every=checkpoint_every,
+                           checkpoint_every=checkpoint_every, keep_states=str(keep_states) if keep_states else None, device=device, dtype=dtype)
+    if target == "smollm2": announce_conversion()
+    try: folder = or_rebuild(lambda: run_distill(config))
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if not is_first_process(): return
+    command = served_by(folder, config)
+    if as_json: return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
+    typer.echo(f"The drafter is in {folder}.")
+    if command: typer.echo(f"To serve the target with it: {command}")
+
+# %% ../nbs/18_cli.ipynb #d810f16e
+@app.command()
+def playground(port: Annotated[Optional[int], typer.Option("--port", min=1, max=65535, help="Where on this machine to serve it.", show_default="a free one")] = None,
+               browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the default browser.")] = True) -> None:
+    """Open the playground in a browser: sliders for K and temperature, tokens coloured by their fate, one round under the microscope.
+
+    It needs Voilà: pip install voila ipywidgets ipykernel. Ctrl-C ends it.
+
+    Examples:
+
+    specdec playground
+
+    specdec playground --port 8866 --no-browser"""
+    from specdec.playground import check_server, open_playground
+    check_server()
+    announce_conversion()
+    open_playground(port, browser)
 
 # %% ../nbs/18_cli.ipynb #dfd2594c
 def main() -> None:

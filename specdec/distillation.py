@@ -11,10 +11,9 @@ __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS',
            'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
            'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
            'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
-           'wait_for_all', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'target_digest', 'is_first_process',
-           'served_by']
+           'wait_for_all', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process', 'served_by']
 
-# %% ../nbs/11_distillation.ipynb #a8376669
+# %% ../nbs/11_distillation.ipynb #70b3a1e8
 import json
 import math
 import os
@@ -38,7 +37,7 @@ from tqdm import tqdm
 from .core import InputError, ModelError, check
 from .heads import Head, init_from_target, output_rows, save_head, vllm_command
 from .kvcache import KVCache
-from .models import check_folder, find_model, load_tokenizer, pick_device, pick_dtype
+from .models import find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
 from .transformer import CausalLM, Checkpoint, Linear, Llama, load_model
 
 # %% ../nbs/11_distillation.ipynb #2f167e77
@@ -285,10 +284,10 @@ class Teacher:
         found = [(x.float().logsumexp(-1), x.argmax(-1)) for row in states for x in [self.target.head(row[..., -self.size:].contiguous())]]
         return torch.stack([a for a, _ in found]), torch.stack([b for _, b in found])
 
-# %% ../nbs/11_distillation.ipynb #ff1c0154
+# %% ../nbs/11_distillation.ipynb #0efb85a7
 class HeadStudent:
     "A feature head that is being trained."
-    def __init__(self, config: "DistillConfig", target: Llama, tokens: Tensor):
+    def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
         layer = len(target.layers) - 1 if config.init == "layer" else None
         self.head = self.module = init_from_target(target, tokens, decoder_from=layer, seed=config.seed, num_layers=config.layers)
         if config.init == "random": reset_matrices(self.head, config.seed)
@@ -322,10 +321,10 @@ def small_embedding(rows: Tensor, # the target's, [n, hidden]
     small = rows @ directions[:size].T
     return small * (rows.std() / small.std())
 
-# %% ../nbs/11_distillation.ipynb #a1a3b1c7
+# %% ../nbs/11_distillation.ipynb #6ea9abcc
 class LMStudent:
     "A small Llama of its own, on the draft's tokens and one more that stands for all others; on all tokens if the draft vocabulary is whole."
-    def __init__(self, config: "DistillConfig", target: Llama, tokens: Tensor):
+    def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
         from transformers import LlamaConfig, LlamaForCausalLM
         check(config.init == "random" or config.hidden <= target.config.hidden_size, f"A draft model that begins from the target's embedding can't be wider ({config.hidden}) than it ({target.config.hidden_size}): take a smaller hidden, or init random.")
         self.target, self.tokens, self.layers, self.steps, D = target, tokens, (), 1, len(tokens)
@@ -350,7 +349,7 @@ class LMStudent:
         for _ in range(steps): yield logits
 
     def save(self, folder: Path) -> None:
-        "A checkpoint in bfloat16 that `load_model` reads, with the target's tokenizer if it has all tokens, else with the list of its tokens."
+        "A checkpoint in bfloat16 that `load_model` reads; with the list of its tokens, unless it has all."
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.module.named_parameters()}  # tied: no lm_head of its own
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -359,7 +358,7 @@ class LMStudent:
         if self.shape.vocab_size == self.target.vocab_size: return
         save_file({"tokens": self.tokens.to(torch.int32)}, folder / TOKENS_FILE, {"vocab_size": str(self.target.vocab_size), "target_digest": getattr(self.target, "digest", None) or ""})
 
-# %% ../nbs/11_distillation.ipynb #b906da07
+# %% ../nbs/11_distillation.ipynb #abfac2c4
 class NarrowLM:
     "A model that knows only some of the target's tokens, behind the target's ids: a `CausalLM` whose other logits are minus infinity."
     def __init__(self, model: CausalLM,  # over the draft's tokens and one for all others
@@ -382,19 +381,21 @@ class NarrowLM:
         wide = logits.new_full((*logits.shape[:-1], self.vocab_size), float("-inf"))
         return wide.index_copy_(-1, self.tokens, logits)
 
-def load_draft_model(folder: Path, device: torch.device, dtype: torch.dtype) -> CausalLM:
+def load_draft_model(folder: Path, device: torch.device, dtype: torch.dtype,
+                     verifies: bool = False, # as in `load_model`
+                    ) -> CausalLM:
     "A model that `distill` trained, or any other; raises `ModelError` if the folder holds none."
-    model, path = load_model(folder, device, dtype), folder / TOKENS_FILE
+    model, path = load_model(folder, device, dtype, verifies), folder / TOKENS_FILE
     if not path.exists(): return model
     try:
         with safe_open(path, "pt") as file: return NarrowLM(model, file.get_tensor("tokens"), int(file.metadata()["vocab_size"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error: raise ModelError(f"{path} can't be read ({error}): train the draft again.") from error
 
-# %% ../nbs/11_distillation.ipynb #c4ad275a
+# %% ../nbs/11_distillation.ipynb #689cfc90
 KINDS = {"head": HeadStudent, "lm": LMStudent}
 OPTIMIZERS, SCHEDULES, INITS = ("muon", "adamw"), ("trapezoid", "cosine"), ("target", "layer", "random")
 
-def check_settings(config: "DistillConfig") -> None:
+def check_settings(config) -> None: # a `DistillConfig`
     "Raise `InputError` naming the first setting that can't be."
     whole = ("tokens", "layers", "unroll", "warmup", "batch", "evaluate_rows", "evaluate_every", "checkpoint_every")
     for name in whole:
@@ -713,19 +714,21 @@ def train(training: Training) -> Iterator[dict]: # the measurements, as they are
         if first and (last or training.step % config.checkpoint_every == 0): journal.save()
     bar.close()
 
-# %% ../nbs/11_distillation.ipynb #6a4f77db
+# %% ../nbs/11_distillation.ipynb #5b461dc8
 def distill(config: DistillConfig) -> Path: # the drafter's folder
     "Train a drafter, or go on training it; raises `InputError` and `ModelError` before anything is computed."
     process, device = this_process(config.device)
     found, folder = find_model(config.target), Path(config.out)
     target = load_model(found, device, pick_dtype(config.dtype, device))
-    target.name, target.digest = config.target, target_digest(found)
+    target.name, target.digest = config.target, weights_digest(found)
     data = config.data or sample(SampleConfig(config.target, str(folder / "training" / "samples"), config.samples or config.tokens, seed=config.seed),
                                  process.rank, process.count, target)
     wait_for_all(process)
     training = Training(config, target, read_rows(Path(data), target.vocab_size), process)
     for line in train(training): tqdm.write(summary_of(line), file=sys.stderr)
-    if process.rank == 0: training.student.save(folder)
+    if process.rank == 0:
+        training.student.save(folder)
+        if config.kind == "lm": load_tokenizer(found).save_pretrained(folder)
     wait_for_all(process)
     return folder
 
@@ -734,10 +737,6 @@ def summary_of(line: dict) -> str:
     def row(name: str) -> str: return " ".join(f"{a:.3f}" for a in line[name])
     loss = "" if line["loss"] is None else f"  loss {line['loss']:.3f}"
     return f"{line['tokens']:>12,} tokens{loss}  α {row('alpha')}  greedy {row('greedy')}  τ {line['tau']:.2f}"
-
-def target_digest(folder: Path) -> str | None:
-    "The digest of a converted model's weights; None for folders that have no manifest."
-    return check_folder(folder) if (folder / "specdec.json").exists() else None
 
 # %% ../nbs/11_distillation.ipynb #565240ce
 def is_first_process() -> bool:

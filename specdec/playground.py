@@ -39,7 +39,7 @@ from torch import Tensor
 from .autoregressive import Transform
 from .core import FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check
 from .models import TextStream, encode, prompts
-from .pairs import list_pairs, load_pair
+from .pairs import list_pairs, load, load_pair
 from .rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from .speculative import Draft, Drafter, NoDrafter, speculate
 from .speedup import AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor, wilson_interval
@@ -142,7 +142,7 @@ def look_at_round(p: Tensor,              # [n + 1, V]
 # %% ../nbs/17_playground.ipynb #a05cb05f
 class LiveDrafter:
     "Passes on what a drafter says, under a session's settings of this round. Guessing less or differently never changes what the text follows."
-    def __init__(self, session: "Session", drafter: Drafter):
+    def __init__(self, session, drafter: Drafter): # the `Session` that it draws for
         self.session, self.drafter, self.layers = session, drafter, drafter.layers
         self.prefill, self.commit = drafter.prefill, drafter.commit
 
@@ -515,7 +515,7 @@ def _strip(told: str, chance: float, u: float | None) -> Figure:
     "The unit interval with its accepting part, and a mark at u."
     def x(value: float) -> float: return 14 + 400 * value
     lines = textwrap.wrap(told, 52)
-    top = 16 * len(lines) + 22
+    top = 16 * len(lines) + 26
     parts = [_text(10, 16 * n, line, more='font-size="13" font-weight="600"') for n, line in enumerate(lines, start=1)]
     parts += [_rect(x(0), top, 400 * chance, 20, YES), _rect(x(chance), top, 400 * (1 - chance), 20, "none", f'stroke="{NO}" stroke-width="2" stroke-dasharray="4 3"')]
     if chance > .15: parts.append(_text(x(chance / 2), top + 14, "accept", "middle", 'fill="#062013" font-weight="600" font-size="11"'))
@@ -662,18 +662,27 @@ def plain_rate(target: CausalLM,
         seconds.append(time.perf_counter() - start)
         yield 1 / statistics.mean(seconds)
 
-def verification_curve(target: CausalLM) -> Iterator[list[float]]: # v for 1, 2, … K_MAX; whole after the last step
+def verification_curve(target: CausalLM,
+                       plain: CausalLM, # the same model, for plain decoding
+                      ) -> Iterator[list[float]]: # v for 1, 2, … K_MAX; whole after the last step
     "Measure what verifying costs, in plain steps: at some K, a step at a time, and in between by straight lines."
     Ks, v, held = [1, 2, 3, 4, 6, 8, 12, K_MAX], [], min(64, target.context_length - K_MAX - 1)
     for K in Ks:
-        v.append(float(verification_cost(target, [K], held, repeats=3)[0]))
+        v.append(float(verification_cost(target, [K], held, 3, plain)[0]))
         yield np.interp(range(1, K_MAX + 1), Ks[:len(v)], v).tolist()
 
 # %% ../nbs/17_playground.ipynb #77ba222d
 class Shelf:
     "The pairs that were loaded so far, and the one in use."
     def __init__(self):
-        self.pairs, self.pair = {}, None
+        self.pairs, self.pair, self.alone = {}, None, {}
+
+    @property
+    def plain_target(self) -> CausalLM:
+        "The target of the pair in use as plain decoding likes it best, which may be another copy; see `specdec.load`."
+        name = list_pairs()[self.pair.name].target
+        if name not in self.alone: self.alone[name] = load(name, verifies=False) if self.pair.target.packed else self.pair.target
+        return self.alone[name]
 
     def load(self, name: str) -> None: # a registered pair, or PLAIN: whichever is in use
         "Make a pair the one in use; raises `InputError` for one that would have to be downloaded first."
@@ -711,8 +720,8 @@ class Engine(Shelf):
             self.load(request.drafter)
             tokenizer = self.pair.tokenizer
             ids = encode(tokenizer, [{"role": "user", "content": request.prompt}] if tokenizer.chat_template else request.prompt)
-            drafter = NoDrafter() if request.drafter == PLAIN else self.pair.drafter
-            self.session = Session(self.pair.target, drafter, ids, settings, request.seed, request.max_new_tokens, self.pair.eos_ids)
+            target, drafter = (self.plain_target, NoDrafter()) if request.drafter == PLAIN else (self.pair.target, self.pair.drafter)
+            self.session = Session(target, drafter, ids, settings, request.seed, request.max_new_tokens, self.pair.eos_ids)
             self.request, self.transcript = request, Transcript(self.session, tokenizer)
         return self.session
 
@@ -725,10 +734,10 @@ class Engine(Shelf):
         "Measure plain decoding of this prompt, and what verifying costs, where that wasn't done before; a step at a time."
         key, rate, curve = self.key, None, None
         if key not in self.plain:
-            for rate in plain_rate(self.pair.target, *key[1:]): yield
+            for rate in plain_rate(self.plain_target, *key[1:]): yield
             if rate: self.plain[key] = rate
         if key[0] not in self.costs:
-            for curve in verification_curve(self.pair.target): yield
+            for curve in verification_curve(self.pair.target, self.plain_target): yield
             self.costs[key[0]] = curve
 
     def summary(self) -> Measures | None:

@@ -46,7 +46,7 @@ def no_model(monkeypatch):
 
 # Help
 
-COMMANDS = [[], ["generate"], ["compare"], ["pairs"], ["fetch"], ["prove"], ["bench"], ["bench", "peers"]]
+COMMANDS = [[], ["generate"], ["compare"], ["pairs"], ["fetch"], ["prove"], ["bench"], ["bench", "peers"], ["bench", "drafters"], ["distill"], ["playground"]]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

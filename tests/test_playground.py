@@ -423,7 +423,7 @@ def test_menu_and_examples(panel):
 def test_measurements_stop_where_the_context_ends():
     target = talker()
     assert len(list(plain_rate(target, [1] * 90, Transform(), tokens=32))) < 10
-    assert [len(v) for v in verification_curve(target)] == [K_MAX] * 8
+    assert [len(v) for v in verification_curve(target, target)] == [K_MAX] * 8
 
 
 def test_engine_keeps_pairs_and_forgets_sessions(toys):
