@@ -461,8 +461,8 @@ def draw_speedup(K: int,                        # where the slider stands
     "The speed-up that α, c and v promise for each K, where the slider stands on that curve, and what was measured."
     title, Ks = "Speed-up: theory, and where you are", np.arange(1, K_MAX + 1)
     if m is None or m.alpha is None: return _note(title, "no draft was tried yet")
-    cost = np.ones(K_MAX) if v is None else np.asarray(v)
-    curves = {a: walltime_factor(getattr(m.alpha, a), Ks, m.c, cost) for a in ("low", "alpha", "high")}
+    cost, c = (np.ones(K_MAX), 0.0) if v is None else (np.asarray(v), m.c)
+    curves = {a: walltime_factor(getattr(m.alpha, a), Ks, c, cost) for a in ("low", "alpha", "high")}
     free = walltime_factor(m.alpha.alpha, Ks, 0, 1)
     here = float(curves["alpha"][K - 1])
     axes = Axes(x_min=.5, x_max=K_MAX + .5, y_max=1.3 * max(1.5, free.max(), m.speedup or 0))
@@ -473,7 +473,7 @@ def draw_speedup(K: int,                        # where the slider stands
             _line([(axes.left, axes.y(1)), (axes.right, axes.y(1))], more='stroke-dasharray="2 3"'), _line(at["free"], INK, 'stroke-dasharray="6 3" opacity=".7"'),
             _line(at["alpha"], P_COLOUR, 'stroke-width="2.5"'), f'<circle cx="{axes.x(K):.1f}" cy="{axes.y(here):.1f}" r="6" fill="{P_COLOUR}" stroke="currentColor" stroke-width="1.5"/>']
     if m.speedup: body.append(f'<path d="M{axes.x(K):.1f},{axes.y(m.speedup):.1f} l7,7 l-7,7 l-7,-7 z" transform="translate(0,-7)" fill="{Q_COLOUR}" stroke="currentColor" stroke-width="1.5"/>')
-    known = f"c = {m.c:.2f}, v({K}) = {cost[K - 1]:.2f}" if v is not None else "free drafts and free verification"
+    known = f"c = {c:.2f}, v({K}) = {cost[K - 1]:.2f}" if v is not None else "free drafts and free verification"
     words = f"K = {K}, α = {m.alpha.alpha:.2f}, {known}: {here:.2f}×" + (f"; measured {m.speedup:.2f}×" if m.speedup else "")
     legend = _text(axes.left + 6, 42, f"● theory {here:.2f}×" + (f"   ◆ measured {m.speedup:.2f}×" if m.speedup else ""), more='font-weight="600" xml:space="preserve"')
     return Figure(420, 238, f"{title}. {words}", "".join(body) + legend)
