@@ -29,7 +29,7 @@ class StateDict(Checkpoint):
     "Tensors by name that are in memory already, in the place of a checkpoint's files."
     def __init__(self, tensors: Mapping[str, Tensor],
                  dtype: torch.dtype, device: torch.device): # what they are turned into
-        self.dtype, self.device, self.files, self.unread = dtype, device, tensors, set(tensors)
+        self.dtype, self.device, self.pack, self.files, self.unread = dtype, device, False, tensors, set(tensors)
 
     def read(self, name: str, into: Tensor) -> Tensor: # `into`, filled
         "Copy the tensor; raises `ModelError` if there is none of that name and shape."
