@@ -96,7 +96,7 @@ def run_lab(command: str, tmp_path: Path) -> None:
 
 def run_docs(command: str) -> None:
     "What it runs is what `make check`, the first step of `make test`, builds the site with and compares."
-    plan = subprocess.run([*MAKE, "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    plan = subprocess.run([*MAKE, "--no-print-directory", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert plan.split()[-1] == "tools/site.py" and '"tools" / "site.py"' in (ROOT / "tools" / "check_site.py").read_text(encoding="utf-8")
 
 
