@@ -60,7 +60,7 @@ readme: setup               ## README.md from nbs/index.ipynb
 	$(BIN)/python tools/readme.py
 
 lab: setup model            ## open the notebooks
-	$(BIN)/jupyter lab nbs
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) nbs
 
 clean:                      ## what can be made again
 	rm -rf .venv _proc build *.egg-info

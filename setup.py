@@ -20,7 +20,7 @@ setup(
     license="Apache-2.0",
     keywords=cfg["keywords"].split(),
     packages=find_packages(include=["specdec"]),
-    package_data={"specdec": ["data/*", "py.typed"]},
+    package_data={"specdec": ["data/*", "data/*/*", "py.typed"]},
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},

@@ -6,12 +6,12 @@
 __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS', 'DRAFTED', 'FREE', 'draw', 'chat_prefix',
            'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'shard_name', 'write_shard', 'sample',
            'read_rows', 'split_rows', 'hash_row', 'shared_prefix', 'count_tokens', 'frequent_tokens', 'coverage',
-           'entropy', 'kl', 'total_variation', 'hard_label', 'step_weights', 'acceptance', 'tokens_per_round',
-           'narrow_ids', 'Teacher', 'HeadStudent', 'reset_matrices', 'small_embedding', 'LMStudent', 'NarrowLM',
-           'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
-           'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
-           'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
-           'wait_for_all', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process', 'served_by']
+           'entropy', 'kl', 'total_variation', 'hard_label', 'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher',
+           'HeadStudent', 'reset_matrices', 'small_embedding', 'LMStudent', 'NarrowLM', 'load_draft_model',
+           'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule', 'make_optimizers', 'update',
+           'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure', 'training_tensors',
+           'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process', 'wait_for_all',
+           'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process', 'served_by']
 
 # %% ../nbs/11_distillation.ipynb #70b3a1e8
 import json
@@ -38,7 +38,8 @@ from .core import InputError, ModelError, check
 from .heads import Head, init_from_target, output_rows, save_head, vllm_command
 from .kvcache import KVCache
 from .models import find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
-from .transformer import CausalLM, Checkpoint, Linear, Llama, load_model
+from .rejection import acceptance_probability
+from .transformer import CausalLM, Linear, Llama, load_model
 
 # %% ../nbs/11_distillation.ipynb #2f167e77
 def draw(logits: Tensor,       # [B, V], any float dtype, on any device
@@ -124,7 +125,9 @@ class SampleConfig:
         check(isinstance(self.seed, int) and 0 <= self.seed < 2**31, f"seed must be a whole number in 0…2³¹ - 1, not {self.seed!r}.")
 
 # %% ../nbs/11_distillation.ipynb #6e022c80
-def shard_name(i: int) -> str: return f"samples-{i:05}.npy"
+def shard_name(i: int) -> str:
+    "The file of shard i."
+    return f"samples-{i:05}.npy"
 
 def write_shard(path: Path, ids: np.ndarray, vocab_size: int) -> None:
     "Rows of token ids as a NumPy file, in the smallest type that holds the vocabulary."
@@ -228,14 +231,8 @@ def step_weights(steps: int, decay: float) -> list[float]: # they sum to 1
     return [w / sum(weights) for w in weights]
 
 # %% ../nbs/11_distillation.ipynb #86ad9cc8
-def acceptance(p: Tensor,  # the target's probabilities of the draft's tokens, [..., D]; may sum to less than 1
-               q: Tensor,  # the draft's, [..., D]
-              ) -> Tensor: # [...]
-    "α of one position, exactly: Σ min(p, q) (Leviathan et al. 2023, theorem 3.5)."
-    return torch.minimum(p, q).sum(-1)
-
-def tokens_per_round(alphas: Tensor, # chance at each step that its token is accepted if it is tried, [..., K]
-                    ) -> Tensor: # [...]
+def tokens_of_round(alphas: Tensor, # chance at each step that its token is accepted if it is tried, [..., K]
+                   ) -> Tensor: # [...]
     "τ: the target's own token, and each draft token if all before it and itself are accepted."
     return 1 + alphas.cumprod(-1).sum(-1)
 
@@ -353,10 +350,10 @@ class LMStudent:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.module.named_parameters()}  # tied: no lm_head of its own
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        self.shape.architectures, self.shape.dtype = ["LlamaForCausalLM"], "bfloat16"
+        self.shape.architectures, self.shape.dtype, self.shape.specdec_target_digest = ["LlamaForCausalLM"], "bfloat16", getattr(self.target, "digest", None)
         self.shape.save_pretrained(folder)
         if self.shape.vocab_size == self.target.vocab_size: return
-        save_file({"tokens": self.tokens.to(torch.int32)}, folder / TOKENS_FILE, {"vocab_size": str(self.target.vocab_size), "target_digest": getattr(self.target, "digest", None) or ""})
+        save_file({"tokens": self.tokens.to(torch.int32)}, folder / TOKENS_FILE, {"vocab_size": str(self.target.vocab_size)})
 
 # %% ../nbs/11_distillation.ipynb #abfac2c4
 class NarrowLM:
@@ -366,7 +363,7 @@ class NarrowLM:
                  vocab_size: int):       # the target's V
         check(model.vocab_size > len(tokens), f"A model with {model.vocab_size} tokens can't know {len(tokens)} of the target's and one that stands for the others.")
         self.model, self.vocab_size, self.context_length = model, vocab_size, model.context_length
-        self.device, self.dtype, self.config = model.device, model.dtype, model.config
+        self.device, self.dtype, self.config, self.packed, self.target_digest = model.device, model.dtype, model.config, model.packed, getattr(model, "target_digest", None)
         self.tokens, self.narrow = tokens.long().to(model.device), narrow_ids(tokens.long(), vocab_size)
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -386,10 +383,11 @@ def load_draft_model(folder: Path, device: torch.device, dtype: torch.dtype,
                     ) -> CausalLM:
     "A model that `distill` trained, or any other; raises `ModelError` if the folder holds none."
     model, path = load_model(folder, device, dtype, verifies), folder / TOKENS_FILE
+    model.target_digest = getattr(model.config, "specdec_target_digest", None)
     if not path.exists(): return model
     try:
         with safe_open(path, "pt") as file: return NarrowLM(model, file.get_tensor("tokens"), int(file.metadata()["vocab_size"]))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error: raise ModelError(f"{path} can't be read ({error}): train the draft again.") from error
+    except (SafetensorError, OSError, KeyError, IndexError, TypeError, ValueError) as error: raise ModelError(f"{path} can't be read ({error}): train the draft again.") from error
 
 # %% ../nbs/11_distillation.ipynb #689cfc90
 KINDS = {"head": HeadStudent, "lm": LMStudent}
@@ -418,7 +416,7 @@ class DistillConfig:
     out: str = "drafter"            # the folder of the drafter; what training needs is in its subfolder "training"
     tokens: int = 1_000_000         # to train on, in all; may be raised or lowered when a run is resumed
     data: str | None = None         # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
-    samples: int | None = None      # tokens to sample if there is no data; None: as many as `tokens`
+    samples: int | None = None      # tokens to sample if there is no data; None: as many as `tokens` says when the run begins
     seed: int = 0
     layers: int = 1                 # decoder layers of the drafter
     hidden: int = 256               # numbers per position of a small Llama, a multiple of 64
@@ -523,11 +521,11 @@ def measure(student, teacher: Teacher, texts: HeldOut, start: int, steps: int = 
         p = (teacher.logits(states) - texts.normalisers[i, :, None]).exp()[:, start:]
         logits = torch.cat([l.float() for l in student.predictions(ids, teacher.features(states), steps, start)])  # [steps, T - start, D]
         greedy = teacher.tokens[logits.argmax(-1)] == texts.likeliest[i, start:]
-        rounds.append(torch.stack([acceptance(p, logits.softmax(-1)), greedy.float()]))
+        rounds.append(torch.stack([acceptance_probability(p, logits.softmax(-1)), greedy.float()]))
     rounds = torch.stack(rounds, 2)  # [2, steps, B, T - start]
     n = rounds.shape[-1] - steps + 1
     same_round = torch.stack([rounds[:, s, :, s:s + n] for s in range(steps)], -1)  # [2, B, n, steps]: step s of a round stands s places later
-    alpha, tau = rounds.mean((2, 3)).tolist(), tokens_per_round(same_round).mean((1, 2)).tolist()
+    alpha, tau = rounds.mean((2, 3)).tolist(), tokens_of_round(same_round).mean((1, 2)).tolist()
     return {"alpha": alpha[0], "greedy": alpha[1], "tau": tau[0], "greedy_tau": tau[1]}
 
 # %% ../nbs/11_distillation.ipynb #021b1a2d
@@ -553,7 +551,8 @@ def load_checkpoint(path: Path, module: nn.Module, optimizers: dict[str, torch.o
         tensors = load_file(path)
         for name, p in module.named_parameters():
             if p.requires_grad: p.copy_(tensors.pop(f"weight.{name}"))
-    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+        if any(name.startswith("weight.") for name in tensors): raise ValueError("it has more weights than this drafter")
+    except (SafetensorError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"The checkpoint {path.name} can't be resumed ({type(error).__name__}: {error}). Delete it to begin again, or take another folder.") from error
     for kind, optimizer in optimizers.items():
         memory = {}
@@ -637,7 +636,9 @@ class Training:
         self.step, self.steps = 0, -(-config.tokens // self.per_step)
         self.half = pick_dtype(config.dtype, self.device)
 
-    def autocast(self): return torch.autocast(self.device.type, self.half, enabled=self.half != torch.float32)
+    def autocast(self):
+        "Products in the half precision that was asked for."
+        return torch.autocast(self.device.type, self.half, enabled=self.half != torch.float32)
 
     def take_step(self) -> float: # the loss
         "Read rows, learn from them."
@@ -656,7 +657,7 @@ class Training:
         with self.autocast(): return measure(self.student, self.teacher, self.held, self.start, DRAFTED)
 
 # %% ../nbs/11_distillation.ipynb #4364895c
-FREE = {"out", "tokens", "keep_states", "evaluate_every", "checkpoint_every", "device", "data", "samples"}  # settings that may change when a run goes on
+FREE = {"out", "tokens", "keep_states", "evaluate_every", "checkpoint_every", "device", "data"}  # settings that may change when a run goes on
 
 class Journal:
     "What a run leaves in its folder: a checkpoint, and a line of JSON for each measurement."
@@ -671,7 +672,9 @@ class Journal:
 
     def resume(self) -> None:
         "Go on from the checkpoint if there is one; what was logged after it is forgotten, and will be logged again."
-        if not self.checkpoint.exists(): return
+        if not self.checkpoint.exists():
+            if self.training.process.rank == 0: self.log.unlink(missing_ok=True)
+            return
         self.training.step = load_checkpoint(self.checkpoint, self.training.student.module, self.training.optimizers)["step"]
         lines = [line for line in self.lines() if line["step"] <= self.training.step]
         if self.training.process.rank == 0:
@@ -716,13 +719,13 @@ def train(training: Training) -> Iterator[dict]: # the measurements, as they are
 
 # %% ../nbs/11_distillation.ipynb #5b461dc8
 def distill(config: DistillConfig) -> Path: # the drafter's folder
-    "Train a drafter, or go on training it; raises `InputError` and `ModelError` before anything is computed."
+    "Train a drafter, or go on training it; raises `InputError` and `ModelError` for what can't be, some of it only after the target has written its texts."
     process, device = this_process(config.device)
     found, folder = find_model(config.target), Path(config.out)
     target = load_model(found, device, pick_dtype(config.dtype, device))
     target.name, target.digest = config.target, weights_digest(found)
-    data = config.data or sample(SampleConfig(config.target, str(folder / "training" / "samples"), config.samples or config.tokens, seed=config.seed),
-                                 process.rank, process.count, target)
+    words, begun = folder / "training" / "samples", (folder / "training" / "config.json").exists()  # a run that has begun keeps its texts, whatever `tokens` says now
+    data = config.data or (words if begun else sample(SampleConfig(config.target, str(words), config.samples or config.tokens, seed=config.seed), process.rank, process.count, target))
     wait_for_all(process)
     training = Training(config, target, read_rows(Path(data), target.vocab_size), process)
     for line in train(training): tqdm.write(summary_of(line), file=sys.stderr)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .autoregressive import Transform
 from .core import ModelError, PhaseTimer, Round, Source, TorchSource, check
+from .heads import plain_weight
 from .rejection import acceptance_probability
 from .speculative import Draft, Drafter, speculate
 from .transformer import CausalLM, Linear, Llama
@@ -35,8 +36,7 @@ class SuffixIndex:
         self.tokens: list[int] = []
         self.next: list[dict[int, int]] = [{}]  # state → token → state; state 0 is the empty string
         self.link, self.length, self.end = [-1], [0], [0]  # of each state: its link, its longest substring, where that ended last
-        self.last = 0                   # the state of the whole text
-        self.match = 0, 0               # length of the longest ending that occurred before, and the position after that occurrence
+        self.last, self.match = 0, (0, 0)  # the state of the whole text; length of the longest ending that occurred before, and the position after it
 
     def append(self, token: int) -> None:
         "The text grows; constant time, averaged over the text."
@@ -194,7 +194,7 @@ def pack_int4(weight: Tensor,  # [out, in], on the CPU
 class Int4Linear:
     "y = W x + b with weights of four bits; everything else stays in the input's dtype."
     def __init__(self, plain: Linear, group_size: int = 32):
-        weight = plain.weight.to_dense() if plain.packed else plain.weight
+        weight = plain_weight(plain)
         check(weight.device.type == "cpu", f"Four-bit drafts run on a CPU, not on {weight.device.type}.")
         check(group_size in (32, 64, 128), f"group_size must be 32, 64 or 128, not {group_size}.")
         check(weight.shape[1] % group_size == 0 and weight.shape[0] % 16 == 0,
@@ -226,7 +226,7 @@ class Acceptance:
     count. Old tries count less and less, so that what hasn't been tried for long drifts back to the prior and gets another chance."""
     def __init__(self, prior: float | Mapping[Hashable, float], # α by what is known, before anything is seen; or one number
                  weight: float = 4.0,                           # how many tries the prior is worth
-                 keep: float = 0.98):                           # what a try still counts after each further one
+                 keep: float = 0.98):                           # what a try still counts after each further round
         self.prior, self.weight, self.keep, self.counts = prior, weight, keep, {}  # evidence → (accepted, tried)
 
     def alpha(self, evidence: Hashable,
@@ -307,7 +307,8 @@ class HybridDrafter:
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "Learn from what became of the proposal, and tell both."
         who, evidence, drafted = self.pending
-        if drafted: self.estimates[who].observe(evidence, *outcome(drafted, tokens))
+        accepted, tried = outcome(drafted, tokens)
+        for i, estimate in enumerate(self.estimates): estimate.observe(evidence if i == who else (), accepted, tried)  # the other one's old tries fade, too
         self.pending = 0, [], []
         for member in self.members: member.commit(tokens, share(features, self.layers, member.layers))
 

@@ -274,8 +274,6 @@ class Head(HeadWeights):
         read the true features up to position i and the tokens up to i + 1 + s, so it is about what follows those: compare it with row i + 1 + s of the target."""
         return [self.lm_head(x) for x in self.states(tokens, features, steps)]
 
-    unrolled = forward
-
 # %% ../nbs/08b_heads.ipynb #436b3faa
 def target_embedding(target: CausalLM) -> Callable[[Tensor], Tensor]: # ids [...] → [..., hidden]
     "How the target embeds tokens."
@@ -434,10 +432,12 @@ def spread(rows: list[Tensor], # distributions over the draft vocabulary, n of [
 class HeadDrafter:
     """Drafts with a head: reads the target's features of every accepted token, and its own states beyond. Follows the `Drafter` protocol.
     Raises `ModelError` if the head was made for another target, `InputError` if it is on another device."""
-    def __init__(self, head: Head, target: CausalLM):
+    def __init__(self, head: Head, target: CausalLM,
+                 stop_below: float = 0.0): # a draft ends early once the head gives it, all its tokens together, less probability than this
         check_fit(head.config, target)
+        check(0 <= stop_below < 1, f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
         check(head.fc.weight.device.type == target.device.type, f"The head is on {head.fc.weight.device} and the target on {target.device}: move it there with head.to(target.device).")
-        self.layers, self.vocab_size = head.config.layers, target.vocab_size
+        self.layers, self.vocab_size, self.stop_below = head.config.layers, target.vocab_size, stop_below
         self.head = FastHead(head, target_embedding(target))
         self.context_length = head.config.decoder.max_position_embeddings
 
@@ -455,25 +455,23 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "K tokens, or fewer where the head's context ends. At temperature 0 they are certain (q is None)."
+        "K tokens, or fewer where the head's context ends or its confidence falls below `stop_below`. At temperature 0 they are certain (q is None)."
         K = min(K, self.cache.capacity - self.read - len(self.unread) + 1)
         if K < 1: return Draft([])
         self.cache.rollback(self.read)
-        if self.unread: self.catch_up()
-        (logits, state), rows, draft = self.last, [], []
+        if self.unread:  # read what joined the text since the last time, with the target's features
+            self.last = self.head.step(self.unread, self.head.fuse(torch.cat(self.features)), self.cache)
+            self.read, self.unread, self.features = self.cache.length, [], []
+        (logits, state), rows, draft, confidence = self.last, [], [], 1.0
         for i in range(K):
+            if confidence < self.stop_below: break
             if i: logits, state = self.head.step(draft[-1:], state, self.cache)
             check_logits(logits, f"The head, {i + 1} tokens after the text")
             if transform.temperature > 0: rows.append(transform(logits))
             choice = source.categorical(rows[-1]) if rows else int(likeliest(logits))
             draft.append(int(self.head.tokens[choice]))
+            if self.stop_below: confidence *= (rows[-1] if rows else logits.float().softmax(-1))[choice].item()
         return Draft(draft, spread(rows, self.head.tokens, self.vocab_size) if rows else None)
-
-    def catch_up(self) -> None:
-        "Read what joined the text since the last time, with the target's features."
-        x = self.head.fuse(torch.cat(self.features))
-        self.last = self.head.step(self.unread, x, self.cache)
-        self.read, self.unread, self.features = self.cache.length, [], []
 
 # %% ../nbs/08b_heads.ipynb #7cd16fb2
 def check_fit(config: HeadConfig, target: CausalLM) -> None:
@@ -543,6 +541,7 @@ def read_head_config(folder: Path, # config.json is in it
         layers, n = stored.get("eagle_aux_hidden_state_layer_ids"), target.config.num_hidden_layers
         options = {name: stored[name] for name in HeadConfig.__dataclass_fields__ if name in stored and name not in ("decoder", "layers")}
         config = HeadConfig(decoder, tuple(layers or (2, n // 2, n - 3)), **options)
+        if not 0 < config.draft_vocab_size <= decoder.vocab_size: raise ValueError(f"draft_vocab_size is {config.draft_vocab_size!r}")
     except (KeyError, TypeError, ValueError) as error: raise ModelError(f"The config.json in {folder} can't be used ({type(error).__name__}: {error}).") from error
     if decoder.model_type not in ("llama", "qwen3") or not is_native(decoder) or getattr(decoder, "sliding_window", None):
         raise ModelError(f"The head in {folder} has layers of a kind ({decoder.model_type}) that we don't compute: expected llama or qwen3 layers without a sliding window.")

@@ -122,7 +122,7 @@ def test_json_comes_back_without_loss(one_load):
 
 def test_raw_and_chat_prompts_differ(one_load):
     def ids(*more): return core.GenerationResult.from_json(run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout).prompt_ids
-    tokenizer = one_load("smollm2", "auto", "auto", verifies=True).tokenizer
+    tokenizer = one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer
     assert ids("--raw") == tokenizer("Hi")["input_ids"]
     assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
 
@@ -139,7 +139,7 @@ def test_method_and_stop(one_load):
 
 
 def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
-    monkeypatch.setattr(one_load("smollm2", "auto", "auto", verifies=True).tokenizer, "chat_template", None)
+    monkeypatch.setattr(one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer, "chat_template", None)
     done = run("generate", "Hi")
     assert done.exit_code == ExitCode.BAD_INPUT and "--raw" in done.stderr
     assert run("generate", "Hi", "--raw", "--max-new-tokens", "1").exit_code == ExitCode.DONE
@@ -189,10 +189,10 @@ def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
 
 
 def test_nan_logits_are_one_line(one_load, monkeypatch):
-    target = one_load("smollm2", "auto", "auto", verifies=True).target
+    target = one_load("smollm2-ngram", "auto", "auto", verifies=True, drafter=None).target  # a drafter that asks for logits only
     forward = target.forward
     monkeypatch.setattr(target, "forward", lambda *words, **more: forward(*words, **more) * float("nan"), raising=False)
-    done = run("generate", "Hi")
+    done = run("generate", "Hi", "--pair", "smollm2-ngram")
     assert done.exit_code == ExitCode.BAD_INPUT and "NaN" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -371,7 +371,7 @@ def interrupted(after: int):
 
 
 def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto", verifies=True)
+    pair = one_load("smollm2", "auto", "auto", verifies=True, drafter=None)
     monkeypatch.setattr(pair, "drafter", interrupted(after=3))
     done = run("generate", "Tell me a long story.", "--json")
     result = core.GenerationResult.from_json(done.stdout)
@@ -379,7 +379,7 @@ def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
 
 
 def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto", verifies=True)
+    pair = one_load("smollm2", "auto", "auto", verifies=True, drafter=None)
     monkeypatch.setattr(cli, "WARM_UP", 1)  # one token takes no proposal
     for words in ([], ["--json"]):
         monkeypatch.setattr(pair, "drafter", interrupted(after=3))
@@ -392,13 +392,22 @@ def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
 @pytest.mark.parametrize("words, asked", [(["generate", "Hi", "--method", "plain"], [False]), (["generate", "Hi"], [True]), (["compare", "Hi"], [True, False])])
 def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_load, monkeypatch):
     "On a processor where the layout of the weights matters, nobody is compared with a plain loop that was made slow."
-    seen, target = [], one_load("smollm2", "auto", "auto", verifies=True).target
+    seen, target = [], one_load("smollm2", "auto", "auto", verifies=True, drafter=None).target
     monkeypatch.setattr(target, "packed", True)
-    monkeypatch.setattr(pairs, "load_pair", lambda *given, verifies: (seen.append(verifies), one_load(*given, verifies=verifies))[1])
+    monkeypatch.setattr(pairs, "load_pair", lambda *given, verifies, drafter: (seen.append(verifies), one_load(*given, verifies=verifies, drafter=drafter))[1])
     assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == asked
     if words[0] == "compare":
         monkeypatch.setattr(target, "packed", False)
         assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, True]  # one model does both
+
+
+def test_a_trained_drafter_by_its_folder(one_load):
+    folder = str(pairs.shipped("smollm2-head"))
+    given, own = (run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more) for pair, more in (("smollm2-ngram", ["--drafter", folder]), ("smollm2", [])))
+    a, b = (json.loads(done.stdout) for done in (given, own))
+    assert a["generated_ids"] == b["generated_ids"] and a["rounds"] == b["rounds"]
+    missing = run("generate", "Hi", "--drafter", folder + "-nowhere")
+    assert missing.exit_code == ExitCode.BAD_INPUT and "nowhere" in missing.stderr.replace("\n", "")
 
 
 def test_a_reader_that_goes_away_is_no_crash():

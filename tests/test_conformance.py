@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from specdec.autoregressive import Transform
-from specdec.conformance import (REST, Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, gallery_suspects, law_after, log_wealth, pick_route,
+from specdec.conformance import (Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
                                  power_of, rank, samples_needed, tempered, tv_interval)
 from specdec.core import InputError, TorchSource
 from specdec.gallery import GALLERY, Broken
 from specdec.proof import Language, distance, target_law
-from specdec.rejection import greedy_match, residual, speculative_sampling
+from specdec.rejection import speculative_sampling
 
 V, START = 3, [0]
 

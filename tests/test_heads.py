@@ -23,7 +23,7 @@ from specdec.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, c
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
 from specdec.speculative import speculate
-from specdec.transformer import grouped_attention, load_model, positions, rope_frequencies
+from specdec.transformer import load_model, positions, rope_frequencies
 
 CPU, V = torch.device("cpu"), 24
 DRAFT = torch.tensor([0, 3, 4, 9, 10, 15, 20, 23])
@@ -397,6 +397,40 @@ def test_the_law_is_the_targets(tiny, K, tokens, transform):
     "Softmax weights are no exact fractions, and float32 rows differ in the last bits with the number of tokens read at once: so 1e-6, not 0."
     head = random_head(tiny, torch.tensor(tokens))
     assert error(tiny, HeadDrafter(head, tiny), transform, K) < 1e-6
+
+
+@pytest.mark.parametrize("stop_below", [.2, .45, .7])
+def test_an_early_end_leaves_the_law_alone(tiny, stop_below):
+    head = random_head(tiny, torch.tensor([0, 2]))
+    drafter, lengths = HeadDrafter(head, tiny, stop_below), set()
+    propose = drafter.propose
+    def noted(*given):
+        draft = propose(*given)
+        lengths.add(len(draft.tokens))
+        return draft
+    drafter.propose = noted
+    assert error(tiny, drafter, Transform(1.0), 3) < 1e-6 and len(lengths) > 1  # it did end early, and not always
+
+
+def test_where_a_draft_ends(tiny):
+    "After the first token with which the product of their probabilities is below the limit; greedily, too."
+    head = random_head(tiny, torch.tensor([0, 1, 2]))
+    for transform in (Transform(1.0), Transform()):
+        for limit in (.05, .3, .6, .9):
+            drafters = [HeadDrafter(head, tiny, stop) for stop in (0.0, limit)]
+            for drafter in drafters: drafter.prefill([0, 2], tiny.forward(torch.tensor([[0, 2]]), tiny.new_cache(40), layers=drafter.layers)[1][0, :-1], 40)
+            whole, short = (drafter.propose(5, transform, TorchSource(1)).tokens for drafter in drafters)
+            q = [row[token] for row, token in zip(drafters[0].propose(5, Transform(1.0), Forced(whole)).q, whole)]
+            products = torch.stack(q).cumprod(0).tolist()
+            assert short == whole[:next((i + 1 for i, product in enumerate(products) if product < limit), 5)]
+    for wrong in (-.1, 1.0):
+        with pytest.raises(InputError, match="stop_below"): HeadDrafter(head, tiny, wrong)
+
+
+class Forced:
+    "A source that draws what it is told."
+    def __init__(self, tokens): self.tokens = iter(tokens)
+    def categorical(self, weights): return next(self.tokens)
 
 
 def test_a_wrong_q_has_another_law(tiny):

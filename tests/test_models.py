@@ -1,7 +1,6 @@
 """models: choices, trusted folders, conversion and its interruptions, names, prompts and text streams."""
 import importlib.util
 import json
-import os
 import random
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from specdec import models
 from specdec.core import InputError, ModelError
-from specdec.models import (GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, convert_gguf, download_gguf, encode,
+from specdec.models import (GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, download_gguf, encode,
                             fetch, find_model, installed_gguf, load_tokenizer, load_transformers, locked, pick_device, pick_dtype, prompts, vocabulary_difference,
                             write_manifest)
 

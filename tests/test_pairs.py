@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings, strategies as st
 
-from specdec.core import GenerationResult, InputError, NumericalError
-from specdec.models import fetch, load_tokenizer
-from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_pair
+from specdec.core import GenerationResult, InputError, ModelError, NumericalError
+from specdec.heads import HeadDrafter
+from specdec.models import fetch, load_tokenizer, prompts
+from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_drafter, load_pair, shipped
 from specdec.rejection import greedy_match, speculative_sampling
 from specdec.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.speculative import ModelDrafter, NGramDrafter
@@ -321,3 +322,50 @@ def test_load_and_end_tokens(tmp_path):
     assert end_tokens(tmp_path, TOKENIZER) == {5, 6, TOKENIZER.eos_token_id}
     for arguments in (dict(device="gpu"), dict(dtype="int3")):
         with pytest.raises(InputError): load("smollm2", **arguments)
+
+
+# Trained drafters
+
+SHIPPED = {"smollm2-head": HeadDrafter, "smollm2-draft": ModelDrafter}
+
+
+@lru_cache
+def default(): return load("smollm2", "cpu", "float32")
+
+
+def test_shipped_files_are_small_and_no_pickles():
+    files = [path for name in SHIPPED for path in shipped(name).iterdir()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    assert max(path.stat().st_size for path in files) <= 15e6 and sum(path.stat().st_size for path in files) <= 32e6
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_drafters_are_lossless_and_better_than_nothing(name):
+    "Greedy and in float32 the text is the target's own, and some guesses are right: a drafter that was damaged or put together wrongly would be lossless too."
+    pair = Pair(default(), load_drafter(shipped(name), default()))
+    assert type(pair.drafter) is SHIPPED[name]
+    for prompt in prompts()[:2]:
+        plain, speculative = (pair.generate(prompt.messages, K=3, max_new_tokens=24, method=method) for method in ("plain", "speculative"))
+        assert speculative.generated_ids == plain.generated_ids
+        assert speculative.tokens_per_step > 1.15, speculative.summary()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_drafter_for_other_weights_is_refused(name):
+    other = copy.copy(default())
+    other.digest = "f" * 64
+    with pytest.raises(ModelError, match="for this target"): load_drafter(shipped(name), other)
+    with pytest.raises(ModelError): load_drafter(shipped(name), talker(vocab=40, tokenizer=False))
+
+
+def test_a_folder_without_a_drafter(tmp_path):
+    with pytest.raises(InputError, match="specdec distill"): load_drafter(tmp_path, talker())
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError): load_drafter(tmp_path, talker())
+
+
+def test_a_pair_with_another_drafter():
+    assert {name: load_pair(name, "cpu", "float32").drafter.__class__ for name in ("smollm2", "smollm2-draft", "smollm2-ngram")} == {
+        "smollm2": HeadDrafter, "smollm2-draft": ModelDrafter, "smollm2-ngram": NGramDrafter}
+    assert type(load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) is ModelDrafter
+    assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter  # plain decoding needs no draft

@@ -16,7 +16,7 @@ from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.pairs import Pair, PairSpec
 from specdec.playground import (K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript, Worker,
                                 app_files, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup, draw_text, drafter_menu, explain,
-                                look, look_at_round, measure, measures_html, open_playground, plain_rate, serve_playground, text_html, token_html, verification_curve, visible)
+                                look, measure, measures_html, open_playground, plain_rate, serve_playground, text_html, token_html, verification_curve, visible)
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
 from specdec.speedup import walltime_factor
 from test_pairs import TOKENIZER, talker
@@ -61,7 +61,6 @@ def test_fates_follow_from_the_noted_numbers(kind):
     session = written(kind, count=40)
     fates = [place.fate for places in session.places for place in places]
     assert {"accepted", "rejected"} <= set(fates) and contradictions(session) == []
-    session.source.drawn[:] = []
     for done, places in zip(session.rounds, session.places):
         assert [place.drafted for place in places if place.drafted is not None] == done.drafted[:len(places)]
         assert sum(place.fate == "accepted" for place in places) == done.accepted
@@ -213,7 +212,6 @@ def test_every_figure_is_valid_svg_with_words_for_those_who_cannot_see_it():
         assert root.get("aria-label") and not [e for e in root.iter() if e.tag.endswith("img")]
         numbers = [float(e.get(name)) for e in root.iter() for name in ("x", "y", "width", "height", "cx", "cy") if (e.get(name) or "%")[-1] != "%"]
         assert all(-10 <= n <= max(figure.width, figure.height) for n in numbers), figure.alt[:200]
-        assert 'fill="white"' in figure._repr_svg_() and figure.svg().count("currentColor") >= 1
 
 
 def test_figures_say_what_they_show():
@@ -295,7 +293,7 @@ def test_what_was_asked_too_early_is_painted_later():
 @pytest.fixture
 def toys(monkeypatch):
     "A registry with one pair that is at hand, and one that would have to be downloaded."
-    made = Pair(talker(vocab=len(TOKENIZER)))
+    made = Pair(talker(vocab=len(TOKENIZER)), talker(vocab=len(TOKENIZER)))
     monkeypatch.setattr(playground, "list_pairs", lambda: {"toy": PairSpec("smollm2", note="a <toy>"), "far": PairSpec("some/model-that-is-nowhere")})
     monkeypatch.setattr(playground, "load_pair", lambda name: made)
     return made
@@ -364,13 +362,13 @@ def test_sliders_move_the_figures_at_once_and_the_text_from_the_next_round(panel
     panel.controls["K"].value = 9
     assert panel.worker.join(5)
     assert panel.views["text"].value == before[1]
-    assert panel.views["speedup"].value != before[0] or panel.engine.summary().alpha is None
+    assert panel.engine.summary().alpha and panel.views["speedup"].value != before[0]
     assert panel.engine.session.settings.K == 9
 
 
 def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
     panel.controls["K"].value = 0
-    assert "at least" in word(panel, "error") or "from 1 to" in word(panel, "error")
+    assert "from 1 to 16, not 0" in word(panel, "error")
     panel.controls["run"].click()
     assert panel.worker.join(5) and panel.engine.session is None
     panel.controls["K"].value = 4

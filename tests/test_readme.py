@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specdec import benchmark
+from specdec import bench_drafters, benchmark
 from specdec.cli import ExitCode, app
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +68,18 @@ def run_bench(command: str, monkeypatch) -> None:
     assert {name: getattr(asked[0], name) for name in ("prompts", "max_new_tokens", "repeats", "K")} == {name: stored["settings"][name] for name in ("prompts", "max_new_tokens", "repeats", "K")}
 
 
+def run_bench_drafters(command: str, monkeypatch) -> None:
+    "The command as it stands, on one prompt and four tokens, of one drafter at one K."
+    asked, real = [], bench_drafters.bench_drafters
+    def small(config, out=None):
+        asked.append(config)
+        return real(replace(config, prompts=1, held_out=0, max_new_tokens=4, repeats=1, drafters=("head",), Ks=(2,), temperatures=(0.0,)), out)
+    monkeypatch.setattr(bench_drafters, "bench_drafters", small)
+    done = specdec(*shlex.split(command)[1:])
+    stored = json.loads((ROOT / "nbs" / "data" / "drafters.json").read_text(encoding="utf-8"))
+    assert done.exit_code == ExitCode.DONE and stored["command"] == command == asked[0].command and stored["complete"]
+
+
 def run_notebooks(command: str, tmp_path: Path) -> None:
     "On a copy that holds one short notebook."
     (tmp_path / "nbs").mkdir()
@@ -82,9 +94,9 @@ def run_notebooks(command: str, tmp_path: Path) -> None:
 
 
 def run_lab(command: str, tmp_path: Path) -> None:
-    "JupyterLab comes up and says where; no browser, no fixed port, and root may, for containers are often root."
+    "JupyterLab comes up and says where; no browser, no fixed port."
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "jupyter_server_config.json").write_text(json.dumps({"ServerApp": {"allow_root": True, "open_browser": False, "port": 0}}))
+    (tmp_path / "jupyter_server_config.json").write_text(json.dumps({"ServerApp": {"open_browser": False, "port": 0}}))
     started = subprocess.Popen([*MAKE, "lab"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
                                env={**os.environ, "JUPYTER_CONFIG_DIR": str(tmp_path)})
     try: assert any("http://127.0.0.1:" in line for line in started.stderr)
@@ -101,7 +113,7 @@ def run_docs(command: str) -> None:
 
 
 RUNS = {"pip install -e .": run_set_up, "specdec fetch": run_fetch, "specdec prove": run_prove, "specdec generate": run_model, "specdec compare": run_model,
-        "specdec bench peers": run_bench, "make notebooks": run_notebooks, "make lab": run_lab, "make docs": run_docs}
+        "specdec bench peers": run_bench, "specdec bench drafters": run_bench_drafters, "make notebooks": run_notebooks, "make lab": run_lab, "make docs": run_docs}
 
 
 @pytest.mark.parametrize("command", sorted(commands(README) - SETS_UP), ids=lambda command: command[:40])

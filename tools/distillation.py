@@ -1,7 +1,7 @@
 """The data behind the figures of nbs/11_distillation.ipynb, kept in nbs/data/distillation.json.
 
     python tools/distillation.py curve FOLDER --command "specdec distill …"   # the measurements of a run of `specdec distill --out FOLDER`
-    python tools/distillation.py compare --data SAMPLES                       # train the same head with one setting changed at a time (half an hour on two cores)
+    python tools/distillation.py compare --data SAMPLES                       # train the same head with one setting changed at a time
 
     python tools/distillation.py coverage --data SAMPLES                      # how much of the text small vocabularies cover
 
@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent.parent / "nbs" / "data" / "distillation.json"
@@ -40,7 +39,9 @@ def curve(folder: Path, command: str) -> None:
     "What a run has measured so far."
     training = folder / "training"
     lines = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
-    store("curve", {"command": command, "config": json.loads((training / "config.json").read_text()) | {"out": None}, "lines": lines})
+    config = json.loads((training / "config.json").read_text())
+    known = {kind: run for kind, run in (json.loads(DATA.read_text()).get("curve", {}) if DATA.exists() else {}).items() if kind in ("head", "lm")}
+    store("curve", known | {config["kind"]: {"command": command, "config": config, "lines": lines}})
 
 
 def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -> None:
@@ -58,12 +59,11 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     found = json.loads(DATA.read_text()).get("compare", {}).get("results", {}) if DATA.exists() else {}
     for name, change in CHANGES.items():
         if (only and name not in only) or (not only and name in found and found[name]["tokens"] >= tokens): continue
-        begun = time.perf_counter()
         with tempfile.TemporaryDirectory() as out:
-            config = DistillConfig(out=out, tokens=tokens, held_out=20, evaluate_rows=8, evaluate_every=10**6, checkpoint_every=10**6, warmup=5, keep_states=str(states), **change)
+            config = DistillConfig(out=out, tokens=tokens, batch=4, held_out=20, evaluate_rows=8, evaluate_every=10**6, checkpoint_every=10**6, warmup=5, keep_states=str(states), **change)
             line = list(train(Training(config, target, some)))[-1]
-        found[name] = {"change": change, **line, "minutes": round((time.perf_counter() - begun) / 60, 2)}
-        print(name, f"{found[name]['minutes']} min", [round(a, 3) for a in line["alpha"]], [round(a, 3) for a in line["greedy"]], flush=True)
+        found[name] = {"change": change, **line}
+        print(name, [round(a, 3) for a in line["alpha"]], [round(a, 3) for a in line["greedy"]], flush=True)
         store("compare", {"command": "python tools/distillation.py compare --data SAMPLES", "rows": rows, "threads": torch.get_num_threads(), "results": found})
 
 

@@ -10,10 +10,12 @@ import re
 from html import escape
 from pathlib import Path
 
+from specdec.core import FATE_STYLES
+
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "nbs" / "images"
 INK, FAINT = "#1f2933", "#52606d"
-FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "accepted": "#b7e4c7", "rejected": "#f8c4c4", "replacement": "#ffd8a8", "bonus": "#a5d8ff", "dropped": "#f5f7fa"}
+FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "dropped": "#f5f7fa", **{fate: style[11:18] for fate, style in FATE_STYLES.items() if style}}  # "background:#rrggbb"
 
 
 def svg(width: int, height: int, title: str, body: list[str]) -> str:
@@ -38,7 +40,7 @@ def real_round() -> tuple[list[str], list[str], int, str]:
     "A round of the default model in which some draft tokens were accepted and one was not: context, draft, accepted, the target's token."
     from specdec.models import prompts
     from specdec.pairs import load_pair
-    pair = load_pair("smollm2", device="cpu", dtype="float32")
+    pair = load_pair("smollm2-ngram", device="cpu", dtype="float32")
     for prompt in reversed(prompts()):
         result = pair.generate(prompt.messages, max_new_tokens=64)
         said = result.generated_ids[:1]

@@ -11,28 +11,16 @@ from pathlib import Path
 import torch
 
 from specdec.autoregressive import Transform
-from specdec.core import TorchSource
 from specdec.models import encode, prompts
 from specdec.pairs import Pair, load_pair
+from specdec.playground import RecordingSource
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.speculative import speculate
 
-DRAFTERS = {"smollm2-skip": "the target without six of its layers", "smollm2": "n-gram lookup: what followed the same words before"}
+DRAFTERS = {"smollm2-skip": "the target without six of its layers", "smollm2": "feature head: trained to guess from what the target computed", "smollm2-ngram": "n-gram lookup: what followed the same words before"}
 TEMPERATURES = (0.0, 0.4, 0.7, 1.0, 1.3)
 KS = (1, 2, 3, 4, 6, 8)
 PROMPT, NEW_TOKENS, SEED, SHOWN = "conversation_002", 40, 0, 6
-
-
-class NotedSource(TorchSource):
-    "The package's source; it writes down every uniform number it gives."
-    def __init__(self, seed: int):
-        super().__init__(seed)
-        self.given: list[float] = []
-
-    def uniform(self) -> float:
-        "One more number."
-        self.given.append(super().uniform())
-        return self.given[-1]
 
 
 class Recorder:
@@ -55,15 +43,15 @@ class Recorder:
         order = torch.maximum(p, of_q).topk(SHOWN).indices.tolist()
         kept = dict.fromkeys([*named, *(t for t in order if max(p[t], of_q[t]) >= 5e-4)])
         shown = sorted(list(kept)[:SHOWN], key=lambda t: -max(p[t].item(), of_q[t].item()))
-        top = [[self.place(t), shorter(p[t]), shorter(of_q[t])] for t in shown]
+        top = [[self.place(t), shorter(p[t], 3), shorter(of_q[t], 3)] for t in shown]
         return {"overlap": None if q is None else shorter(acceptance_probability(p, q)), "top": top}
 
-    def verify(self, p, q, tokens, source: NotedSource) -> tuple[int, int]:
+    def verify(self, p, q, tokens, source: RecordingSource) -> tuple[int, int]:
         "Decide as the package does, and note it."
-        before = len(source.given)
+        before = len(source.drawn)
         rule = speculative_sampling if source.sampled else greedy_match
         accepted, own = rule(p, q, tokens, source)
-        *tried, drawn = source.given[before:] if source.sampled else [None]
+        *tried, drawn = source.drawn[before:] if source.sampled else [None]
         count = min(accepted + 1, len(tokens))  # draft tokens that were tried
         rows = [delta(p[i], tokens[i]) if q is None else q[i] for i in range(count)]
         positions = [self.position(p[i], rows[i], [tokens[i]] + [own] * (i == accepted)) for i in range(count)]
@@ -77,14 +65,14 @@ class Recorder:
         return accepted, own
 
 
-def shorter(number) -> float:
-    "Four significant digits."
-    return float(f"{float(number):.4g}")
+def shorter(number, digits: int = 4) -> float:
+    "So many significant digits."
+    return float(f"{float(number):.{digits}g}")
 
 
 def record(pair: Pair, drafter: str, temperature: float, K: int, question: list[dict], texts: list[str]) -> dict:
     "One run, with the texts of its tokens added to the table; the rounds hold what the loop emitted."
-    source = NotedSource(SEED)
+    source = RecordingSource(SEED)
     source.sampled = temperature > 0
     recorder = Recorder(texts, pair.tokenizer.decode)
     ids = encode(pair.tokenizer, question)
@@ -107,9 +95,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="stop after so many new runs")
     args = parser.parse_args()
     question = next(p for p in prompts() if p.id == PROMPT)
-    data = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {
-        "command": "python tools/record.py --out nbs/data/recorded.json", "model": "SmolLM2-135M-Instruct", "dtype": "float32", "torch": torch.__version__,
-        "seed": SEED, "prompt": question.text, "drafters": DRAFTERS, "temperatures": TEMPERATURES, "Ks": KS, "tokens": [], "runs": []}
+    settings = {"command": "python tools/record.py --out nbs/data/recorded.json", "model": "SmolLM2-135M-Instruct", "dtype": "float32", "torch": torch.__version__,
+                "seed": SEED, "prompt": question.text, "drafters": DRAFTERS, "temperatures": list(TEMPERATURES), "Ks": list(KS)}
+    data = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {**settings, "tokens": [], "runs": []}
+    if any(data[name] != value for name, value in settings.items()): parser.error(f"{args.out} was recorded with other settings: remove it, and record anew")
     done = {(r["drafter"], r["temperature"], r["K"]) for r in data["runs"]}
     grid = [(d, t, k) for d in DRAFTERS for t in TEMPERATURES for k in KS if (d, t, k) not in done]
     pairs = {}
@@ -119,6 +108,7 @@ def main() -> None:
         run = record(pair, drafter, temperature, K, question.messages, data["tokens"])
         assert not any(map(inconsistent, run["rounds"])), "four digits are too few for a draw this close: choose another seed"
         data["runs"].append(run)
+        data["runs"].sort(key=lambda r: (list(DRAFTERS).index(r["drafter"]), r["temperature"], r["K"]))
         args.out.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
         print(drafter, temperature, K, len(run["rounds"]), "rounds")
 

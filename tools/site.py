@@ -42,12 +42,17 @@ config.PAGE_KEYS.add("output-file")  # NbdevSite.read reads it, so smalldocs nee
 smalldocs_output = notebook.output_html
 
 
+def shorter_paths(svg: str) -> str:
+    "Coordinates of paths to a tenth of a point; no eye sees more, and a page is lighter by a third of its pictures."
+    return re.sub(r'(?<=\sd=")[^"]*', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
+
+
 def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
     "smalldocs' rendering of a cell output, with an SVG as `<img>` like any other picture, so that it too becomes a file."
     svg = output.get("data", {}).get("image/svg+xml")
     if svg is None:
         return smalldocs_output(output, options, n)
-    data = b64encode("".join(svg).encode()).decode()
+    data = b64encode(shorter_paths("".join(svg)).encode()).decode()
     image = notebook.figure(f'<img src="data:image/svg+xml;base64,{data}" class="img-fluid">', options or {}, n)
     return notebook.raw_html(f'<div class="cell-output cell-output-display">\n{image}\n</div>')
 

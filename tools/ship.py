@@ -1,0 +1,43 @@
+"""Put trained drafters where the package ships them: `python tools/ship.py head FOLDER` or `python tools/ship.py draft FOLDER`, FOLDER being what `specdec distill --out` wrote for the default model.
+
+No file gets larger than 15 MB: a head's weights are split."""
+import argparse
+import shutil
+from pathlib import Path
+
+from huggingface_hub import save_torch_state_dict
+
+from specdec.core import check
+from specdec.distillation import TOKENS_FILE
+from specdec.heads import HeadDrafter, load_head, save_head
+from specdec.pairs import load, load_drafter
+from specdec.speculative import ModelDrafter
+
+DATA = Path(__file__).parent.parent / "specdec" / "data"
+VERIFIER = "HuggingFaceTB/SmolLM2-135M-Instruct"  # where a server finds the target; ours has the same weights, rounded to four bits a weight
+
+
+def ship(kind: str, folder: Path) -> Path:
+    "Copy a trained drafter into the package; raises `InputError` or `ModelError` if it is none, or not for the default model."
+    target, place = load("smollm2"), DATA / f"smollm2-{kind}"
+    check(folder.resolve() != place.resolve(), f"{folder} is the place that is shipped: name the folder that was trained.")
+    check(isinstance(load_drafter(folder, target), {"head": HeadDrafter, "draft": ModelDrafter}[kind]), f"{folder} doesn't hold a {kind}.")
+    check(kind == "head" or (folder / TOKENS_FILE).exists(), f"{folder} has no {TOKENS_FILE}: a draft with the whole vocabulary isn't shipped.")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    if kind == "head":
+        head = load_head(folder, target)
+        save_head(head, place, target, verifier=VERIFIER)
+        save_torch_state_dict(dict(head.state_dict()), place, max_shard_size="15MB")  # in place of the one file
+    else:
+        for name in ("config.json", "model.safetensors", TOKENS_FILE): shutil.copy(folder / name, place / name)
+    load_drafter(place, target)
+    return place
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("head", "draft"))
+    parser.add_argument("folder", type=Path)
+    place = ship(**vars(parser.parse_args()))
+    for path in sorted(place.iterdir()): print(f"{path.stat().st_size / 1e6:6.2f} MB {path.name}")
