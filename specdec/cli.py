@@ -486,6 +486,8 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
             vocab: Annotated[int, _option("Drafter", "--vocab", min=0, help="How many of the target's most frequent tokens it can propose; 0: all.")] = 8192,
             tokens: Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")] = 1_000_000,
             data: Annotated[Optional[Path], _option("Training", "--data", show_default=False, help="A folder of .npy shards of the target's own words; without it the target writes some.")] = None,
+            prompts: Annotated[Optional[Path], _option("Training", "--prompts", show_default=False, help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it asks itself.')] = None,
+            weights: Annotated[Optional[Path], _option("Training", "--from", exists=True, file_okay=False, show_default=False, help="A drafter's folder to go on from, with its shape and vocabulary.")] = None,
             loss: Annotated[LossName, _option("Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")] = LossName.kl,
             optimizer: Annotated[OptimizerName, _option("Training", "--optimizer", help="Muon for the matrices and AdamW for the rest, or AdamW for all.")] = OptimizerName.muon,
             batch: Annotated[int, _option("Training", "--batch", min=1, help="Rows of a step, over all processes together.")] = 2,
@@ -504,10 +506,13 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
 
     specdec distill --kind lm --layers 4 --out small --data samples --tokens 3000000
 
+    specdec distill --from drafter --out adapted --prompts questions.jsonl --tokens 300000
+
     accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens 50000000 --batch 256"""
     from specdec.distillation import DistillConfig, is_first_process, served_by
     from specdec.distillation import distill as run_distill
-    config = DistillConfig(target=target, kind=kind.value, out=str(out), tokens=tokens, data=str(data) if data else None, seed=seed, layers=layers,
+    config = DistillConfig(target=target, kind=kind.value, out=str(out), tokens=tokens, data=str(data) if data else None, prompts=str(prompts) if prompts else None,
+                           weights=str(weights) if weights else None, seed=seed, layers=layers,
                            hidden=hidden, vocab=vocab, loss=loss.value, optimizer=optimizer.value, lr=lr, matrix_lr=matrix_lr, batch=batch,
                            keep_states=str(keep_states) if keep_states else None, device=device, dtype=dtype)
     if target == "smollm2": announce_conversion()

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS', 'DRAFTED', 'FREE', 'draw', 'chat_prefix',
-           'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'shard_name', 'write_shard', 'sample',
-           'read_rows', 'split_rows', 'hash_row', 'shared_prefix', 'count_tokens', 'frequent_tokens', 'coverage',
-           'entropy', 'kl', 'total_variation', 'hard_label', 'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher',
-           'HeadStudent', 'reset_matrices', 'small_embedding', 'LMStudent', 'NarrowLM', 'load_draft_model',
+           'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'read_prompts', 'question_starts',
+           'shard_name', 'write_shard', 'sample', 'read_rows', 'split_rows', 'hash_row', 'shared_prefix',
+           'count_tokens', 'frequent_tokens', 'coverage', 'entropy', 'kl', 'total_variation', 'hard_label',
+           'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher', 'HeadStudent', 'reset_matrices',
+           'small_embedding', 'small_llama', 'trained_llama', 'LMStudent', 'NarrowLM', 'load_draft_model',
            'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule', 'make_optimizers', 'update',
            'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure', 'training_tensors',
            'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process', 'wait_for_all',
@@ -35,9 +36,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .core import InputError, ModelError, check
-from .heads import Head, init_from_target, output_rows, save_head, vllm_command
+from .heads import Head, init_from_target, load_head, output_rows, save_head, share_embedding, vllm_command
 from .kvcache import KVCache
-from .models import find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
+from .models import encode, find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
 from .rejection import acceptance_probability
 from .transformer import CausalLM, Linear, Llama, load_model
 
@@ -67,17 +68,20 @@ def chat_prefix(tokenizer) -> list[int]: # token ids
 
 # %% ../nbs/11_distillation.ipynb #3c69733a
 @torch.inference_mode()
-def sample_rows(model: CausalLM, prefix: list[int], # token ids that every row starts with
-                rows: int, length: int,             # the batch, and the tokens of each row, the prefix among them
-                temperature: float, generator: torch.Generator, # on the model's device
+def sample_rows(model: CausalLM, starts: Sequence[Sequence[int]], # token ids that each row begins with, at least one
+                length: int,                                      # tokens of each row, its start among them
+                temperature: float, generator: torch.Generator,   # on the model's device
                 top_k: int = 256,
                ) -> Tensor: # token ids on the model's device, [rows, length]
-    "The model goes on from the prefix, in one batch, past the ends of turns."
-    ids = torch.empty(rows, length, dtype=torch.long, device=model.device)
-    ids[:, :len(prefix)] = torch.tensor(prefix, device=model.device)
-    cache, unread = model.new_cache(length), ids[:, :len(prefix)]
-    for i in range(len(prefix), length):
-        ids[:, i] = draw(model.forward(unread, cache, last=1)[:, -1], temperature, generator, top_k)
+    "The model goes on from each row's start, in one batch, past the ends of turns. A row whose start is longer than another's has its own tokens put back until it ends."
+    ends = torch.tensor([len(start) for start in starts], device=model.device)
+    ids = torch.zeros(len(starts), length, dtype=torch.long, device=model.device)
+    for row, start in zip(ids, starts): row[:len(start)] = torch.tensor(start)
+    read = int(ends.min())
+    cache, unread = model.new_cache(length), ids[:, :read]
+    for i in range(read, length):
+        drawn = draw(model.forward(unread, cache, last=1)[:, -1], temperature, generator, top_k)
+        ids[:, i] = ids[:, i].where(i < ends, drawn)
         unread = ids[:, i:i + 1]
     return ids
 
@@ -110,7 +114,8 @@ class SampleConfig:
     target: str = "smollm2"                      # a name for `find_model`
     out: str = "samples"                         # the folder of the shards
     tokens: int = 1_000_000                      # at least so many, rounded up to whole shards
-    temperatures: tuple[float, ...] = (0.7, 1.0) # of the shards, in turn
+    prompts: str | None = None                   # a file of questions to answer, see `read_prompts`; None: it writes the questions too
+    temperatures: tuple[float, ...] | None = None # of the shards, in turn; None: 0.7 and 1, and 0 as well if there are prompts
     length: int = 448                            # tokens of a row
     batch: int | None = None                     # rows of a shard, sampled together; None: 64 on a CPU, 1024 on a GPU
     top_k: int = 256
@@ -121,10 +126,31 @@ class SampleConfig:
     def __post_init__(self):
         whole = {name: getattr(self, name) for name in ("tokens", "length", "top_k")} | {"batch": 1 if self.batch is None else self.batch}
         for name, value in whole.items(): check(isinstance(value, int) and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}.")
+        if self.temperatures is None: object.__setattr__(self, "temperatures", (0.7, 1.0) if self.prompts is None else (0.0, 0.7, 1.0))
         check(len(self.temperatures) > 0 and all(t >= 0 for t in self.temperatures), f"temperatures must be some numbers of at least 0, not {self.temperatures!r}.")
         check(isinstance(self.seed, int) and 0 <= self.seed < 2**31, f"seed must be a whole number in 0…2³¹ - 1, not {self.seed!r}.")
 
 # %% ../nbs/11_distillation.ipynb #6e022c80
+def read_prompts(path: Path) -> list[str]:
+    """Questions to answer, from a file of JSON lines such as `{"prompt": "What is a leap year?"}`; raises `InputError` for anything else."""
+    try: lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error: raise InputError(f"The prompts in {path} can't be read: {error}.") from error
+    prompts = []
+    for n, line in enumerate(lines, 1):
+        try: prompts.append(json.loads(line)["prompt"])
+        except (ValueError, KeyError, TypeError): prompts.append(None)
+        check(isinstance(prompts[-1], str) and prompts[-1].strip(), f'Line {n} of {path} must be JSON with a text named "prompt", not {line[:60]!r}.')
+    check(len(prompts) > 0, f"There is no prompt in {path}.")
+    return prompts
+
+def question_starts(tokenizer, prompts: Sequence[str], length: int) -> list[list[int]]: # token ids
+    "Each question as a chat, up to where its answer begins. Those that fill more than half a row are left out; raises `InputError` if that is all of them."
+    starts = [encode(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    short = [start for start in starts if len(start) <= length // 2]
+    check(len(short) > 0, f"Every prompt fills more than half a row of {length} tokens: make the rows longer, or the prompts shorter.")
+    return short
+
+# %% ../nbs/11_distillation.ipynb #3a4177a6
 def shard_name(i: int) -> str:
     "The file of shard i."
     return f"samples-{i:05}.npy"
@@ -140,18 +166,21 @@ def sample(config: SampleConfig, part: int = 0, parts: int = 1, # which process 
     "Let the target write shards. What is there stays: the same command goes on where an earlier one was stopped. Raises `InputError` if the folder's shards were made with other settings."
     device, found, out = pick_device(config.device), find_model(config.target), Path(config.out)
     model = model or load_model(found, device, pick_dtype(config.dtype, device))
-    prefix = chat_prefix(load_tokenizer(found))
+    tokenizer = load_tokenizer(found)
+    prefix = chat_prefix(tokenizer)
     check(len(prefix) < config.length <= model.context_length, f"length must lie between the chat prefix ({len(prefix)} tokens) and the target's context ({model.context_length}), not {config.length}.")
     batch = config.batch or (64 if model.device.type == "cpu" else 1024)
+    starts = question_starts(tokenizer, read_prompts(Path(config.prompts)), config.length) if config.prompts else [prefix]
     settings = {"temperatures": list(config.temperatures), "length": config.length, "batch": batch, "top_k": config.top_k, "seed": config.seed,
-                "target": config.target, "prefix": prefix}
+                "target": config.target, "starts": f"{zlib.crc32(json.dumps(starts).encode()):08x}"}
     out.mkdir(parents=True, exist_ok=True)
     claim(out / "samples.json", settings)
     count = -(-config.tokens // (batch * config.length))
     for i in tqdm(range(part, count, parts), desc="sampling", unit="shard", disable=None if part == 0 else True):
         if (out / shard_name(i)).exists(): continue
         generator = torch.Generator(model.device).manual_seed(config.seed * 1_000_003 + i)
-        rows = sample_rows(model, prefix, batch, config.length, config.temperatures[i % len(config.temperatures)], generator, config.top_k)
+        mine = [starts[n % len(starts)] for n in range(i * batch, (i + 1) * batch)]
+        rows = sample_rows(model, mine, config.length, config.temperatures[i % len(config.temperatures)], generator, config.top_k)
         write_shard(out / shard_name(i), rows.cpu().numpy(), model.vocab_size)
     return out
 
@@ -286,9 +315,11 @@ class HeadStudent:
     "A feature head that is being trained."
     def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
         layer = len(target.layers) - 1 if config.init == "layer" else None
-        self.head = self.module = init_from_target(target, tokens, decoder_from=layer, seed=config.seed, num_layers=config.layers)
-        if config.init == "random": reset_matrices(self.head, config.seed)
-        self.target, self.layers, self.steps = target, self.head.config.layers, config.unroll
+        if config.weights: self.head = share_embedding(load_head(Path(config.weights), target, torch.float32), target)
+        else: self.head = init_from_target(target, tokens, decoder_from=layer, seed=config.seed, num_layers=config.layers)
+        if config.init == "random" and not config.weights: reset_matrices(self.head, config.seed)
+        self.module, self.target, self.layers, self.steps = self.head, target, self.head.config.layers, config.unroll
+        self.tokens = self.head.draft_tokens
 
     def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int) -> Iterator[Tensor]: # start ≥ steps
         "For each step its logits of what follows the positions from `start` on, [B, T - start, D]."
@@ -319,25 +350,38 @@ def small_embedding(rows: Tensor, # the target's, [n, hidden]
     return small * (rows.std() / small.std())
 
 # %% ../nbs/11_distillation.ipynb #6ea9abcc
+def small_llama(config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary → a `LlamaForCausalLM` in float32
+    "A small Llama, on the draft's tokens and one more that stands for all others; on all tokens if the draft vocabulary is whole."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    check(config.init == "random" or config.hidden <= target.config.hidden_size, f"A draft model that begins from the target's embedding can't be wider ({config.hidden}) than it ({target.config.hidden_size}): take a smaller hidden, or init random.")
+    D = len(tokens)
+    shape = LlamaConfig(
+        vocab_size=D if D == target.vocab_size else D + 1, hidden_size=config.hidden, intermediate_size=3 * config.hidden, num_hidden_layers=config.layers,
+        num_attention_heads=config.hidden // 64, num_key_value_heads=config.hidden // 64, max_position_embeddings=target.context_length, rms_norm_eps=1e-5,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        module = LlamaForCausalLM(shape).float()
+    if config.init != "random":
+        with torch.no_grad(): module.model.embed_tokens.weight[:D] = small_embedding(output_rows(target, tokens).cpu(), config.hidden)
+    return module
+
+def trained_llama(folder: Path, target: Llama) -> tuple: # a `LlamaForCausalLM` in float32, and its tokens
+    "A small Llama that was trained before; raises `ModelError` if the folder holds none for this target."
+    from transformers import LlamaForCausalLM
+    model = load_draft_model(folder, torch.device("cpu"), torch.float32)
+    tokens = model.tokens if isinstance(model, NarrowLM) else torch.arange(model.vocab_size)
+    if model.vocab_size != target.vocab_size or not isinstance(getattr(model, "model", model), Llama):
+        raise ModelError(f"There is no small Llama for this target in {folder}: expected what `specdec distill --kind lm --out` wrote.")
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens
+
 class LMStudent:
-    "A small Llama of its own, on the draft's tokens and one more that stands for all others; on all tokens if the draft vocabulary is whole."
+    "A small Llama of its own."
     def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
-        from transformers import LlamaConfig, LlamaForCausalLM
-        check(config.init == "random" or config.hidden <= target.config.hidden_size, f"A draft model that begins from the target's embedding can't be wider ({config.hidden}) than it ({target.config.hidden_size}): take a smaller hidden, or init random.")
-        self.target, self.tokens, self.layers, self.steps, D = target, tokens, (), 1, len(tokens)
-        whole = D == target.vocab_size
-        self.shape = LlamaConfig(
-            vocab_size=D if whole else D + 1, hidden_size=config.hidden, intermediate_size=3 * config.hidden, num_hidden_layers=config.layers,
-            num_attention_heads=config.hidden // 64, num_key_value_heads=config.hidden // 64, max_position_embeddings=target.context_length, rms_norm_eps=1e-5,
-            tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self.module = LlamaForCausalLM(self.shape).float()
-        if config.init != "random":
-            small = small_embedding(output_rows(target, tokens).cpu(), config.hidden)
-            with torch.no_grad(): self.module.model.embed_tokens.weight[:D] = small
+        self.module, self.tokens = trained_llama(Path(config.weights), target) if config.weights else (small_llama(config, target, tokens), tokens)
+        self.target, self.shape, self.layers, self.steps = target, self.module.config, (), 1
         self.module.to(target.device)
-        self.narrow = narrow_ids(tokens, target.vocab_size).to(target.device)
+        self.narrow = narrow_ids(self.tokens, target.vocab_size).to(target.device)
 
     def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int) -> Iterator[Tensor]:
         "See `HeadStudent`. What it says doesn't depend on how the tokens before came about, so all steps share the same logits."
@@ -402,6 +446,8 @@ def check_settings(config) -> None: # a `DistillConfig`
         check(getattr(config, name) in known, f"Unknown {name} {getattr(config, name)!r}: expected {' or '.join(known)}.")
     for name in ("decay", "lr", "matrix_lr", "temperature"):
         check(isinstance(getattr(config, name), (int, float)) and 0 < getattr(config, name) < math.inf, f"{name} must be a positive number, not {getattr(config, name)!r}.")
+    check(not (config.data and config.prompts), "The prompts are answered to make data: give either data or prompts.")
+    check(not config.weights or Path(config.weights).resolve() != Path(config.out).resolve(), "The weights to begin with would be overwritten: take another folder for out. To go on with a run that was stopped, leave weights out.")
     check(config.hidden % 64 == 0 and config.hidden > 0, f"hidden must be a positive multiple of 64, the size of an attention head, not {config.hidden!r}.")
     check(isinstance(config.vocab, int) and config.vocab >= 0, f"vocab must be a number of tokens, or 0 for all, not {config.vocab!r}.")
     check(isinstance(config.held_out, int) and config.held_out >= 2, f"held_out must be a whole number of at least 2, not {config.held_out!r}.")
@@ -416,7 +462,9 @@ class DistillConfig:
     out: str = "drafter"            # the folder of the drafter; what training needs is in its subfolder "training"
     tokens: int = 1_000_000         # to train on, in all; may be raised or lowered when a run is resumed
     data: str | None = None         # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
+    prompts: str | None = None      # without data: a file of questions to answer, see `read_prompts`; None: the target writes the questions too
     samples: int | None = None      # tokens to sample if there is no data; None: as many as `tokens` says when the run begins
+    weights: str | None = None      # a drafter's folder to go on from, with its shape and vocabulary; None: as `init` says
     seed: int = 0
     layers: int = 1                 # decoder layers of the drafter
     hidden: int = 256               # numbers per position of a small Llama, a multiple of 64
@@ -620,9 +668,8 @@ class Training:
         self.config, self.process, self.device = config, process, target.device
         self.folder = Path(config.out) / "training"
         train, held = split_rows(rows, config.held_out)
-        tokens = frequent_tokens(count_tokens(train, target.vocab_size), config.vocab)
-        self.student = KINDS[config.kind](config, target, tokens)
-        self.teacher = Teacher(target, tokens, self.student.layers)
+        self.student = KINDS[config.kind](config, target, frequent_tokens(count_tokens(train, target.vocab_size), config.vocab))
+        self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
         check(rows.shape[1] >= self.start + DRAFTED, f"Rows of {rows.shape[1]} tokens, the first {self.start} of them not trained on, are too short: make them longer.")
         check(config.batch % process.count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {process.count} processes.")
@@ -725,7 +772,7 @@ def distill(config: DistillConfig) -> Path: # the drafter's folder
     target = load_model(found, device, pick_dtype(config.dtype, device))
     target.name, target.digest = config.target, weights_digest(found)
     words, begun = folder / "training" / "samples", (folder / "training" / "config.json").exists()  # a run that has begun keeps its texts, whatever `tokens` says now
-    data = config.data or (words if begun else sample(SampleConfig(config.target, str(words), config.samples or config.tokens, seed=config.seed), process.rank, process.count, target))
+    data = config.data or (words if begun else sample(SampleConfig(config.target, str(words), config.samples or config.tokens, config.prompts, seed=config.seed), process.rank, process.count, target))
     wait_for_all(process)
     training = Training(config, target, read_rows(Path(data), target.vocab_size), process)
     for line in train(training): tqdm.write(summary_of(line), file=sys.stderr)

@@ -21,9 +21,10 @@ from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, chat_prefix, claim, count_tokens,
                                   coverage, distill, distillation_loss, draw, entropy, frequent_tokens, hard_label, kl, load_checkpoint, load_draft_model, make_optimizers,
-                                  measure, narrow_ids, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
+                                  measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
 from specdec.heads import HeadDrafter, load_head
+from specdec.models import load_tokenizer
 from specdec.pairs import load
 from specdec.speculative import ModelDrafter, speculate
 from specdec.transformer import load_model
@@ -61,7 +62,7 @@ def target(folder): return load_model(folder, CPU, torch.float32)
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    rows = sample_rows(target, [0], 48, 32, 1.0, torch.Generator().manual_seed(1))
+    rows = sample_rows(target, [[0]] * 48, 32, 1.0, torch.Generator().manual_seed(1))
     write_shard(folder / "a.npy", rows[:24].numpy(), V)
     write_shard(folder / "b.npy", rows[24:].numpy(), V)
     return folder
@@ -96,13 +97,45 @@ def test_draws_are_greedy_at_temperature_zero_and_keep_to_the_top_k():
 
 def test_rows_are_what_one_row_at_a_time_would_be(target):
     "At temperature 0 the batch makes the same text as a plain loop without a cache; with a seed it makes the same rows again."
-    rows = sample_rows(target, [0, 5], 3, 12, 0.0, torch.Generator())
+    rows = sample_rows(target, [[0, 5]] * 3, 12, 0.0, torch.Generator())
     text = [0, 5]
     for _ in range(10): text.append(int(target.forward(torch.tensor([text]), target.new_cache(20), last=1).argmax()))
     assert rows.tolist() == [text] * 3
-    again = [sample_rows(target, [0], 4, 12, 1.0, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    again = [sample_rows(target, [[0]] * 4, 12, 1.0, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
     assert len({tuple(row) for row in again[0].tolist()}) == 4
+
+
+def test_rows_may_begin_differently(target):
+    "Rows in one batch, whose starts end at different places: each is what it would be alone."
+    starts = [[0, 5], [7], [3, 1, 4, 1, 5, 9]]
+    rows = sample_rows(target, starts, 12, 0.0, torch.Generator())
+    assert rows.tolist() == [sample_rows(target, [start], 12, 0.0, torch.Generator())[0].tolist() for start in starts]
+    for row, start in zip(rows.tolist(), starts): assert row[:len(start)] == start
+
+
+def test_questions_of_others_are_answered(folder, tmp_path):
+    tokenizer, asked = load_tokenizer(folder), tmp_path / "asked.jsonl"
+    texts = ["w1 w2", "w5", "w6 w7 w8 w9 w10 w11 w12 w13"]
+    asked.write_text("\n".join(json.dumps({"prompt": text}) for text in texts) + "\n\n")
+    assert read_prompts(asked) == texts
+    starts = question_starts(tokenizer, texts, 12)
+    assert starts == [[0, 4, 5, 1], [0, 8, 1]]  # the third fills more than half a row
+    with pytest.raises(InputError, match="more than half a row of 4"): question_starts(tokenizer, texts[2:], 4)
+    config = SampleConfig(str(folder), str(tmp_path / "a"), tokens=2 * 3 * 12, prompts=str(asked), length=12, batch=3, device="cpu", dtype="float32")
+    assert config.temperatures == (0.0, 0.7, 1.0) and SampleConfig().temperatures == (0.7, 1.0)
+    first, second = (np.load(file).tolist() for file in sorted(sample(config).glob("*.npy")))
+    for n, row in enumerate(first + second): assert row[:len(starts[n % 2])] == starts[n % 2]
+    assert first[0] == first[2] and second[0] != second[2]  # greedy, then at temperature 0.7
+    asked.write_text(json.dumps({"prompt": "w8"}))
+    with pytest.raises(InputError, match="begun with other settings: starts"): sample(config)
+
+
+@pytest.mark.parametrize("text, error", [("", "no prompt"), ('{"prompt": "a"}\nnonsense', "Line 2"), ('{"question": "a"}', "Line 1"), ('{"prompt": 5}', "Line 1"), ('{"prompt": " "}', "Line 1"), ("[1]", "Line 1")])
+def test_prompts_are_checked(tmp_path, text, error):
+    (tmp_path / "asked.jsonl").write_text(text)
+    with pytest.raises(InputError, match=error): read_prompts(tmp_path / "asked.jsonl")
+    with pytest.raises(InputError, match="can't be read"): read_prompts(tmp_path / "none.jsonl")
 
 
 def test_sampling_goes_on_where_it_stopped(folder, tmp_path):
@@ -418,6 +451,31 @@ d.distill(config)
     for name, a in ranks[0].items():
         assert torch.isfinite(a).all() and torch.equal(a, ranks[1][name])
         assert (a - alone[name]).norm() < 0.25 * (begun[name] - alone[name]).norm()  # sums in another order, and Muon's products are in bfloat16
+
+
+@pytest.mark.parametrize("kind", ["head", "lm"])
+def test_training_goes_on_from_a_drafter(folder, data, target, tmp_path, kind):
+    "With its weights, as they were rounded when it was saved, and with its own vocabulary, whatever is frequent in the new texts."
+    first = distill(settings(folder, data, tmp_path / "first", kind=kind))
+    again = settings(folder, data, tmp_path / "second", kind=kind, weights=str(first), vocab=20, layers=3, seed=5, hidden=128)
+    begun = Training(again, target, read_rows(data, V))
+    kept = load_file(first / "model.safetensors")
+    weights = {name: p.detach() for name, p in begun.student.module.named_parameters() if p.requires_grad}
+    assert weights.keys() == {name for name in kept if name not in ("d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")}
+    for name, p in weights.items(): assert torch.equal(p, kept[name].float()), name
+    assert len(begun.student.tokens) == 30 and torch.equal(begun.student.tokens, begun.teacher.tokens)
+    before = json.loads((tmp_path / "first/training/log.jsonl").read_text().splitlines()[-1])
+    assert begun.measure()["alpha"] == pytest.approx(before["alpha"], abs=0.01)
+    assert (distill(again) / "model.safetensors").exists()
+
+
+def test_weights_to_go_on_from_are_checked(folder, data, target, tmp_path):
+    first = distill(settings(folder, data, tmp_path / "first", kind="lm"))
+    with pytest.raises(InputError, match="would be overwritten"): settings(folder, data, first, weights=str(first))
+    with pytest.raises(ModelError): Training(settings(folder, data, tmp_path / "second", weights=str(first)), target, read_rows(data, V))  # a model where a head is expected
+    LlamaForCausalLM(LlamaConfig(vocab_size=V - 1, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(tmp_path / "other")
+    with pytest.raises(ModelError, match="no small Llama"): Training(settings(folder, data, tmp_path / "second", kind="lm", weights=str(tmp_path / "other")), target, read_rows(data, V))
+    with pytest.raises(InputError, match="either data or prompts"): settings(folder, data, tmp_path / "second", prompts="asked.jsonl")
 
 
 @pytest.mark.parametrize("wrong", [dict(kind="tree"), dict(loss="mse"), dict(optimizer="sgd"), dict(schedule="step"), dict(init="zero"), dict(tokens=0), dict(lr=0), dict(lr=float("nan")),
