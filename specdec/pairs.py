@@ -17,6 +17,7 @@ from pathlib import Path
 from .autoregressive import Transform
 from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
 from .distillation import load_draft_model
+from .drafters import HybridDrafter, SuffixDrafter
 from .heads import HeadDrafter, load_head
 from .models import TextStream, encode, find_model, load_tokenizer, pick_device, pick_dtype, vocabulary_difference, weights_digest
 from .rejection import VerifyRule
@@ -230,17 +231,20 @@ class PairSpec:
     target: str
     draft: str | None = None    # a model's name
     drafter: str | None = None  # a trained drafter that comes with the package
-    skip: tuple[int, ...] = ()  # the draft is the target itself without these layers; without any of the three, drafts are looked up in the text
+    lookup: bool = False        # drafts are looked up in the text besides, and the more promising guess is taken: a hybrid
+    skip: tuple[int, ...] = ()  # the draft is the target itself without these layers; without any of the four, drafts are looked up in the text
     note: str = ""
 
     @property
     def drafts(self) -> str:
         "What drafts, in words."
         if self.skip: return f"itself, {len(self.skip)} layers skipped"
-        return self.draft or self.drafter or "n-gram lookup"
+        own = self.draft or self.drafter or "n-gram lookup"
+        return f"{own} and lookup" if self.lookup else own
 
 PAIRS = {
-    "smollm2": PairSpec("smollm2", drafter="smollm2-head", note="the default model, and a feature head trained for it"),
+    "smollm2": PairSpec("smollm2", drafter="smollm2-head", lookup=True, note="the default model; a feature head trained for it, or lookup in the text where that promises more"),
+    "smollm2-head": PairSpec("smollm2", drafter="smollm2-head", note="the default model, and the feature head alone"),
     "smollm2-draft": PairSpec("smollm2", drafter="smollm2-draft", note="the default model, and a small model trained for it"),
     "smollm2-ngram": PairSpec("smollm2", note="the default model, drafts looked up in the text"),
     "smollm2-skip": PairSpec("smollm2", skip=(3, 5, 9, 14, 25, 26), note="the default model drafting for itself with 24 of its 30 layers: to learn and test with, not to be fast"),
@@ -255,7 +259,7 @@ def list_pairs() -> dict[str, PairSpec]:
 # %% ../nbs/15_pairs.ipynb #13af069d
 def load_pair(name: str, device: str = "auto", dtype: str = "auto",
               verifies: bool = True,        # False: the target alone, for plain decoding
-              drafter: Path | None = None,  # a folder that `specdec distill` wrote: in place of the pair's own draft
+              drafter: Path | None = None,  # a folder that `specdec distill` wrote: in place of the pair's own trained drafter or draft
              ) -> Pair:
     "Load a registered pair; raises `InputError` with the nearest names if there is none of that name."
     if name not in PAIRS:
@@ -265,6 +269,8 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
     if drafter is None and spec.drafter: drafter = shipped(spec.drafter)
     target = load(spec.target, device, dtype, verifies)
     if not verifies: return Pair(target)
-    if drafter: return Pair(target, load_drafter(drafter, target))
+    if drafter:
+        trained = load_drafter(drafter, target)
+        return Pair(target, HybridDrafter(SuffixDrafter(), trained) if spec.lookup else trained)
     if spec.skip: return Pair(target, target.skip(spec.skip))
     return Pair(target, load(spec.draft, device, dtype, verifies=False) if spec.draft else None)

@@ -403,7 +403,7 @@ def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_l
 
 def test_a_trained_drafter_by_its_folder(one_load):
     folder = str(pairs.shipped("smollm2-head"))
-    given, own = (run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more) for pair, more in (("smollm2-ngram", ["--drafter", folder]), ("smollm2", [])))
+    given, own = (run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more) for pair, more in (("smollm2-ngram", ["--drafter", folder]), ("smollm2-head", [])))
     a, b = (json.loads(done.stdout) for done in (given, own))
     assert a["generated_ids"] == b["generated_ids"] and a["rounds"] == b["rounds"]
     missing = run("generate", "Hi", "--drafter", folder + "-nowhere")

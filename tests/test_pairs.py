@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 
 from specdec.core import GenerationResult, InputError, ModelError, NumericalError
+from specdec.drafters import HybridDrafter, SuffixDrafter
 from specdec.heads import HeadDrafter
 from specdec.models import fetch, load_tokenizer, prompts
 from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_drafter, load_pair, shipped
@@ -365,7 +366,10 @@ def test_a_folder_without_a_drafter(tmp_path):
 
 
 def test_a_pair_with_another_drafter():
-    assert {name: load_pair(name, "cpu", "float32").drafter.__class__ for name in ("smollm2", "smollm2-draft", "smollm2-ngram")} == {
-        "smollm2": HeadDrafter, "smollm2-draft": ModelDrafter, "smollm2-ngram": NGramDrafter}
+    assert {name: load_pair(name, "cpu", "float32").drafter.__class__ for name in ("smollm2-head", "smollm2-draft", "smollm2-ngram")} == {
+        "smollm2-head": HeadDrafter, "smollm2-draft": ModelDrafter, "smollm2-ngram": NGramDrafter}
     assert type(load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) is ModelDrafter
+    for given, kind in ((None, HeadDrafter), (shipped("smollm2-draft"), ModelDrafter)):  # the default looks drafts up besides, whatever was trained
+        hybrid = load_pair("smollm2", "cpu", "float32", drafter=given).drafter
+        assert type(hybrid) is HybridDrafter and [type(member) for member in hybrid.members] == [SuffixDrafter, kind]
     assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter  # plain decoding needs no draft

@@ -17,7 +17,7 @@ from specdec.playground import RecordingSource
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.speculative import speculate
 
-DRAFTERS = {"smollm2-skip": "the target without six of its layers", "smollm2": "feature head: trained to guess from what the target computed", "smollm2-ngram": "n-gram lookup: what followed the same words before"}
+DRAFTERS = {"smollm2-skip": "the target without six of its layers", "smollm2-head": "feature head: trained to guess from what the target computed", "smollm2-ngram": "n-gram lookup: what followed the same words before"}
 TEMPERATURES = (0.0, 0.4, 0.7, 1.0, 1.3)
 KS = (1, 2, 3, 4, 6, 8)
 PROMPT, NEW_TOKENS, SEED, SHOWN = "conversation_002", 40, 0, 6
