@@ -154,7 +154,8 @@ def estimate_alpha(rounds: Iterable[Round],
     check(tried > 0, "No draft token was tried, so nothing can be said about α: give rounds with drafts.")
     effect = max(1.0, float(_numbers(design_effect, "The design effect", 0)))
     low, high = wilson_interval(accepted / effect, tried / effect, confidence)
-    return AlphaEstimate(accepted / tried, float(low), float(high), accepted, tried, confidence, effect)
+    alpha = accepted / tried
+    return AlphaEstimate(alpha, min(alpha, float(low)), max(alpha, float(high)), accepted, tried, confidence, effect)  # rounding must not put α outside
 
 # %% ../nbs/09_speedup.ipynb #1739a438
 def alpha_by_position(rounds: Iterable[Round]) -> tuple[np.ndarray, np.ndarray]: # α [n], tries [n]; n is the furthest position tried
