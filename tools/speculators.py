@@ -6,6 +6,7 @@ The first argument is a folder for a virtual environment of its own (made once, 
 needs; torchvision, torchaudio and CUDA are left out). The features are the default model's, on a real prompt, in float32."""
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ THEIRS = {  # options of the heads that the library saves
     "Qwen3 layers, two of them": dict(num_layers=2, model_type="qwen3", norm_before_residual=True),
     "all tokens": dict(num_layers=1, draft_every=1),
 }
+SHIPPED = "the trained head of the package, in two files"
 EVERY = 6  # the draft vocabulary is every sixth token, unless the options say otherwise
 
 
@@ -100,8 +102,9 @@ def compare(python: Path, length: int = 96) -> dict:
     "Run both directions; the results as data."
     import torch
     from safetensors.torch import load_file, save_file
-    from specdec.heads import init_from_target, load_head, save_head
+    from specdec.heads import init_from_target, load_head, save_head, share_embedding
     from specdec.models import encode, fetch, load_tokenizer, prompts
+    from specdec.pairs import shipped
     from specdec.transformer import load_model
 
     target = load_model(fetch(), torch.device("cpu"), torch.float32)
@@ -130,9 +133,15 @@ def compare(python: Path, length: int = 96) -> dict:
         for i, (head, options) in enumerate(zip(heads, OURS.values())):
             save_head(head, work / "ours" / str(i), target, verifier=str(fetch()), embedding="embedding" in options)
             if "embedding" in options: (work / "ours" / str(i) / "embedded").touch()
+        trained = work / "ours" / str(len(heads))
+        shutil.copytree(shipped("smollm2-head"), trained)
+        config = json.loads((trained / "config.json").read_text())
+        config["speculators_config"]["verifier"]["name_or_path"] = str(fetch())  # there is no hub to take it from
+        (trained / "config.json").write_text(json.dumps(config))
+        heads.append(share_embedding(load_head(trained, target), target))
         done = subprocess.run([str(python), "-I", "-W", "ignore", __file__, "--theirs", str(work)], capture_output=True, text=True)  # -I: or this file would be what `import speculators` finds
         if done.returncode: raise SystemExit(f"The library failed:\n{done.stderr[-4000:]}")
-        for i, (case, head) in enumerate(zip(OURS, heads)): line("ours, loaded by speculators", case, head(tokens, features, STEPS), load_file(work / f"{i}.theirs.safetensors"))
+        for i, (case, head) in enumerate(zip([*OURS, SHIPPED], heads)): line("ours, loaded by speculators", case, head(tokens, features, STEPS), load_file(work / f"{i}.theirs.safetensors"))
         for i, case in enumerate(THEIRS):
             head = load_head(work / "theirs" / str(i), target)
             line("theirs, loaded by us", case, head(tokens, features, STEPS), load_file(work / "theirs" / f"{i}.safetensors"))
