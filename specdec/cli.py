@@ -494,8 +494,7 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
             lr: Annotated[float, _option("Training", "--lr", help="AdamW's learning rate.")] = 2e-3,
             matrix_lr: Annotated[float, _option("Training", "--matrix-lr", help="Muon's learning rate.")] = 0.04,
             keep_states: Annotated[Optional[Path], _option("Training", "--keep-states", show_default=False, help="A folder for the target's states (several kB a token), which makes later epochs faster.")] = None,
-            seed: Annotated[int, _option("Training", "--seed", min=0, help="The same seed, the same drafter.")] = 0,
-            device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False) -> None:
+            seed: Annotated[int, _option("Training", "--seed", min=0, help="The same seed, the same drafter.")] = 0, device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False) -> None:
     """Train a drafter on the target's own words. The same command goes on where an earlier one was stopped, even by kill -9.
 
     To end sooner, or to go on, change --tokens: the learning rate falls over the last fifth.
@@ -509,19 +508,17 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
     specdec distill --from drafter --out adapted --prompts questions.jsonl --tokens 300000
 
     accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens 50000000 --batch 256"""
-    from specdec.distillation import DistillConfig, is_first_process, served_by
-    from specdec.distillation import distill as run_distill
-    config = DistillConfig(target=target, kind=kind.value, out=str(out), tokens=tokens, data=str(data) if data else None, prompts=str(prompts) if prompts else None,
-                           weights=str(weights) if weights else None, seed=seed, layers=layers,
-                           hidden=hidden, vocab=vocab, loss=loss.value, optimizer=optimizer.value, lr=lr, matrix_lr=matrix_lr, batch=batch,
-                           keep_states=str(keep_states) if keep_states else None, device=device, dtype=dtype)
+    from specdec import distillation
+    folders = {name: str(path) if path else None for name, path in dict(data=data, prompts=prompts, weights=weights, keep_states=keep_states).items()}
+    config = distillation.DistillConfig(target=target, kind=kind.value, out=str(out), tokens=tokens, seed=seed, layers=layers, hidden=hidden, vocab=vocab, loss=loss.value,
+                                        optimizer=optimizer.value, lr=lr, matrix_lr=matrix_lr, batch=batch, device=device, dtype=dtype, **folders)
     if target == "smollm2": announce_conversion()
-    try: folder = or_rebuild(lambda: run_distill(config))
+    try: folder = or_rebuild(lambda: distillation.distill(config))
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if not is_first_process(): return
-    command = served_by(folder, config)
+    if not distillation.is_first_process(): return
+    command = distillation.served_by(folder, config)
     if as_json: return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
     typer.echo(f"The drafter is in {folder}. To decode with it: specdec compare PROMPT --drafter {folder}")
     if command: typer.echo(f"To serve the target with it: {command}")

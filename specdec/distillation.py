@@ -6,13 +6,13 @@
 __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS', 'DRAFTED', 'FREE', 'draw', 'chat_prefix',
            'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'read_prompts', 'question_starts',
            'shard_name', 'write_shard', 'sample', 'read_rows', 'split_rows', 'hash_row', 'shared_prefix',
-           'count_tokens', 'frequent_tokens', 'coverage', 'entropy', 'kl', 'total_variation', 'hard_label',
-           'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher', 'HeadStudent', 'reset_matrices',
-           'small_embedding', 'small_llama', 'trained_llama', 'LMStudent', 'NarrowLM', 'load_draft_model',
-           'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule', 'make_optimizers', 'update',
-           'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure', 'training_tensors',
-           'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process', 'wait_for_all',
-           'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process', 'served_by']
+           'answer_marks', 'in_answers', 'count_tokens', 'frequent_tokens', 'coverage', 'entropy', 'kl',
+           'total_variation', 'hard_label', 'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher', 'HeadStudent',
+           'reset_matrices', 'small_embedding', 'small_llama', 'trained_llama', 'LMStudent', 'NarrowLM',
+           'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
+           'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
+           'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
+           'wait_for_all', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process', 'served_by']
 
 # %% ../nbs/11_distillation.ipynb #70b3a1e8
 import json
@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -216,6 +217,28 @@ def shared_prefix(rows: np.ndarray) -> int: # tokens
     same = (rows == rows[0]).all(0)
     return int(same.argmin()) if not same.all() else rows.shape[1]
 
+# %% ../nbs/11_distillation.ipynb #f1d58955
+def answer_marks(tokenizer) -> tuple[list[int], int] | None: # the tokens that open an answer, and the one that ends it
+    "As the chat template has them; None if there is no template, or if nothing opens an answer."
+    if not tokenizer.chat_template or tokenizer.eos_token_id is None: return None
+    chat = [{"role": "user", "content": "?"}]
+    closed, opened = (tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=more) for more in (False, True))
+    opening = tokenizer(opened.removeprefix(closed), add_special_tokens=False)["input_ids"] if opened.startswith(closed) else []
+    return (opening, tokenizer.eos_token_id) if opening else None
+
+def in_answers(rows: np.ndarray,                     # [N, T]
+               marks: tuple[list[int], int] | None,  # see `answer_marks`
+              ) -> np.ndarray: # [N, T] of bool
+    "At which places the next token belongs to an answer, its end included. All places if there are no marks, or no answer in any row."
+    everywhere = np.ones(rows.shape, bool)
+    if marks is None or rows.shape[1] < len(marks[0]): return everywhere
+    (opening, end), places = marks, np.arange(rows.shape[1])
+    opened, first = np.full(rows.shape, -1), len(opening) - 1
+    opened[:, first:] = np.where((sliding_window_view(rows, len(opening), 1) == opening).all(-1), places[first:], -1)
+    closed = np.where(rows == end, places, -1)
+    found = np.maximum.accumulate(opened, 1) > np.maximum.accumulate(closed, 1)
+    return found if found.any() else everywhere
+
 # %% ../nbs/11_distillation.ipynb #3da6cca2
 def count_tokens(rows: np.ndarray, vocab_size: int) -> np.ndarray: # [V]
     "How often each token occurs."
@@ -321,9 +344,9 @@ class HeadStudent:
         self.module, self.target, self.layers, self.steps = self.head, target, self.head.config.layers, config.unroll
         self.tokens = self.head.draft_tokens
 
-    def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int) -> Iterator[Tensor]: # start ≥ steps
-        "For each step its logits of what follows the positions from `start` on, [B, T - start, D]."
-        for step, x in enumerate(self.head.states(ids, features, steps)): yield self.head.lm_head(x[:, start - 1 - step:])
+    def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int, where: Tensor) -> Iterator[Tensor]: # start ≥ steps; where: [B, T - start] of bool
+        "For each step its logits of what follows those positions from `start` on that are asked for, [n, D]."
+        for step, x in enumerate(self.head.states(ids, features, steps)): yield self.head.lm_head(x[:, start - 1 - step:][where])
 
     def save(self, folder: Path) -> None:
         "As `speculators` and vLLM read it, in bfloat16."
@@ -375,6 +398,7 @@ def trained_llama(folder: Path, target: Llama) -> tuple: # a `LlamaForCausalLM` 
         raise ModelError(f"There is no small Llama for this target in {folder}: expected what `specdec distill --kind lm --out` wrote.")
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens
 
+# %% ../nbs/11_distillation.ipynb #5257fbec
 class LMStudent:
     "A small Llama of its own."
     def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
@@ -383,10 +407,10 @@ class LMStudent:
         self.module.to(target.device)
         self.narrow = narrow_ids(self.tokens, target.vocab_size).to(target.device)
 
-    def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int) -> Iterator[Tensor]:
+    def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int, where: Tensor) -> Iterator[Tensor]:
         "See `HeadStudent`. What it says doesn't depend on how the tokens before came about, so all steps share the same logits."
         x = self.module.model(input_ids=self.narrow[ids], use_cache=False).last_hidden_state
-        logits = self.module.lm_head(x[:, start:])[..., :len(self.tokens)]
+        logits = self.module.lm_head(x[:, start:][where])[..., :len(self.tokens)]
         for _ in range(steps): yield logits
 
     def save(self, folder: Path) -> None:
@@ -530,13 +554,14 @@ def distillation_loss(student, teacher: Teacher,
                       states: Tensor,   # of the teacher, [B, T, F + hidden]
                       config: DistillConfig,
                       start: int,       # the first of the target's positions that counts, at least the number of steps
+                      where: Tensor,    # which of those from there on count, [B, T - start] of bool
                      ) -> Tensor: # a number
-    "The mean over positions of each unrolled step, weighted over the steps. The target is renormalised on the draft's vocabulary."
-    p = (teacher.logits(states[:, start:]) / config.temperature).softmax(-1)
-    labels = F.pad(teacher.labels(ids)[:, 1:], (0, 1), value=-1)[:, start:]  # the token after each position; none after the last
+    "The mean over positions of each unrolled step, weighted over the steps; 0 if none counts. The target is renormalised on the draft's vocabulary."
+    p = (teacher.logits(states[:, start:][where]) / config.temperature).softmax(-1)  # [n, D]
+    labels = F.pad(teacher.labels(ids)[:, 1:], (0, 1), value=-1)[:, start:][where]  # the token after each position; none after the last
     loss, floor = LOSSES[config.loss], entropy(p) if config.loss == "kl" else None
-    found = student.predictions(ids, teacher.features(states), student.steps, start)
-    return sum(weight * loss(p, logits.log_softmax(-1, torch.float32), labels, floor).mean() for weight, logits in zip(step_weights(student.steps, config.decay), found))
+    found = student.predictions(ids, teacher.features(states), student.steps, start, where)
+    return sum(weight * loss(p, logits.log_softmax(-1, torch.float32), labels, floor).sum() for weight, logits in zip(step_weights(student.steps, config.decay), found)) / max(1, len(p))
 
 # %% ../nbs/11_distillation.ipynb #5fde0dc5
 def average_gradients(parameters: list[Tensor]) -> None:
@@ -553,27 +578,30 @@ class HeldOut:
     states: Tensor      # of the teacher, [B, T, F + hidden]
     normalisers: Tensor # log Σ exp of the target's logits, [B, T]
     likeliest: Tensor   # the target's greedy choice, [B, T]
+    counts: Tensor      # which places are measured, [B, T] of bool
 
-def read_held_out(teacher: Teacher, rows: np.ndarray, batch: int = 8) -> HeldOut:
+def read_held_out(teacher: Teacher, rows: np.ndarray, counts: np.ndarray, batch: int = 8) -> HeldOut: # both [B, T]
     "Read held-out rows once."
     ids = torch.from_numpy(rows).long().to(teacher.target.device)
     states = torch.cat([teacher.read(some) for some in ids.split(batch)])
-    return HeldOut(ids, states, *teacher.normalisers(states))
+    return HeldOut(ids, states, *teacher.normalisers(states), torch.from_numpy(counts).to(ids.device))
 
 @torch.no_grad()
 def measure(student, teacher: Teacher, texts: HeldOut, start: int, steps: int = 5) -> dict:
     """What a round would accept, exactly, at temperature 1 and greedily, at each of the first draft positions: α by position, and τ for drafts of that length.
     The drafts follow the target's own text."""
     rounds = []  # for each text: accepted or not, [2 (sampled, greedy), steps, T - start]
+    where = texts.counts[:, start:]
     for i, (ids, states) in enumerate(zip(texts.ids.split(1), texts.states.split(1))):
         p = (teacher.logits(states) - texts.normalisers[i, :, None]).exp()[:, start:]
-        logits = torch.cat([l.float() for l in student.predictions(ids, teacher.features(states), steps, start)])  # [steps, T - start, D]
+        logits = torch.stack([l.float() for l in student.predictions(ids, teacher.features(states), steps, start, torch.ones_like(where[:1]))])  # [steps, T - start, D]
         greedy = teacher.tokens[logits.argmax(-1)] == texts.likeliest[i, start:]
         rounds.append(torch.stack([acceptance_probability(p, logits.softmax(-1)), greedy.float()]))
     rounds = torch.stack(rounds, 2)  # [2, steps, B, T - start]
     n = rounds.shape[-1] - steps + 1
     same_round = torch.stack([rounds[:, s, :, s:s + n] for s in range(steps)], -1)  # [2, B, n, steps]: step s of a round stands s places later
-    alpha, tau = rounds.mean((2, 3)).tolist(), tokens_of_round(same_round).mean((1, 2)).tolist()
+    whole = torch.stack([where[:, s:s + n] for s in range(steps)]).all(0)
+    alpha, tau = rounds[..., where].mean(-1).tolist(), tokens_of_round(same_round[:, whole]).mean(-1).tolist()
     return {"alpha": alpha[0], "greedy": alpha[1], "tau": tau[0], "greedy_tau": tau[1]}
 
 # %% ../nbs/11_distillation.ipynb #021b1a2d
@@ -664,10 +692,13 @@ DRAFTED = 5  # draft tokens of the rounds that are measured
 
 class Training:
     "One run: everything that belongs together while a drafter is trained."
-    def __init__(self, config: DistillConfig, target: Llama, rows: np.ndarray, process: Process = Process()):
+    def __init__(self, config: DistillConfig, target: Llama, rows: np.ndarray, process: Process = Process(),
+                 marks: tuple[list[int], int] | None = None): # of answers: they alone count; see `answer_marks`
         self.config, self.process, self.device = config, process, target.device
         self.folder = Path(config.out) / "training"
         train, held = split_rows(rows, config.held_out)
+        held = held[np.linspace(0, len(held) - 1, min(config.evaluate_rows, len(held))).astype(int)]  # some of every shard
+        self.counts = torch.from_numpy(in_answers(train, marks)).to(self.device)
         self.student = KINDS[config.kind](config, target, frequent_tokens(count_tokens(train, target.vocab_size), config.vocab))
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
@@ -676,7 +707,7 @@ class Training:
         if process.rank: wait_for_all(process)  # the first one makes the files
         self.states = States(self.teacher, train, Path(config.keep_states) if config.keep_states else None)
         if not process.rank: wait_for_all(process)
-        self.held = read_held_out(self.teacher, held[:config.evaluate_rows], config.batch) if process.rank == 0 else None
+        self.held = read_held_out(self.teacher, held, in_answers(held, marks), config.batch) if process.rank == 0 else None
         self.parameters = [p for p in self.student.module.parameters() if p.requires_grad]
         self.optimizers = make_optimizers(self.student.module, config)
         self.per_step = config.batch * rows.shape[1]  # tokens
@@ -691,7 +722,7 @@ class Training:
         "Read rows, learn from them."
         mine = rows_of_step(self.step, self.config.batch, len(self.states.rows), self.config.seed)[self.process.rank::self.process.count]
         ids, states = self.states(mine)
-        with self.autocast(): loss = distillation_loss(self.student, self.teacher, ids, states, self.config, self.start)
+        with self.autocast(): loss = distillation_loss(self.student, self.teacher, ids, states, self.config, self.start, self.counts[mine, self.start:])
         loss.backward()
         if self.process.count > 1: average_gradients(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -774,7 +805,7 @@ def distill(config: DistillConfig) -> Path: # the drafter's folder
     words, begun = folder / "training" / "samples", (folder / "training" / "config.json").exists()  # a run that has begun keeps its texts, whatever `tokens` says now
     data = config.data or (words if begun else sample(SampleConfig(config.target, str(words), config.samples or config.tokens, config.prompts, seed=config.seed), process.rank, process.count, target))
     wait_for_all(process)
-    training = Training(config, target, read_rows(Path(data), target.vocab_size), process)
+    training = Training(config, target, read_rows(Path(data), target.vocab_size), process, answer_marks(load_tokenizer(found)))
     for line in train(training): tqdm.write(summary_of(line), file=sys.stderr)
     if process.rank == 0:
         training.student.save(folder)

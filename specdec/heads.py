@@ -438,8 +438,7 @@ class HeadDrafter:
         check(0 <= stop_below < 1, f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
         check(head.fc.weight.device.type == target.device.type, f"The head is on {head.fc.weight.device} and the target on {target.device}: move it there with head.to(target.device).")
         self.layers, self.vocab_size, self.stop_below = head.config.layers, target.vocab_size, stop_below
-        self.head = FastHead(head, target_embedding(target))
-        self.context_length = head.config.decoder.max_position_embeddings
+        self.head, self.context_length = FastHead(head, target_embedding(target)), head.config.decoder.max_position_embeddings
 
     def prefill(self, tokens: list[int], features: Tensor, limit: int) -> None:
         "Start from a new text; the head reads it with the first proposal."

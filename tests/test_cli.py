@@ -416,3 +416,20 @@ def test_a_reader_that_goes_away_is_no_crash():
     running.stdout.close()
     errors = running.stderr.read()
     assert running.wait(timeout=60) == 1 and b"Traceback" not in errors
+
+
+def test_what_a_training_run_is_told(tmp_path, monkeypatch):
+    "Every folder and file of the command reaches the configuration; what excludes each other is bad input."
+    from specdec import distillation
+    asked, told = tmp_path / "asked.jsonl", []
+    asked.write_text('{"prompt": "Why?"}')
+    (tmp_path / "before").mkdir()
+    monkeypatch.setattr(distillation, "distill", lambda config: told.append(config) or Path(config.out))
+    command = ["distill", "--out", str(tmp_path / "new"), "--target", str(tmp_path), "--kind", "lm", "--from", str(tmp_path / "before"), "--keep-states", str(tmp_path / "states")]
+    assert runner.invoke(app, [*command, "--prompts", str(asked)]).exit_code == 0
+    assert runner.invoke(app, [*command, "--data", str(tmp_path)]).exit_code == 0
+    found = [(config.prompts, config.data, config.weights, config.keep_states) for config in told]
+    kept = (str(tmp_path / "before"), str(tmp_path / "states"))
+    assert found == [(str(asked), None, *kept), (None, str(tmp_path), *kept)]
+    assert runner.invoke(app, [*command, "--prompts", str(asked), "--data", str(tmp_path)]).exit_code == ExitCode.BAD_INPUT
+    assert len(told) == 2

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec import distillation
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, chat_prefix, claim, count_tokens,
-                                  coverage, distill, distillation_loss, draw, entropy, frequent_tokens, hard_label, kl, load_checkpoint, load_draft_model, make_optimizers,
+from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, claim, count_tokens,
+                                  coverage, distill, distillation_loss, draw, entropy, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
                                   measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
 from specdec.heads import HeadDrafter, load_head
@@ -207,6 +207,26 @@ def test_draft_vocabulary():
     assert narrow_ids(torch.tensor([1, 3]), 5).tolist() == [2, 0, 2, 1, 2]
 
 
+def test_answers_are_found(folder):
+    rows = np.array([[5, 7, 8, 1, 2, 9, 3, 7, 8, 4], [7, 8, 9, 7, 1, 1, 8, 1, 7, 8], [9, 9, 1, 1, 1, 1, 1, 1, 1, 1]])
+    expected = np.array([[0, 0, 1, 1, 1, 0, 0, 0, 1, 1], [0, 1, 0, 0, 0, 0, 0, 0, 0, 1], [0] * 10], bool)
+    assert (in_answers(rows, ([7, 8], 9)) == expected).all()
+    by_hand = np.zeros(rows.shape, bool)  # the same, place by place
+    for i, row in enumerate(rows.tolist()):
+        inside = False
+        for j in range(len(row)):
+            inside = row[j - 1:j + 1] == [7, 8] or (inside and row[j] != 9)
+            by_hand[i, j] = inside
+    assert (by_hand == expected).all()
+    for marks in (None, ([3, 3, 3], 9), ([1] * 11, 9)): assert in_answers(rows, marks).all()  # nobody answers: everything counts
+    tokenizer = load_tokenizer(folder)
+    assert answer_marks(tokenizer) is None  # this template has nothing that opens an answer
+    tokenizer.chat_template += "{% if add_generation_prompt %}<user> w1{% endif %}"
+    assert answer_marks(tokenizer) == ([0, 4], 1)
+    tokenizer.chat_template = None
+    assert answer_marks(tokenizer) is None
+
+
 # losses
 
 def fractions(*values): return [Fraction(v) for v in values]
@@ -280,12 +300,12 @@ def test_a_step_is_compared_with_the_right_position(folder, data, tmp_path, targ
     class Oracle:
         steps = 3
         def __init__(self, shift): self.shift = shift
-        def predictions(self, ids, features, steps, start):
+        def predictions(self, ids, features, steps, start, where):
             logits = torch.cat([target.forward(row[None], target.new_cache(32)) for row in ids]).roll(self.shift, 1)
-            for _ in range(steps): yield logits[:, start:]
+            for _ in range(steps): yield logits[:, start:][where]
 
     for shift, right in ((0, True), (1, False)):
-        loss = distillation_loss(Oracle(shift), run.teacher, ids, states, run.config, run.start).item()
+        loss = distillation_loss(Oracle(shift), run.teacher, ids, states, run.config, run.start, run.counts[:3, run.start:]).item()
         found = measure(Oracle(shift), run.teacher, run.held, run.start)
         assert (abs(loss) < 1e-4) == right and (abs(found["tau"] - 6) < 1e-3) == right
         assert all((abs(a - 1) < 1e-4) == right for a in found["alpha"] + found["greedy"])
@@ -302,9 +322,33 @@ def test_measured_alpha_is_what_the_decoder_accepts(folder, data, tmp_path, targ
         drafter.prefill(ids[:L], features[0, :-1], 40)
         q = drafter.propose(1, Transform(1.0), TorchSource(0)).q[0]
         by_hand.append(torch.minimum(logits[0, -1].softmax(-1), q).sum().item())
-    one = HeldOut(*(getattr(run.held, name)[:1, :31] for name in ("ids", "states", "normalisers", "likeliest")))  # the last position's prediction exists only in the batch
+    one = HeldOut(*(getattr(run.held, name)[:1, :31] for name in ("ids", "states", "normalisers", "likeliest", "counts")))  # the last position's prediction exists only in the batch
     alpha = measure(run.student, run.teacher, one, run.start, 5)["alpha"][0]
     assert alpha == pytest.approx(np.mean(by_hand), abs=1e-4) and 0 < found["tau"] - 1 < 5
+
+
+def test_answers_alone_are_learned_and_measured(folder, data, tmp_path, target):
+    "What stands outside of answers changes neither the loss nor its gradient; α and τ are those of the places inside."
+    rows = read_rows(data, V) % 40
+    rows[:, 9], rows[:, 25] = 48, 49
+    run = Training(settings(folder, data, tmp_path), target, rows, marks=([48], 49))
+    assert run.counts.sum(1).tolist() == [16] * len(run.counts)  # from the opening to the last token before the end
+    ids, states = run.states([0, 1])
+    loss = lambda states, where: distillation_loss(run.student, run.teacher, ids, states, run.config, run.start, where)
+    where = run.counts[:2, run.start:]
+    other = states.clone()
+    other[:, 26:] = 7 * torch.randn_like(other[:, 26:])  # the target says something else after the answer
+    assert loss(other, where).item() == loss(states, where).item()
+    assert loss(other, torch.ones_like(where)).item() != loss(states, torch.ones_like(where)).item()
+    assert loss(states, torch.zeros_like(where)).item() == 0
+    each = [distillation_loss(run.student, run.teacher, ids[i:i + 1], states[i:i + 1], run.config, run.start, where[i:i + 1]).item() for i in range(2)]
+    assert loss(states, where).item() == pytest.approx(np.mean(each), rel=1e-5)
+    held = run.held
+    held.counts[1:] = False
+    inside = measure(run.student, run.teacher, held, run.start)
+    alone = HeldOut(*(getattr(held, name)[:1, :26] for name in ("ids", "states", "normalisers", "likeliest", "counts")))
+    found = measure(run.student, run.teacher, alone, run.start)  # the same text cut off where its answer ends
+    assert inside["tau"] == pytest.approx(found["tau"], abs=1e-4) and inside["alpha"] == pytest.approx(found["alpha"], abs=1e-4)
 
 
 # runs

@@ -49,19 +49,19 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     import numpy as np
     import torch
 
-    from specdec.distillation import DistillConfig, Training, read_rows, train
-    from specdec.models import find_model, pick_dtype
+    from specdec.distillation import DistillConfig, Training, answer_marks, read_rows, train
+    from specdec.models import find_model, load_tokenizer, pick_dtype
     from specdec.transformer import load_model
     device = torch.device("cpu")
     target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
-    all_rows = read_rows(data, target.vocab_size)
+    all_rows, marks = read_rows(data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))
     some = all_rows[np.random.default_rng(0).permutation(len(all_rows))[:rows]]
     found = json.loads(DATA.read_text()).get("compare", {}).get("results", {}) if DATA.exists() else {}
     for name, change in CHANGES.items():
         if (only and name not in only) or (not only and name in found and found[name]["tokens"] >= tokens): continue
         with tempfile.TemporaryDirectory() as out:
             config = DistillConfig(out=out, tokens=tokens, batch=4, held_out=20, evaluate_rows=8, evaluate_every=10**6, checkpoint_every=10**6, warmup=5, keep_states=str(states), **change)
-            line = list(train(Training(config, target, some)))[-1]
+            line = list(train(Training(config, target, some, marks=marks)))[-1]
         found[name] = {"change": change, **line}
         print(name, [round(a, 3) for a in line["alpha"]], [round(a, 3) for a in line["greedy"]], flush=True)
         store("compare", {"command": "python tools/distillation.py compare --data SAMPLES", "rows": rows, "threads": torch.get_num_threads(), "results": found})
