@@ -6,6 +6,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -426,10 +427,10 @@ def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     (tmp_path / "before").mkdir()
     monkeypatch.setattr(distillation, "distill", lambda config: told.append(config) or Path(config.out))
     command = ["distill", "--out", str(tmp_path / "new"), "--target", str(tmp_path), "--kind", "lm", "--from", str(tmp_path / "before"), "--keep-states", str(tmp_path / "states")]
-    assert runner.invoke(app, [*command, "--prompts", str(asked)]).exit_code == 0
-    assert runner.invoke(app, [*command, "--data", str(tmp_path)]).exit_code == 0
+    assert run(*command, "--prompts", str(asked)).exit_code == 0
+    assert run(*command, "--data", str(tmp_path)).exit_code == 0
     found = [(config.prompts, config.data, config.weights, config.keep_states) for config in told]
     kept = (str(tmp_path / "before"), str(tmp_path / "states"))
     assert found == [(str(asked), None, *kept), (None, str(tmp_path), *kept)]
-    assert runner.invoke(app, [*command, "--prompts", str(asked), "--data", str(tmp_path)]).exit_code == ExitCode.BAD_INPUT
+    assert run(*command, "--prompts", str(asked), "--data", str(tmp_path)).exit_code == ExitCode.BAD_INPUT
     assert len(told) == 2
