@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FEW', 'CausalLM', 'rms_norm', 'head_size', 'rope_frequencies', 'rotate', 'Positions', 'positions', 'has_layouts',
-           'Checkpoint', 'Linear', 'read_linear', 'grouped_attention', 'Attention', 'MLP', 'Layer', 'StoredRows',
-           'read_vocabulary', 'check_ids', 'check_layers', 'sliding_window', 'check_window', 'Llama', 'TransformersLM',
-           'context_length', 'is_native', 'load_model']
+           'has_tiles', 'Checkpoint', 'Linear', 'read_linear', 'grouped_attention', 'Attention', 'MLP', 'Layer',
+           'StoredRows', 'read_vocabulary', 'check_ids', 'check_layers', 'sliding_window', 'check_window', 'Llama',
+           'TransformersLM', 'context_length', 'is_native', 'load_model']
 
 # %% ../nbs/04_transformer.ipynb #b10cf006
 import copy
@@ -112,6 +112,10 @@ def positions(frequencies: Tensor, # radians per position, [rotary_dim / 2]
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:
     "Whether it matters there how a weight lies in memory: in bfloat16 on a CPU that multiplies such numbers."
     return device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+def has_tiles() -> bool:
+    "Whether this CPU multiplies tiles of bfloat16 (AMX): then a packed weight is the faster one for a single row, too."
+    return torch.cpu._is_amx_tile_supported()
 
 class Checkpoint:
     "Tensors of a folder of safetensors by name, one at a time, so that reading never doubles the memory."
@@ -418,7 +422,7 @@ def load_model(folder: Path, # config.json and safetensors
               ) -> CausalLM:
     "Our decoder for the Llama family, transformers' own for everything else; raises `ModelError` if the folder holds no whole model of a known kind."
     from transformers import AutoConfig
-    tensors = Checkpoint(folder, dtype, device, pack=verifies)  # looks at every file
+    tensors = Checkpoint(folder, dtype, device, pack=verifies or has_tiles())  # looks at every file
     try: config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a strict config class may raise anything
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error

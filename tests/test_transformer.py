@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from specdec import transformer
 from specdec.core import InputError, ModelError
 from specdec.kvcache import CacheFullError
 from specdec.models import fetch, load_transformers
@@ -382,8 +383,9 @@ def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
         assert not torch.backends.mkldnn.enabled
 
 
-def test_both_layouts_are_the_same_model(tmp_path):
+def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
     "Packed for a few rows or left for one: the same weights, so logits within bfloat16's spread of each other, and each keeps its weights once."
+    monkeypatch.setattr(transformer, "has_tiles", lambda: False)
     module = random_model(FAMILIES["smollm2-tied"])
     packed = stored(module, tmp_path, torch.bfloat16)
     plain = load_model(tmp_path, CPU, torch.bfloat16, verifies=False)
@@ -396,6 +398,8 @@ def test_both_layouts_are_the_same_model(tmp_path):
         assert difference(logits[0].float(), logits[1].float()) <= 0.05
     assert not plain.head.packed and plain.layers[0].mlp.down.weight.dtype == torch.bfloat16
     if plain.head.half: assert packed.head.packed
+    monkeypatch.setattr(transformer, "has_tiles", lambda: True)  # a processor on which packed weights are faster for one row, too
+    assert load_model(tmp_path, CPU, torch.bfloat16, verifies=False).head.packed == plain.head.half
 
 
 def test_default_model_equals_transformers():
