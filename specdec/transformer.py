@@ -114,7 +114,7 @@ def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 def has_tiles() -> bool:
-    "Whether this CPU multiplies tiles of bfloat16 (AMX): then a packed weight is the faster one for a single row, too."
+    "Whether this CPU multiplies tiles of bfloat16 (AMX): then a packed weight is no slower for a single row, either."
     return torch.cpu._is_amx_tile_supported()
 
 class Checkpoint:

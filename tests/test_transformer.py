@@ -398,7 +398,7 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
         assert difference(logits[0].float(), logits[1].float()) <= 0.05
     assert not plain.head.packed and plain.layers[0].mlp.down.weight.dtype == torch.bfloat16
     if plain.head.half: assert packed.head.packed
-    monkeypatch.setattr(transformer, "has_tiles", lambda: True)  # a processor on which packed weights are faster for one row, too
+    monkeypatch.setattr(transformer, "has_tiles", lambda: True)  # a processor on which packed weights are no slower for one row
     assert load_model(tmp_path, CPU, torch.bfloat16, verifies=False).head.packed == plain.head.half
 
 
