@@ -343,7 +343,12 @@ def test_answers_alone_are_learned_and_measured(folder, data, tmp_path, target):
     assert loss(states, torch.zeros_like(where)).item() == 0
     each = [distillation_loss(run.student, run.teacher, ids[i:i + 1], states[i:i + 1], run.config, run.start, where[i:i + 1]).item() for i in range(2)]
     assert loss(states, where).item() == pytest.approx(np.mean(each), rel=1e-5)
+    mine = rows_of_step(0, 4, len(run.counts), 0)
+    ids, states = run.states(mine)
+    asked = loss(states, run.counts[mine, run.start:]).item()
+    assert run.take_step() == pytest.approx(asked, rel=1e-6) and asked != pytest.approx(loss(states, torch.ones_like(run.counts[mine, run.start:])).item(), rel=1e-3)
     held = run.held
+    assert held.counts.sum(1).tolist() == [16] * len(held.counts)
     held.counts[1:] = False
     inside = measure(run.student, run.teacher, held, run.start)
     alone = HeldOut(*(getattr(held, name)[:1, :26] for name in ("ids", "states", "normalisers", "likeliest", "counts")))
