@@ -487,7 +487,7 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
             tokens: Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")] = 1_000_000,
             data: Annotated[Optional[Path], _option("Training", "--data", show_default=False, help="A folder of .npy shards of the target's own words; without it the target writes some.")] = None,
             prompts: Annotated[Optional[Path], _option("Training", "--prompts", show_default=False, help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it asks itself.')] = None,
-            weights: Annotated[Optional[Path], _option("Training", "--from", exists=True, file_okay=False, show_default=False, help="A drafter's folder to go on from, with its shape and vocabulary.")] = None,
+            weights: Annotated[Optional[Path], _option("Training", "--from", exists=True, file_okay=False, show_default=False, help="A drafter's folder to go on from, with its shape.")] = None,
             loss: Annotated[LossName, _option("Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")] = LossName.kl,
             optimizer: Annotated[OptimizerName, _option("Training", "--optimizer", help="Muon for the matrices and AdamW for the rest, or AdamW for all.")] = OptimizerName.muon,
             batch: Annotated[int, _option("Training", "--batch", min=1, help="Rows of a step, over all processes together.")] = 2,

@@ -7,8 +7,8 @@ __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS',
            'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'read_prompts', 'question_starts',
            'shard_name', 'write_shard', 'sample', 'read_rows', 'split_rows', 'hash_row', 'shared_prefix',
            'answer_marks', 'in_answers', 'count_tokens', 'frequent_tokens', 'coverage', 'entropy', 'kl',
-           'total_variation', 'hard_label', 'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher', 'HeadStudent',
-           'reset_matrices', 'small_embedding', 'small_llama', 'trained_llama', 'LMStudent', 'NarrowLM',
+           'total_variation', 'hard_label', 'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher', 'first_head',
+           'HeadStudent', 'reset_matrices', 'small_embedding', 'small_llama', 'trained_llama', 'LMStudent', 'NarrowLM',
            'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
            'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
            'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .core import InputError, ModelError, check
-from .heads import Head, init_from_target, load_head, output_rows, save_head, share_embedding, vllm_command
+from .heads import Head, init_from_target, load_head, output_rows, save_head, share_embedding, vllm_command, with_vocabulary
 from .kvcache import KVCache
 from .models import encode, find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
 from .rejection import acceptance_probability
@@ -246,10 +246,13 @@ def count_tokens(rows: np.ndarray, vocab_size: int) -> np.ndarray: # [V]
 
 def frequent_tokens(counts: np.ndarray, # of each token, [V]
                     size: int,          # how many to take; 0 or the whole vocabulary takes all
+                    known: Tensor | None = None, # tokens to prefer where others are no more frequent
                    ) -> Tensor: # token ids, rising, [size]
-    "The most frequent tokens; of equally frequent ones, the lowest ids."
+    "The most frequent tokens; of equally frequent ones, those known, and then the lowest ids."
     check(0 <= size <= len(counts), f"A draft vocabulary has 1…{len(counts)} tokens, or 0 for all, not {size}.")
-    order = np.lexsort((np.arange(len(counts)), -counts))
+    unknown = np.ones(len(counts), bool)
+    if known is not None: unknown[known.cpu().numpy()] = False
+    order = np.lexsort((np.arange(len(counts)), unknown, -counts))
     return torch.from_numpy(np.sort(order[:size or len(counts)]))
 
 def coverage(counts: np.ndarray, size: int) -> float: # share of the occurrences
@@ -334,13 +337,20 @@ class Teacher:
         return torch.stack([a for a, _ in found]), torch.stack([b for _, b in found])
 
 # %% ../nbs/11_distillation.ipynb #0efb85a7
+def first_head(config, target: Llama, counts: np.ndarray) -> Head: # a `DistillConfig`; how often the texts have each of the target's tokens, [V]
+    "What training begins with: a head that was trained before, on the tokens that are frequent now, or one as `init` says."
+    if config.weights:
+        head = load_head(Path(config.weights), target, torch.float32)
+        return with_vocabulary(head, frequent_tokens(counts, head.config.draft_vocab_size, head.draft_tokens), target)
+    layer = len(target.layers) - 1 if config.init == "layer" else None
+    head = init_from_target(target, frequent_tokens(counts, config.vocab), decoder_from=layer, seed=config.seed, num_layers=config.layers)
+    if config.init == "random": reset_matrices(head, config.seed)
+    return head
+
 class HeadStudent:
     "A feature head that is being trained."
-    def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
-        layer = len(target.layers) - 1 if config.init == "layer" else None
-        if config.weights: self.head = share_embedding(load_head(Path(config.weights), target, torch.float32), target)
-        else: self.head = init_from_target(target, tokens, decoder_from=layer, seed=config.seed, num_layers=config.layers)
-        if config.init == "random" and not config.weights: reset_matrices(self.head, config.seed)
+    def __init__(self, config, target: Llama, counts: np.ndarray): # as for `first_head`
+        self.head = first_head(config, target, counts)
         self.module, self.target, self.layers, self.steps = self.head, target, self.head.config.layers, config.unroll
         self.tokens = self.head.draft_tokens
 
@@ -401,7 +411,8 @@ def trained_llama(folder: Path, target: Llama) -> tuple: # a `LlamaForCausalLM` 
 # %% ../nbs/11_distillation.ipynb #5257fbec
 class LMStudent:
     "A small Llama of its own."
-    def __init__(self, config, target: Llama, tokens: Tensor): # a `DistillConfig`; the draft vocabulary, target ids, rising
+    def __init__(self, config, target: Llama, counts: np.ndarray): # a `DistillConfig`; how often the texts have each of the target's tokens, [V]
+        tokens = frequent_tokens(counts, config.vocab)
         self.module, self.tokens = trained_llama(Path(config.weights), target) if config.weights else (small_llama(config, target, tokens), tokens)
         self.target, self.shape, self.layers, self.steps = target, self.module.config, (), 1
         self.module.to(target.device)
@@ -488,7 +499,7 @@ class DistillConfig:
     data: str | None = None         # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
     prompts: str | None = None      # without data: a file of questions to answer, see `read_prompts`; None: the target writes the questions too
     samples: int | None = None      # tokens to sample if there is no data; None: as many as `tokens` says when the run begins
-    weights: str | None = None      # a drafter's folder to go on from, with its shape and vocabulary; None: as `init` says
+    weights: str | None = None      # a drafter's folder to go on from, with its shape; a head learns the new texts' frequent tokens. None: as `init` says
     seed: int = 0
     layers: int = 1                 # decoder layers of the drafter
     hidden: int = 256               # numbers per position of a small Llama, a multiple of 64
@@ -699,7 +710,7 @@ class Training:
         train, held = split_rows(rows, config.held_out)
         held = held[np.linspace(0, len(held) - 1, min(config.evaluate_rows, len(held))).astype(int)]  # some of every shard
         self.counts = torch.from_numpy(in_answers(train, marks)).to(self.device)
-        self.student = KINDS[config.kind](config, target, frequent_tokens(count_tokens(train, target.vocab_size), config.vocab))
+        self.student = KINDS[config.kind](config, target, count_tokens(train, target.vocab_size))
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
         check(rows.shape[1] >= self.start + DRAFTED, f"Rows of {rows.shape[1]} tokens, the first {self.start} of them not trained on, are too short: make them longer.")

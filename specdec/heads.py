@@ -6,8 +6,8 @@
 __all__ = ['SPECULATORS', 'NOT_THE_HEADS', 'HeadConfig', 'feature_layers', 'check_features', 'head_config', 'vocabulary_maps',
            'unrolled_attention', 'Norm', 'HeadAttention', 'HeadMLP', 'HeadLayer', 'fuse', 'HeadWeights', 'Head',
            'target_embedding', 'share_embedding', 'plain_weight', 'output_rows', 'init_from_target', 'copy_layer',
-           'fused', 'FastAttention', 'FastMLP', 'FastLayer', 'FastHead', 'spread', 'HeadDrafter', 'check_fit',
-           'folder_config', 'save_head', 'read_head_config', 'load_head', 'vllm_command']
+           'with_vocabulary', 'fused', 'FastAttention', 'FastMLP', 'FastLayer', 'FastHead', 'spread', 'HeadDrafter',
+           'check_fit', 'folder_config', 'save_head', 'read_head_config', 'load_head', 'vllm_command']
 
 # %% ../nbs/08b_heads.ipynb #9027e2eb
 import copy
@@ -337,6 +337,21 @@ def copy_layer(target: CausalLM, i: int, layer: HeadLayer) -> None: # layer i of
     mlp.down_proj.weight.copy_(plain_weight(source.mlp.down))
     (layer.hidden_norm or layer.input_layernorm).weight.copy_(source.attention_norm)
     layer.post_attention_layernorm.weight.copy_(source.mlp_norm)
+
+# %% ../nbs/08b_heads.ipynb #43b5c882
+@torch.no_grad()
+def with_vocabulary(head: Head,
+                    tokens: Tensor,    # the new draft vocabulary: target ids, rising, [D]
+                    target: CausalLM,
+                   ) -> Head:
+    "The same head with other draft tokens: those that it knew keep their rows of the last matrix, and the others begin with the target's."
+    V = head.config.decoder.vocab_size
+    new = Head(replace(head.config, draft_vocab_size=len(tokens)), None if len(tokens) == V else tokens).to(head.fc.weight)
+    new.load_state_dict({name: tensor for name, tensor in head.state_dict().items() if name not in ("d2t", "t2d", "lm_head.weight")}, strict=False)
+    new.lm_head.weight.copy_(output_rows(target, tokens))
+    known, place = torch.isin(new.draft_tokens, head.draft_tokens), torch.isin(head.draft_tokens, new.draft_tokens)
+    new.lm_head.weight[known] = head.lm_head.weight[place]  # both in the order of the ids
+    return share_embedding(new, target)
 
 # %% ../nbs/08b_heads.ipynb #973ef525
 def fused(*linears: nn.Linear,

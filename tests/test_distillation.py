@@ -23,7 +23,7 @@ from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, Samp
                                   coverage, distill, distillation_loss, draw, entropy, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
                                   measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
-from specdec.heads import HeadDrafter, load_head
+from specdec.heads import HeadDrafter, load_head, output_rows
 from specdec.models import load_tokenizer
 from specdec.pairs import load
 from specdec.speculative import ModelDrafter, speculate
@@ -203,6 +203,8 @@ def test_draft_vocabulary():
     assert frequent_tokens(counts, 3).tolist() == [0, 1, 3]  # 0 and 2 tie: the lower id
     assert frequent_tokens(counts, 0).tolist() == list(range(6))
     assert coverage(counts, 2) == 4 / 6 and coverage(counts, 6) == 1
+    assert frequent_tokens(counts, 3, known=torch.tensor([2, 4])).tolist() == [1, 2, 3]  # 2 was known, and occurs as often as 0
+    assert frequent_tokens(counts, 5, known=torch.tensor([5])).tolist() == [0, 1, 2, 3, 5] and frequent_tokens(counts, 5).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(InputError): frequent_tokens(counts, 7)
     assert narrow_ids(torch.tensor([1, 3]), 5).tolist() == [2, 0, 2, 1, 2]
 
@@ -504,7 +506,7 @@ d.distill(config)
 
 @pytest.mark.parametrize("kind", ["head", "lm"])
 def test_training_goes_on_from_a_drafter(folder, data, target, tmp_path, kind):
-    "With its weights, as they were rounded when it was saved, and with its own vocabulary, whatever is frequent in the new texts."
+    "With its weights, as they were rounded when it was saved, and with as many tokens as it had: here the same ones, since the texts are the same."
     first = distill(settings(folder, data, tmp_path / "first", kind=kind))
     again = settings(folder, data, tmp_path / "second", kind=kind, weights=str(first), vocab=20, layers=3, seed=5, hidden=128)
     begun = Training(again, target, read_rows(data, V))
@@ -516,6 +518,27 @@ def test_training_goes_on_from_a_drafter(folder, data, target, tmp_path, kind):
     before = json.loads((tmp_path / "first/training/log.jsonl").read_text().splitlines()[-1])
     assert begun.measure()["alpha"] == pytest.approx(before["alpha"], abs=0.01)
     assert (distill(again) / "model.safetensors").exists()
+
+
+def test_a_head_learns_the_frequent_tokens_of_new_texts(folder, data, target, tmp_path):
+    "Tokens that occur no more make room for new ones; the others keep their rows, and those that nobody needs the place of stay."
+    first = distill(settings(folder, data, tmp_path / "first"))
+    rows, old = read_rows(data, V), load_head(first, target, torch.float32)
+    known = old.draft_tokens.tolist()
+    new, gone = [t for t in range(V) if t not in known][:4], known[5:15]
+    changed = rows.copy()
+    for i, token in enumerate(gone): changed[rows == token] = new[i % 4]
+    begun = Training(settings(folder, data, tmp_path / "second", weights=str(first)), target, changed)
+    found = begun.student.tokens.tolist()
+    assert len(found) == 30 and set(new) <= set(found) and torch.equal(begun.student.tokens, begun.teacher.tokens)
+    here = set(np.unique(begun.states.rows).tolist())
+    assert set(known) & here <= set(found) or len(here) > 30
+    head = begun.student.head
+    for i, token in enumerate(found):
+        expected = old.lm_head.weight[known.index(token)] if token in known else output_rows(target, torch.tensor([token]))[0]
+        assert torch.equal(head.lm_head.weight[i], expected)
+    for name, p in head.named_parameters():
+        if name != "lm_head.weight": assert torch.equal(p, old.get_parameter(name)), name
 
 
 def test_weights_to_go_on_from_are_checked(folder, data, target, tmp_path):
