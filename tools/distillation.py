@@ -35,13 +35,14 @@ def store(part: str, content) -> None:
     write_json(DATA, whole | {part: content})
 
 
-def curve(folder: Path, command: str) -> None:
-    "What a run has measured so far."
+def curve(folder: Path, command: str, name: str | None, before: int) -> None:
+    "What a run has measured so far, stored under a name (None: the drafter's kind); `before`: tokens that its first weights had been trained on."
     training = folder / "training"
     lines = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
     config = json.loads((training / "config.json").read_text())
-    known = {kind: run for kind, run in (json.loads(DATA.read_text()).get("curve", {}) if DATA.exists() else {}).items() if kind in ("head", "lm")}
-    store("curve", known | {config["kind"]: {"command": command, "config": config, "lines": lines}})
+    config = {key: value for key, value in config.items() if key != "weights"} | {"weights": bool(config.get("weights"))}  # no path of this machine
+    known = json.loads(DATA.read_text()).get("curve", {}) if DATA.exists() else {}
+    store("curve", known | {name or config["kind"]: {"command": command, "before": before, "config": config, "lines": lines}})
 
 
 def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -> None:
@@ -87,6 +88,8 @@ if __name__ == "__main__":
     one = commands.add_parser("curve")
     one.add_argument("folder", type=Path)
     one.add_argument("--command", required=True)
+    one.add_argument("--name")
+    one.add_argument("--before", type=int, default=0)
     two = commands.add_parser("compare")
     two.add_argument("--data", type=Path, required=True)
     two.add_argument("--rows", type=int, default=200)
@@ -97,5 +100,5 @@ if __name__ == "__main__":
     three.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
     if given.what == "coverage": coverage_of(given.data)
-    elif given.what == "curve": curve(given.folder, given.command)
+    elif given.what == "curve": curve(given.folder, given.command, given.name, given.before)
     else: compare(given.data, given.rows, given.tokens, given.states, given.only)
