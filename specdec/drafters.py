@@ -274,8 +274,8 @@ class HybridDrafter:
     """Two drafters, of which the one with more expected tokens per cost proposes. It is chosen by what is known before anything is drawn, so the text stays the
     target's. Costs are data, not clock readings: the same seed gives the same tokens."""
     def __init__(self, first: Drafter, second: Drafter,
-                 c: tuple[float, float] = (0.0, 0.1), # cost of a guess of each, in plain steps of the target
-                 verify: float = 0.025,               # what each guess adds to the target's forward, in plain steps
+                 c: tuple[float, float] = (0.0, 0.07), # cost of a guess of each, in plain steps of the target
+                 verify: float = 0.02,                # what each guess adds to the target's forward, in plain steps
                  priors: tuple = (SUFFIX_PRIOR, 0.5), # α of each to begin with; see `Acceptance`
                 ):
         check(len(c) == 2 and min(c) >= 0 and verify >= 0, f"Costs must not be negative: c has one for each of the two drafters; not c = {c} and verify = {verify}.")

@@ -206,7 +206,7 @@ def result_of(pair: Pair, run: Run, timer: PhaseTimer, **known) -> GenerationRes
         token_text={token: pair.tokenizer.decode([token]) for token in sorted(seen)} if pair.tokenizer else {})
 
 # %% ../nbs/15_pairs.ipynb #f322758f
-STOP_BELOW = 0.3  # of `HeadDrafter`
+STOP_BELOW = 0.2  # of `HeadDrafter`
 
 def load_drafter(folder: Path,     # what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
                  target: CausalLM) -> Drafter:
