@@ -12,7 +12,8 @@ __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS',
            'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
            'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
            'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
-           'wait_for_all', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process', 'served_by']
+           'wait_for_all', 'evaluated', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process',
+           'served_by']
 
 # %% ../nbs/11_distillation.ipynb #70b3a1e8
 import json
@@ -701,6 +702,19 @@ def wait_for_all(process: Process) -> None:
 # %% ../nbs/11_distillation.ipynb #6d65b1a5
 DRAFTED = 5  # draft tokens of the rounds that are measured
 
+def evaluated(held: np.ndarray,       # held-out rows, [N, T]
+              count: int,             # how many to take, at most
+              marks: tuple[list[int], int] | None, # see `answer_marks`
+              start: int,             # the first place that counts
+             ) -> tuple[np.ndarray, np.ndarray]: # rows, and which of their places count, both [n, T]
+    "Rows to measure on, evenly out of all shards; raises `InputError` if no answer in them is long enough for a round."
+    some = held[np.linspace(0, len(held) - 1, min(count, len(held))).astype(int)]
+    counts = in_answers(some, marks)
+    check(sliding_window_view(counts[:, start:], DRAFTED, 1).all(-1).any(),
+          f"No held-out row has {DRAFTED} tokens of an answer after its first {start} tokens, so there is nothing to measure on: make the rows longer, or give more of them.")
+    return some, counts
+
+# %% ../nbs/11_distillation.ipynb #d440e31a
 class Training:
     "One run: everything that belongs together while a drafter is trained."
     def __init__(self, config: DistillConfig, target: Llama, rows: np.ndarray, process: Process = Process(),
@@ -708,17 +722,17 @@ class Training:
         self.config, self.process, self.device = config, process, target.device
         self.folder = Path(config.out) / "training"
         train, held = split_rows(rows, config.held_out)
-        held = held[np.linspace(0, len(held) - 1, min(config.evaluate_rows, len(held))).astype(int)]  # some of every shard
         self.counts = torch.from_numpy(in_answers(train, marks)).to(self.device)
         self.student = KINDS[config.kind](config, target, count_tokens(train, target.vocab_size))
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
         check(rows.shape[1] >= self.start + DRAFTED, f"Rows of {rows.shape[1]} tokens, the first {self.start} of them not trained on, are too short: make them longer.")
+        held, counts = evaluated(held, config.evaluate_rows, marks, self.start)
         check(config.batch % process.count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {process.count} processes.")
         if process.rank: wait_for_all(process)  # the first one makes the files
         self.states = States(self.teacher, train, Path(config.keep_states) if config.keep_states else None)
         if not process.rank: wait_for_all(process)
-        self.held = read_held_out(self.teacher, held, in_answers(held, marks), config.batch) if process.rank == 0 else None
+        self.held = read_held_out(self.teacher, held, counts, config.batch) if process.rank == 0 else None
         self.parameters = [p for p in self.student.module.parameters() if p.requires_grad]
         self.optimizers = make_optimizers(self.student.module, config)
         self.per_step = config.batch * rows.shape[1]  # tokens
