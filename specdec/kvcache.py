@@ -27,30 +27,36 @@ class KVCache:
     sequences of a batch have the same length."""
     def __init__(self, layers: int,   # how many layers will append
                  capacity: int,       # positions there is room for
+                 multiple: int = 1,   # views are as long as the text, rounded up to a multiple of this
                 ):
         check(layers >= 1 and capacity >= 1, f"A cache needs at least one layer and room for one position, not {layers} and {capacity}.")
-        self.keys: list[Tensor | None] = [None] * layers    # each [B, kv_heads, capacity, head_dim]
+        check(multiple >= 1, f"The views' lengths must be multiples of at least 1, not {multiple}.")
+        self.keys: list[Tensor | None] = [None] * layers    # each [B, kv_heads, capacity rounded up, head_dim]
         self.values: list[Tensor | None] = [None] * layers
-        self.capacity = capacity
+        self.capacity, self.multiple = capacity, multiple
         self.length = 0  # positions held
+
+    def span(self, length: int) -> int: # positions
+        "How long the views of a text of that length are."
+        return -(-length // self.multiple) * self.multiple
 
     def append(self, layer: int,     # 0 is the first
                keys: Tensor,         # [B, kv_heads, T, head_dim]
                values: Tensor,       # [B, kv_heads, T, head_dim]; head_dim may differ from the keys'
-              ) -> tuple[Tensor, Tensor]: # all keys and values of the layer, [B, kv_heads, length + T, head_dim], as views
+              ) -> tuple[Tensor, Tensor]: # all keys and values of the layer, [B, kv_heads, span(length + T), head_dim], as views
         """Write T positions after `length`; the last layer's append moves `length`, so a forward that is interrupted before it
-        leaves no trace. Raises `CacheFullError` if they don't fit, `InputError` if the batch, heads or dtype are not the buffer's."""
+        leaves no trace. Views that reach beyond the text have finite numbers there: zeros, or what was rolled back. Raises `CacheFullError` if they don't fit, `InputError` if the batch, heads or dtype are not the buffer's."""
         end = self.length + keys.shape[2]
         if end > self.capacity:
             raise CacheFullError(f"The cache is full: {self.length} positions held, {keys.shape[2]} more asked for, room for {self.capacity}. "
                                  "Make it larger, or roll back.")
         if self.keys[layer] is None:
-            self.keys[layer], self.values[layer] = (t.new_empty(*t.shape[:2], self.capacity, t.shape[3]) for t in (keys, values))
+            self.keys[layer], self.values[layer] = (t.new_zeros(*t.shape[:2], self.span(self.capacity), t.shape[3]) for t in (keys, values))
         _check_fits(self.keys[layer], keys, values)
         self.keys[layer][:, :, self.length:end] = keys
         self.values[layer][:, :, self.length:end] = values
         if layer == len(self.keys) - 1: self.length = end
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        return self.keys[layer][:, :, :self.span(end)], self.values[layer][:, :, :self.span(end)]
 
     def rollback(self, length: int, # positions to keep, 0…self.length
                 ) -> None:

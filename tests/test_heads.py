@@ -18,12 +18,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource, exact_law
-from specdec.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, load_head, output_rows,
+from specdec.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, load_head, output_rows, plain_weight,
                            save_head, share_embedding, target_embedding, unrolled_attention, vllm_command, vocabulary_maps)
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
 from specdec.speculative import speculate
-from specdec.transformer import load_model, positions, rope_frequencies
+from specdec.transformer import Linear, load_model, positions, rope_frequencies
 
 CPU, V = torch.device("cpu"), 24
 DRAFT = torch.tensor([0, 3, 4, 9, 10, 15, 20, 23])
@@ -590,3 +590,14 @@ def test_against_the_speculators_library():
     spec.loader.exec_module(tool)
     comparisons = tool.compare(tool.environment(ENVIRONMENT), length=24)["comparisons"]
     assert agreeing(comparisons) == [line["case"] != "negative control" for line in comparisons]
+
+
+@pytest.mark.parametrize("shape", [(960, 576), (7, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pack", [True, False])
+def test_plain_weight_is_the_very_weight(shape, dtype, pack):
+    "Out of every layout, bias or not."
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
+    for b in (None, bias):
+        layer = Linear(weight, b, pack)
+        assert torch.equal(plain_weight(layer), weight) and (layer.bias is b)

@@ -190,6 +190,7 @@ def test_what_does_not_fit_the_buffer():
         assert cache.length == 1
     for layers, capacity in ((0, 8), (-1, 8), (1, 0)):
         with pytest.raises(InputError, match="at least one layer"): KVCache(layers, capacity)
+    with pytest.raises(InputError, match="multiples of at least 1"): KVCache(1, 8, multiple=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -219,3 +220,22 @@ def test_generate_of_transformers_on_this_cache(llama):
     assert cache.length == 17
     for refused in (lambda: adapter.crop(-1), adapter.reset):
         with pytest.raises(SpecdecError, match="rollback"): refused()
+
+
+@pytest.mark.parametrize("capacity,multiple", [(20, 8), (16, 16), (5, 16), (9, 1)])
+def test_views_reach_to_a_multiple_and_are_finite_there(capacity, multiple):
+    "The text's own part is what was appended; behind it are zeros or what was rolled back, and capacity is what was asked for."
+    cache, text = KVCache(2, capacity, multiple), []
+    for n in (3, 1, capacity - 4):
+        new = torch.randn(1, 2, n, 4)
+        text.append(new)
+        for layer in range(2): keys, values = cache.append(layer, new, -new)
+        end = cache.length
+        assert keys.shape[2] == values.shape[2] == cache.span(end) and 0 <= cache.span(end) - end < multiple and cache.span(end) % multiple == 0
+        assert torch.equal(keys[:, :, :end], torch.cat(text, 2)) and torch.equal(values[:, :, :end], -torch.cat(text, 2))
+        assert (keys[:, :, end:] == 0).all() and (values[:, :, end:] == 0).all()
+    with pytest.raises(CacheFullError): cache.append(0, torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4))
+    last = keys[:, :, capacity - 1].clone()
+    cache.rollback(capacity - 2)
+    keys, _ = cache.append(0, torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
+    if cache.span(capacity - 1) >= capacity: assert torch.equal(keys[:, :, capacity - 1], last)

@@ -57,6 +57,39 @@ def test_plain_and_model_drafter_say_the_same(float32_models, tokenizer):
     assert_same_text(exact, prompt, skipping, plain)
 
 
+@pytest.mark.parametrize("K", [1, 4, 15])
+def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, tokenizer, K):
+    "No tie is excused where a row of logits doesn't depend on how many are read: greedy texts, and the logits themselves."
+    exact, _ = float32_models
+    prompt = encode(tokenizer, prompts()[1].messages)
+    if not rows_stay_the_same(exact): pytest.skip("no MKL here whose rows stay the same")
+    texts, rows = [], []
+    for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)):
+        noted = Noted(exact)
+        texts.append([token for r in speculate(noted, drafter, prompt, Transform(), TorchSource(0), K=K, max_new_tokens=48) for token in r.emitted])
+        rows.append(noted.kept(len(prompt) - 1, 48))
+    assert texts[0] == texts[1] == texts[2]
+    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
+
+
+def rows_stay_the_same(model):
+    "Asked of the model's first matrix, with no cache and no attention."
+    x = torch.randn(16, model.config.hidden_size)
+    return model.same_rows and torch.equal(model.layers[0].mlp.gate_up(x)[:1], model.layers[0].mlp.gate_up(x[:1]))
+
+
+class Noted:
+    "The same model; remembers the logits last computed at each position."
+    def __init__(self, model): self.model, self.rows = model, {}
+    def __getattr__(self, name): return getattr(self.model, name)
+    def forward(self, ids, cache, last=None, layers=()):
+        output = self.model.forward(ids, cache, last, layers)
+        logits = (output[0] if layers else output)[0]
+        for i, row in enumerate(logits): self.rows[cache.length - len(logits) + i] = row
+        return output
+    def kept(self, start, count): return torch.stack([self.rows[i] for i in range(start, start + count)])
+
+
 def test_a_real_difference_is_not_excused(float32_models, tokenizer):
     exact, _ = float32_models
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")

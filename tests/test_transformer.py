@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdec import transformer
 from specdec.core import InputError, ModelError
-from specdec.kvcache import CacheFullError
+from specdec.kvcache import CacheFullError, KVCache
 from specdec.models import fetch, load_transformers
-from specdec.transformer import Linear, Llama, TransformersLM, is_native, load_model, positions
+from specdec.transformer import FEW, Linear, Llama, TransformersLM, attention_apart, has_same_rows, is_native, load_model, positions
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -371,11 +371,11 @@ def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
             if function is torch.nn.functional.linear: seen.append(torch.backends.mkldnn.enabled)
             return function(*args, **(kwargs or {}))
 
-    layer = Linear(torch.randn(8, 4).bfloat16(), pack=False)
+    layer, exact = Linear(torch.randn(8, 4).bfloat16(), pack=False), Linear(torch.randn(8, 4))
     with Spy():
         for rows in (1, 2, 1): layer(torch.randn(1, rows, 4).bfloat16())
-        Linear(torch.randn(8, 4), pack=False)(torch.randn(1, 1, 4))
-    assert seen == ([False, True, False, True] if layer.half else [True] * 4)
+        exact(torch.randn(1, 1, 4))
+    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)  # MKL's product is another function
     with pytest.raises(RuntimeError): layer(torch.randn(1, 1, 5).bfloat16())
     assert torch.backends.mkldnn.enabled
     with torch.backends.mkldnn.flags(enabled=False):
@@ -413,3 +413,95 @@ def test_default_model_equals_transformers():
     assert difference(logits, output.logits) <= 1e-5
     assert difference(features, torch.cat([output.hidden_states[i] for i in (7, 18, 30)], -1)) <= 1e-5
     assert difference(in_pieces(model, ids, [20, 1, 1, 6, 12]), output.logits) <= 1e-5
+
+
+# In float32 on a CPU with MKL, what is computed for a token does not depend on how many are read at once: bit for bit.
+
+def mkl_keeps_rows():
+    "Whether this processor's MKL does what we rely on; asked of the library itself, apart from our code."
+    if not has_same_rows(CPU, torch.float32): return False
+    weight, x = torch.randn(960, 576), torch.randn(FEW, 576)
+    packed, hollow = torch.ops.mkl._mkl_reorder_linear_weight(weight, 256), torch.zeros(1).expand(960, 576)
+    alone = torch.cat([torch.ops.mkl._mkl_linear(row[None], packed, hollow, None, 1) for row in x])
+    return all(torch.equal(torch.ops.mkl._mkl_linear(x[:n], packed, hollow, None, n), alone[:n]) for n in range(1, FEW + 1))
+
+
+same_rows = pytest.mark.skipif(not mkl_keeps_rows(), reason="no MKL here whose rows stay the same")
+
+
+@same_rows
+@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (7, 33), (100, 1)])
+def test_a_row_does_not_depend_on_the_others(shape):
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(2, FEW, shape[1])
+    for b in (None, bias):
+        layer = Linear(weight, b)
+        alone = torch.cat([layer(row[None, None]) for row in x.flatten(0, 1)])
+        for n in (1, 2, 3, 7, FEW):
+            y = layer(x[:, :n])
+            assert y.shape == (2, n, shape[0]) and torch.equal(y, alone.view(2, FEW, -1)[:, :n])
+        assert difference(layer(x), torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())) <= 1e-6
+        assert torch.equal(layer(x[:, ::2]), layer(x)[:, ::2])  # rows that don't lie next to each other
+
+
+@pytest.mark.parametrize("B,T", [(1, 1), (1, 5), (3, 1)])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_attention_apart_is_attention(B, T, groups):
+    "Against the formula in float64; what the mask hides may be anything finite."
+    torch.manual_seed(0)
+    q, k, v = torch.randn(B, 2 * groups, T, 8), torch.randn(B, 2, 32, 8), torch.randn(B, 2, 32, 8)
+    where = positions(torch.ones(4), 1.0, 20, T, groups, torch.float32, span=32, apart=True)
+    assert where.mask.shape == (T, 1, 1, 32)
+    hidden = torch.arange(32) > 20 + torch.arange(T)[:, None]
+    scores = (q.double() @ k.double().repeat_interleave(groups, 1).mT / 8 ** .5).masked_fill(hidden, float("-inf"))
+    expected = scores.softmax(-1) @ v.double().repeat_interleave(groups, 1)
+    assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
+    k[:, :, 20 + T:], v[:, :, 20 + T:] = 1e6, -1e6
+    assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
+
+
+@same_rows
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_do_not_depend_on_how_many_are_read(name, tmp_path):
+    "To the end of a cache whose capacity is no multiple of 16, with rejected tokens left behind the end."
+    model = stored(random_model(FAMILIES[name]), tmp_path)
+    ids, T = tokens(31 if model.window else 59, B=1), 31 if model.window else 59
+
+    def read(sizes):
+        cache, logits, at = model.new_cache(T), [], 0
+        while at < T:
+            n = min(sizes[len(logits) % len(sizes)], T - at)
+            logits.append(model.forward(ids[:, at:at + n], cache))
+            at += n
+            if at < T:
+                model.forward(ids.flip(1)[:, :min(4, T - at)], cache)
+                cache.rollback(at)
+        return torch.cat(logits, 1)
+
+    alone = read([1])
+    for sizes in ([2], [5, 1, 16, 3], [16], [1, 7]): assert torch.equal(read(sizes), alone)
+
+
+@same_rows
+def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
+    "Across the places where attention goes over to another block of keys (512) and the cache to another multiple."
+    model = load_model(fetch(), CPU, torch.float32)
+    ids = torch.randint(1000, (1, 540), generator=torch.Generator().manual_seed(0))
+    for start in (1, 15, 140, 500):
+        cache = model.new_cache(540)
+        model.forward(ids[:, :start], cache)
+        alone, states = zip(*(model.forward(ids[:, i:i + 1], cache, layers=(1, 30)) for i in range(start, start + 32)))
+        for sizes in ([16, 16], [5, 5, 1, 6, 15]):
+            cache.rollback(start)
+            together, theirs = zip(*(model.forward(piece, cache, layers=(1, 30)) for piece in ids[:, start:start + 32].split(sizes, 1)))
+            assert torch.equal(torch.cat(together, 1), torch.cat(alone, 1)) and torch.equal(torch.cat(theirs, 1), torch.cat(states, 1))
+
+
+def test_batches_in_float32(tmp_path):
+    "Several texts at once, one token or several at a time, are what each is alone up to rounding; a plain cache serves as well."
+    model = stored(random_model(FAMILIES["smollm2-tied"]), tmp_path)
+    ids = tokens(20, B=3)
+    alone = torch.cat([model.forward(row[None], model.new_cache(20)) for row in ids])
+    for sizes in ([20], [1] * 20, [5, 1, 14]):
+        for cache in (model.new_cache(20), KVCache(len(model.layers), 20)):
+            assert difference(torch.cat([model.forward(piece, cache) for piece in ids.split(sizes, 1)], 1), alone) <= 1e-5
