@@ -6,7 +6,7 @@
 __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS', 'DRAFTED', 'FREE', 'draw', 'chat_prefix',
            'sample_rows', 'written_whole', 'write_json', 'claim', 'SampleConfig', 'read_prompts', 'question_starts',
            'shard_name', 'write_shard', 'sample', 'read_rows', 'split_rows', 'hash_row', 'shared_prefix',
-           'answer_marks', 'in_answers', 'count_tokens', 'frequent_tokens', 'coverage', 'entropy', 'kl',
+           'answer_marks', 'in_answers', 'count_tokens', 'frequent_tokens', 'coverage', 'entropies', 'kl',
            'total_variation', 'hard_label', 'step_weights', 'tokens_of_round', 'narrow_ids', 'Teacher', 'first_head',
            'HeadStudent', 'reset_matrices', 'small_embedding', 'small_llama', 'trained_llama', 'LMStudent', 'NarrowLM',
            'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
@@ -261,7 +261,7 @@ def coverage(counts: np.ndarray, size: int) -> float: # share of the occurrences
     return float(np.sort(counts)[::-1][:size].sum() / counts.sum())
 
 # %% ../nbs/11_distillation.ipynb #4868f09a
-def entropy(p: Tensor) -> Tensor: # [..., D] → [...]
+def entropies(p: Tensor) -> Tensor: # [..., D] → [...]
     "−Σ p log p."
     return torch.special.entr(p).sum(-1)
 
@@ -269,7 +269,7 @@ def kl(p: Tensor, log_q: Tensor, labels: Tensor, # [..., D], [..., D], [...]
        floor: Tensor | None = None,              # the entropy of p, if it is known already, [...]
       ) -> Tensor: # [...]
     "KL(p ‖ q) = Σ p log (p / q): zero only where q = p (DistillSpec: Zhou et al. 2023, section 3)."
-    return -torch.linalg.vecdot(p, log_q) - (entropy(p) if floor is None else floor)
+    return -torch.linalg.vecdot(p, log_q) - (entropies(p) if floor is None else floor)
 
 def total_variation(p: Tensor, log_q: Tensor, labels: Tensor, floor=None) -> Tensor: # [..., D], [..., D], [...] → [...]
     "1 − Σ min(p, q), the chance that a draft token is rejected (Leviathan et al. 2023, corollary 3.6)."
@@ -571,7 +571,7 @@ def distillation_loss(student, teacher: Teacher,
     "The mean over positions of each unrolled step, weighted over the steps; 0 if none counts. The target is renormalised on the draft's vocabulary."
     p = (teacher.logits(states[:, start:][where]) / config.temperature).softmax(-1)  # [n, D]
     labels = F.pad(teacher.labels(ids)[:, 1:], (0, 1), value=-1)[:, start:][where]  # the token after each position; none after the last
-    loss, floor = LOSSES[config.loss], entropy(p) if config.loss == "kl" else None
+    loss, floor = LOSSES[config.loss], entropies(p) if config.loss == "kl" else None
     found = student.predictions(ids, teacher.features(states), student.steps, start, where)
     return sum(weight * loss(p, logits.log_softmax(-1, torch.float32), labels, floor).sum() for weight, logits in zip(step_weights(student.steps, config.decay), found)) / max(1, len(p))
 

@@ -20,7 +20,7 @@ from specdec import distillation
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, claim, count_tokens,
-                                  coverage, distill, distillation_loss, draw, entropy, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
+                                  coverage, distill, distillation_loss, draw, entropies, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
                                   measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
 from specdec.heads import HeadDrafter, load_head, output_rows
@@ -239,7 +239,7 @@ def test_losses_are_exact():
     tensors = lambda x: torch.tensor([float(v) for v in x], dtype=torch.float64)
     P, log_q, label = tensors(p), tensors(q).log(), torch.tensor(1)
     assert kl(P, log_q, label).item() == pytest.approx(0.25 * np.log(2), abs=1e-12)  # ½ log 2 − ¼ log 2
-    assert kl(P, log_q, label, floor=entropy(P)).item() == kl(P, log_q, label).item()
+    assert kl(P, log_q, label, floor=entropies(P)).item() == kl(P, log_q, label).item()
     assert Fraction(total_variation(P, log_q, label).item()).limit_denominator(1000) == 1 - sum(map(min, p, q)) == Fraction(1, 4)
     assert hard_label(P, log_q, label).item() == pytest.approx(np.log(2))
     assert hard_label(P, log_q, torch.tensor(-1)).item() == 0

@@ -403,7 +403,7 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
 
 
 def test_default_model_equals_transformers():
-    "The whole text and pieces with rollbacks, float32; the notebook shows that the first difference is exactly 0 on our machine."
+    "The whole text and pieces with rollbacks, float32."
     folder = fetch()
     reference, model = load_transformers(folder, CPU, torch.float32), load_model(folder, CPU, torch.float32)
     ids = torch.randint(1000, (1, 40), generator=torch.Generator().manual_seed(0))
