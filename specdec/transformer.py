@@ -125,7 +125,7 @@ def has_tiles() -> bool:
 
 def has_same_rows(device: torch.device, dtype: torch.dtype) -> bool:
     "Whether a row of a product can be had that doesn't depend on how many rows there are: in float32 on a CPU, from the library MKL."
-    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available()
+    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
 
 class Checkpoint:
     "Tensors of a folder of safetensors by name, one at a time, so that reading never doubles the memory."
