@@ -73,9 +73,12 @@ def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, tokenizer,
 
 
 def rows_stay_the_same(model):
-    "Asked of the model's first matrix, with no cache and no attention."
-    x = torch.randn(16, model.config.hidden_size)
-    return model.same_rows and torch.equal(model.layers[0].mlp.gate_up(x)[:1], model.layers[0].mlp.gate_up(x[:1]))
+    "Asked of the matrices of one layer, with no cache and no attention."
+    layer = model.layers[0]
+    def keeps(linear):
+        x = torch.randn(16, linear.inputs)
+        return all(torch.equal(linear(x)[i], linear(x[i:i + 1])[0]) for i in range(16))
+    return model.same_rows and all(keeps(linear) for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down))
 
 
 class Noted:

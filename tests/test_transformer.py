@@ -420,10 +420,12 @@ def test_default_model_equals_transformers():
 def mkl_keeps_rows():
     "Whether this processor's MKL does what we rely on; asked of the library itself, apart from our code."
     if not has_same_rows(CPU, torch.float32): return False
-    weight, x = torch.randn(960, 576), torch.randn(FEW, 576)
-    packed, hollow = torch.ops.mkl._mkl_reorder_linear_weight(weight, 256), torch.zeros(1).expand(960, 576)
-    alone = torch.cat([torch.ops.mkl._mkl_linear(row[None], packed, hollow, None, 1) for row in x])
-    return all(torch.equal(torch.ops.mkl._mkl_linear(x[:n], packed, hollow, None, n), alone[:n]) for n in range(1, FEW + 1))
+    def keeps(outputs, inputs):
+        weight, x = torch.randn(outputs, inputs), torch.randn(FEW, inputs)
+        packed, hollow = torch.ops.mkl._mkl_reorder_linear_weight(weight, 256), torch.zeros(1).expand(outputs, inputs)
+        alone = torch.cat([torch.ops.mkl._mkl_linear(row[None], packed, hollow, None, 1) for row in x])
+        return all(torch.equal(torch.ops.mkl._mkl_linear(x[:n], packed, hollow, None, n), alone[:n]) for n in range(1, FEW + 1))
+    return all(keeps(*shape) for shape in [(960, 576), (576, 1536), (48, 33), (96, 64), (144, 32)])
 
 
 same_rows = pytest.mark.skipif(not mkl_keeps_rows(), reason="no MKL here whose rows stay the same")
