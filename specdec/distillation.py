@@ -707,7 +707,8 @@ def evaluated(held: np.ndarray,       # held-out rows, [N, T]
               marks: tuple[list[int], int] | None, # see `answer_marks`
               start: int,             # the first place that counts
              ) -> tuple[np.ndarray, np.ndarray]: # rows, and which of their places count, both [n, T]
-    "Rows to measure on, evenly out of all shards; raises `InputError` if no answer in them is long enough for a round."
+    "Rows to measure on, evenly out of all shards; raises `InputError` if rows, or the answers in them, are too short for a round."
+    check(held.shape[1] >= start + DRAFTED, f"Rows of {held.shape[1]} tokens, the first {start} of them not trained on, are too short: make them longer.")
     some = held[np.linspace(0, len(held) - 1, min(count, len(held))).astype(int)]
     counts = in_answers(some, marks)
     check(sliding_window_view(counts[:, start:], DRAFTED, 1).all(-1).any(),
@@ -726,7 +727,6 @@ class Training:
         self.student = KINDS[config.kind](config, target, count_tokens(train, target.vocab_size))
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
-        check(rows.shape[1] >= self.start + DRAFTED, f"Rows of {rows.shape[1]} tokens, the first {self.start} of them not trained on, are too short: make them longer.")
         held, counts = evaluated(held, config.evaluate_rows, marks, self.start)
         check(config.batch % process.count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {process.count} processes.")
         if process.rank: wait_for_all(process)  # the first one makes the files

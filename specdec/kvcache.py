@@ -15,6 +15,11 @@ from .core import InputError, SpecdecError, check
 class CacheFullError(SpecdecError):
     "An append that does not fit; nothing was written."
 
+def _check_room(capacity: int, length: int, end: int) -> None:
+    "Raise `CacheFullError` if there is no room up to `end`."
+    if end > capacity:
+        raise CacheFullError(f"The cache is full: {length} positions held, {end - length} more asked for, room for {capacity}. Make it larger, or roll back.")
+
 def _check_fits(stored: Tensor, keys: Tensor, values: Tensor) -> None:
     "Raise `InputError` unless keys and values have the buffer's batch, heads and dtype."
     if not (keys.shape[:2] == stored.shape[:2] and keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype == stored.dtype):
@@ -45,11 +50,10 @@ class KVCache:
                values: Tensor,       # [B, kv_heads, T, head_dim]; head_dim may differ from the keys'
               ) -> tuple[Tensor, Tensor]: # all keys and values of the layer, [B, kv_heads, span(length + T), head_dim], as views
         """Write T positions after `length`; the last layer's append moves `length`, so a forward that is interrupted before it
-        leaves no trace. Views that reach beyond the text have finite numbers there: zeros, or what was rolled back. Raises `CacheFullError` if they don't fit, `InputError` if the batch, heads or dtype are not the buffer's."""
+        leaves no trace. Views that reach beyond the text have finite numbers there: zeros, or what was rolled back. Raises
+        `CacheFullError` if they don't fit, `InputError` if the batch, heads or dtype are not the buffer's."""
         end = self.length + keys.shape[2]
-        if end > self.capacity:
-            raise CacheFullError(f"The cache is full: {self.length} positions held, {keys.shape[2]} more asked for, room for {self.capacity}. "
-                                 "Make it larger, or roll back.")
+        _check_room(self.capacity, self.length, end)
         if self.keys[layer] is None:
             self.keys[layer], self.values[layer] = (t.new_zeros(*t.shape[:2], self.span(self.capacity), t.shape[3]) for t in (keys, values))
         _check_fits(self.keys[layer], keys, values)

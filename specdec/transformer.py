@@ -94,7 +94,7 @@ class Positions:
     fold: int            # how many query heads share one matrix product in attention
     apart: bool = False  # whether each new token asks on its own; the mask is then [T, 1, 1, S]
 
-FEW = 16  # up to so many new tokens the folded product is faster (measured below)
+FEW = 16  # up to so many new tokens the folded product is faster (measured below); and so many may ask apart
 
 def positions(frequencies: Tensor, # radians per position, [rotary_dim / 2]
               scale: float,        # of cos and sin
@@ -102,13 +102,13 @@ def positions(frequencies: Tensor, # radians per position, [rotary_dim / 2]
               groups: int,         # query heads per key-value head
               dtype: torch.dtype,
               span: int | None = None, # S, positions that the cache's views have; None: start + T
-              apart: bool = False, # whether each new token asks on its own
+              apart: bool = False, # whether each new token shall ask on its own, if there are few
              ) -> Positions:
     "Angles and mask for T new tokens."
     angles = torch.arange(start, start + T, device=frequencies.device).float()[:, None, None] * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     fold = groups if T <= FEW and dtype != torch.float32 else 1
-    mask = None
+    mask, apart = None, apart and T <= FEW
     if apart or T > 1 and (start > 0 or fold > 1):
         mask = torch.full((T, span or start + T), float("-inf"), dtype=dtype, device=angles.device).triu(start + 1)
         mask = mask[:, None, None] if apart else mask.repeat(fold, 1)
@@ -127,6 +127,7 @@ def has_same_rows(device: torch.device, dtype: torch.dtype) -> bool:
     "Whether a row of a product can be had that doesn't depend on how many rows there are: in float32 on a CPU, from the library MKL."
     return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
 
+# %% ../nbs/04_transformer.ipynb #63a3e0b5
 class Checkpoint:
     "Tensors of a folder of safetensors by name, one at a time, so that reading never doubles the memory."
     def __init__(self, folder: Path,
@@ -380,9 +381,8 @@ class Llama:
         check_ids(ids, self.vocab_size)
         check_window(self.window, cache.length + ids.shape[1])
         check_layers(layers, len(self.layers))
-        T = ids.shape[1]
-        apart = self.same_rows and T <= FEW and 1 in ids.shape
-        where = positions(self.frequencies, self.rope_scale, cache.length, T, self.groups, self.dtype, cache.span(cache.length + T), apart)
+        start, T = cache.length, ids.shape[1]
+        where = positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype, cache.span(start + T), self.same_rows and 1 in ids.shape)
         return self.compute(ids.to(self.device), where, cache, last, layers)
 
     def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None, layers: Sequence[int] = ()):
