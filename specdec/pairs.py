@@ -17,7 +17,7 @@ from pathlib import Path
 from .autoregressive import Transform
 from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
 from .distillation import load_draft_model
-from .drafters import HybridDrafter, SuffixDrafter
+from .drafters import ColderDrafter, HybridDrafter, SuffixDrafter
 from .heads import HeadDrafter, load_head
 from .models import TextStream, encode, find_model, load_tokenizer, pick_device, pick_dtype, vocabulary_difference, weights_digest
 from .rejection import VerifyRule
@@ -210,15 +210,16 @@ STOP_BELOW = 0.2  # of `HeadDrafter`
 
 def load_drafter(folder: Path,     # what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
                  target: CausalLM) -> Drafter:
-    "A trained drafter; raises `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another target."
+    """A trained drafter, which draws a little colder than the target (`ColderDrafter`); raises `InputError` if the folder holds none, `ModelError` if it is damaged or was
+    trained for another target."""
     folder = Path(folder)
     check((folder / "config.json").is_file(), f"There is no trained drafter in {folder}: expected a folder that `specdec distill --out` wrote.")
-    if "speculators_model_type" in (folder / "config.json").read_text(encoding="utf-8", errors="replace"): return HeadDrafter(load_head(folder, target), target, STOP_BELOW)
+    if "speculators_model_type" in (folder / "config.json").read_text(encoding="utf-8", errors="replace"): return ColderDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
     draft = load_draft_model(folder, target.device, target.dtype)
     theirs, ours = getattr(draft, "target_digest", None), getattr(target, "digest", None)
     if draft.vocab_size != target.vocab_size or (theirs and ours and theirs != ours):
         raise ModelError(f"The draft model in {folder} was trained for another target, with other weights: train one for this target.")
-    return ModelDrafter(draft, target.vocab_size)
+    return ColderDrafter(ModelDrafter(draft, target.vocab_size))
 
 def shipped(name: str) -> Path: # a folder
     "A drafter that comes with the package."

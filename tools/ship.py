@@ -21,7 +21,7 @@ def ship(kind: str, folder: Path) -> Path:
     "Copy a trained drafter into the package; raises `InputError` or `ModelError` if it is none, or not for the default model."
     target, place = load("smollm2"), DATA / f"smollm2-{kind}"
     check(folder.resolve() != place.resolve(), f"{folder} is the place that is shipped: name the folder that was trained.")
-    check(isinstance(load_drafter(folder, target), {"head": HeadDrafter, "draft": ModelDrafter}[kind]), f"{folder} doesn't hold a {kind}.")
+    check(isinstance(load_drafter(folder, target).drafter, {"head": HeadDrafter, "draft": ModelDrafter}[kind]), f"{folder} doesn't hold a {kind}.")
     check(kind == "head" or (folder / TOKENS_FILE).exists(), f"{folder} has no {TOKENS_FILE}: a draft with the whole vocabulary isn't shipped.")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
