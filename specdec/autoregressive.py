@@ -27,7 +27,8 @@ def probabilities(logits: Tensor, # [..., V], any floating dtype
 def apply_temperature(logits: Tensor, # [..., V]
                       temperature: float, # > 0
                      ) -> Tensor: # [..., V], float32, the largest of each row at 0
-    "Divide by the temperature; shifting first keeps any temperature from overflowing."
+    "Divide by the temperature; shifting first keeps any temperature from overflowing. Raises `InputError` for one that isn't positive."
+    check(temperature > 0, f"A temperature to divide by must be positive, not {temperature}.")
     logits = logits.float()
     temperature = min(max(temperature, 1e-37), 1e37)  # float32 can divide by these, also as 1 / temperature
     return (logits - logits.amax(-1, keepdim=True)) / temperature
@@ -36,7 +37,8 @@ def apply_temperature(logits: Tensor, # [..., V]
 def apply_top_k(logits: Tensor, # [..., V]
                 top_k: int, # how many to keep, at least 1; all of them if it exceeds V
                ) -> Tensor: # [..., V], minus infinity outside
-    "Keep the `top_k` largest logits, and any that tie with the last of them (Fan et al. 2018)."
+    "Keep the `top_k` largest logits, and any that tie with the last of them (Fan et al. 2018). Raises `InputError` for a `top_k` below 1."
+    check(top_k >= 1, f"top_k must be a whole number of at least 1, not {top_k}.")
     smallest = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, float("-inf"))
 
@@ -61,7 +63,8 @@ def nucleus(logits: Tensor,   # [..., V]
 def apply_top_p(logits: Tensor, # [..., V]
                 top_p: float, # in (0, 1]; 1 keeps all
                ) -> Tensor: # [..., V], minus infinity outside
-    "Keep the smallest set of likeliest tokens whose probability reaches `top_p`, of exact ties the lower ids (Holtzman et al. 2020, section 3.1)."
+    "Keep the smallest set of likeliest tokens whose probability reaches `top_p`, of exact ties the lower ids (Holtzman et al. 2020, section 3.1). Raises `InputError` for a `top_p` that isn't positive."
+    check(top_p > 0, f"top_p must be a number in (0, 1], not {top_p}.")
     if top_p >= 1: return logits
     falling, size = nucleus(logits, top_p)
     last = falling.gather(-1, size - 1)                     # the smallest logit inside

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['FATE_STYLES', 'FATE_MEANINGS', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError', 'check', 'Source',
-           'Enumerator', 'exact_law', 'TorchSource', 'PhaseTimer', 'peak_memory_mb', 'Round', 'RoundStatistics',
-           'LatencyStatistics', 'GenerationResult', 'summary', 'result_from_json', 'fates', 'fate_span', 'fates_html']
+           'exactly', 'Enumerator', 'exact_law', 'TorchSource', 'PhaseTimer', 'peak_memory_mb', 'Round',
+           'RoundStatistics', 'LatencyStatistics', 'GenerationResult', 'summary', 'result_from_json', 'fates',
+           'fate_span', 'fates_html']
 
 # %% ../nbs/00_core.ipynb #1f6208f0
 import json
@@ -48,6 +49,11 @@ class Source(Protocol):
     def categorical(self, weights) -> int: "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
 
 # %% ../nbs/00_core.ipynb #a26241a5
+def exactly(number) -> Fraction:
+    "The number as a fraction; raises `NumericalError` if it is not finite."
+    try: return Fraction(number)
+    except (ValueError, OverflowError) as error: raise NumericalError(f"A probability or a weight must be a finite number, not {number}.") from error
+
 class Enumerator:
     "A source that isn't random: follows a path of choices, then the first possible choice each time. Raises `NumericalError` for numbers that are no distribution."
     def __init__(self, path: tuple[int, ...] = ()): # the choices to begin with
@@ -57,7 +63,7 @@ class Enumerator:
 
     def categorical(self, weights) -> int:
         "The next choice on the path."
-        exact = [Fraction(w) for w in (weights.tolist() if hasattr(weights, "tolist") else weights)]
+        exact = [exactly(w) for w in (weights.tolist() if hasattr(weights, "tolist") else weights)]
         total = sum(exact)
         if total <= 0 or min(exact) < 0: raise NumericalError(f"Weights to draw from must not be negative and must have a positive sum, not {[str(w) for w in exact]}.")
         if self.step == len(self.path):
@@ -71,7 +77,7 @@ class Enumerator:
 
     def bernoulli(self, prob) -> bool:
         "Both ways, unless one is impossible."
-        prob = Fraction(prob.item() if isinstance(prob, Tensor) else prob)
+        prob = exactly(prob.item() if isinstance(prob, Tensor) else prob)
         return self.categorical([1 - prob, prob]) == 1
 
 # %% ../nbs/00_core.ipynb #6db22f67
@@ -91,7 +97,7 @@ class TorchSource:
     """Draws from a seeded `torch.Generator` on the CPU, in float64: the same seed gives the same uniform numbers on every device. Raises
     `InputError` for a seed that is not a whole number of 64 bits, `NumericalError` for numbers that are no distribution."""
     def __init__(self, seed: int | None = None): # None: a fresh seed from the operating system, kept in `.seed`
-        check(seed is None or isinstance(seed, int) and -2**63 <= seed < 2**64, f"The seed must be a whole number of 64 bits, not {seed!r}.")
+        check(seed is None or type(seed) is int and -2**63 <= seed < 2**64, f"The seed must be a whole number of 64 bits, not {seed!r}.")
         self.generator = torch.Generator()
         self.seed = self.generator.seed() if seed is None else seed
         self.generator.manual_seed(self.seed)

@@ -20,11 +20,13 @@ def _check_room(capacity: int, length: int, end: int) -> None:
     if end > capacity:
         raise CacheFullError(f"The cache is full: {length} positions held, {end - length} more asked for, room for {capacity}. Make it larger, or roll back.")
 
-def _check_fits(stored: Tensor, keys: Tensor, values: Tensor) -> None:
-    "Raise `InputError` unless keys and values have the buffer's batch, heads and dtype."
-    if not (keys.shape[:2] == stored.shape[:2] and keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype == stored.dtype):
-        raise InputError(f"This cache holds [batch, heads] = {list(stored.shape[:2])} in {stored.dtype}. Keys {list(keys.shape)} in {keys.dtype} with values "
-                         f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for another batch or dtype.")
+def _check_fits(buffers: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
+    "Raise `InputError` unless keys and values have the buffers' batch, heads, head sizes and dtype."
+    alike = all(old.shape[:2] == new.shape[:2] and old.shape[3:] == new.shape[3:] and old.dtype == new.dtype for old, new in zip(buffers, (keys, values)))
+    if not (alike and keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype):
+        held = " and ".join(f"[{t.shape[0]}, {t.shape[1]}, …, {t.shape[3]}]" for t in buffers)
+        raise InputError(f"This cache holds keys and values of {held} in {buffers[0].dtype}. Keys {list(keys.shape)} in {keys.dtype} with values "
+                         f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for another batch, head size or dtype.")
 
 # %% ../nbs/03_kvcache.ipynb #7521b3f4
 class KVCache:
@@ -34,8 +36,8 @@ class KVCache:
                  capacity: int,       # positions there is room for
                  multiple: int = 1,   # views are as long as the text, rounded up to a multiple of this
                 ):
-        check(layers >= 1 and capacity >= 1, f"A cache needs at least one layer and room for one position, not {layers} and {capacity}.")
-        check(multiple >= 1, f"The views' lengths must be multiples of at least 1, not {multiple}.")
+        for name, value in dict(layers=layers, capacity=capacity, multiple=multiple).items():
+            check(isinstance(value, int) and value >= 1, f"A cache's {name} must be a whole number of at least 1, not {value!r}.")
         self.keys: list[Tensor | None] = [None] * layers    # each [B, kv_heads, capacity rounded up, head_dim]
         self.values: list[Tensor | None] = [None] * layers
         self.capacity, self.multiple = capacity, multiple
@@ -51,12 +53,12 @@ class KVCache:
               ) -> tuple[Tensor, Tensor]: # all keys and values of the layer, [B, kv_heads, span(length + T), head_dim], as views
         """Write T positions after `length`; the last layer's append moves `length`, so a forward that is interrupted before it
         leaves no trace. Views that reach beyond the text have finite numbers there: zeros, or what was rolled back. Raises
-        `CacheFullError` if they don't fit, `InputError` if the batch, heads or dtype are not the buffer's."""
+        `CacheFullError` if they don't fit, `InputError` if the batch, heads, head sizes or dtype are not the buffers'; nothing is written then."""
         end = self.length + keys.shape[2]
         _check_room(self.capacity, self.length, end)
+        _check_fits((keys, values) if self.keys[layer] is None else (self.keys[layer], self.values[layer]), keys, values)
         if self.keys[layer] is None:
             self.keys[layer], self.values[layer] = (t.new_zeros(*t.shape[:2], self.span(self.capacity), t.shape[3]) for t in (keys, values))
-        _check_fits(self.keys[layer], keys, values)
         self.keys[layer][:, :, self.length:end] = keys
         self.values[layer][:, :, self.length:end] = values
         if layer == len(self.keys) - 1: self.length = end
@@ -84,8 +86,9 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int,
 
 # %% ../nbs/03_kvcache.ipynb #fb98c4d9
 def as_transformers_cache(cache: KVCache):
-    "A transformers `Cache` that keeps its keys and values in ours. It has no state of its own: make one for each forward, or keep it."
+    "A transformers `Cache` that keeps its keys and values in ours. It has no state of its own: make one for each forward, or keep it. Raises `InputError` for a cache with rounded views."
     from transformers.cache_utils import Cache, DynamicLayer
+    check(cache.multiple == 1, f"transformers makes no mask for views that reach beyond the text: make the cache with multiple=1, not {cache.multiple}.")
 
     class Layer(DynamicLayer):
         "One layer's view of the cache."

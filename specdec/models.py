@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['DTYPES', 'MANIFEST', 'REBUILD', 'WHEEL', 'GGUF_NAME', 'GGUF_SHA256', 'INSTALL', 'pick_device', 'has_bfloat16',
-           'pick_dtype', 'cache_home', 'sha256', 'digests', 'write_manifest', 'check_folder', 'weights_digest',
-           'all_or_nothing', 'say', 'locked', 'dequantise', 'convert_gguf', 'check_gguf', 'installed_gguf',
-           'download_gguf', 'fetch', 'find_model', 'load_tokenizer', 'load_transformers', 'encode', 'TextStream',
-           'vocabulary_difference', 'Prompt', 'prompts']
+           'pick_dtype', 'cache_home', 'sha256', 'digests', 'write_manifest', 'checking', 'check_folder',
+           'weights_digest', 'all_or_nothing', 'say', 'locked', 'dequantise', 'convert_gguf', 'check_gguf',
+           'installed_gguf', 'download_gguf', 'fetch', 'find_model', 'first_line', 'load_tokenizer',
+           'load_transformers', 'encode', 'TextStream', 'vocabulary_difference', 'Prompt', 'prompts']
 
 # %% ../nbs/01_models.ipynb #8cc47c7e
 import hashlib
@@ -43,7 +43,7 @@ def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "c
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
     kind, _, index = str(device).partition(":")
-    check(kind in ("cpu", "cuda", "mps") and (not index or index.isdecimal()), f"Unknown device {str(device)!r}: expected auto, cpu, cuda, cuda:1, … or mps.")
+    check(kind in ("cpu", "cuda", "mps") and (index.isdecimal() or ":" not in str(device)), f"Unknown device {str(device)!r}: expected auto, cpu, cuda, cuda:1, … or mps.")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
     check(int(index or 0) < there, f"Device {str(device)!r} isn't available to PyTorch on this machine: use device='auto' or 'cpu'.")
     return torch.device(device)
@@ -94,22 +94,26 @@ def write_manifest(folder: Path,
 # %% ../nbs/01_models.ipynb #9d92e5a1
 REBUILD = "Rebuild it with `specdec fetch --rebuild`."
 
+@contextmanager
+def checking(folder: Path, advice: str = REBUILD) -> Iterator[dict[str, str]]: # file name → SHA-256, by the manifest
+    "What goes wrong while a converted model is compared with its manifest is a `ModelError`."
+    try: yield dict(json.loads((folder / MANIFEST).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"The model in {folder} can't be checked ({type(error).__name__}: {error}). {advice}") from error
+
 def check_folder(folder: Path,         # a converted model
                  advice: str = REBUILD, # what to do about a damaged one
                 ) -> str: # the weights' own digest: one SHA-256 over those of the safetensors, the same on every machine and library version
     "Compare every file with the manifest; raises `ModelError` naming the files that are missing, new or changed."
-    try: recorded, found = dict(json.loads((folder / MANIFEST).read_text())["files"]), digests(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"The model in {folder} can't be checked ({type(error).__name__}: {error}). {advice}") from error
+    with checking(folder, advice) as recorded: found = digests(folder)
     damaged = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
     if damaged: raise ModelError(f"The model in {folder} is damaged: {', '.join(damaged)}: not as converted. {advice}")
     return weights_digest(folder)
 
 def weights_digest(folder: Path) -> str | None: # as `check_folder` gives it; None where there is no manifest
-    "The digest of a converted model's weights by its manifest, without reading the weights again."
+    "The digest of a converted model's weights by its manifest, without reading the weights again; raises `ModelError` if that can't be read."
     if not (folder / MANIFEST).exists(): return None
-    recorded = json.loads((folder / MANIFEST).read_text())["files"]
-    weights = {name: digest for name, digest in sorted(recorded.items()) if name.endswith(".safetensors")}
+    with checking(folder) as recorded: weights = {name: digest for name, digest in sorted(recorded.items()) if name.endswith(".safetensors")}
     return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
 
 # %% ../nbs/01_models.ipynb #3227bdde
@@ -264,19 +268,23 @@ def _downloaded(name: str) -> Path:
                          "and whether the model needs a login; or give a local folder.") from error
 
 # %% ../nbs/01_models.ipynb #1d77074b
+def first_line(error: Exception) -> str:
+    "What kind of error, and the first line of what it says."
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['it gives no reason'])[0]}"
+
 def load_tokenizer(folder: Path):
     "The tokenizer stored with a model; raises `ModelError` if there is none that can be read."
     from transformers import AutoTokenizer
     try: return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # many kinds, by what is missing or damaged
-        raise ModelError(f"The tokenizer in {folder} can't be loaded ({type(error).__name__}: {str(error).splitlines()[0]}).") from error
+        raise ModelError(f"The tokenizer in {folder} can't be loaded ({first_line(error)}).") from error
 
 def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
     "The model as a transformers module, in evaluation mode; safetensors only, no remote code; raises `ModelError` if it can't be loaded."
     from transformers import AutoModelForCausalLM
     try: model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
     except Exception as error:  # many kinds, by what is missing or damaged
-        raise ModelError(f"The model in {folder} can't be loaded ({type(error).__name__}: {str(error).splitlines()[0]}).") from error
+        raise ModelError(f"The model in {folder} can't be loaded ({first_line(error)}).") from error
     if found["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"The model in {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}, … Its checkpoint is not of the architecture that config.json names.")
     return model.to(device).eval()
@@ -291,8 +299,9 @@ def encode(tokenizer, # of the model that will read the ids; None if the prompt 
     check(len(prompt) > 0, "The prompt is empty: give some text, messages or token ids.")
     if not isinstance(prompt, str):
         if len(prompt) == 1 and isinstance(prompt[0], list): prompt = prompt[0]  # [1, T]
-        numbers = [item.item() if hasattr(item, "item") else item for item in prompt]
-        if numbers and all(type(n) is int for n in numbers): return numbers
+        check(len(prompt) > 0, "The prompt is empty: give some text, messages or token ids.")
+        numbers = [item.item() if hasattr(item, "item") and getattr(item, "ndim", 0) == 0 else item for item in prompt]
+        if all(type(n) is int for n in numbers): return numbers
     check(tokenizer is not None, "This model has no tokenizer: give the prompt as token ids.")
     ids = _text_ids(tokenizer, prompt) if isinstance(prompt, str) else _chat_ids(tokenizer, prompt)
     check(len(ids) > 0, "The prompt has no tokens.")
@@ -355,7 +364,7 @@ def vocabulary_difference(a, b) -> str: # empty if they are the same, or if one 
 # %% ../nbs/01_models.ipynb #d38c009d
 @dataclass(frozen=True)
 class Prompt:
-    "One of the fifteen prompts that serve every example and measurement."
+    "One of the fifteen prompts of the measurements, or of a further set."
     id: str      # such as "code_000"
     domain: str  # "code", "conversation" or "summarization"
     text: str    # what the user says

@@ -6,7 +6,7 @@
 __all__ = ['FEW', 'ALIKE', 'CausalLM', 'rms_norm', 'head_size', 'rope_frequencies', 'rotate', 'Positions', 'positions',
            'has_layouts', 'has_tiles', 'has_same_rows', 'Checkpoint', 'Linear', 'read_linear', 'attention_apart',
            'grouped_attention', 'Attention', 'MLP', 'Layer', 'StoredRows', 'read_vocabulary', 'check_ids',
-           'check_layers', 'sliding_window', 'check_window', 'Llama', 'TransformersLM', 'context_length', 'is_native',
+           'check_wanted', 'sliding_window', 'check_window', 'Llama', 'TransformersLM', 'context_length', 'is_native',
            'load_model']
 
 # %% ../nbs/04_transformer.ipynb #b10cf006
@@ -14,6 +14,7 @@ import copy
 import inspect
 import json
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +110,8 @@ def positions(frequencies: Tensor, # radians per position, [rotary_dim / 2]
     cos, sin = angles.cos() * scale, angles.sin() * scale
     fold = groups if T <= FEW and dtype != torch.float32 else 1
     mask, apart = None, apart and T <= FEW
-    if apart or T > 1 and (start > 0 or fold > 1):
+    padded = (span or 0) > start + T
+    if apart or (padded if T == 1 else start > 0 or fold > 1):  # one new token sees all there is; causal order hides the rest of a first text
         mask = torch.full((T, span or start + T), float("-inf"), dtype=dtype, device=angles.device).triu(start + 1)
         mask = mask[:, None, None] if apart else mask.repeat(fold, 1)
     return Positions(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype), mask, fold, apart)
@@ -171,6 +173,7 @@ class Checkpoint:
 class Linear:
     """y = W x + b. In bfloat16 on a CPU the weight is either packed, in the layout that oneDNN multiplies fastest by a few rows, or as it is, for
     PyTorch's own product with one row. In float32 on a CPU with MKL it is packed for that library, and a row doesn't depend on how many there are."""
+    SWITCH = threading.Lock()  # oneDNN's switch is the whole process's: two threads would restore each other's "off"
     MANY, BLOCK = 256, 48  # rows that MKL packs for; and outputs that it computes together, where a block that isn't full would be another kernel's
 
     def __init__(self, weight: Tensor,             # [out, in]
@@ -201,10 +204,11 @@ class Linear:
 
     def one_row(self, x: Tensor) -> Tensor: # [..., out]
         "The product that PyTorch does itself, where oneDNN is switched off."
-        enabled = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
-        try: return F.linear(x, self.weight, self.bias)
-        finally: torch._C._set_mkldnn_enabled(enabled)
+        with self.SWITCH:
+            enabled = torch._C._get_mkldnn_enabled()
+            torch._C._set_mkldnn_enabled(False)
+            try: return F.linear(x, self.weight, self.bias)
+            finally: torch._C._set_mkldnn_enabled(enabled)
 
 # %% ../nbs/04_transformer.ipynb #f1368b9f
 def read_linear(tensor: Checkpoint,
@@ -310,16 +314,17 @@ class StoredRows:
 
     def __init__(self, path: Path, name: str, # which file, which tensor
                  dtype: torch.dtype): # what the rows are turned into
-        self.file, self.dtype = open(path, "rb", buffering=0), dtype
+        self.file, self.dtype, self.lock = open(path, "rb", buffering=0), dtype, threading.Lock()
         length = int.from_bytes(self.file.read(8), "little")
         entry = json.loads(self.file.read(length))[name]
         self.stored, self.width, self.start = self.DTYPES[entry["dtype"]], entry["shape"][1], 8 + length + entry["data_offsets"][0]
 
     def __call__(self, ids: Tensor) -> Tensor: # [...] → [..., width]
         data, size = bytearray(), self.width * self.stored.itemsize
-        for i in ids.flatten().tolist():
-            self.file.seek(self.start + i * size)
-            data += self.file.read(size)
+        with self.lock:  # the file has one position for all threads
+            for i in ids.flatten().tolist():
+                self.file.seek(self.start + i * size)
+                data += self.file.read(size)
         return torch.frombuffer(data, dtype=self.stored).view(*ids.shape, self.width).to(self.dtype)
 
     def __del__(self): self.file.close()
@@ -341,8 +346,9 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
         low, high = (int(t) for t in ids.aminmax())
         check(low >= 0 and high < vocab_size, f"Token ids must lie in 0…{vocab_size - 1}; these go from {low} to {high}: they were made with another tokenizer.")
 
-def check_layers(layers: Sequence[int], depth: int) -> None:
-    "Raise `InputError` for hidden states that a model with so many layers doesn't have."
+def check_wanted(last: int | None, layers: Sequence[int], depth: int) -> None:
+    "Raise `InputError` for logits that can't be counted, or hidden states that a model with so many layers doesn't have."
+    check(last is None or last >= 1, f"last must be the number of logits that are wanted, at least 1, or None for all, not {last!r}.")
     check(all(0 <= i <= depth for i in layers), f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
 
 def sliding_window(config) -> int | None: # positions, or None if every token sees all before it
@@ -380,7 +386,7 @@ class Llama:
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
         check_window(self.window, cache.length + ids.shape[1])
-        check_layers(layers, len(self.layers))
+        check_wanted(last, layers, len(self.layers))
         start, T = cache.length, ids.shape[1]
         where = positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype, cache.span(start + T), self.same_rows and 1 in ids.shape)
         return self.compute(ids.to(self.device), where, cache, last, layers)
@@ -429,7 +435,7 @@ class TransformersLM:
         check_ids(ids, self.vocab_size)
         end, depth = cache.length + ids.shape[1], self.config.num_hidden_layers
         if end > self.context_length: raise ModelError(f"This model's positions end at {self.context_length}, and {end} are asked for.")
-        check_layers(layers, depth)
+        check_wanted(last, layers, depth)
         keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
         output = self.model(input_ids=ids.to(self.device), past_key_values=as_transformers_cache(cache), use_cache=True,
                             output_hidden_states=bool(layers), **keep)

@@ -164,6 +164,12 @@ def test_bad_settings(arguments):
     assert repr(value) in str(error.value)
 
 
+@pytest.mark.parametrize("step,values", [(apply_temperature, [0, -1, NAN]), (apply_top_k, [0, -1]), (apply_top_p, [0, -1, NAN])], ids=lambda x: getattr(x, "__name__", ""))
+def test_steps_refuse_what_keeps_nothing(step, values):
+    for value in values:
+        with pytest.raises(InputError, match=str(value)): step(torch.zeros(4), value)
+
+
 @pytest.mark.parametrize("row", [[1., NAN], [NAN, NAN], [1., INF], [-INF, -INF]], ids=str)
 def test_logits_that_are_no_distribution(row):
     with pytest.raises(NumericalError, match="step 3"): check_logits(torch.tensor([[1., 2.], row]), "The model, at step 3")

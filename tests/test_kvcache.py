@@ -185,12 +185,28 @@ def test_what_does_not_fit_the_buffer():
     "PyTorch would broadcast or round each of these without a word."
     cache, fits = KVCache(1, 8), torch.zeros(3, 2, 1, 4)
     cache.append(0, fits, fits)
-    for keys, values in ((fits[:1], fits[:1]), (fits[:, :1], fits[:, :1]), (fits.bfloat16(), fits.bfloat16()), (fits, fits[:1]), (fits.expand(3, 2, 2, 4), fits)):
+    for keys, values in ((fits[:1], fits[:1]), (fits[:, :1], fits[:, :1]), (fits.bfloat16(), fits.bfloat16()), (fits, fits[:1]), (fits.expand(3, 2, 2, 4), fits), (fits[..., :1], fits), (fits, fits[..., :2])):
         with pytest.raises(InputError, match="don't fit"): cache.append(0, keys, values)
         assert cache.length == 1
-    for layers, capacity in ((0, 8), (-1, 8), (1, 0)):
-        with pytest.raises(InputError, match="at least one layer"): KVCache(layers, capacity)
-    with pytest.raises(InputError, match="multiples of at least 1"): KVCache(1, 8, multiple=0)
+
+
+def test_a_refused_first_append_leaves_no_buffers():
+    fits = torch.full((1, 2, 1, 4), 1 / 3)
+    for keys, values in ((fits, fits.bfloat16()), (fits, fits.expand(3, 2, 1, 4)), (fits, fits.expand(1, 2, 2, 4))):
+        cache = KVCache(1, 8)
+        with pytest.raises(InputError, match="don't fit"): cache.append(0, keys, values)
+        assert cache.nbytes == 0
+        assert torch.equal(cache.append(0, fits, fits)[1], fits)
+
+
+@pytest.mark.parametrize("name", ["layers", "capacity", "multiple"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, None, "2"])
+def test_sizes_that_are_no_whole_numbers(name, value):
+    with pytest.raises(InputError, match=name): KVCache(**{"layers": 1, "capacity": 8, name: value})
+
+
+def test_transformers_makes_no_mask_for_rounded_views():
+    with pytest.raises(InputError, match="multiple=1"): as_transformers_cache(KVCache(1, 8, multiple=4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

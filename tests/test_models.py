@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from specdec import models
 from specdec.core import InputError, ModelError
 from specdec.models import (GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, download_gguf, encode,
                             fetch, find_model, installed_gguf, load_tokenizer, load_transformers, locked, pick_device, pick_dtype, prompts, vocabulary_difference,
-                            write_manifest)
+                            weights_digest, write_manifest)
 
 
 
@@ -59,7 +60,7 @@ def test_devices_and_dtypes():
     assert pick_device().type in ("cpu", "cuda", "mps")
     assert pick_dtype("float16") == torch.float16 and pick_dtype(torch.float32) == torch.float32
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "cuda:999", "cpu:3", "", "xla"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "cuda:999", "cpu:3", "cpu:", "", "xla"])
 def test_impossible_devices_are_input_errors(device):
     with pytest.raises(InputError, match="evice"): pick_device(device)
 
@@ -101,6 +102,11 @@ DAMAGE = {"changed": lambda d: flip(d / "a.safetensors"), "missing": lambda d: (
 def test_damage_is_a_model_error_that_offers_to_rebuild(folder, damage):
     DAMAGE[damage](folder)
     with pytest.raises(ModelError, match="specdec fetch --rebuild"): check_folder(folder)
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGE if name.endswith(" manifest") and name != "no manifest"])
+def test_weights_have_no_digest_by_a_damaged_manifest(folder, damage):
+    DAMAGE[damage](folder)
+    with pytest.raises(ModelError, match="can't be checked"): weights_digest(folder)
 
 def test_a_damaged_file_is_named(folder):
     flip(folder / "a.safetensors")
@@ -321,6 +327,11 @@ def test_damaged_models_and_tokenizers_are_model_errors(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match="can't be loaded"): load_transformers(tmp_path, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="tokenizer"): load_tokenizer(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, load in (("AutoTokenizer", lambda: load_tokenizer(tmp_path)), ("AutoModelForCausalLM", lambda: load_transformers(tmp_path, torch.device("cpu"), torch.float32))):
+            def fail(*args, **kwargs): raise AssertionError  # without a word
+            patch.setattr(getattr(transformers, name), "from_pretrained", fail)
+            with pytest.raises(ModelError, match="AssertionError: it gives no reason"): load()
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer"): load_tokenizer(tmp_path)
 
@@ -359,6 +370,10 @@ WRONG = ["", [], (), torch.tensor([]), [[]], [3.5], torch.tensor([1.5]), [1, "tw
 @pytest.mark.parametrize("prompt", WRONG, ids=ascii)
 def test_other_prompts_are_input_errors(tokenizer, prompt):
     with pytest.raises(InputError): encode(tokenizer, prompt)
+
+@pytest.mark.parametrize("prompt,reason", [([[]], "is empty"), ([torch.tensor([1, 2])], "no tokenizer"), ([np.array([1, 2]), 3], "no tokenizer")], ids=str)
+def test_without_a_tokenizer_ids_are_asked_for(prompt, reason):
+    with pytest.raises(InputError, match=reason): encode(None, prompt)
 
 def test_text_without_tokenizer_or_template_is_an_input_error(tokenizer):
     with pytest.raises(InputError, match="no tokenizer"): encode(None, "text")

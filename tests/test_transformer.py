@@ -1,18 +1,21 @@
 "The native decoder and the wrapper against transformers, on tiny random models of every family."
 import copy
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdec import transformer
 from specdec.core import InputError, ModelError
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.models import fetch, load_transformers
-from specdec.transformer import FEW, Linear, Llama, TransformersLM, attention_apart, has_same_rows, is_native, load_model, positions
+from specdec.transformer import FEW, Linear, Llama, StoredRows, TransformersLM, attention_apart, has_same_rows, is_native, load_model, positions
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -210,7 +213,7 @@ def test_missing_kv_heads_means_no_groups(tmp_path):
 
 def edit_tensors(edit):
     def change(folder):
-        from safetensors.torch import load_file, save_file
+        from safetensors.torch import load_file
         tensors = load_file(folder / "model.safetensors")
         edit(tensors)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -268,7 +271,6 @@ def test_tied_config_with_another_head_in_the_file(tmp_path):
 
 
 def test_sharded_checkpoint_and_a_second_format_beside_it(tmp_path):
-    from safetensors.torch import save_file
     module = random_model(FAMILIES["tinyllama"])
     module.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
@@ -308,6 +310,8 @@ def test_bad_ids(tmp_path):
             with pytest.raises(InputError, match="Token ids"):
                 model.forward(ids, cache)
             assert cache.length == 0
+        for last in (0, -3):
+            with pytest.raises(InputError, match="last"): model.forward(torch.tensor([[3, 4]]), model.new_cache(8), last=last)
 
 
 def test_full_cache_and_end_of_positions(tmp_path):
@@ -338,6 +342,18 @@ def test_skip(tmp_path):
     for wrong in (range(3), [3], [-1]):
         with pytest.raises(InputError, match="Layers to skip"):
             model.skip(wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_views_are_masked(dtype, tmp_path):
+    "Whatever the text's length and however many tokens are read, the padding behind it isn't seen."
+    model, ids = stored(random_model(FAMILIES["tinyllama"]).to(dtype), tmp_path), tokens(20)
+    narrow, wide = KVCache(len(model.layers), 40), KVCache(len(model.layers), 40, multiple=16)
+    for cache in (narrow, wide):  # what is rolled back stands behind the text, and isn't zero
+        model.forward(tokens(20) + 1, cache)
+        cache.rollback(0)
+    for some in ids.split([1, 5, 1, 12, 1], 1):
+        assert torch.allclose(model.forward(some, narrow), model.forward(some, wide), atol=1e-4 if dtype == torch.float32 else .05)
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 16, 17])
@@ -381,6 +397,32 @@ def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
     with torch.backends.mkldnn.flags(enabled=False):
         layer(torch.randn(1, 1, 4).bfloat16())
         assert not torch.backends.mkldnn.enabled
+
+
+def in_two_threads(work) -> list:
+    "What both of two threads return, which change places as often as can be."
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool: return list(pool.map(work, range(2)))
+    finally: sys.setswitchinterval(interval)
+
+
+def test_threads_leave_onednn_on():
+    layer, x = Linear(torch.randn(8, 4).bfloat16(), pack=False), torch.randn(1, 1, 4).bfloat16()
+    for _ in range(10):
+        in_two_threads(lambda _: [layer(x) for _ in range(300)])
+        assert torch.backends.mkldnn.enabled
+
+
+def test_threads_read_their_own_rows(tmp_path):
+    rows = torch.randn(500, 8)
+    save_file({"rows": rows}, tmp_path / "rows.safetensors")
+    stored_rows = StoredRows(tmp_path / "rows.safetensors", "rows", torch.float32)
+    def look_up(seed):
+        lookups = torch.randint(500, (500, 6), generator=torch.Generator().manual_seed(seed))
+        return sum(not torch.equal(stored_rows(ids), rows[ids]) for ids in lookups)
+    assert in_two_threads(look_up) == [0, 0]
 
 
 def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
