@@ -145,7 +145,7 @@ def announce_conversion(rebuild: bool = False) -> None:
 
 def open_pair(name: str, device: str, dtype: str,
               raw: bool,             # whether the prompt is used without a chat template
-               verifies: bool = True,        # False: for plain decoding
+              verifies: bool = True,        # False: for plain decoding
               drafter: Path | None = None,  # of `load_pair`
              ): # a specdec.pairs.Pair
     "Load a registered pair for one prompt; raises `InputError` or `ModelError`."
@@ -412,7 +412,7 @@ def peers(prompts: Annotated[int, typer.Option("--prompts", min=1, max=15, help=
           as_json: AsJson = False) -> None:
     """Compare with transformers, and with what the memory allows, on this machine: wins, losses and targets alike.
 
-    All fifteen prompts take about a quarter of an hour on two CPU cores. A minute of it goes to compiling one of the peers.
+    All fifteen prompts take about twenty-five minutes on two CPU cores. A minute of it goes to compiling one of the peers.
 
     Examples:
 
@@ -485,8 +485,8 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
             hidden: Annotated[int, _option("Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64.")] = 256,
             vocab: Annotated[int, _option("Drafter", "--vocab", min=0, help="How many of the target's most frequent tokens it can propose; 0: all.")] = 8192,
             tokens: Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")] = 1_000_000,
-            data: Annotated[Optional[Path], _option("Training", "--data", show_default=False, help="A folder of .npy shards of the target's own words; without it the target writes some.")] = None,
-            prompts: Annotated[Optional[Path], _option("Training", "--prompts", show_default=False, help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it asks itself.')] = None,
+            data: Annotated[Optional[Path], _option("Training", "--data", exists=True, file_okay=False, show_default=False, help="A folder of .npy shards of the target's own words; without it the target writes some.")] = None,
+            prompts: Annotated[Optional[Path], _option("Training", "--prompts", exists=True, dir_okay=False, show_default=False, help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it asks itself.')] = None,
             weights: Annotated[Optional[Path], _option("Training", "--from", exists=True, file_okay=False, show_default=False, help="A drafter's folder to go on from, with its shape.")] = None,
             loss: Annotated[LossName, _option("Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")] = LossName.kl,
             optimizer: Annotated[OptimizerName, _option("Training", "--optimizer", help="Muon for the matrices and AdamW for the rest, or AdamW for all.")] = OptimizerName.muon,

@@ -93,7 +93,7 @@ class SuffixDrafter:
     def reach(self, K: int) -> int: # 0…K
         "How many tokens it would propose now."
         length = self.index.match[0]
-        return min(K, max(1, int(self.per_match * length))) if length else 0
+        return min(K, max(1, int(min(K, self.per_match * length)))) if length else 0
 
     def evidence(self, i: int) -> int: # 1…8
         "How long the match is at guess i, if those before it are right; from 8 on it makes no difference."
@@ -109,7 +109,7 @@ class SuffixDrafter:
 def outcome(drafted: Sequence[int], # what was proposed
             tokens: Sequence[int],  # what joined the text
            ) -> tuple[int, int]: # how many were accepted, and how many were tried
-    "What became of a draft, told from what was committed: a replacement differs from the token it replaces, or that would not have been rejected."
+    "What became of a draft, told from what was committed: with a lossless rule a replacement differs from the token it replaces, or that would not have been rejected."
     accepted = next((i for i, (a, b) in enumerate(zip(drafted, tokens)) if a != b), min(len(drafted), len(tokens)))
     return accepted, accepted + (accepted < min(len(drafted), len(tokens)))
 
@@ -118,12 +118,14 @@ def replay(drafter: Drafter, # one that is certain of its guesses: its drafts ha
            prompt: list[int], text: list[int], # token ids; what the target wrote after the prompt
            K: int) -> list[Round]: # the rounds after the first token
     """The rounds in which the loop would have written a text, without a model: a certain guess is accepted with its own probability p, and that is how often the text goes
-    on with it (greedy texts and sampled ones alike)."""
+    on with it (greedy texts and sampled ones alike). Raises `InputError` for a drafter with a q."""
     drafter.prefill([*prompt, *text[:1]], None, len(prompt) + len(text))
     rounds, at = [], 1
     while at < len(text):
         n = min(K, len(text) - at - 1)
-        drafted = drafter.propose(n, Transform(), None).tokens if n else []
+        draft = drafter.propose(n, Transform(), None) if n else Draft([])
+        check(draft.q is None, "Only drafters that are certain of their guesses can be replayed: this one reports a q.")
+        drafted = draft.tokens
         accepted, _ = outcome(drafted, text[at:])
         emitted = text[at:at + accepted + 1]
         drafter.commit(emitted, None)
@@ -253,6 +255,7 @@ class Acceptance:
     def __init__(self, prior: float | Mapping[Hashable, float], # α by what is known, before anything is seen; or one number
                  weight: float = 4.0,                           # how many tries the prior is worth
                  keep: float = 0.98):                           # what a try still counts after each further round
+        check(weight > 0 and 0 < keep <= 1, f"The prior must be worth something, and a try keep some of its weight and no more: not weight = {weight} and keep = {keep}.")
         self.prior, self.weight, self.keep, self.counts = prior, weight, keep, {}  # evidence → (accepted, tried)
 
     def alpha(self, evidence: Hashable,
@@ -304,7 +307,8 @@ class HybridDrafter:
                  verify: float = 0.02,                # what each guess adds to the target's forward, in plain steps
                  priors: tuple = (SUFFIX_PRIOR, 0.5), # α of each to begin with; see `Acceptance`
                 ):
-        check(len(c) == 2 and min(c) >= 0 and verify >= 0, f"Costs must not be negative: c has one for each of the two drafters; not c = {c} and verify = {verify}.")
+        check(isinstance(c, Sequence) and len(c) == 2 and all(cost >= 0 for cost in (*c, verify)), f"Costs must not be negative: c has one for each of the two drafters; not c = {c} and verify = {verify}.")
+        check(len(priors) == 2, f"There is a prior for each of the two drafters, not {len(priors)}.")
         self.members, self.c, self.verify, self.priors = (first, second), c, verify, priors
         self.layers = tuple(dict.fromkeys([*first.layers, *second.layers]))
 

@@ -7,14 +7,14 @@ __all__ = ['SPECULATORS', 'NOT_THE_HEADS', 'HeadConfig', 'feature_layers', 'chec
            'unrolled_attention', 'Norm', 'HeadAttention', 'HeadMLP', 'HeadLayer', 'fuse', 'HeadWeights', 'Head',
            'target_embedding', 'share_embedding', 'plain_weight', 'output_rows', 'init_from_target', 'copy_layer',
            'with_vocabulary', 'fused', 'FastAttention', 'FastMLP', 'FastLayer', 'FastHead', 'spread', 'HeadDrafter',
-           'check_fit', 'folder_config', 'save_head', 'read_head_config', 'load_head', 'vllm_command']
+           'check_fit', 'folder_config', 'save_head', 'check_entries', 'read_head_config', 'load_head', 'vllm_command']
 
 # %% ../nbs/08b_heads.ipynb #9027e2eb
 import copy
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -89,10 +89,10 @@ def vocabulary_maps(tokens: Tensor, # the draft vocabulary: target ids, rising, 
                    ) -> tuple[Tensor, Tensor]: # d2t [D]: add it to a draft id to get the target's; t2d [V]: whether the draft has a token
     "The two maps of the format; raises `InputError` unless the ids are different, rising and below V."
     check(tokens is not None, "A draft vocabulary smaller than the target's needs to be told which tokens it has.")
-    tokens = torch.as_tensor(tokens, dtype=torch.long).cpu()
-    check(tokens.ndim == 1 and len(tokens) > 0 and bool((tokens.diff() > 0).all()) and 0 <= int(tokens[0]) and int(tokens[-1]) < V,
+    tokens = torch.as_tensor(tokens).cpu()
+    check(not tokens.is_floating_point() and tokens.ndim == 1 and len(tokens) > 0 and bool((tokens.diff() > 0).all()) and 0 <= int(tokens[0]) and int(tokens[-1]) < V,
           f"A draft vocabulary is a list of different ids in 0…{V - 1}, in rising order.")
-    t2d = torch.zeros(V, dtype=torch.bool)
+    tokens, t2d = tokens.long(), torch.zeros(V, dtype=torch.bool)
     t2d[tokens] = True
     return tokens - torch.arange(len(tokens)), t2d
 
@@ -312,7 +312,8 @@ def init_from_target(target: CausalLM,
                      **sizes,                      # `layers`, `num_layers`, `intermediate_size` and options, as for `head_config`
                     ) -> Head:
     """A head to train, on the target's device and with its embedding: the LM head has the target's rows, the final norm is the target's, and the fusing layer passes
-    the last feature on as it is."""
+    the last feature on as it is. Raises `InputError` for what is no draft vocabulary."""
+    vocabulary_maps(tokens, target.vocab_size)  # raises for what is no draft vocabulary
     config = head_config(target, len(tokens), **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -348,8 +349,9 @@ def with_vocabulary(head: Head,
                     tokens: Tensor,    # the new draft vocabulary: target ids, rising, [D]
                     target: CausalLM,
                    ) -> Head:
-    "The same head with other draft tokens: those that it knew keep their rows of the last matrix, and the others begin with the target's."
-    V = head.config.decoder.vocab_size
+    "The same head with other draft tokens: those that it knew keep their rows of the last matrix, and the others begin with the target's. Raises `InputError` for what is no draft vocabulary."
+    tokens, V = torch.as_tensor(tokens), head.config.decoder.vocab_size
+    vocabulary_maps(tokens, V)
     new = Head(replace(head.config, draft_vocab_size=len(tokens)), None if len(tokens) == V else tokens).to(head.fc.weight)
     new.load_state_dict({name: tensor for name, tensor in head.state_dict().items() if name not in ("d2t", "t2d", "lm_head.weight")}, strict=False)
     new.lm_head.weight.copy_(output_rows(target, tokens))
@@ -543,6 +545,15 @@ def save_head(head: Head,
     except OSError as error: raise ModelError(f"The head can't be written to {folder}: {error}") from error
 
 # %% ../nbs/08b_heads.ipynb #196fcd80
+def check_entries(config: HeadConfig) -> None:
+    "Raise `ValueError` for the first entry of a stored config that can't be meant."
+    fits = {"layers": all(type(i) is int for i in config.layers),
+            "draft_vocab_size": type(config.draft_vocab_size) is int and 0 < config.draft_vocab_size <= config.decoder.vocab_size,
+            "target_hidden_size": config.target_hidden_size is None or type(config.target_hidden_size) is int and config.target_hidden_size > 0}
+    fits |= {f.name: type(getattr(config, f.name)) is bool for f in fields(config) if f.default is False}
+    for name, fit in fits.items():
+        if not fit: raise ValueError(f"{name} is {getattr(config, name)!r}")
+
 def read_head_config(folder: Path, # config.json is in it
                      target: CausalLM) -> HeadConfig:
     "The shape of a stored head; raises `ModelError` if it isn't an EAGLE-3 head in the format of `speculators`, or was made for other weights."
@@ -551,16 +562,17 @@ def read_head_config(folder: Path, # config.json is in it
     except (OSError, ValueError) as error: raise ModelError(f"{folder} holds no head: its config.json can't be read ({error}).") from error
     kind = stored.get("speculators_model_type") if isinstance(stored, dict) else None
     if kind != "eagle3": raise ModelError(f"{folder} is no EAGLE-3 head in the format of speculators: its config.json says speculators_model_type {kind!r}. (Older heads can be turned into one by `speculators convert`.)")
-    digest, ours = (stored.get("specdec") or {}).get("target_digest"), getattr(target, "digest", None)
-    if digest and ours and digest != ours: raise ModelError(f"The head in {folder} was trained for other weights (digest {digest[:12]}…) than this target's ({ours[:12]}…). It would be lossless, and slow: train one for this target.")
     try:
+        digest, ours = dict(stored.get("specdec") or {}).get("target_digest"), getattr(target, "digest", None)
         sizes = dict(stored["transformer_layer_config"])
         decoder = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
         layers, n = stored.get("eagle_aux_hidden_state_layer_ids"), target.config.num_hidden_layers
         options = {name: stored[name] for name in HeadConfig.__dataclass_fields__ if name in stored and name not in ("decoder", "layers")}
         config = HeadConfig(decoder, tuple(layers or (2, n // 2, n - 3)), **options)
-        if not 0 < config.draft_vocab_size <= decoder.vocab_size: raise ValueError(f"draft_vocab_size is {config.draft_vocab_size!r}")
-    except (KeyError, TypeError, ValueError) as error: raise ModelError(f"The config.json in {folder} can't be used ({type(error).__name__}: {error}).") from error
+        check_entries(config)
+    except Exception as error:  # many kinds, by what is damaged
+        raise ModelError(f"The config.json in {folder} can't be used ({type(error).__name__}: {error}).") from error
+    if digest and ours and digest != ours: raise ModelError(f"The head in {folder} was trained for other weights (digest {digest[:12]}…) than this target's ({ours[:12]}…). It would be lossless, and slow: train one for this target.")
     if decoder.model_type not in ("llama", "qwen3") or not is_native(decoder) or getattr(decoder, "sliding_window", None):
         raise ModelError(f"The head in {folder} has layers of a kind ({decoder.model_type}) that we don't compute: expected llama or qwen3 layers without a sliding window.")
     return config

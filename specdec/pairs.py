@@ -133,6 +133,7 @@ class Pair:
     def __init__(self, target: CausalLM,
                  draft: CausalLM | Drafter | None = None, # a model with the same vocabulary, any drafter, or None for n-gram lookup
                 ):
+        check(hasattr(target, "vocab_size"), f"A target is a model, not {target!r}. To load one by its name, use load(name); a pair, load_pair(name).")
         self.target, self.tokenizer = target, getattr(target, "tokenizer", None)
         self.eos_ids = getattr(target, "eos_ids", frozenset())
         if draft is None: draft = NGramDrafter()
@@ -268,6 +269,7 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
         raise InputError(f"No pair {name!r}. Nearest: {', '.join(near)}. `specdec pairs` lists all; Pair(target, draft) takes any two models.")
     spec = PAIRS[name]
     if drafter is None and spec.drafter: drafter = shipped(spec.drafter)
+    check(drafter is None or (Path(drafter) / "config.json").is_file(), f"There is no trained drafter in {drafter}: expected a folder that `specdec distill --out` wrote.")
     target = load(spec.target, device, dtype, verifies)
     if not verifies: return Pair(target)
     if drafter:

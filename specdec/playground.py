@@ -463,6 +463,7 @@ def draw_speedup(K: int,                        # where the slider stands
     "The speed-up that α, c and v promise for each K, where the slider stands on that curve, and what was measured."
     title, Ks = "Speed-up: theory, and where you are", np.arange(1, K_MAX + 1)
     if m is None or m.alpha is None: return _note(title, "no draft was tried yet")
+    if m.plain is None: v = None  # then c isn't known either
     cost, c = (np.ones(K_MAX), 0.0) if v is None else (np.asarray(v), m.c)
     curves = {a: walltime_factor(getattr(m.alpha, a), Ks, c, cost) for a in ("low", "alpha", "high")}
     free = walltime_factor(m.alpha.alpha, Ks, 0, 1)
@@ -499,7 +500,7 @@ def draw_place(place: Place,
         parts.append(_text(x(max(p, q or 0)) + 5, y + 13, f"{number(p)}" + (f" / {number(q)}" if q is not None else "") + mark, more='font-size="10.5"'))
     legend = [_rect(10, 25, 12, 9, P_COLOUR), _text(27, 34, "p"), *([_rect(45.5, 25.5, 11, 8, "none", f'stroke="{Q_COLOUR}" stroke-width="1.5"'), _text(62, 34, "q"),
               _rect(82, 24, 12, 11, INK, 'opacity=".28"'), _text(99, 34, f"min(p, q); over all tokens it sums to {place.overlap:.3f}")] if place.q else [])]
-    rows = [f"{visible(words(t))}: p {number(p)}" + (f", q {place.q[i]:.3f}" if place.q else "") for i, (t, p) in enumerate(zip(place.ids, place.p))]
+    rows = [f"{visible(words(t))}: p {number(p)}" + (f", q {number(place.q[i])}" if place.q else "") for i, (t, p) in enumerate(zip(place.ids, place.p))]
     return Figure(430, 44 + 23 * len(place.ids) + 6, f"{title}. " + "; ".join(rows), "".join([*parts, *legend]))
 
 # %% ../nbs/17_playground.ipynb #81d10272
@@ -609,7 +610,8 @@ class Worker(Mailbox):
                 if self.closed: return
                 job, self.asked, self.busy = self.job, False, True
             if job is not None: self.advance(job)
-            pause = self.paint()
+            try: pause = self.paint()
+            except Exception as error: pause = self.failed(error)
             self.tell(busy=pause is not None)
 
     def advance(self, job: Iterator) -> None:
@@ -943,7 +945,8 @@ class Working(Painted):
         "The job of Stop and Reset: it takes the place of the one at hand."
         if forget: self.engine.close()
         self.complain(None)
-        self.status("Ready." if forget else "Stopped. Run goes on from here.", running=False)
+        going = self.engine.session and not self.engine.session.finished
+        self.status("Ready." if forget else "Stopped. Run goes on from here." if going else "Stopped.", running=False)
         yield
 
     def failed(self, error: Exception) -> None:

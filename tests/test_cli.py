@@ -432,5 +432,6 @@ def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     found = [(config.prompts, config.data, config.weights, config.keep_states) for config in told]
     kept = (str(tmp_path / "before"), str(tmp_path / "states"))
     assert found == [(str(asked), None, *kept), (None, str(tmp_path), *kept)]
-    assert run(*command, "--prompts", str(asked), "--data", str(tmp_path)).exit_code == ExitCode.BAD_INPUT
+    for wrong in (("--prompts", str(asked), "--data", str(tmp_path)), ("--prompts", str(tmp_path / "nowhere")), ("--data", str(tmp_path / "nowhere"))):
+        assert run(*command, *wrong).exit_code == ExitCode.BAD_INPUT
     assert len(told) == 2

@@ -146,6 +146,11 @@ def test_the_suffix_drafter_goes_on_and_starts_anew():
     assert started(SuffixDrafter(), [1]).propose(4, None, None) == Draft([])
 
 
+def test_per_match_may_be_without_end():
+    drafter = started(SuffixDrafter(float("inf")), [1, 2, 3, 1])
+    assert drafter.propose(5, None, None).tokens == [2, 3, 1, 2, 3] and drafter.propose(0, None, None) == Draft([])
+
+
 @pytest.mark.parametrize("wrong", [0, -1, "2", None])
 def test_per_match_is_checked(wrong):
     with pytest.raises(InputError, match="above 0"): SuffixDrafter(wrong)
@@ -174,6 +179,12 @@ def test_replaying_gives_the_rounds_of_the_loop(make, K):
     rounds = list(speculate(Recital(text), make(), text[:10], Transform(), TorchSource(0), K, 70))
     assert replay(make(), text[:10], text[10:], K) == rounds[1:]
     assert sum(r.accepted for r in rounds) > 0 or make is NoDrafter
+
+
+def test_only_certain_guesses_are_replayed():
+    class Unsure(NGramDrafter):
+        def propose(self, K, transform, source): return Draft([1], torch.full((1, 50), 1 / 50))
+    with pytest.raises(InputError, match="reports a q"): replay(Unsure(), [1, 2], [3, 4, 5], 2)
 
 
 # --- Layers left out --------------------------------------------------------------------------------------------------
@@ -418,8 +429,11 @@ def test_features_are_shared_out():
 
 
 def test_wrong_costs():
-    for wrong in (dict(c=(-1, 0)), dict(verify=-0.1), dict(c=(0.1,))):
+    for wrong in (dict(c=(-1, 0)), dict(verify=-0.1), dict(c=(0.1,)), dict(c=0.1), dict(c=(0, float("nan"))), dict(c=(float("nan"), 0)), dict(verify=float("nan"))):
         with pytest.raises(InputError, match="Costs"): HybridDrafter(Scripted(), Scripted(), **wrong)
+    with pytest.raises(InputError, match="prior"): HybridDrafter(Scripted(), Scripted(), priors=(0.5,))
+    for wrong in (dict(weight=0), dict(weight=-1), dict(keep=0), dict(keep=1.1)):
+        with pytest.raises(InputError, match="prior"): Acceptance(0.5, **wrong)
 
 
 def test_same_seed_same_tokens(tiny):

@@ -27,6 +27,7 @@ from specdec.models import encode, fetch, load_tokenizer
 from specdec.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
 from specdec.transformer import load_model
+from test_lossless import assert_same_text
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
 cuda = pytest.mark.cuda
@@ -524,21 +525,12 @@ def test_weights_in_memory_are_checked():
 
 # The default model
 
-def same_text(model, prompt, a, b, tie=1e-4):
-    "Equal, or parting where the two best logits are within `tie`: float32 rounds differently in other shapes."
-    if a == b: return
-    at = next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
-    ids = torch.tensor([[*prompt, *a[:at]]])
-    logits = model.forward(ids, model.new_cache(ids.shape[1]), last=1)[0, 0]
-    assert (logits.max() - min(logits[a[at]], logits[b[at]])).item() < tie
-
-
 def test_greedy_text_of_the_default_model():
     model, tokenizer = load_model(fetch(), CPU, torch.float32), load_tokenizer(fetch())
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
     expected = tokens_of(reference(model, NoDrafter(), prompt, room=16))
     for drafter in (NGramDrafter(), ModelDrafter(model.skip((3, 5, 9, 14, 25, 26)), model.vocab_size)):
-        same_text(model, prompt, tokens_of(speculate_on_device(model, drafter, prompt, Transform(), 0, 4, 16)), expected)
+        assert_same_text(model, prompt, tokens_of(speculate_on_device(model, drafter, prompt, Transform(), 0, 4, 16)), expected)
 
 
 # The script
@@ -596,7 +588,7 @@ def test_greedy_text_is_the_cpus(exact):
         for ends in (frozenset(), frozenset({3, 5})):
             for name, drafter in {"none": NoDrafter(), "n-gram": NGramDrafter(), "model": ModelDrafter(on_gpu(noise=.05), 24)}.items():
                 found = tokens_of(speculate_on_device(on_gpu(), drafter, PROMPT, Transform(), 0, K, 40, ends))
-                same_text(tiny(), PROMPT, found, tokens_of(reference(tiny(), NoDrafter(), K=K, room=40, ends=ends)))
+                assert_same_text(tiny(), PROMPT, found, tokens_of(reference(tiny(), NoDrafter(), K=K, room=40, ends=ends)))
 
 
 @cuda
@@ -609,7 +601,7 @@ def test_greedy_text_of_the_default_model_is_the_cpus(exact):
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
     expected = tokens_of(reference(model, NoDrafter(), prompt, room=48))
     for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(there.skip((3, 5, 9, 14, 25, 26)), there.vocab_size)):
-        same_text(model, prompt, tokens_of(speculate_on_device(there, drafter, prompt, Transform(), 0, 4, 48)), expected)
+        assert_same_text(model, prompt, tokens_of(speculate_on_device(there, drafter, prompt, Transform(), 0, 4, 48)), expected)
 
 
 @cuda

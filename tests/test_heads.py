@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource, exact_law
 from specdec.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, load_head, output_rows, plain_weight,
-                           save_head, share_embedding, target_embedding, unrolled_attention, vllm_command, vocabulary_maps)
+                           save_head, share_embedding, target_embedding, unrolled_attention, vllm_command, vocabulary_maps, with_vocabulary)
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
 from specdec.speculative import speculate
@@ -507,6 +507,13 @@ def test_a_head_of_others(target, tmp_path):
     (lambda stored: stored.pop("speculators_model_type"), "no EAGLE-3 head"),
     (lambda stored: stored.pop("transformer_layer_config"), "can't be used"),
     (lambda stored: stored.pop("draft_vocab_size"), "can't be used"),
+    (lambda stored: stored.update(draft_vocab_size=10.0), "draft_vocab_size is 10.0"),
+    (lambda stored: stored.update(specdec="x"), "can't be used"),
+    (lambda stored: stored.update(eagle_aux_hidden_state_layer_ids="abc"), "layers is"),
+    (lambda stored: stored.update(eagle_aux_hidden_state_layer_ids=[0.5, 1, 2]), "layers is"),
+    (lambda stored: stored.update(norm_output="no"), "norm_output is 'no'"),
+    (lambda stored: stored["transformer_layer_config"].update(hidden_size="8"), "can't be used"),
+    (lambda stored: stored["transformer_layer_config"].update(num_attention_heads=0), "can't be used"),
     (lambda stored: stored["transformer_layer_config"].update(vocab_size=V + 1), "vocabulary of 25"),
     (lambda stored: stored["transformer_layer_config"].update(hidden_size=64), "hidden size of 64"),
     (lambda stored: stored["transformer_layer_config"].update(intermediate_size=50), "shape"),
@@ -552,6 +559,16 @@ def test_a_head_knows_its_targets_weights(target, tmp_path):
     load_head(tmp_path, mine)
     load_head(tmp_path, target)  # a target that doesn't know its digest isn't asked
     with pytest.raises(ModelError, match="other weights"): load_head(tmp_path, other)
+
+
+@pytest.mark.parametrize("tokens", [torch.arange(V).flip(0), torch.zeros(V, dtype=torch.long), torch.arange(V + 10), [3, 1], [1.5, 2.7], []])
+def test_what_is_no_draft_vocabulary(target, tokens):
+    with pytest.raises(InputError, match="rising order"): init_from_target(target, tokens)
+    with pytest.raises(InputError, match="rising order"): with_vocabulary(random_head(target), tokens, target)
+
+
+def test_a_vocabulary_may_be_a_list(target):
+    assert with_vocabulary(random_head(target), [1, 2, 3], target).draft_tokens.tolist() == [1, 2, 3]
 
 
 def test_a_drafter_for_another_target_is_refused(target, tiny):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings, strategies as st
 
+from specdec import pairs
 from specdec.core import GenerationResult, InputError, ModelError, NumericalError
 from specdec.drafters import ColderDrafter, HybridDrafter, SuffixDrafter
 from specdec.heads import HeadDrafter
@@ -374,3 +375,15 @@ def test_a_pair_with_another_drafter():
         hybrid = load_pair("smollm2", "cpu", "float32", drafter=given).drafter
         assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [(SuffixDrafter,), (ColderDrafter, kind)]
     assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter  # plain decoding needs no draft
+
+
+@pytest.mark.parametrize("target", ["smollm2", None, 3])
+def test_a_target_is_a_model(target):
+    with pytest.raises(InputError, match="load\\(name\\)"): Pair(target)
+
+
+def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, tmp_path):
+    def fail(*args): raise AssertionError("work before validation")
+    monkeypatch.setattr(pairs, "load", fail)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="no trained drafter"): load_pair("smollm2", drafter=folder)

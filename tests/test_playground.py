@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from jinja2 import DictLoader, Environment
 
 from specdec import playground
 from specdec.autoregressive import Transform
@@ -222,6 +223,8 @@ def test_figures_say_what_they_show():
     v = [1 + k / 10 for k in range(K_MAX)]
     assert f"{walltime_factor(found.alpha.alpha, 7, found.c, v[6]):.2f}×; measured {found.speedup:.2f}×" in draw_speedup(7, found, v).alt
     assert draw_speedup(7, found, v).alt != draw_speedup(8, found, v).alt
+    unknown = measure(written("noisy", count=40))  # plain decoding wasn't measured, so c is unknown, not 0
+    assert "free drafts" in draw_speedup(7, unknown, v).alt and draw_speedup(7, unknown, v).svg() == draw_speedup(7, unknown).svg()
 
 
 # The worker
@@ -272,6 +275,16 @@ def test_a_job_that_fails_is_reported_and_the_worker_lives(worker):
     before = len(worker.paints)
     worker.ask()
     assert worker.join(5) and len(worker.paints) > before
+
+
+def test_painting_that_fails_is_reported_and_the_worker_lives():
+    faults, painted, errors = [ValueError("no paint")], [], []
+    made = Worker(lambda: painted.append(1) if not faults else (_ for _ in ()).throw(faults.pop()), errors.append)
+    for _ in range(2):
+        made.ask()
+        assert made.join(5)
+    assert [str(e) for e in errors] == ["no paint"] and painted
+    made.close()
 
 
 def test_what_was_asked_too_early_is_painted_later():
@@ -348,9 +361,16 @@ def test_stop_between_two_rounds(panel, toys, monkeypatch):
     panel.controls["stop"].click()
     assert panel.worker.join(5)
     stopped = len(panel.engine.session.rounds)
-    assert "Stopped" in word(panel, "status") and not panel.engine.session.finished and panel.controls["stop"].disabled
+    assert "Run goes on from here" in word(panel, "status") and not panel.engine.session.finished and panel.controls["stop"].disabled
     time.sleep(.1)
     assert len(panel.engine.session.rounds) == stopped
+
+
+def test_a_finished_text_does_not_go_on(panel):
+    panel.controls["run"].click()
+    assert panel.worker.join(20) and panel.engine.session.finished
+    panel.worker.do(panel.halt())
+    assert panel.worker.join(5) and word(panel, "status") == "Stopped."
 
 
 def test_sliders_move_the_figures_at_once_and_the_text_from_the_next_round(panel):
@@ -457,7 +477,10 @@ def test_app_is_one_cell_and_asks_no_other_site():
     files = app_files()
     cells = json.loads(files["playground.ipynb"])["cells"]
     assert len(cells) == 1 and compile(cells[0]["source"], "cell", "exec")
-    assert "https://" in files["voila/templates/playground/index.html.j2"]  # the lines it drops
+    base = '{% block notebook_css %}<link href="https://x.org/a.css">\n<link href="own.css">{% endblock notebook_css %}'
+    loader = DictLoader({"voila/templates/lab/index.html.j2": base, "ours": files["voila/templates/playground/index.html.j2"]})
+    page = Environment(loader=loader).get_template("ours").render()
+    assert "https" not in page and "own.css" in page
 
 
 def test_figure_escapes_its_words():

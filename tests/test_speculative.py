@@ -4,6 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -394,6 +395,22 @@ def test_requests_are_checked_before_any_work(change, words):
     request = dict(prompt=[1], K=2, max_new_tokens=4) | change
     with pytest.raises(InputError, match=words): check_request(Untouchable(), **request)
     with pytest.raises(InputError, match=words): speculate(Untouchable(), NoDrafter(), request.pop("prompt"), Transform(), TorchSource(0), **request)
+
+
+@pytest.mark.parametrize("prompt", [[0.5, 1.7], torch.tensor([[1, 2]]), torch.tensor([1.0]), "12", [[1]], None, 3])
+def test_prompts_that_are_no_token_ids(prompt):
+    with pytest.raises(InputError, match="flat list of token ids"): speculate(Untouchable(), NoDrafter(), prompt, Transform(), TorchSource(0))
+
+
+@pytest.mark.parametrize("eos_ids", [2, None])
+def test_ends_that_are_no_set(eos_ids):
+    with pytest.raises(InputError, match="eos_ids"): speculate(Untouchable(), NoDrafter(), [1], Transform(), TorchSource(0), eos_ids=eos_ids)
+
+
+@pytest.mark.parametrize("form", [tuple, np.array, torch.tensor])
+def test_prompts_in_any_form_draft_alike(form):
+    prompt = [1, 2, 3, 1, 2]
+    assert decode(tiny(), NGramDrafter(), form(prompt), K=np.int64(3)) == decode(tiny(), NGramDrafter(), prompt, K=3)
 
 
 @pytest.mark.parametrize("draft, words", [(Draft([1, 2, 3, 4]), "at most 3"), (Draft([24]), "outside the target's 0…23"), (Draft([-1]), "outside"), (Draft([1], torch.ones(1, 23)), "shape"),
