@@ -427,7 +427,8 @@ class FastHead:
 
     def fuse(self, features: Tensor) -> Tensor: # [T, F] → [1, T, hidden]
         "The target's hidden states, brought to one vector."
-        return fuse(features.to(self.dtype), self.fc, self.input_norm, self.fc_norm)[None]
+        fused = fuse(features.to(self.dtype), self.fc, self.input_norm, self.fc_norm)[None]
+        return fused.clamp(-65504, 65504) if self.dtype == torch.float16 else fused  # a text's first feature is so large that its products can overflow
 
     def step(self, tokens: list[int], # the next tokens, [T]
              x: Tensor,               # fused features, or the state of the step before, [1, T, hidden]

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -287,6 +288,9 @@ def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
         raise ModelError(f"The model in {folder} can't be loaded ({first_line(error)}).") from error
     if found["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"The model in {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}, … Its checkpoint is not of the architecture that config.json names.")
+    names = list(model.state_dict())
+    more = [key for key in found["unexpected_keys"] if any(name.endswith(re.sub(r"\.\d+\.", ".0.", key, count=1)) for name in names)]
+    if more: raise ModelError(f"The model in {folder} has more layers than its config.json names ({more[0]}, …): leaving them out would change what it computes.")
     return model.to(device).eval()
 
 # %% ../nbs/01_models.ipynb #d00ff84e
@@ -329,6 +333,7 @@ class TextStream:
     special tokens left out. What was shown is never taken back."""
     def __init__(self, tokenizer):
         self.tokenizer, self.ids, self.shown, self.text = tokenizer, [], 0, ""
+        self.context = 0  # decoding begins here: between two characters, with a piece of text before what is new, since some tokenizers drop a leading space
 
     def decode(self, start: int, end: int | None = None) -> str:
         "The text of those tokens, special ones left out."
@@ -337,19 +342,18 @@ class TextStream:
     def step(self, token: int) -> str: # the new text; empty while a character is incomplete
         "Add a token; the text so far is in `.text`."
         self.ids.append(token)
-        start = max(self.shown - 4, 0)  # a few tokens of context: some tokenizers drop a leading space
-        before, after = self.decode(start, self.shown), self.decode(start)
+        before, after = self.decode(self.context, self.shown), self.decode(self.context)
         return "" if after.endswith("\ufffd") else self.show(after[len(before):])  # the mark of an unfinished character
 
     def show(self, piece: str) -> str:
         "All tokens so far are in the text now."
+        if piece: self.context = self.shown
         self.shown, self.text = len(self.ids), self.text + piece
         return piece
 
     def flush(self) -> str: # what was held back
         "The text is over: an unfinished character will stay one."
-        start = max(self.shown - 4, 0)
-        return self.show(self.decode(start)[len(self.decode(start, self.shown)):])
+        return self.show(self.decode(self.context)[len(self.decode(self.context, self.shown)):])
 
 # %% ../nbs/01_models.ipynb #25576862
 def vocabulary_difference(a, b) -> str: # empty if they are the same, or if one of them is None

@@ -149,13 +149,17 @@ def _read(target: CausalLM, tokens: list[int], cache, drafter: Drafter, last: in
 # %% ../nbs/07_speculative.ipynb #7b9bc8c9
 def _propose(drafter: Drafter, n: int, transform: Transform, source: Source, vocab_size: int) -> Draft:
     "At most n draft tokens, none if n is 0; raises `ModelError` if the drafter breaks the protocol."
-    draft = drafter.propose(n, transform, source) if n else Draft([])
-    name, given = type(drafter).__name__, len(draft.tokens)
+    draft, name = drafter.propose(n, transform, source) if n else Draft([]), type(drafter).__name__
+    if not isinstance(draft, Draft): raise ModelError(f"{name} proposed a {type(draft).__name__}: expected a Draft.")
+    try: tokens, q = [operator.index(token) for token in draft.tokens], draft.q
+    except TypeError as error: raise ModelError(f"{name} proposed tokens that aren't whole numbers ({error}).") from error
+    given = len(tokens)
     if given > n: raise ModelError(f"{name} proposed {given} tokens where at most {n} were asked for.")
-    if not all(0 <= token < vocab_size for token in draft.tokens): raise ModelError(f"{name} proposed ids outside the target's 0…{vocab_size - 1}.")
-    if draft.q is not None and tuple(draft.q.shape) != (given, vocab_size):
-        raise ModelError(f"{name} gave q of shape {tuple(draft.q.shape)} for {given} tokens: expected {(given, vocab_size)}.")
-    return draft
+    if not all(0 <= token < vocab_size for token in tokens): raise ModelError(f"{name} proposed ids outside the target's 0…{vocab_size - 1}.")
+    if q is not None and tuple(getattr(q, "shape", ())) != (given, vocab_size):
+        raise ModelError(f"{name} gave q of shape {tuple(getattr(q, 'shape', ()))} for {given} tokens: expected {(given, vocab_size)}.")
+    if isinstance(q, Tensor) and not ((q.sum(-1) - 1).abs() < 1e-3).all(): raise ModelError(f"{name} gave a q whose rows don't sum to 1: expected distributions, in float32.")
+    return Draft(tokens, q)
 
 # %% ../nbs/07_speculative.ipynb #c7f85ef3
 def _until(tokens: list[int], ends: Set[int]) -> list[int]:

@@ -13,6 +13,7 @@ __all__ = ['FEW', 'ALIKE', 'CausalLM', 'rms_norm', 'head_size', 'rope_frequencie
 import copy
 import inspect
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -321,11 +322,15 @@ class StoredRows:
 
     def __call__(self, ids: Tensor) -> Tensor: # [...] → [..., width]
         data, size = bytearray(), self.width * self.stored.itemsize
-        with self.lock:  # the file has one position for all threads
-            for i in ids.flatten().tolist():
-                self.file.seek(self.start + i * size)
-                data += self.file.read(size)
+        for i in ids.flatten().tolist(): data += self.read(size, self.start + i * size)
         return torch.frombuffer(data, dtype=self.stored).view(*ids.shape, self.width).to(self.dtype)
+
+    def read(self, size: int, at: int) -> bytes:
+        "A piece of the file. Its position is shared with other threads and forked processes, so it isn't used where the system can do without."
+        if hasattr(os, "pread"): return os.pread(self.file.fileno(), size, at)
+        with self.lock:
+            self.file.seek(at)
+            return self.file.read(size)
 
     def __del__(self): self.file.close()
 
@@ -369,7 +374,8 @@ class Llama:
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
         self.same_rows = tensor.pack and has_same_rows(self.device, self.dtype)  # a token's logits don't depend on how many are read
         self.packed = tensor.pack and not self.same_rows                         # there is another layout, faster for plain decoding
-        self.vocab_size, self.context_length, self.window = config.vocab_size, config.max_position_embeddings, sliding_window(config)
+        self.vocab_size, self.window = config.vocab_size, sliding_window(config)
+        self.context_length = min(config.max_position_embeddings, self.window or config.max_position_embeddings)  # beyond its window we don't compute it
         self.groups = config.num_attention_heads // config.num_key_value_heads
         self.embed, self.head = read_vocabulary(config, tensor)
         self.layers = [Layer(config, tensor, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
@@ -411,18 +417,19 @@ class Llama:
 
 # %% ../nbs/04_transformer.ipynb #59815f0f
 class TransformersLM:
-    "Any causal language model of transformers behind the same interface, on the same cache; raises `ModelError` if it remembers more than keys and values."
+    "Any causal language model of transformers behind the same interface, on the same cache; raises `ModelError` if it isn't causal or remembers more than keys and values."
     packed = False
     ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention", "dense", "sparse"}  # kinds of layers in a config
 
-    def __init__(self, model): # a transformers module
+    def __init__(self, model): # a transformers module; it is put into evaluation mode
         config = model.config.get_text_config()
         self.arguments = inspect.signature(model.forward).parameters
         why = [f"it has layers of the kind {kind}" for kind in sorted(set(getattr(config, "layer_types", None) or []) - self.ROLLS_BACK)]
         if getattr(model, "_is_stateful", False): why.append("it keeps a recurrent state")
         if "past_key_values" not in self.arguments: why.append("it keeps no keys and values")
-        if why: raise ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: {' and '.join(why)}. Take a model with attention only.")
-        self.model, self.config, self.device, self.dtype = model, config, model.device, model.dtype
+        if any(getattr(part, "is_causal", True) is False for part in model.modules()): why.append("its tokens attend to later ones")
+        if why: raise ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: {' and '.join(why)}. Take a model with causal attention only.")
+        self.model, self.config, self.device, self.dtype = model.eval(), config, model.device, model.dtype
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
 
     def new_cache(self, capacity: int) -> KVCache:

@@ -561,6 +561,15 @@ def test_a_head_knows_its_targets_weights(target, tmp_path):
     with pytest.raises(ModelError, match="other weights"): load_head(tmp_path, other)
 
 
+def test_half_precision_does_not_overflow(target):
+    "The first feature of a text can be thousands of times as large as the others."
+    head = random_head(target).half()
+    features = torch.full((1, head.config.feature_size), 6e4)
+    head.fc.weight.data.fill_(1.0)
+    fused = FastHead(head, lambda ids: torch.zeros(*ids.shape, 32)).fuse(features)
+    assert fused.dtype == torch.float16 and torch.isfinite(fused).all()
+
+
 @pytest.mark.parametrize("tokens", [torch.arange(V).flip(0), torch.zeros(V, dtype=torch.long), torch.arange(V + 10), [3, 1], [1.5, 2.7], []])
 def test_what_is_no_draft_vocabulary(target, tokens):
     with pytest.raises(InputError, match="rising order"): init_from_target(target, tokens)

@@ -435,6 +435,22 @@ def test_a_stream_keeps_the_spaces_of_tokenizers_that_drop_a_leading_one():
 
 # --- vocabularies
 
+def byte_fallback():
+    "A tokenizer whose decoder turns runs of byte tokens into text, as that of Llama 2 does."
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    words = {"<unk>": 0, "</s>": 1} | {f"<0x{b:02X}>": 2 + b for b in range(256)}
+    made = Tokenizer(BPE(words, [], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="</s>")
+
+@pytest.mark.parametrize("text", ["你好世界", "日本語のテキスト", "❤️❤️", "a🙂b🙂🙂", "é" * 9, " leading", "plain"])
+def test_a_stream_of_bytes_never_cuts_into_a_character(text):
+    stream = TextStream(byte_fallback())
+    pieces = [stream.step(2 + b) for b in text.encode()]
+    assert "".join(pieces) + stream.flush() == stream.text == byte_fallback().decode([2 + b for b in text.encode()])
+    assert not any("\ufffd" in piece for piece in pieces)
+
 def test_vocabularies_are_compared_by_their_maps():
     def fake(vocabulary): return SimpleNamespace(get_vocab=lambda: vocabulary)
     same = fake({"a": 0, "b": 1})

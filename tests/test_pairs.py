@@ -1,5 +1,6 @@
 "`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real tokenizer."
 import copy
+import json
 from functools import lru_cache
 
 import pytest
@@ -377,9 +378,42 @@ def test_a_pair_with_another_drafter():
     assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter  # plain decoding needs no draft
 
 
-@pytest.mark.parametrize("target", ["smollm2", None, 3])
-def test_a_target_is_a_model(target):
-    with pytest.raises(InputError, match="load\\(name\\)"): Pair(target)
+@pytest.mark.parametrize("thing", ["smollm2", None, 3, torch.nn.Linear(2, 2)])
+def test_a_target_is_a_model(thing):
+    with pytest.raises(InputError, match="load\\(name\\)"): Pair(thing)
+    if thing is not None:
+        with pytest.raises(InputError, match="load\\(name\\)"): Pair(tiny(), thing)
+
+
+def test_a_drafter_has_all_its_parts():
+    class Half:
+        layers = None
+        def prefill(self, tokens, features, limit): pass
+        def propose(self, K, transform, source): pass
+        def commit(self, tokens, features): pass
+    for wrong in (NGramDrafter, Half()):
+        with pytest.raises(InputError, match="A draft is"): Pair(tiny(), wrong)
+
+
+@pytest.mark.parametrize("name", [None, 5, ["smollm2"]])
+def test_a_pair_has_a_name(name):
+    with pytest.raises(InputError, match="by its name"): load_pair(name)
+
+
+class Named:
+    eos_token_id = 2
+
+
+def test_where_texts_end(tmp_path):
+    "As transformers has it: the generation config, or the config where there is none."
+    config = {"model_type": "gpt2", "eos_token_id": [7, 9]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert end_tokens(tmp_path, Named) == {2, 7, 9}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    assert end_tokens(tmp_path, Named) == {2, 5}
+    for damaged in ('{"eos_token_id": [5', "[]", '{"eos_token_id": [[2]]}', '{"eos_token_id": "2"}'):
+        (tmp_path / "generation_config.json").write_text(damaged)
+        with pytest.raises(ModelError, match="eos_token_id|can't be read"): end_tokens(tmp_path, Named)
 
 
 def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, tmp_path):

@@ -397,6 +397,30 @@ def test_requests_are_checked_before_any_work(change, words):
     with pytest.raises(InputError, match=words): speculate(Untouchable(), NoDrafter(), request.pop("prompt"), Transform(), TorchSource(0), **request)
 
 
+class Answering:
+    "A drafter that proposes what it is told to."
+    layers = ()
+    def __init__(self, draft): self.draft = draft
+    def prefill(self, tokens, features, limit): pass
+    def commit(self, tokens, features): pass
+    def propose(self, K, transform, source): return self.draft
+
+
+@pytest.mark.parametrize("draft, words", [(None, "expected a Draft"), ([1, 2], "expected a Draft"), (Draft([1.0]), "whole numbers"), (Draft(["a"]), "whole numbers"), (Draft([1], [[0.5]]), "shape"),
+                                          (Draft([1], torch.full((1, 24), 2 / 24)), "sum to 1"), (Draft([1], torch.full((1, 24), float("nan"))), "sum to 1")])
+def test_drafts_that_are_none(draft, words):
+    with pytest.raises(ModelError, match=words): decode(tiny(), Answering(draft), [1, 2, 3], temperature=1.0)
+
+
+@pytest.mark.parametrize("form", [torch.tensor, np.array, lambda tokens: list(torch.tensor(tokens))])
+def test_tokens_in_any_form_end_a_text(form):
+    expected = decode(tiny(), NoDrafter(), [1, 2, 3])
+    end = expected[3].emitted[0]
+    found = decode(tiny(), Answering(Draft(form([r.emitted[0] for r in expected[1:4]]))), [1, 2, 3], eos_ids={end})
+    emitted = [t for r in found for t in r.emitted]
+    assert emitted == [t for r in decode(tiny(), NoDrafter(), [1, 2, 3], eos_ids={end}) for t in r.emitted] and all(type(t) is int for t in emitted)
+
+
 @pytest.mark.parametrize("prompt", [[0.5, 1.7], torch.tensor([[1, 2]]), torch.tensor([1.0]), "12", [[1]], None, 3])
 def test_prompts_that_are_no_token_ids(prompt):
     with pytest.raises(InputError, match="flat list of token ids"): speculate(Untouchable(), NoDrafter(), prompt, Transform(), TorchSource(0))

@@ -1,6 +1,7 @@
 "The native decoder and the wrapper against transformers, on tiny random models of every family."
 import copy
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,11 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdec import transformer
-from specdec.core import InputError, ModelError
+from specdec.autoregressive import Transform
+from specdec.core import InputError, ModelError, TorchSource
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.models import fetch, load_transformers
+from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
 from specdec.transformer import FEW, Linear, Llama, StoredRows, TransformersLM, attention_apart, has_same_rows, is_native, load_model, positions
 
 transformers.logging.set_verbosity_error()
@@ -297,6 +300,39 @@ def test_beyond_the_window_is_an_error_and_leaves_no_trace(name, tmp_path):
     assert cache.length == 32
 
 
+@pytest.mark.parametrize("name", ["mistral", "phi3"])
+def test_the_context_ends_with_the_window(name, tmp_path):
+    "A text ends there, as at the last position, and a draft stops drafting."
+    config = copy.deepcopy(FAMILIES[name])
+    config.sliding_window = 12
+    windowed, target = stored(random_model(config), tmp_path), TransformersLM(random_model(OTHERS["gpt2"]))
+    assert windowed.context_length == 12
+    rounds = list(speculate(windowed, NGramDrafter(), [1, 2, 3], Transform(), TorchSource(0), 4, 40))
+    assert sum(len(r.emitted) for r in rounds) == 9
+    drafted = list(speculate(target, ModelDrafter(windowed, V), [1, 2, 3], Transform(), TorchSource(0), 4, 30))
+    plain = list(speculate(target, NoDrafter(), [1, 2, 3], Transform(), TorchSource(0), 4, 30))
+    assert [t for r in drafted for t in r.emitted] == [t for r in plain for t in r.emitted]
+
+
+def test_a_checkpoint_with_more_layers_than_its_config(tmp_path):
+    random_model(OTHERS["gpt2"]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": config["n_layer"] - 1}))
+    with pytest.raises(ModelError, match="more layers"): load_model(tmp_path, CPU, torch.float32)
+
+
+def test_a_model_that_attends_both_ways_is_refused():
+    from transformers import BertConfig, BertLMHeadModel
+    config = BertConfig(vocab_size=V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    with pytest.raises(ModelError, match="attend to later"): TransformersLM(BertLMHeadModel(config))
+
+
+def test_a_model_that_was_trained_just_now_drops_nothing_out():
+    model = TransformersLM(random_model(OTHERS["gpt2"]).train())
+    a, b = (model.forward(tokens(8), model.new_cache(8)) for _ in range(2))
+    assert torch.equal(a, b)
+
+
 def test_window_that_is_switched_off(tmp_path):
     module = random_model(transformers.Qwen2Config(**SMALL, use_sliding_window=False, sliding_window=16))
     check_interface(stored(module, tmp_path), module, tokens(40))
@@ -347,10 +383,10 @@ def test_skip(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_views_are_masked(dtype, tmp_path):
     "Whatever the text's length and however many tokens are read, the padding behind it isn't seen."
-    model, ids = stored(random_model(FAMILIES["tinyllama"]).to(dtype), tmp_path), tokens(20)
+    model, ids = stored(random_model(FAMILIES["tinyllama"]), tmp_path, dtype), tokens(20)
     narrow, wide = KVCache(len(model.layers), 40), KVCache(len(model.layers), 40, multiple=16)
     for cache in (narrow, wide):  # what is rolled back stands behind the text, and isn't zero
-        model.forward(tokens(20) + 1, cache)
+        model.forward((tokens(20) + 1) % V, cache)
         cache.rollback(0)
     for some in ids.split([1, 5, 1, 12, 1], 1):
         assert torch.allclose(model.forward(some, narrow), model.forward(some, wide), atol=1e-4 if dtype == torch.float32 else .05)
@@ -423,6 +459,16 @@ def test_threads_read_their_own_rows(tmp_path):
         lookups = torch.randint(500, (500, 6), generator=torch.Generator().manual_seed(seed))
         return sum(not torch.equal(stored_rows(ids), rows[ids]) for ids in lookups)
     assert in_two_threads(look_up) == [0, 0]
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="this system has no pread")
+def test_a_file_that_is_read_has_no_position(tmp_path):
+    "Forked processes share it."
+    save_file({"rows": torch.randn(5, 8)}, tmp_path / "rows.safetensors")
+    rows = StoredRows(tmp_path / "rows.safetensors", "rows", torch.float32)
+    before = rows.file.tell()
+    rows(torch.tensor([3, 1]))
+    assert rows.file.tell() == before
 
 
 def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
