@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .autoregressive import Transform
+from .autoregressive import Transform, check_logits
 from .core import Round, Source, SpecdecError, check, exact_law
 from .draws import drawn_from
 from .gallery import GALLERY, Broken
@@ -192,11 +192,14 @@ NextLaw = Callable[[Text], np.ndarray]                 # the new tokens so far �
 Generate = Callable[[list[int], int, int], list[int]]  # prompt, how many new tokens, seed → new tokens
 
 def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
-    "What the target may say after the prompt and some new tokens, in float64, each answer computed once. The target is a `CausalLM` or a function ids → logits `[V]`."
+    """What the target may say after the prompt and some new tokens, in float64, each answer computed once. The target is a `CausalLM` or a function ids → logits `[V]`;
+    what isn't such a row raises `InputError`, and a row without a distribution `NumericalError`."""
     @lru_cache(maxsize=None)
     def law(text: Text) -> np.ndarray:
         ids = [*prompt, *text]
         logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1] if hasattr(target, "new_cache") else torch.as_tensor(target(ids))
+        check(logits.dim() == 1, f"The target must give one row of logits, [V], not a tensor of shape {tuple(logits.shape)}.")
+        check_logits(logits, f"The target after {ids}")
         row = transform(logits.float().cpu()).double().numpy()
         return row / row.sum()
     return law

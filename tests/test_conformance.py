@@ -10,7 +10,7 @@ import torch
 from specdec.autoregressive import Transform
 from specdec.conformance import (Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
                                  power_of, rank, samples_needed, tempered, tv_interval)
-from specdec.core import InputError, TorchSource
+from specdec.core import InputError, NumericalError, TorchSource
 from specdec.gallery import GALLERY, Broken
 from specdec.proof import Language, distance, target_law
 from specdec.rejection import speculative_sampling
@@ -232,6 +232,12 @@ def test_interrupt_and_seeds():
 def test_bad_input_to_check_decoder(wrong):
     def never(prompt, n, seed): raise AssertionError("no sample may be drawn")
     with pytest.raises(InputError): check_decoder(**{"generate": never, "target": logits_of(P), "prompt": START} | wrong)
+
+
+@pytest.mark.parametrize("row, error", [(torch.full((V,), math.nan), NumericalError), (torch.full((V,), -math.inf), NumericalError), (torch.zeros(1, V), InputError),
+                                        (torch.tensor(0.), InputError)], ids=str)
+def test_a_target_without_a_law_is_refused(row, error):
+    with pytest.raises(error): check_decoder(sampler(P), lambda ids: row, START, samples=1000, distance=.2)
 
 
 def test_weak_tests_say_so():
