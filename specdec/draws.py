@@ -532,9 +532,10 @@ class _StandIns(TorchFunctionMode):
         self.source, self.grid = source, grid
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if torch.is_inference_mode_enabled():  # there a view doesn't know what it is part of
-            with torch.inference_mode(False), torch.no_grad(): return self.__torch_function__(func, types, args, kwargs)
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        changes = name.endswith("_") and not name.endswith("__") or name == "__setitem__" or name.startswith("__i") or kwargs.get("out") is not None
+        if torch.is_inference_mode_enabled() and (name in _DRAWS or not changes):  # there, a view doesn't know what it is part of
+            with torch.inference_mode(False), torch.no_grad(): return self.__torch_function__(func, types, args, kwargs)
         check(name not in _UNKNOWN_DRAWS and getattr(func, "__module__", "") != "torch.nn.init", f"`{name}` draws numbers that specdec has no exact law for. "
               "Use torch.rand, torch.multinomial, torch.bernoulli or exponential_, or take the draws from a specdec Source.")
         check(name not in ("tensor", "as_tensor", "asarray") or not any(isinstance(x, UnknownTensor) for x in _leaves(args)),
@@ -545,11 +546,13 @@ class _StandIns(TorchFunctionMode):
 _SEEDED = "It seeds inside, so that every call makes the same draws. Seed once, outside, before the first call."
 _ELSEWHERE = "It draws from {}, where specdec can't follow. Use torch.rand or torch.multinomial, or take the draws from a specdec Source."
 
+_NOTICED = {"manual_seed", "seed", "set_state", "random", "getrandbits"}
+
 @contextmanager
 def _watched() -> Iterator[None]:
     "Notice what the stand-ins can't see: seeds that are set inside, and draws from Python's, numpy's and torch's own global generators."
     def watch(frame, event, called):
-        if event != "c_call": return
+        if event != "c_call" or called.__name__ not in _NOTICED: return  # this runs with every call: most end here
         owner, name = getattr(called, "__self__", None), called.__name__
         check(not (isinstance(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state")), _SEEDED)
         check(not (owner is random._inst and name == "seed"), _SEEDED)
