@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'REST', 'NextLaw', 'Generate', 'BETAS', 'NotLossless', 'Report', 'certain', 'VerifyCase', 'verify_cases',
-           'on_tensors', 'checked', 'laws', 'Watched', 'pick_route', 'VerifyReport', 'check_verify', 'law_after',
-           'Bins', 'tempered', 'likeliest', 'shapes', 'Bettor', 'bettors', 'log_wealth', 'alternatives', 'power_of',
-           'samples_needed', 'tv_interval', 'BrokenDecoder', 'Lumped', 'on_bins', 'Suspect', 'gallery_suspects', 'rank',
-           'DecoderReport', 'flaw', 'impossible', 'watch', 'remarks', 'explain', 'check_decoder']
+           'on_tensors', 'on_fractions', 'checked', 'laws', 'Watched', 'pick_route', 'VerifyReport', 'check_verify',
+           'law_after', 'Bins', 'tempered', 'likeliest', 'shapes', 'Bettor', 'bettors', 'log_wealth', 'alternatives',
+           'power_of', 'samples_needed', 'tv_interval', 'BrokenDecoder', 'Lumped', 'on_bins', 'Suspect',
+           'gallery_suspects', 'rank', 'DecoderReport', 'flaw', 'impossible', 'watch', 'remarks', 'explain',
+           'check_decoder']
 
 # %% ../nbs/06_conformance.ipynb #03c51da5
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .autoregressive import Transform
+from .autoregressive import Transform, check_logits
 from .core import Round, Source, SpecdecError, check, exact_law
 from .draws import drawn_from
 from .gallery import GALLERY, Broken
@@ -75,6 +77,12 @@ def on_tensors(fn: VerifyRule, dtype: torch.dtype = torch.float64) -> VerifyRule
     def verify(p, q, tokens, source):
         p, q = (None if rows is None else torch.tensor(rows.astype(float), dtype=dtype) for rows in (p, q))
         with drawn_from(source): return fn(p, q, list(tokens), source)
+    return verify
+
+def on_fractions(fn: VerifyRule) -> VerifyRule:
+    "The same rule; a draw that isn't made through the source is followed or refused."
+    def verify(p, q, tokens, source):
+        with drawn_from(source): return fn(p, q, tokens, source)
     return verify
 
 # %% ../nbs/06_conformance.ipynb #d3d0ce7b
@@ -150,7 +158,7 @@ class VerifyReport(Report):
 
     def summary(self) -> str:
         "Verdict, route, size of the error and the case where it is largest."
-        verdict = "lossless" if self.lossless else "NOT LOSSLESS"
+        verdict = "lossless" if self.lossless else "NOT LOSSLESS" if self.lossy else "no verdict"
         lines = [f"{self.name}: {verdict} on {self.cases} cases ({self.route}, " + ("error exactly 0 wanted)" if not self.tolerance else f"tolerance {self.tolerance:g})")]
         if self.raised: lines.append(f"It failed: {self.raised}")
         if self.error: lines.append(f"largest error: total variation {float(self.error):.3g}{f' = {self.error}' if self.error.denominator < 10 ** 6 else ''}, case: {self.worst}")
@@ -170,13 +178,14 @@ def check_verify(fn: VerifyRule,              # (p [K + 1, V], q [K, V], tokens 
                  tolerance: float = 1e-6,     # on tensors, what counts as rounding (total variation)
                 ) -> VerifyReport:
     """Walk every branch of a verify function on many small cases and compare the joint law of K + 1 tokens with the target's. Raises
-    `InputError` for arguments that can't be served and for functions that can't be followed; what the function raises is in the report."""
+    `InputError` for arguments that can't be served and for functions whose randomness can't be told from their draws; what the function raises, refusals
+    among it, is in the report."""
     check(callable(fn), f"A verify function is needed, not {fn!r}.")
     check(route in ("auto", "fractions", "tensors"), f"The route must be auto, fractions or tensors, not {route!r}.")
-    check(seeds >= 1 and len(sizes) > 0 and all(K >= 1 and V >= 2 for K, V in sizes), "At least one seed and one size are needed, with K ≥ 1 and V ≥ 2.")
+    check(seeds >= 1 and len(sizes) > 0 and all(K >= 1 and 2 <= V <= 16 for K, V in sizes), "At least one seed and one size are needed, with K ≥ 1 and V from 2 to 16.")
     check(0 < tolerance < 1, f"The tolerance must lie between 0 and 1, not {tolerance}.")
     if route == "auto": route = pick_route(fn, dtype)
-    rule = checked(fn if route == "fractions" else on_tensors(fn, dtype))
+    rule = checked(on_fractions(fn) if route == "fractions" else on_tensors(fn, dtype))
     report = VerifyReport(getattr(fn, "__name__", type(fn).__name__), route, 0 if route == "fractions" else tolerance)
     for case in verify_cases(sizes, seeds, none, draft):
         try: found, expected = laws(rule, case)
@@ -192,11 +201,14 @@ NextLaw = Callable[[Text], np.ndarray]                 # the new tokens so far �
 Generate = Callable[[list[int], int, int], list[int]]  # prompt, how many new tokens, seed → new tokens
 
 def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
-    "What the target may say after the prompt and some new tokens, in float64, each answer computed once. The target is a `CausalLM` or a function ids → logits `[V]`."
+    """What the target may say after the prompt and some new tokens, in float64, each answer computed once. The target is a `CausalLM` or a function ids → logits `[V]`;
+    what isn't such a row raises `InputError`, and a row without a distribution `NumericalError`."""
     @lru_cache(maxsize=None)
     def law(text: Text) -> np.ndarray:
         ids = [*prompt, *text]
         logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1] if hasattr(target, "new_cache") else torch.as_tensor(target(ids))
+        check(logits.dim() == 1, f"The target must give one row of logits, [V], not a tensor of shape {tuple(logits.shape)}.")
+        check_logits(logits, f"The target after {ids}")
         row = transform(logits.float().cpu()).double().numpy()
         return row / row.sum()
     return law
@@ -325,6 +337,7 @@ def power_of(jury: list[Bettor], samples: int, alarm: float, distance: float, ru
     "In which share of simulated runs a decoder at this distance has been rejected after so many samples: the worst of `alternatives`."
     rng, expected = np.random.default_rng(0), jury[0].expected
     powers = [(log_wealth(jury, rng.multinomial(samples, wrong, size=runs)) >= -math.log(alarm)).mean() for wrong in alternatives(expected, distance)]
+    if not powers and expected.max() < 1: return 0.0  # nothing so far away could be made up
     return float(min(powers)) if powers else 1 - (1 - distance) ** samples  # a certain text: any other is proof
 
 def samples_needed(jury: list[Bettor], alarm: float, distance: float, power: float = 0.9) -> int:
@@ -493,7 +506,7 @@ class DecoderReport(Report):
 # %% ../nbs/06_conformance.ipynb #9c582d11
 def flaw(tokens, n: int, prompt: list[int], V: int, eos_ids: Set[int]) -> str: # empty if there is none
     "What is wrong with the form of an answer."
-    try: tokens = [int(token) for token in tokens]
+    try: tokens = [operator.index(token) for token in tokens]  # not int(): text and fractions are no ids
     except (TypeError, ValueError): return f"generate returned {tokens!r}, not a list of token ids."
     if len(tokens) > n: return f"generate returned {len(tokens)} tokens where {n} were asked for" + (
         ", beginning with the prompt: return the new ones only." if tokens[:len(prompt)] == prompt else ".")
@@ -537,8 +550,8 @@ def remarks(report: DecoderReport, jury: list[Bettor]) -> Iterator[str]:
     evidence = [max(b.log_wealth(report.counts) for b in jury if b.depth == depth) for depth in range(1, report.bins.length + 1)]
     wrong = next((depth for depth, e in enumerate(evidence, 1) if e > math.log(1000)), None)
     if wrong == 1: yield "the first token's own law is wrong already."
-    elif wrong: yield (f"nothing is wrong so far with the first {'token' if wrong == 2 else f'{wrong - 1} tokens'}, but with what follows: look at what is done after "
-                       "the first draft token, at the bonus token, and at the caches.")
+    elif wrong: yield (f"the first {'token alone does' if wrong == 2 else f'{wrong - 1} tokens alone do'}n't show it after {report.samples} samples. If that stays so with "
+                       "more of them (stop=False), look at what is done after the first draft token, at the bonus token, and at the caches.")
 
 def explain(report: DecoderReport, jury: list[Bettor], law: NextLaw, draft_law: NextLaw | None, K: int | None) -> None:
     "Put suspects and remarks into the report of a decoder that was rejected."
@@ -555,13 +568,13 @@ def _check_plan(prompt, length, width, samples, alarm, distance, confidence, dra
     for name, n in dict(length=length, width=width, samples=samples).items(): check(isinstance(n, int) and n >= 1, f"{name} must be a whole number of at least 1, not {n!r}.")
     for name, x in dict(alarm=alarm, distance=distance, confidence=confidence).items(): check(0 < x < 1, f"{name} must lie between 0 and 1, not {x!r}.")
     check((width + 1) ** length <= 2000, f"A tree of width {width} and length {length} has too many bins: nothing could be learned about each. Make it smaller.")
-    check((draft is None) == (K is None) and (K is None or K >= 1), "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.")
+    check((draft is None) == (K is None) and (K is None or isinstance(K, int) and K >= 1), "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.")
 
 # %% ../nbs/06_conformance.ipynb #89a2a922
 def check_decoder(generate: Generate, target, # target: a CausalLM, or a function ids → logits [V]
                   prompt: Sequence[int],
                   transform: Transform = Transform(1.0), # what the decoder is told to sample with
-                  length: int = 3,            # tokens of each sample; a draft of K shows whole from K + 2 on
+                  length: int = 3,            # tokens of each sample; K + 3 show a full draft and what it leaves behind
                   width: int = 2,             # likeliest tokens that get bins of their own, after each text
                   samples: int = 3000,        # at most
                   alarm: float = 1e-6,        # probability of rejecting a right decoder, at most
@@ -577,14 +590,17 @@ def check_decoder(generate: Generate, target, # target: a CausalLM, or a functio
     Ramdas et al. 2023). Raises `InputError` for arguments that can't be served, too few samples among them; what `generate` raises comes through."""
     prompt = [int(token) for token in prompt]
     _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K)
-    law = law_after(target, prompt, transform)
+    law, draft_law = law_after(target, prompt, transform), None if draft is None else law_after(draft, prompt, transform)
+    check(draft is None or len(draft_law(())) == len(law(())), "Draft and target must give logits of one width: pad the draft's with -inf.")
     bins = Bins(law, length, width, eos_ids)
     jury, expected = bettors(bins, law), bins.law(law)
+    check(expected.max() == 1 or next(alternatives(expected, distance), None) is not None,
+          f"No decoder at total variation {distance:g} could be made up for this target, so nothing can be said about the power: give a smaller distance.")
     power, needed = power_of(jury, samples, alarm, distance), samples_needed(jury, alarm, distance)
     check(power >= 0.9 or weak, f"With {samples} samples, a decoder at total variation {distance:g} would be caught with probability {power:.2f} only; "
           f"0.9 takes {needed}. Give more samples, a larger distance, or weak=True to test all the same.")
     report = DecoderReport(bins, expected, samples, alarm, distance, power, needed, confidence, np.zeros(len(bins)))
     watch(report, jury, law, lambda i: generate(list(prompt), length, seed + i),
           lambda tokens: flaw(tokens, length, prompt, len(law(())), eos_ids), stop, progress)
-    if report.rejected: explain(report, jury, law, draft and law_after(draft, prompt, transform), K)
+    if report.rejected: explain(report, jury, law, draft_law, K)
     return report

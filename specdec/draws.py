@@ -75,6 +75,8 @@ def _undo(step: _Step, t: Fraction | float, closed: bool) -> tuple[Fraction | fl
     return _drawn(*constants, t, closed), False, False
 
 # %% ../nbs/05d_draws.ipynb #a62c904c
+_TINY = Fraction(1, 2 ** 20)  # what people add so that no logarithm meets 0
+
 @dataclass(frozen=True)
 class Number:
     "An unknown uniform number, and what has been done to it since."
@@ -82,18 +84,30 @@ class Number:
     steps: tuple[_Step, ...] = ()
 
     def then(self, *steps: _Step) -> "Number":
-        "The number after more steps."
-        return Number(self.unknown, (*self.steps, *steps))
+        "The number after more steps. Raises `InputError` for the logarithm of a number that can be negative, and for 1 / x: there its order isn't kept."
+        if not steps: return self
+        if steps[0][0] in ("log", "reciprocal"): check(self.chance_below_zero() <= 2 * _TINY, f"`{steps[0][0]}` of a random number that can be negative can't be followed.")
+        return Number(self.unknown, (*self.steps, steps[0])).then(*steps[1:])
+
+    def traced(self, t: Fraction | float, closed: bool) -> tuple[Fraction | float, bool]: # its threshold, and whether its other side is meant
+        "The question whether it lies below t (or at t, if closed), as one about the uniform number."
+        other_side = False
+        for step in reversed(self.steps):
+            t, closed, flip = _undo(step, t, closed)
+            if flip: other_side = not other_side
+        return t, other_side
+
+    def chance_below_zero(self) -> Fraction | float:
+        "How likely it is to be negative as far as it is known; not above 0 if it can't be. Nothing is decided."
+        (t, other_side), low, high = self.traced(Fraction(0), False), self.unknown.low, self.unknown.high
+        return (high - t if other_side else t - low) / (high - low)
 
     def below(self, t: float,              # NaN: False
               closed: bool = False, # at t counts too
              ) -> bool:
         "Whether it lies below t (or at t, if closed): traced back to a question about the uniform number."
         if math.isnan(t): return False
-        t, other_side = _exact(t), False
-        for step in reversed(self.steps):
-            t, closed, flip = _undo(step, t, closed)
-            if flip: other_side, closed = not other_side, closed
+        t, other_side = self.traced(_exact(t), closed)
         return self.unknown.below(t) != other_side
 
 # %% ../nbs/05d_draws.ipynb #49d43787
@@ -143,8 +157,6 @@ def _drawn(dtype: torch.dtype, law: str, t: Fraction | float, closed: bool) -> F
     return _rounded(dtype, t, closed)[0] + Fraction(1, 2 * n)  # the last half step became 0
 
 # %% ../nbs/05d_draws.ipynb #9fd27bdc
-_TINY = Fraction(1, 2 ** 20)  # what people add so that no logarithm meets 0
-
 def _read(number: Number) -> tuple[str, Fraction, Fraction | float]: # kind, factor, offset
     """What a number is that was made for a race: "E" (factor × exponential), "1/E" (factor / exponential) or "G" (factor × Gumbel + offset).
     Raises `InputError` for everything else."""
@@ -152,7 +164,7 @@ def _read(number: Number) -> tuple[str, Fraction, Fraction | float]: # kind, fac
     for name, *constants in number.steps:
         c = constants[0] if constants else None
         if name in ("at least", "at most") and kind == "U" and min(abs(c), abs(1 - c)) <= _TINY: pass
-        elif name == "rounded" or name == "drawn": pass
+        elif name == "drawn" and c not in _FEW: pass
         elif name == "scale": a, b = a * c, b * c if b else b
         elif name == "shift" and (kind in "UG" or abs(c) <= _TINY): b = b + c if kind in "UG" else b
         elif name == "reciprocal" and kind == "E" and a > 0: kind, a = "1/E", 1 / a
@@ -161,7 +173,7 @@ def _read(number: Number) -> tuple[str, Fraction, Fraction | float]: # kind, fac
         elif name == "log" and kind == "1/E": kind, a, b = "G", Fraction(1), _log(a)
         elif name == "exp" and kind == "G" and abs(a) == 1: kind, a, b = "E" if a < 0 else "1/E", _exp(b), Fraction(0)
         else: raise InputError(f"argmax and argmin of random numbers are followed for races only (p / e with exponential e, or logits + Gumbel noise), "
-                               f"not after `{name}` here. Use one of these, torch.multinomial, or draws from a specdec Source.")
+                               f"not after `{name}` here, and not in bfloat16 or float16. Use one of these, torch.multinomial, or draws from a specdec Source.")
     return kind, a, b
 
 # %% ../nbs/05d_draws.ipynb #41def206
@@ -256,6 +268,7 @@ _FILLED: list[Tensor] = []  # tensors of the program that hold unknown numbers f
 def _fill(buffer: Tensor, numbers: np.ndarray) -> UnknownTensor: # the buffer
     "Write unknown numbers into an existing tensor, as functions that end in _ do. Where it is part of another tensor, that one holds them too."
     with torch._C.DisableTorchFunctionSubclass():
+        check(not buffer.is_inference(), "Random numbers can't be followed into a tensor that was made in inference mode beforehand: give the function a clone of it.")
         whole = buffer if buffer._base is None else buffer._base
         memory = whole.as_strided((whole.untyped_storage().nbytes() // whole.element_size(),), (1,), 0)
         if not isinstance(whole, UnknownTensor):
@@ -292,7 +305,9 @@ def _outside(func, *args, **kwargs):
 def _moved(func, *args, **kwargs):
     "Entries moved about: torch moves their positions. A view goes on sharing the numbers."
     unknown = [x for x in _leaves(args) if isinstance(x, UnknownTensor)]
-    name, first = func.__name__, unknown[0]
+    name = func.__name__
+    check(len(unknown) > 0, f"Give `{name}` its tensors by position: by name they can't be followed.")
+    first = unknown[0]
     joined = name in ("cat", "concat", "stack", "broadcast_tensors", "hstack", "vstack")
     check(joined and not any(type(x) is Tensor for x in _leaves(args)) or not joined and len(unknown) == 1 and unknown[0] is args[0],
           f"`{name}` of random numbers together with other tensors can't be followed. Compare the random numbers with probabilities first.")
@@ -360,6 +375,7 @@ def _combined(func, a, b, **kwargs):
     if name in _REVERSED: (a, b), name = (b, a), _REVERSED[name]
     u, t = (a, b) if isinstance(a, UnknownTensor) else (b, a)
     numbers, known, dtype = _common(u, t)
+    check(not np.isnan(known).any(), "A random number was combined with NaN.")
     steps = _ARITHMETIC[name.rstrip("_")][u is not a]
     after = [("rounded", dtype)] if dtype in _FEW else []
     result = _each(lambda n, c: n.then(*steps(float(c)), *after), numbers, known)
@@ -487,7 +503,8 @@ def _uniform_(source, grid, input, low=0., high=1., *, generator=None, **ends):
 @_draws
 def _exponential_(source, grid, input, lambd=1., *, generator=None):
     uniform = _fresh(source, False, tuple(input.shape), torch.float64, "cpu")
-    return _fill(input, _each(lambda n: n.then(("log",), ("scale", -1 / _exact(float(lambd)))), uniform))
+    after = [("rounded", input.dtype)] if input.dtype in _FEW else []
+    return _fill(input, _each(lambda n: n.then(("log",), ("scale", -1 / _exact(float(lambd))), *after), uniform))
 
 @_draws
 def _multinomial(source, grid, input, num_samples, replacement=False, *, generator=None, out=None):
@@ -516,6 +533,9 @@ class _StandIns(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        changes = name.endswith("_") and not name.endswith("__") or name == "__setitem__" or name.startswith("__i") or kwargs.get("out") is not None
+        if torch.is_inference_mode_enabled() and (name in _DRAWS or not changes):  # there, a view doesn't know what it is part of
+            with torch.inference_mode(False), torch.no_grad(): return self.__torch_function__(func, types, args, kwargs)
         check(name not in _UNKNOWN_DRAWS and getattr(func, "__module__", "") != "torch.nn.init", f"`{name}` draws numbers that specdec has no exact law for. "
               "Use torch.rand, torch.multinomial, torch.bernoulli or exponential_, or take the draws from a specdec Source.")
         check(name not in ("tensor", "as_tensor", "asarray") or not any(isinstance(x, UnknownTensor) for x in _leaves(args)),
@@ -526,11 +546,13 @@ class _StandIns(TorchFunctionMode):
 _SEEDED = "It seeds inside, so that every call makes the same draws. Seed once, outside, before the first call."
 _ELSEWHERE = "It draws from {}, where specdec can't follow. Use torch.rand or torch.multinomial, or take the draws from a specdec Source."
 
+_NOTICED = {"manual_seed", "seed", "set_state", "random", "getrandbits"}
+
 @contextmanager
 def _watched() -> Iterator[None]:
     "Notice what the stand-ins can't see: seeds that are set inside, and draws from Python's, numpy's and torch's own global generators."
     def watch(frame, event, called):
-        if event != "c_call": return
+        if event != "c_call" or called.__name__ not in _NOTICED: return  # this runs with every call: most end here
         owner, name = getattr(called, "__self__", None), called.__name__
         check(not (isinstance(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state")), _SEEDED)
         check(not (owner is random._inst and name == "seed"), _SEEDED)
@@ -561,5 +583,7 @@ def torch_law(function: Callable[[], Hashable], # draws with torch's random func
         with drawn_from(source, grid): outcome = function()
         check(not any(isinstance(x, Tensor) for x in _leaves(outcome)),
               "The function returned a tensor, which says only that it is itself. Return numbers: .item(), or tuple(x.tolist()).")
+        try: hash(outcome)
+        except TypeError: raise InputError(f"The function returned {outcome!r}, which can't be counted as an outcome. Return numbers, or tuples of numbers.") from None
         return outcome
     return exact_law(program)

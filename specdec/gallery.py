@@ -223,7 +223,7 @@ def _reported(change: Callable[[np.ndarray], np.ndarray]) -> Drafting: # weights
         for _ in range(K):
             rows.append(q(tuple(tokens)))
             tokens.append(source.categorical(change(rows[-1])))
-        return tokens, np.stack(rows)
+        return tokens, np.stack(rows) if rows else None
     return draft
 
 def _top_two(row: np.ndarray) -> np.ndarray: # [V]

@@ -42,7 +42,8 @@ class Language:
         self.V, self.seed, self.halves, self.rows = V, seed, halves, {}
         self.tokens = list(range(V) if tokens is None else tokens)
         self.most = min(len(self.tokens) if most is None else most, len(self.tokens))
-        check(self.tokens and set(self.tokens) <= set(range(V)), f"A language says at least one of its tokens 0…{V - 1}, not {self.tokens}.")
+        check(self.tokens and set(self.tokens) <= set(range(V)) and len(set(self.tokens)) == len(self.tokens), f"A language says at least one of its tokens 0…{V - 1}, each "
+              f"named once, not {self.tokens}.")
         check(1 <= self.most <= 16, f"Between 1 and 16 tokens may follow a text, since a row is made of sixteenths, not {self.most}: set `most`.")
 
     def __call__(self, text: Text) -> np.ndarray: # [V] of Fraction, summing to 1
@@ -233,10 +234,12 @@ def memory_of(thing) -> Hashable:
     language, a function or a class never changes and counts as itself; so does what can't be looked into, which then equals nothing else."""
     if isinstance(thing, Tensor): return "tensor", str(thing.dtype), thing.shape, tuple(thing.flatten().tolist())
     if isinstance(thing, np.ndarray): return "array", thing.shape, memory_of(thing.tolist())
-    if isinstance(thing, dict): return "dict", frozenset((key, memory_of(value)) for key, value in thing.items())
-    if isinstance(thing, (set, frozenset)): return "set", frozenset(map(memory_of, thing))
-    if isinstance(thing, (list, tuple, deque)): return type(thing), tuple(map(memory_of, thing))
-    if isinstance(thing, (Language, FunctionType, type)) or not hasattr(thing, "__dict__"): return thing
+    attributes = memory_of(vars(thing)) if isinstance(thing, (dict, set, frozenset, list, tuple, deque)) and hasattr(thing, "__dict__") else ()  # of a subclass
+    if isinstance(thing, dict): return "dict", frozenset((key, memory_of(value)) for key, value in thing.items()), attributes
+    if isinstance(thing, (set, frozenset)): return "set", frozenset(map(memory_of, thing)), attributes
+    if isinstance(thing, (list, tuple, deque)): return type(thing), tuple(map(memory_of, thing)), attributes
+    hidden = not hasattr(thing, "__dict__") or type(thing).__reduce__ is not object.__reduce__  # it says itself how to copy it: there is more than attributes
+    if isinstance(thing, (Language, FunctionType, type)) or hidden: return thing
     return type(thing), memory_of(vars(thing))
 
 # %% ../nbs/05b_proof.ipynb #6526b0fd
@@ -248,6 +251,7 @@ def law_of_rounds(start: Callable[[Source], Started], # starts a new text
                  ) -> Law:
     """The exact law of the text that rounds produce. Paths that have led to the same text and the same memory have the same future, so one is
     walked for all: else their number would grow exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
+    check(length >= 1, f"The length must be at least 1, not {length}.")
     law, levels = {}, [{} for _ in range(length)]  # by length of the text: state → text, rounds so far, the choices that led there, probability
     levels[0][()] = (), 0, (), Fraction(1)
     for level in levels:  # rounds only add to a text: when a level's turn comes, nothing can join it any more

@@ -50,10 +50,12 @@ def speculative_sampling(p: Tensor,             # target distributions, [n + 1, 
                         ) -> tuple[int, int]: # how many draft tokens are accepted (0…n), and the token that follows them
     """Accept each draft token with probability min(1, p/q); at the first rejection draw from the residual; after none, draw
     the bonus token from the last p. What comes out is distributed as p (Leviathan et al. 2023, algorithm 1 and appendix A.1;
-    Chen et al. 2023, algorithm 2). Raises `InputError` at a token with q = 0: it can't have been drawn from q."""
+    Chen et al. 2023, algorithm 2). Raises `InputError` at a token outside the vocabulary, and at one with q = 0: it can't have been drawn
+    from q."""
     for i, token in enumerate(tokens):
+        check(0 <= token < p.shape[-1], f"Draft token {i} (id {token}) is outside the target's vocabulary of {p.shape[-1]}.")
         q_token = 1 if q is None else q[i][token]
-        check(q_token > 0, f"Draft token {i} (id {token}) has probability 0 in the q that was reported with it, so it was drawn from "
+        check(q_token > 0, f"Draft token {i} (id {token}) has probability {float(q_token):g} in the q that was reported with it, so it was drawn from "
               "another distribution. Report the one it was drawn from, after temperature, top-k and top-p; None for a sure guess.")
         if not source.bernoulli(min(p[i][token] / q_token, 1)):
             return i, source.categorical(residual(p[i], delta(p[i], token) if q is None else q[i]))

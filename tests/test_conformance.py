@@ -1,5 +1,6 @@
 "The conformance kit: right rules pass, every broken one is caught, the sequential test keeps its stated error rates, and bad input is refused."
 import math
+import random
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import torch
 from specdec.autoregressive import Transform
 from specdec.conformance import (Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
                                  power_of, rank, samples_needed, tempered, tv_interval)
-from specdec.core import InputError, TorchSource
+from specdec.core import InputError, NumericalError, TorchSource
 from specdec.gallery import GALLERY, Broken
 from specdec.proof import Language, distance, target_law
 from specdec.rejection import speculative_sampling
@@ -105,6 +106,12 @@ def test_what_it_raises_and_returns_is_in_the_report():
 def test_a_randomness_that_cannot_be_followed_is_refused():
     state = iter(range(10 ** 9))
     with pytest.raises(InputError, match="can't be followed"): check_verify(lambda p, q, tokens, source: (0, next(state) // 3 % 2))
+    def later(p, q, tokens, source):
+        if len(tokens) > 1: random.random()
+        return speculative_sampling(p, q, tokens, source)
+    report = check_verify(later)
+    assert report.route == "fractions" and "Python's `random`" in report.raised and not report.lossless
+    assert "no verdict" in report.summary() and "NOT LOSSLESS" not in report.summary()
 
 
 def test_routes():
@@ -113,9 +120,9 @@ def test_routes():
     assert pick_route(epsilon, torch.float64) == "tensors"  # it draws with a float
 
 
-@pytest.mark.parametrize("wrong", [dict(seeds=0), dict(sizes=[]), dict(sizes=[(0, 2)]), dict(route="x"), dict(tolerance=0), dict(fn="x")], ids=str)
+@pytest.mark.parametrize("wrong", [dict(seeds=0), dict(sizes=[]), dict(sizes=[(0, 2)]), dict(sizes=[(1, 17)]), dict(route="x"), dict(tolerance=0), dict(fn="x")], ids=str)
 def test_bad_input_to_check_verify(wrong):
-    with pytest.raises(InputError): check_verify(**{"fn": speculative_sampling} | wrong)
+    with pytest.raises(InputError, match="^(?!.*`most`)"): check_verify(**{"fn": speculative_sampling} | wrong)
 
 
 # The game
@@ -154,6 +161,7 @@ def test_the_stated_power_holds():
     assert power_of(JURY, samples, 1e-6, away) >= 0.9 > power_of(JURY, samples // 3, 1e-6, away)
     counts = np.random.default_rng(2).multinomial(samples, truth, size=300)
     assert (log_wealth(JURY, counts) >= math.log(1e6)).mean() >= 0.9
+    assert power_of(JURY, 10 ** 6, 1e-6, .95) == 0  # no law is so far away: no claim
 
 
 def test_the_interval_covers():
@@ -175,6 +183,7 @@ def test_a_right_decoder_passes_and_wrong_ones_do_not():
     right.raise_if_lossy()
     flat = check_decoder(sampler(lambda text: np.sqrt(P(text).astype(float))), logits_of(P), START, samples=2000, distance=.15)
     assert flat.rejected and flat.samples < 2000 and "flatter" in flat.suspects[0].name
+    assert not any("nothing is wrong" in remark for remark in flat.remarks)  # the first token's law is wrong too, only not by so much
     with pytest.raises(NotLossless, match="REJECTED"): flat.raise_if_lossy()
 
 
@@ -202,7 +211,7 @@ def test_proofs_and_forms():
     assert outside.rejected and outside.samples < 50 and "probability 0" in outside.proof
     greedy = check_decoder(lambda prompt, n, seed: [int(P(()).argmax())] * n, logits_of(P), START, samples=2000, distance=.2)
     assert greedy.rejected and any("every seed" in remark for remark in greedy.remarks)
-    for answer in ([1], [0, 1, 1, 1], [1, 1, 9], None):
+    for answer in ([1], [0, 1, 1, 1], [1, 1, 9], None, "120", [1.7, 2.2, 0.]):
         assert check_decoder(lambda prompt, n, seed: answer, logits_of(P), START, samples=2000, distance=.2).proof
     assert "prompt" in flaw([0, 1, 1, 1], 3, [0], V, frozenset()) and flaw([1, 2], 3, [0], V, {2}) == ""
     assert flaw([2, 1, 1], 3, [0], V, {2})
@@ -228,10 +237,17 @@ def test_interrupt_and_seeds():
 
 
 @pytest.mark.parametrize("wrong", [dict(samples=0), dict(alarm=0), dict(alarm=1), dict(prompt=[]), dict(length=0), dict(width=0), dict(distance=2), dict(K=1), dict(length=12),
-                                   dict(confidence=1), dict(samples=50)], ids=str)
+                                   dict(confidence=1), dict(samples=50), dict(samples=3, distance=.95), dict(distance=.95, weak=True), dict(draft=logits_of(Q), K=1.5),
+                                   dict(draft=lambda ids: torch.zeros(V - 1), K=1)], ids=str)
 def test_bad_input_to_check_decoder(wrong):
     def never(prompt, n, seed): raise AssertionError("no sample may be drawn")
     with pytest.raises(InputError): check_decoder(**{"generate": never, "target": logits_of(P), "prompt": START} | wrong)
+
+
+@pytest.mark.parametrize("row, error", [(torch.full((V,), math.nan), NumericalError), (torch.full((V,), -math.inf), NumericalError), (torch.zeros(1, V), InputError),
+                                        (torch.tensor(0.), InputError)], ids=str)
+def test_a_target_without_a_law_is_refused(row, error):
+    with pytest.raises(error): check_decoder(sampler(P), lambda ids: row, START, samples=1000, distance=.2)
 
 
 def test_weak_tests_say_so():

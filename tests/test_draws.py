@@ -39,7 +39,7 @@ def test_a_quarter(event): assert chance(event) == QUARTER
 
 
 @pytest.mark.parametrize("event, expected", [
-    (lambda: torch.rand(()).log() < math.log(.25), .25), (lambda: torch.log1p(-torch.rand(())) < math.log(.25), .25),
+    (lambda: torch.rand(()).log() < math.log(.25), .25), (lambda: (1.5 - torch.rand(())).log() < 0, .5), (lambda: 1 / (torch.rand(()) + 1) < .75, 2 / 3), (lambda: torch.log1p(-torch.rand(())) < math.log(.25), .25),
     (lambda: torch.empty(()).exponential_(2.) < 1, 1 - math.exp(-2)), (lambda: -torch.log(torch.rand(())) > 1, math.exp(-1)), (lambda: torch.rand(()).log().exp() < .3, .3)])
 def test_logarithms(event, expected): assert float(chance(event)) == pytest.approx(expected, abs=1e-7)
 
@@ -130,6 +130,24 @@ def test_numbers_written_into_a_buffer():
         p = torch.stack([W, W]).view(-1, 3)[:, :]
         return p.div_(torch.empty_like(p).exponential_())[0].argmax().item()
     assert torch_law(through_a_view) == LAW
+
+
+def test_inference_mode_changes_nothing():
+    @torch.inference_mode()
+    def row_by_row():
+        e = torch.empty(2, 3)
+        for row in e: row.exponential_()
+        return tuple((torch.stack([W, W]) / e).argmax(-1).tolist())
+    assert torch_law(row_by_row) == {(a, b): LAW[a] * LAW[b] for a in LAW for b in LAW}
+    @torch.inference_mode()
+    def entry_by_entry():
+        u = torch.empty(2)
+        for i in range(2): u[i].uniform_()
+        return tuple((u < .5).tolist())
+    assert torch_law(entry_by_entry) == {(a, b): QUARTER for a in (True, False) for b in (True, False)}
+    with torch.inference_mode():
+        before = torch.empty(2)
+        with pytest.raises(InputError, match="beforehand"): torch_law(lambda: bool(before[0].uniform_() < .5))
 
 
 def test_a_buffer_of_the_caller_is_a_tensor_again():
@@ -236,7 +254,14 @@ def seeded():
     (lambda: torch.empty(2, dtype=torch.bfloat16).uniform_(0, 2), "from 0 to 1"), (lambda: torch.rand(2).to(torch.int64), "integer"),
     (lambda: torch.nn.functional.gumbel_softmax(torch.zeros(3)), "gumbel_softmax"), (raced_twice, "raced already"), (compared_then_raced, "raced already"),
     (seeded, "seeds inside"), (lambda: torch.manual_seed(0), "seeds inside"), (lambda: random.seed(0), "seeds inside"), (lambda: random.random() < .5, "Python's"),
-    (lambda: random.choice([1, 2]), "Python's"), (lambda: np.random.rand() < .5, "numpy"), (lambda: np.random.seed(0), "numpy")])
+    (lambda: random.choice([1, 2]), "Python's"), (lambda: np.random.rand() < .5, "numpy"), (lambda: np.random.seed(0), "numpy"),
+    (lambda: (W.bfloat16() / torch.empty(3, dtype=torch.bfloat16).exponential_()).argmax().item(), "rounded"),
+    (lambda: (W / torch.empty(3).exponential_().half()).argmax().item(), "rounded"), (lambda: (W / -torch.rand(3, dtype=torch.float16).float().log()).argmax().item(), "drawn"),
+    (lambda: bool(torch.rand(()) * math.nan < .5), "NaN"), (lambda: bool(torch.rand(2) + torch.tensor([0., math.nan]) < .5), "NaN"),
+    (lambda: bool(1 / (torch.rand(()) - .5) < 1), "negative"), (lambda: bool(1 / -torch.rand(()) < -2), "negative"), (lambda: bool((torch.rand(()) - .5).log() < 0), "negative"),
+    (lambda: bool((torch.rand(()) - 1.5).log1p() < 0), "negative"), (lambda: bool(1 / torch.rand(()).log() < -1), "negative"),
+    (lambda: torch.stack(tensors=[torch.rand(2)] * 2), "by position"), (lambda: torch.squeeze(input=torch.rand(2)), "by position"),
+    (lambda: torch.gather(input=torch.rand(2), dim=0, index=torch.tensor([0])), "by position"), (lambda: [1], "outcome"), (lambda: ([1], 2), "outcome")])
 def test_refused(function, named):
     with pytest.raises(InputError, match=named): torch_law(function)
     assert torch_law(lambda: bool(torch.rand(()) < .5)) == {True: HALF, False: HALF}  # and nothing is left behind

@@ -168,3 +168,4 @@ def test_no_draft_is_a_plain_step():
         if broken.name == "target without its filter": continue
         law = exact_law(lambda source: broken.verify(p, None, [], source))
         assert law == {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}, broken.name
+    for broken in GALLERY: assert broken.draft(Language(2), 0, TorchSource(0)) == ([], None), broken.name

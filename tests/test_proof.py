@@ -1,8 +1,10 @@
 """The machinery of the executed proof: laws computed by hand, merging against no merging, and decoders that are broken on purpose.
 
 The proof itself, of the rule and of the loop in all sizes, runs here as well."""
+import random
 from collections import deque
 from fractions import Fraction
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -109,7 +111,7 @@ def test_language_pairs_are_what_they_say():
         assert any(list(p(text)) != list(q(text)) for p, q in [pairs["p and q differ"]] for text in [(), (0,), (1,), (0, 1)])
 
 
-@pytest.mark.parametrize("make, words", [(lambda: Language(2, tokens=[2]), "at least one"), (lambda: Language(2, tokens=[]), "at least one"), (lambda: Language(17), "sixteenths"),
+@pytest.mark.parametrize("make, words", [(lambda: Language(2, tokens=[2]), "at least one"), (lambda: Language(2, tokens=[]), "at least one"), (lambda: Language(4, tokens=[0, 0, 1]), "once"), (lambda: law_of_rounds(None, 0), "length"), (lambda: Language(17), "sixteenths"),
                                          (lambda: Language(3, most=0), "sixteenths"), (lambda: list(language_pairs(1)), "at least 2")])
 def test_sizes_that_do_not_fit_are_errors(make, words):
     with pytest.raises(InputError, match=words): make()
@@ -161,11 +163,15 @@ def test_memory_tells_states_apart():
 class Slotted:
     __slots__ = ("value",)
 
+class Named(list):
+    def __init__(self, name): self.name = name
+
 
 def test_memory_never_takes_different_things_for_equal():
     "What it can't look into equals nothing else; that costs merging, not correctness."
     things = [1, "1", (1,), [1], {1: 1}, {1: 2}, {1}, np.array([1]), np.array([[1]]), torch.ones(1), torch.ones(1, 1), torch.ones(1, dtype=torch.float64), Pages(1), Pages(2), Slotted(), Slotted(),
-              torch.Generator(), torch.Generator(), iter([1]), len, lambda: 1, lambda: 1, {2}, deque([1]), deque([2]), Language(2), Language(2), ExactModel(Language(2), 2), None]
+              torch.Generator(), torch.Generator(), iter([1]), len, lambda: 1, lambda: 1, {2}, deque([1]), deque([2]), random.Random(1), random.Random(2), partial(max, 1), partial(max, 2),
+              Pages(1).rollback, Pages(1).rollback, Named("a"), Named("b"), Language(2), Language(2), ExactModel(Language(2), 2), None]
     for i, a in enumerate(things):
         for b in things[:i]:
             assert memory_of(a) != memory_of(b) and hash(memory_of(a)) is not None, (a, b)

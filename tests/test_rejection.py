@@ -298,7 +298,11 @@ def test_rounding_may_leave_no_residual(V, seed):
 def test_a_token_its_q_cannot_say_is_an_error():
     p, q = torch.full((2, 3), 1 / 3), torch.tensor([[.5, .5, 0.]])
     with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"): speculative_sampling(p, q, [2], TorchSource(0))
-    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"): speculative_sampling(p, q - .5, [2], TorchSource(0))
+    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability -0.5"): speculative_sampling(p, q - .5, [2], TorchSource(0))
+    with pytest.raises(InputError, match="has probability nan"): speculative_sampling(p, q * float("nan"), [2], TorchSource(0))
+    for token in (-1, 3):
+        for rows in (q, None):
+            with pytest.raises(InputError, match="vocabulary of 3"): speculative_sampling(p, rows, [token], TorchSource(0))
     with pytest.raises(InputError): speculative_sampling(np.stack([fractions([1, 1, 1])] * 2), fractions([1, 1, 0])[None], [2], Enumerator())
 
 
