@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .core import InputError, ModelError, check
-from .heads import Head, init_from_target, load_head, output_rows, save_head, share_embedding, vllm_command, with_vocabulary
+from .heads import Head, init_from_target, load_head, output_rows, save_head, vllm_command, with_vocabulary
 from .kvcache import KVCache
 from .models import encode, find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
 from .rejection import acceptance_probability
@@ -117,7 +117,7 @@ class SampleConfig:
     out: str = "samples"                         # the folder of the shards
     tokens: int = 1_000_000                      # at least so many, rounded up to whole shards
     prompts: str | None = None                   # a file of questions to answer, see `read_prompts`; None: it writes the questions too
-    temperatures: tuple[float, ...] | None = None # of the shards, in turn; None: 0.7 and 1, and 0 as well if there are prompts
+    temperatures: tuple[float, ...] | None = None # of the shards, in turn, 0 until each start had its turn; None: 0.7 and 1, and 0 as well if there are prompts
     length: int = 448                            # tokens of a row
     batch: int | None = None                     # rows of a shard, sampled together; None: 64 on a CPU, 1024 on a GPU
     top_k: int = 256
@@ -129,7 +129,7 @@ class SampleConfig:
         whole = {name: getattr(self, name) for name in ("tokens", "length", "top_k")} | {"batch": 1 if self.batch is None else self.batch}
         for name, value in whole.items(): check(isinstance(value, int) and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}.")
         if self.temperatures is None: object.__setattr__(self, "temperatures", (0.7, 1.0) if self.prompts is None else (0.0, 0.7, 1.0))
-        check(len(self.temperatures) > 0 and all(t >= 0 for t in self.temperatures), f"temperatures must be some numbers of at least 0, not {self.temperatures!r}.")
+        check(len(self.temperatures) > 0 and all(0 <= t < math.inf for t in self.temperatures), f"temperatures must be some finite numbers of at least 0, not {self.temperatures!r}.")
         check(isinstance(self.seed, int) and 0 <= self.seed < 2**31, f"seed must be a whole number in 0…2³¹ - 1, not {self.seed!r}.")
 
 # %% ../nbs/11_distillation.ipynb #6e022c80
@@ -182,7 +182,8 @@ def sample(config: SampleConfig, part: int = 0, parts: int = 1, # which process 
         if (out / shard_name(i)).exists(): continue
         generator = torch.Generator(model.device).manual_seed(config.seed * 1_000_003 + i)
         mine = [starts[n % len(starts)] for n in range(i * batch, (i + 1) * batch)]
-        rows = sample_rows(model, mine, config.length, config.temperatures[i % len(config.temperatures)], generator, config.top_k)
+        temperatures = [t for t in config.temperatures if t > 0 or i * batch < len(starts)] or config.temperatures  # greedily, a question is answered once
+        rows = sample_rows(model, mine, config.length, temperatures[i % len(temperatures)], generator, config.top_k)
         write_shard(out / shard_name(i), rows.cpu().numpy(), model.vocab_size)
     return out
 
@@ -478,6 +479,7 @@ def check_settings(config) -> None: # a `DistillConfig`
     whole = ("tokens", "layers", "unroll", "warmup", "batch", "evaluate_rows", "evaluate_every", "checkpoint_every")
     for name in whole:
         check(isinstance(getattr(config, name), int) and getattr(config, name) >= 1, f"{name} must be a whole number of at least 1, not {getattr(config, name)!r}.")
+    check(config.samples is None or isinstance(config.samples, int) and config.samples >= 1, f"samples must be a whole number of at least 1, or None, not {config.samples!r}.")
     for name, known in dict(kind=KINDS, loss=LOSSES, optimizer=OPTIMIZERS, schedule=SCHEDULES, init=INITS).items():
         check(getattr(config, name) in known, f"Unknown {name} {getattr(config, name)!r}: expected {' or '.join(known)}.")
     for name in ("decay", "lr", "matrix_lr", "temperature"):
@@ -703,31 +705,33 @@ def wait_for_all(process: Process) -> None:
 DRAFTED = 5  # draft tokens of the rounds that are measured
 
 def evaluated(held: np.ndarray,       # held-out rows, [N, T]
-              count: int,             # how many to take, at most
-              marks: tuple[list[int], int] | None, # see `answer_marks`
+              counts: np.ndarray,     # which of their places are in answers, [N, T] of bool
+              count: int,             # how many rows to take, at most
               start: int,             # the first place that counts
              ) -> tuple[np.ndarray, np.ndarray]: # rows, and which of their places count, both [n, T]
     "Rows to measure on, evenly out of all shards; raises `InputError` if rows, or the answers in them, are too short for a round."
     check(held.shape[1] >= start + DRAFTED, f"Rows of {held.shape[1]} tokens, the first {start} of them not trained on, are too short: make them longer.")
-    some = held[np.linspace(0, len(held) - 1, min(count, len(held))).astype(int)]
-    counts = in_answers(some, marks)
+    some = np.linspace(0, len(held) - 1, min(count, len(held))).astype(int)
+    held, counts = held[some], counts[some]
     check(sliding_window_view(counts[:, start:], DRAFTED, 1).all(-1).any(),
           f"No held-out row has {DRAFTED} tokens of an answer after its first {start} tokens, so there is nothing to measure on: make the rows longer, or give more of them.")
-    return some, counts
+    return held, counts
 
 # %% ../nbs/11_distillation.ipynb #d440e31a
 class Training:
     "One run: everything that belongs together while a drafter is trained."
     def __init__(self, config: DistillConfig, target: Llama, rows: np.ndarray, process: Process = Process(),
                  marks: tuple[list[int], int] | None = None): # of answers: they alone count; see `answer_marks`
-        self.config, self.process, self.device = config, process, target.device
+        self.config, self.process, self.device, self.half = config, process, target.device, pick_dtype(config.dtype, target.device)
         self.folder = Path(config.out) / "training"
         train, held = split_rows(rows, config.held_out)
-        self.counts = torch.from_numpy(in_answers(train, marks)).to(self.device)
+        inside = in_answers(np.concatenate((train, held)), marks)  # together: rows held out without an answer must not count as a whole where the others have some
+        self.counts = torch.from_numpy(inside[:len(train)]).to(self.device)
+        check(inside[:len(train)].any(), "No row to train on has an answer, so there is nothing to learn from: give more rows.")
         self.student = KINDS[config.kind](config, target, count_tokens(train, target.vocab_size))
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
-        held, counts = evaluated(held, config.evaluate_rows, marks, self.start)
+        held, counts = evaluated(held, inside[len(train):], config.evaluate_rows, self.start)
         check(config.batch % process.count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {process.count} processes.")
         if process.rank: wait_for_all(process)  # the first one makes the files
         self.states = States(self.teacher, train, Path(config.keep_states) if config.keep_states else None)
@@ -737,7 +741,6 @@ class Training:
         self.optimizers = make_optimizers(self.student.module, config)
         self.per_step = config.batch * rows.shape[1]  # tokens
         self.step, self.steps = 0, -(-config.tokens // self.per_step)
-        self.half = pick_dtype(config.dtype, self.device)
 
     def autocast(self):
         "Products in the half precision that was asked for."

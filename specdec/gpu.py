@@ -6,7 +6,8 @@
 __all__ = ['WAITS', 'StateDict', 'as_llama', 'StaticCache', 'static_positions', 'read_at', 'bucket', 'DeviceText', 'race',
            'device_residual', 'verify_on_device', 'match_on_device', 'DeviceDraft', 'not_finite', 'lookup_on_device',
            'NothingOnDevice', 'NGramOnDevice', 'ModelOnDevice', 'repeatable', 'Outbox', 'as_round', 'to_device',
-           'DeviceLoop', 'obstacle', 'DeviceDecoder', 'speculate_on_device', 'fused', 'host_waits', 'count_waits']
+           'DeviceLoop', 'obstacle', 'check_draft', 'DeviceDecoder', 'speculate_on_device', 'fused', 'host_waits',
+           'count_waits']
 
 # %% ../nbs/14_gpu.ipynb #cd3f90b9
 import copy
@@ -300,9 +301,11 @@ def as_round(report: list[int],  # K draft tokens, the token that follows, how m
 
 # %% ../nbs/14_gpu.ipynb #d0548c8d
 def to_device(drafter: Drafter, target: Llama, capacity: int) -> NothingOnDevice | NGramOnDevice | ModelOnDevice:
-    "The drafter's counterpart on the target's device."
+    "The drafter's counterpart on the target's device; raises `InputError` for a drafter that has none."
     if isinstance(drafter, ModelDrafter): return ModelOnDevice(drafter.model, target.vocab_size, capacity)
-    return NGramOnDevice(drafter.longest) if isinstance(drafter, NGramDrafter) else NothingOnDevice()
+    if isinstance(drafter, NGramDrafter): return NGramOnDevice(drafter.longest)
+    check(isinstance(drafter, NoDrafter), f"The drafter, a {type(drafter).__name__}, works on the host: use specdec.speculative.speculate.")
+    return NothingOnDevice()
 
 class _Buffers:
     "The device's side of a loop: all that its two steps work on."
@@ -404,6 +407,13 @@ def obstacle(target, drafter: Drafter) -> str: # empty: there is none
     elif type(drafter) not in (NGramDrafter, NoDrafter): return f"the drafter, a {type(drafter).__name__}, works on the host"
     return ""
 
+def check_draft(drafter: Drafter, length: int) -> None: # that the text can grow to
+    "Raise `InputError` or `ModelError` if a draft model's context or window ends before: here it drafts to the end of the text."
+    if not isinstance(drafter, ModelDrafter): return
+    check_window(drafter.model.window, length)
+    check(length <= drafter.model.context_length, f"The draft's context ends at {drafter.model.context_length}, and the text may grow to {length}: "
+          "use specdec.speculative.speculate, which drafts as far as it can.")
+
 # %% ../nbs/14_gpu.ipynb #f60670f9
 class DeviceDecoder:
     "Speculative decoding on the target's device, for one text after another. Raises `InputError` for a pair that can't run there."
@@ -433,10 +443,11 @@ class DeviceDecoder:
                   eos_ids: Set[int] = frozenset(),         # the text ends after one of these
                   timer: PhaseTimer | None = None,         # gets the phases prefill, draft and verify
                  ) -> Iterator[Round]: # first the token that the prompt's forward gives, then one round after another
-        "As `specdec.speculative.speculate`, with the same errors and the same law."
+        "As `specdec.speculative.speculate`, with the same law and the same errors, and those of `check_draft`."
         check_request(self.target, prompt, K, max_new_tokens)
         room = min(max_new_tokens, self.target.context_length - len(prompt))
         check_window(self.target.window, len(prompt) + room)
+        check_draft(self.drafter, len(prompt) + room)
         seed = TorchSource(seed).seed
         loop = self.loop(transform, K, len(prompt) + room)
         return loop.rounds(list(prompt), seed, room, eos_ids, timer or PhaseTimer(self.target.device))

@@ -28,7 +28,8 @@ from .transformer import head_size, is_native
 CPU = torch.device("cpu")
 
 def fastest(work: Callable[[], object], device: torch.device, repeats: int) -> float: # s
-    "The shortest of several calls, after one that isn't timed; on a GPU by its own clock, so that nothing is left running unseen."
+    "The shortest of several calls, after one that isn't timed; on a GPU by its own clock, so that nothing is left running unseen. Raises `InputError` for no repeats."
+    check(isinstance(repeats, int) and repeats >= 1, f"repeats must be a whole number of at least 1, not {repeats!r}.")
     work()
     seconds = []
     for _ in range(repeats):
@@ -56,7 +57,6 @@ def memory_bandwidth(device: torch.device = CPU,
     device = torch.device(device)
     if size is None: size = 2**28 if device.type == "cpu" else 2**31
     check(isinstance(size, int) and size >= 2**20, f"size must be a whole number of at least {2**20} bytes, and much more than the processor's caches, not {size!r}.")
-    check(isinstance(repeats, int) and repeats >= 1, f"repeats must be a whole number of at least 1, not {repeats!r}.")
     return size // 16 * 16 / min(fastest(read, device, repeats) for read in readers(size, device).values())
 
 # %% ../nbs/10_profiling.ipynb #7bacb377
@@ -79,7 +79,6 @@ def matrix_rate(device: torch.device = CPU,
     device = torch.device(device)
     if size is None: size = 1536 if device.type == "cpu" else 8192
     check(isinstance(size, int) and size >= 1, f"size must be a whole number of at least 1, not {size!r}.")
-    check(isinstance(repeats, int) and repeats >= 1, f"repeats must be a whole number of at least 1, not {repeats!r}.")
     a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / fastest(lambda: torch.mm(a, b), device, repeats)
 
@@ -113,6 +112,7 @@ def forward_flops(config,               # a transformers config that `is_native`
                  ) -> int: # FLOPs
     "F(T, S): the floating-point operations of matrix products and attention in one forward. Raises `InputError` for another kind of model or numbers out of range."
     _check_forward(config, T, S)
+    check(last is None or isinstance(last, int) and last >= 0, f"last must be a whole number of at least 0, or None, not {last!r}.")
     pairs = T * S + T * (T + 1) // 2  # of a new token with a position that it sees
     attention = 4 * config.num_hidden_layers * config.num_attention_heads * head_size(config) * pairs
     unused = 0 if last is None else T - min(last, T)  # tokens that the head doesn't see
@@ -188,7 +188,8 @@ def operation_seconds(work: Callable[[], object], # run once to warm up, then un
                       device: torch.device = CPU,
                       repeats: int = 5,
                      ) -> dict[str, float]: # kind → s; "between operations" is the rest of the time; together they are one call's
-    "Where the time of a piece of work goes: operations added up by kind, the call of median length of several. The profiler itself costs time, mostly between operations."
+    "Where the time of a piece of work goes: operations added up by kind, the call of median length of several. The profiler itself costs time, mostly between operations. Raises `InputError` for no repeats."
+    check(isinstance(repeats, int) and repeats >= 1, f"repeats must be a whole number of at least 1, not {repeats!r}.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce its start and end on stderr
     from torch.profiler import ProfilerActivity, profile
     cuda = torch.device(device).type == "cuda"

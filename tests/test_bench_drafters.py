@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from specdec.bench_drafters import (HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer, drafters_text, find_drafters, interleaved,
+from specdec.bench_drafters import (DRAFTERS, HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer, drafters_text, find_drafters, interleaved,
                                     make_drafters_report, method_name, run_drafters)
 from specdec.benchmark import Measurement, Results
 from specdec.core import InputError, Round
@@ -43,10 +43,14 @@ def test_order_is_interleaved_and_everyone_goes_first():
     assert {block[0][2] for block in blocks} == set(methods)
 
 
-@pytest.mark.parametrize("wrong", [dict(prompts=16), dict(prompts=-1), dict(held_out=2.5), dict(prompts=0, held_out=0), dict(Ks=()), dict(Ks=(0,)), dict(temperatures=()), dict(temperatures=(-1,)),
+@pytest.mark.parametrize("wrong", [dict(prompts=16), dict(prompts=-1), dict(held_out=2.5), dict(prompts=0, held_out=0), dict(Ks=()), dict(Ks=(0,)), dict(temperatures=()), dict(temperatures=(-1,)), dict(temperatures=(float("inf"),)), dict(drafters=("magic",)),
                                    dict(max_new_tokens=1), dict(repeats=0)])
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError): DraftersConfig(**wrong)
+
+
+def test_an_unknown_drafter_is_refused_before_anything_is_loaded():
+    with pytest.raises(InputError, match="Unknown drafter 'magic': expected one of ngram, suffix"): DraftersConfig(drafters=("ngram", "magic"))
 
 
 def test_the_command_repeats_the_settings():
@@ -82,6 +86,7 @@ def test_what_was_not_measured_is_none_and_nothing_falls_over():
     report = make_drafters_report(ONE, {}, [m for m in others("code_000") if m.method == "plain@0"] + [speculated("head/4@0", "code_000", 1.0)], {"transformers": "gone"}, False)
     assert report["sd_vs_transformers"]["0"]["head"] is None and report["sd_vs_plain"]["0"]["head"] == 2 and report["hybrid_vs_better"]["0"] is None
     text = drafters_text(report | {"environment": dict(dtype="d", processor="p", threads=1)})
+    assert "1 prompt and 1 held-out one, 10 tokens each, 1 interleaved repeat\n" in text
     assert "Interrupted" in text and "transformers is missing: gone" in text
     assert make_drafters_report(ONE, {}, [], {}, False)["alpha"] == {"0": {}}
 
@@ -124,7 +129,7 @@ def test_drafters_that_cannot_be_had_say_why(tmp_path):
     assert set(found) == {"ngram", "suffix"} and set(missing) == {"head", "int4"} and all(missing.values())
     assert "no trained head for other" in find_drafters(DraftersConfig(model="other", drafters=("head",)), Target())[1]["head"]
     assert "no trained drafter" in find_drafters(DraftersConfig(drafters=("model",), draft=str(tmp_path / "nowhere")), Target())[1]["model"]
-    with pytest.raises(InputError, match="Unknown drafter"): find_drafters(DraftersConfig(drafters=("magic",)), Target())
+    assert {name for some in find_drafters(DraftersConfig(model="other"), Target()) for name in some} == {*DRAFTERS}
 
 
 class Recital:

@@ -114,7 +114,7 @@ def test_rows_may_begin_differently(target):
     for row, start in zip(rows.tolist(), starts): assert row[:len(start)] == start
 
 
-def test_questions_of_others_are_answered(folder, tmp_path):
+def test_questions_of_others_are_answered(folder, tmp_path, monkeypatch):
     tokenizer, asked = load_tokenizer(folder), tmp_path / "asked.jsonl"
     texts = ["w1 w2", "w5", "w6 w7 w8 w9 w10 w11 w12 w13"]
     asked.write_text("\n".join(json.dumps({"prompt": text}) for text in texts) + "\n\n")
@@ -126,7 +126,12 @@ def test_questions_of_others_are_answered(folder, tmp_path):
     assert config.temperatures == (0.0, 0.7, 1.0) and SampleConfig().temperatures == (0.7, 1.0)
     first, second = (np.load(file).tolist() for file in sorted(sample(config).glob("*.npy")))
     for n, row in enumerate(first + second): assert row[:len(starts[n % 2])] == starts[n % 2]
-    assert first[0] == first[2] and second[0] != second[2]  # greedy, then at temperature 0.7
+    assert first[0] == first[2] and second[0] != second[2]  # greedy, then drawn
+    seen = []
+    def instead(model, mine, length, temperature, *rest): return seen.append(temperature) or torch.zeros(len(mine), length)
+    monkeypatch.setattr(distillation, "sample_rows", instead)
+    sample(SampleConfig(**config.__dict__ | dict(out=str(tmp_path / "b"), tokens=5 * 3 * 12)))
+    assert seen == [0.0, 1.0, 0.7, 1.0, 0.7]  # a question is answered greedily once
     asked.write_text(json.dumps({"prompt": "w8"}))
     with pytest.raises(InputError, match="begun with other settings: starts"): sample(config)
 
@@ -162,7 +167,7 @@ def test_prefix_is_the_chat_up_to_the_user(folder):
     assert chat_prefix(tokenizer) == [1]
 
 
-@pytest.mark.parametrize("wrong", [dict(tokens=0), dict(length=0), dict(batch=0), dict(temperatures=()), dict(temperatures=(-1.0,)), dict(seed=-1), dict(top_k=1.5)])
+@pytest.mark.parametrize("wrong", [dict(tokens=0), dict(length=0), dict(batch=0), dict(temperatures=()), dict(temperatures=(-1.0,)), dict(temperatures=(float("inf"),)), dict(temperatures=(float("nan"),)), dict(seed=-1), dict(top_k=1.5)])
 def test_sample_settings_are_checked(wrong):
     with pytest.raises(InputError): SampleConfig(**wrong)
 
@@ -350,6 +355,9 @@ def test_answers_alone_are_learned_and_measured(folder, data, tmp_path, target):
     asked = loss(states, run.counts[mine, run.start:]).item()
     assert run.take_step() == pytest.approx(asked, rel=1e-6) and asked != pytest.approx(loss(states, torch.ones_like(run.counts[mine, run.start:])).item(), rel=1e-3)
     with pytest.raises(InputError, match="nothing to measure on"): Training(settings(folder, data, tmp_path), target, rows[:, :13], marks=([48], 49))  # four places of an answer
+    (answers, held_answers), (plain, held_plain) = split_rows(rows, 6), split_rows(read_rows(data, V) % 40, 6)
+    for train, held, error in ((answers, held_plain, "nothing to measure on"), (plain, held_answers, "nothing to learn from")):
+        with pytest.raises(InputError, match=error): Training(settings(folder, data, tmp_path), target, np.concatenate((train, held)), marks=([48], 49))
     held = run.held
     assert held.counts.sum(1).tolist() == [16] * len(held.counts)
     held.counts[1:] = False
@@ -549,7 +557,7 @@ def test_weights_to_go_on_from_are_checked(folder, data, target, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [dict(kind="tree"), dict(loss="mse"), dict(optimizer="sgd"), dict(schedule="step"), dict(init="zero"), dict(tokens=0), dict(lr=0), dict(lr=float("nan")),
-                                   dict(hidden=100), dict(vocab=-1), dict(held_out=1), dict(seed=-1), dict(batch=2.5), dict(temperature=0)])
+                                   dict(hidden=100), dict(vocab=-1), dict(held_out=1), dict(seed=-1), dict(batch=2.5), dict(temperature=0), dict(samples=0), dict(samples=1.5)])
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))): DistillConfig(**wrong)
 

@@ -20,6 +20,7 @@ from specdec import gpu
 from specdec.autoregressive import Transform
 from specdec.conformance import check_verify
 from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
+from specdec.drafters import SuffixDrafter
 from specdec.draws import drawn_from, torch_law
 from specdec.gpu import (DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCache, as_llama, as_round, bucket, count_waits, device_residual, fused,
                          host_waits, lookup_on_device, match_on_device, not_finite, obstacle, race, read_at, speculate_on_device, static_positions, verify_on_device)
@@ -221,9 +222,23 @@ def test_those_hypotheses_reach_every_kind_of_round():
 
 def test_the_context_fills_up():
     target = tiny(context=40)
-    for drafter in drafters(target).values():
+    for name, drafter in drafters(target).items():
+        if name == "short memory": continue  # refused, see below
         found = list(speculate_on_device(target, drafter, PROMPT, Transform(), 0, K=6, max_new_tokens=500))
         assert tokens_of(found) == tokens_of(reference(target, drafter, K=6, room=500)) and len(tokens_of(found)) == 35
+
+
+def test_a_draft_serves_texts_that_fit_its_own_context_and_window():
+    short, windowed = tiny(context=16), copy.copy(tiny())
+    windowed.window = 16
+    for draft, error, said in ((short, InputError, "draft's context ends at 16, and the text may grow to 17"), (windowed, ModelError, "window of 16")):
+        decoder = DeviceDecoder(tiny(), ModelDrafter(draft, 24))
+        with pytest.raises(error, match=said): decoder.speculate(PROMPT, Transform(), 0, max_new_tokens=12)
+        assert not decoder.loops and len(tokens_of(decoder.speculate(PROMPT, Transform(), 0, max_new_tokens=11))) == 11
+
+
+def test_a_loop_refuses_a_drafter_of_the_host():
+    with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), SuffixDrafter(), Transform(), 3, 256)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

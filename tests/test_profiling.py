@@ -91,7 +91,8 @@ def test_matrix_rate_counts_a_multiplication_and_an_addition(monkeypatch):
 
 
 @pytest.mark.parametrize("call", [lambda: memory_bandwidth(size=2**20 - 1), lambda: memory_bandwidth(size=1e9), lambda: memory_bandwidth(repeats=0),
-                                  lambda: matrix_rate(size=0), lambda: matrix_rate(repeats=0), lambda: matrix_rate(size=2.5)])
+                                  lambda: matrix_rate(size=0), lambda: matrix_rate(repeats=0), lambda: matrix_rate(size=2.5),
+                                  lambda: fastest(print, torch.device("cpu"), 0), lambda: operation_seconds(print, repeats=0)])
 def test_wrong_sizes_are_refused(call):
     with pytest.raises(InputError): call()
 
@@ -148,7 +149,7 @@ def test_the_head_can_be_left_out_for_all_but_the_last():
 
 def test_what_the_formulas_do_not_cover_is_refused():
     config = CONFIGS["grouped, tied"]
-    for call in (lambda: forward_flops(config, 0, 1), lambda: forward_flops(config, 1, -1), lambda: forward_bytes(config, 1.0, 1, torch.float32),
+    for call in (lambda: forward_flops(config, 0, 1), lambda: forward_flops(config, 1, -1), lambda: forward_flops(config, 2, 1, last=-3), lambda: forward_flops(config, 2, 1, last=1.5), lambda: forward_bytes(config, 1.0, 1, torch.float32),
                  lambda: forward_flops(GPT2Config(), 1, 1), lambda: forward_bytes(GPT2Config(), 1, 1, torch.float32), lambda: matrix_weights(GPT2Config())):
         with pytest.raises(InputError): call()
 
