@@ -7,7 +7,6 @@ __all__ = ['probabilities', 'apply_temperature', 'apply_top_k', 'nucleus', 'appl
            'check_logits', 'LogitsFunction', 'generate_uncached']
 
 # %% ../nbs/02_autoregressive.ipynb #b7fdd463
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,7 +93,7 @@ class Transform:
     top_p: float | None = None  # probability to keep, in (0, 1]; None keeps all
 
     def __post_init__(self):
-        check(_is_number(self.temperature) and 0 <= self.temperature <= sys.float_info.max, f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}.")
+        check(_is_number(self.temperature) and 0 <= self.temperature < float("inf"), f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}.")
         check(self.top_k is None or (_is_number(self.top_k, int) and self.top_k >= 1), f"top_k must be a whole number of at least 1, or None, not {self.top_k!r}.")
         check(self.top_p is None or (_is_number(self.top_p) and 0 < self.top_p <= 1), f"top_p must be a number in (0, 1], or None, not {self.top_p!r}.")
 

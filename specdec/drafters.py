@@ -242,7 +242,7 @@ class ColderDrafter:
 
     def colder(self, transform: Transform) -> Transform:
         "What the draft's logits are drawn with."
-        return replace(transform, temperature=self.factor * transform.temperature)
+        return replace(transform, temperature=self.factor * min(transform.temperature, 1e300))  # Python's whole numbers may be larger than any float
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "The drafter's own guesses, and the q that they were drawn from: the colder one."

@@ -22,7 +22,7 @@ from torch import Tensor
 from .autoregressive import Transform
 from .core import ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource, check
 from .kvcache import KVCache
-from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, check_request
+from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, check_request, token_ids
 from .transformer import Checkpoint, Llama, Positions, check_window, head_size
 
 # %% ../nbs/14_gpu.ipynb #0f42703e
@@ -444,13 +444,14 @@ class DeviceDecoder:
                   timer: PhaseTimer | None = None,         # gets the phases prefill, draft and verify
                  ) -> Iterator[Round]: # first the token that the prompt's forward gives, then one round after another
         "As `specdec.speculative.speculate`, with the same law and the same errors, and those of `check_draft`."
-        check_request(self.target, prompt, K, max_new_tokens)
+        prompt = token_ids(prompt)
+        check_request(self.target, prompt, K, max_new_tokens, eos_ids)
         room = min(max_new_tokens, self.target.context_length - len(prompt))
         check_window(self.target.window, len(prompt) + room)
         check_draft(self.drafter, len(prompt) + room)
         seed = TorchSource(seed).seed
         loop = self.loop(transform, K, len(prompt) + room)
-        return loop.rounds(list(prompt), seed, room, eos_ids, timer or PhaseTimer(self.target.device))
+        return loop.rounds(prompt, seed, room, eos_ids, timer or PhaseTimer(self.target.device))
 
 def speculate_on_device(target: Llama, drafter: Drafter, prompt: list[int], transform: Transform, seed: int | None = None, K: int = 5, max_new_tokens: int = 128,
                         eos_ids: Set[int] = frozenset(), timer: PhaseTimer | None = None) -> Iterator[Round]:

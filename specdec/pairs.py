@@ -9,6 +9,7 @@ __all__ = ['METHODS', 'STOP_BELOW', 'PAIRS', 'load', 'end_tokens', 'Answer', 'Ru
 
 # %% ../nbs/15_pairs.ipynb #ce416db3
 import difflib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,13 @@ def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name
 
 def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids
     "After which tokens an answer is over: those of the generation config, or of the config where there is none, and the tokenizer's own; raises `ModelError` for damaged ones."
-    from transformers import AutoConfig, GenerationConfig
-    try: ends = GenerationConfig.from_pretrained(folder).eos_token_id if (folder / "generation_config.json").exists() else AutoConfig.from_pretrained(folder).get_text_config().eos_token_id
-    except Exception as error:  # many kinds, by what is damaged
-        raise ModelError(f"Where texts end can't be read from the configs in {folder} ({first_line(error)}).") from error
+    file = next((path for name in ("generation_config.json", "config.json") if (path := folder / name).exists()), None)
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8")) if file else {}
+        ends = stored.get("eos_token_id", (stored.get("text_config") or {}).get("eos_token_id"))
+    except (OSError, ValueError, AttributeError) as error: raise ModelError(f"Where texts end can't be read from {file} ({first_line(error)}).") from error
     found = [end for end in [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id] if end is not None]
-    if not all(type(end) is int for end in found): raise ModelError(f"The eos_token_id in {folder} must be token ids, not {ends!r}.")
+    if not all(type(end) is int for end in found): raise ModelError(f"The eos_token_id in {file} must be token ids, not {ends!r}.")
     return frozenset(found)
 
 # %% ../nbs/15_pairs.ipynb #b21b2278

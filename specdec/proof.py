@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .autoregressive import Transform
 from .core import Enumerator, Round, Source, check, exact_law
-from .rejection import VerifyRule, delta, speculative_sampling
+from .rejection import VerifyRule, delta
 
 # %% ../nbs/05b_proof.ipynb #1bce38a2
 Text = tuple[int, ...]               # token ids; the prompt is not part of it

@@ -146,6 +146,10 @@ def test_the_suffix_drafter_goes_on_and_starts_anew():
     assert started(SuffixDrafter(), [1]).propose(4, None, None) == Draft([])
 
 
+def test_colder_than_the_largest_number():
+    assert ColderDrafter(NoDrafter()).colder(Transform(10**400)).temperature > 1e299
+
+
 def test_per_match_may_be_without_end():
     drafter = started(SuffixDrafter(float("inf")), [1, 2, 3, 1])
     assert drafter.propose(5, None, None).tokens == [2, 3, 1, 2, 3] and drafter.propose(0, None, None) == Draft([])
