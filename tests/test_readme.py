@@ -17,7 +17,7 @@ from specdec.cli import ExitCode, app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MAKE = ["make", "-f", str(ROOT / "Makefile"), f"BIN={Path(sys.executable).parent}", "-o", "setup", "-o", ".venv/ready", "-o", "model"]
+MAKE = ["make", "-f", str(ROOT / "Makefile"), f"BIN={Path(sys.executable).parent}", "-o", "setup", "-o", ".venv/ready", "-o", "model", "-o", "build/torchao"]
 SETS_UP = {"make demo", "make test"}
 
 
