@@ -150,7 +150,7 @@ def _read(target: CausalLM, tokens: list[int], cache, drafter: Drafter, last: in
 def _propose(drafter: Drafter, n: int, transform: Transform, source: Source, vocab_size: int) -> Draft:
     "At most n draft tokens, none if n is 0; raises `ModelError` if the drafter breaks the protocol."
     draft, name = drafter.propose(n, transform, source) if n else Draft([]), type(drafter).__name__
-    if not isinstance(draft, Draft): raise ModelError(f"{name} proposed a {type(draft).__name__}: expected a Draft.")
+    if not (hasattr(draft, "tokens") and hasattr(draft, "q")): raise ModelError(f"{name} proposed a {type(draft).__name__}: expected a Draft.")
     try: tokens, q = [operator.index(token) for token in draft.tokens], draft.q
     except TypeError as error: raise ModelError(f"{name} proposed tokens that aren't whole numbers ({error}).") from error
     given = len(tokens)
