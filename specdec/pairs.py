@@ -176,7 +176,7 @@ class Pair:
 # %% ../nbs/15_pairs.ipynb #473b8494
 def is_model(thing) -> bool:
     "Whether it is a `CausalLM`, as far as can be told without running it."
-    return all(hasattr(thing, name) for name in ("vocab_size", "context_length", "new_cache"))
+    return all(hasattr(thing, name) for name in ("vocab_size", "context_length"))
 
 def is_drafter(thing) -> bool:
     "Whether it is a `Drafter`: a thing with all its parts, and not a class of such things."

@@ -238,7 +238,7 @@ def test_interrupt_and_seeds():
 
 @pytest.mark.parametrize("wrong", [dict(samples=0), dict(alarm=0), dict(alarm=1), dict(prompt=[]), dict(length=0), dict(width=0), dict(distance=2), dict(K=1), dict(length=12),
                                    dict(confidence=1), dict(samples=50), dict(samples=3, distance=.95), dict(distance=.95, weak=True), dict(draft=logits_of(Q), K=1.5),
-                                   dict(draft=lambda ids: torch.zeros(V - 1), K=1)], ids=str)
+                                   dict(draft=lambda ids: torch.zeros(V - 1), K=1)], ids=lambda wrong: ", ".join(wrong))
 def test_bad_input_to_check_decoder(wrong):
     def never(prompt, n, seed): raise AssertionError("no sample may be drawn")
     with pytest.raises(InputError): check_decoder(**{"generate": never, "target": logits_of(P), "prompt": START} | wrong)
