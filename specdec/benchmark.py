@@ -274,6 +274,11 @@ class Measurement:
     text: str      # fingerprint of the new tokens: equal texts have equal ones
     details: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self):
+        kinds = dict(run=str, method=str, prompt=str, domain=str, repeat=int, tokens=int, seconds=(int, float), text=str, details=dict)
+        wrong = next((name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)), None)
+        if wrong: raise TypeError(f"{wrong} can't be {getattr(self, wrong)!r}")
+
     @property
     def key(self) -> tuple: return self.run, self.method, self.prompt, self.repeat
     @property

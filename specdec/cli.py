@@ -9,11 +9,13 @@ __all__ = ['HELP', 'app', 'bench', 'PromptText', 'PairName', 'DrafterFolder', 'D
            'announce_conversion', 'open_pair', 'say', 'generate', 'first_difference', 'near_tie', 'comparison',
            'verdict', 'print_table', 'comparison_rows', 'decode_both', 'compare', 'pairs', 'fetch', 'prove_lines',
            'prove_mutant', 'prove_everything', 'proven_rows', 'mutant_rows', 'prove', 'peers', 'drafters', 'Kind',
-           'LossName', 'OptimizerName', 'distill', 'playground', 'main']
+           'LossName', 'OptimizerName', 'decoded_with', 'distill', 'playground', 'main']
 
 # %% ../nbs/18_cli.ipynb #ee565d69
 import json
 import math
+import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -476,6 +478,14 @@ class OptimizerName(str, Enum):
     muon = "muon"
     adamw = "adamw"
 
+# %% ../nbs/18_cli.ipynb #ba40a13c
+def decoded_with(folder: Path, target: str) -> str: # a command line, or Python where no registered pair has that target
+    "How to decode with a trained drafter."
+    from specdec.pairs import list_pairs
+    name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
+    if name is None: return f"target = load({target!r}); Pair(target, load_drafter({str(folder)!r}, target)) from specdec.pairs"
+    return f"specdec compare PROMPT --drafter {shlex.quote(str(folder))}" + ("" if name == "smollm2" else f" --pair {name}")
+
 # %% ../nbs/18_cli.ipynb #b4b376ee
 @app.command()
 def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's folder; training keeps its checkpoint there, and goes on from it.", show_default=False)],
@@ -520,7 +530,7 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
     if not distillation.is_first_process(): return
     command = distillation.served_by(folder, config)
     if as_json: return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
-    typer.echo(f"The drafter is in {folder}. To decode with it: specdec compare PROMPT --drafter {folder}")
+    typer.echo(f"The drafter is in {folder}. To decode with it: {decoded_with(folder, target)}")
     if command: typer.echo(f"To serve the target with it: {command}")
 
 # %% ../nbs/18_cli.ipynb #d810f16e
@@ -543,5 +553,7 @@ def playground(port: Annotated[Optional[int], typer.Option("--port", min=1, max=
 
 # %% ../nbs/18_cli.ipynb #dfd2594c
 def main() -> None:
-    "The `specdec` command; `python -m specdec` is the same."
+    "The `specdec` command; `python -m specdec` is the same. What goes to a file or a pipe is UTF-8, as what comes from one, whatever the system's own encoding is."
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if not stream.isatty() and "PYTHONIOENCODING" not in os.environ: stream.reconfigure(encoding="utf-8", errors=stream.errors)
     app()

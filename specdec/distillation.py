@@ -12,8 +12,8 @@ __all__ = ['LOSSES', 'TOKENS_FILE', 'KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS',
            'load_draft_model', 'check_settings', 'DistillConfig', 'epoch_order', 'rows_of_step', 'schedule',
            'make_optimizers', 'update', 'distillation_loss', 'average_gradients', 'HeldOut', 'read_held_out', 'measure',
            'training_tensors', 'save_checkpoint', 'load_checkpoint', 'States', 'open_memory', 'Process', 'this_process',
-           'wait_for_all', 'evaluated', 'Training', 'Journal', 'train', 'distill', 'summary_of', 'is_first_process',
-           'served_by']
+           'wait_for_all', 'evaluated', 'Training', 'Journal', 'train', 'check_run', 'distill', 'summary_of',
+           'is_first_process', 'served_by']
 
 # %% ../nbs/11_distillation.ipynb #70b3a1e8
 import json
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .core import InputError, ModelError, check
-from .heads import Head, init_from_target, load_head, output_rows, save_head, vllm_command, with_vocabulary
+from .heads import Head, init_from_target, load_head, output_rows, save_head, vllm_command, why_no_copy, with_vocabulary
 from .kvcache import KVCache
 from .models import encode, find_model, load_tokenizer, pick_device, pick_dtype, weights_digest
 from .rejection import acceptance_probability
@@ -102,9 +102,10 @@ def write_json(path: Path, content) -> None:
 
 # %% ../nbs/11_distillation.ipynb #9632f300
 def claim(path: Path, settings: dict) -> None:
-    "Record the settings in a file, or raise `InputError` if it records others."
-    try: recorded = json.loads(path.read_text())
+    "Record the settings in a file; raises `InputError` if it records others, `ModelError` if it is damaged."
+    try: recorded = dict(json.loads(path.read_text()))
     except FileNotFoundError: return write_json(path, settings)
+    except (OSError, ValueError, TypeError) as error: raise ModelError(f"The settings in {path} can't be read ({error}): take another folder, or delete this one to begin again.") from error
     different = sorted(name for name in settings.keys() | recorded.keys() if settings.get(name) != recorded.get(name))
     check(not different, "The folder was begun with other settings: "
           + ", ".join(f"{name} was {recorded.get(name)!r} and is {settings.get(name)!r}" for name in different) + ". Take another folder, or the old settings.")
@@ -205,9 +206,10 @@ def read_rows(folder: Path,     # of .npy shards: rows of token ids, all of the 
 def split_rows(rows: np.ndarray,  # [N, T]
                held_out: int,     # about one row in so many is held out
               ) -> tuple[np.ndarray, np.ndarray]: # to train on, and held out
-    "A row's own digest decides, so that a row stays on its side when others join. Raises `InputError` if either side is empty."
-    out = np.array([hash_row(row) % held_out == 0 for row in rows])
-    check(out.any() and not out.all(), f"{len(rows)} rows are too few to hold one in {held_out} out: sample more, or hold out a larger share.")
+    "A row's own digest decides, so that a row stays on its side when others join; of few rows at least one is held out. Raises `InputError` if either side is empty."
+    digests = np.array([hash_row(row) % held_out for row in rows])
+    out = digests == digests.min()
+    check(not out.all(), f"There is nothing to train on beside what is held out of {len(rows)} rows: give more rows, which aren't all the same.")
     return rows[~out], rows[out]
 
 def hash_row(row: np.ndarray) -> int:
@@ -344,7 +346,7 @@ def first_head(config, target: Llama, counts: np.ndarray) -> Head: # a `DistillC
     if config.weights:
         head = load_head(Path(config.weights), target, torch.float32)
         return with_vocabulary(head, frequent_tokens(counts, head.config.draft_vocab_size, head.draft_tokens), target)
-    layer = len(target.layers) - 1 if config.init == "layer" else None
+    layer = len(target.layers) - 1 if config.init == "layer" or config.init is None and not why_no_copy(target) else None
     head = init_from_target(target, frequent_tokens(counts, config.vocab), decoder_from=layer, seed=config.seed, num_layers=config.layers)
     if config.init == "random": reset_matrices(head, config.seed)
     return head
@@ -480,8 +482,8 @@ def check_settings(config) -> None: # a `DistillConfig`
     for name in whole:
         check(isinstance(getattr(config, name), int) and getattr(config, name) >= 1, f"{name} must be a whole number of at least 1, not {getattr(config, name)!r}.")
     check(config.samples is None or isinstance(config.samples, int) and config.samples >= 1, f"samples must be a whole number of at least 1, or None, not {config.samples!r}.")
-    for name, known in dict(kind=KINDS, loss=LOSSES, optimizer=OPTIMIZERS, schedule=SCHEDULES, init=INITS).items():
-        check(getattr(config, name) in known, f"Unknown {name} {getattr(config, name)!r}: expected {' or '.join(known)}.")
+    for name, known in dict(kind=KINDS, loss=LOSSES, optimizer=OPTIMIZERS, schedule=SCHEDULES, init=(None, *INITS)).items():
+        check(getattr(config, name) in known, f"Unknown {name} {getattr(config, name)!r}: expected {' or '.join(map(str, known))}.")
     for name in ("decay", "lr", "matrix_lr", "temperature"):
         check(isinstance(getattr(config, name), (int, float)) and 0 < getattr(config, name) < math.inf, f"{name} must be a positive number, not {getattr(config, name)!r}.")
     check(not (config.data and config.prompts), "The prompts are answered to make data: give either data or prompts.")
@@ -517,7 +519,7 @@ class DistillConfig:
     schedule: str = "trapezoid"     # "trapezoid": level, and straight down in the last fifth; "cosine"
     warmup: int = 20                # steps
     batch: int = 2                  # rows of a step, over all processes together
-    init: str = "layer"             # where weights begin: "target": its vocabulary and final norm; "layer": a head's layer as well, from its last; "random"
+    init: str | None = None         # where weights begin: "target": its vocabulary and final norm; "layer": a head's layer as well, from its last; "random". None: "layer", or "target" where layers can't be copied
     held_out: int = 64              # one row in so many is held out
     evaluate_rows: int = 16         # of those, at most
     evaluate_every: int = 100       # steps
@@ -732,7 +734,6 @@ class Training:
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
         self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
         held, counts = evaluated(held, inside[len(train):], config.evaluate_rows, self.start)
-        check(config.batch % process.count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {process.count} processes.")
         if process.rank: wait_for_all(process)  # the first one makes the files
         self.states = States(self.teacher, train, Path(config.keep_states) if config.keep_states else None)
         if not process.rank: wait_for_all(process)
@@ -787,10 +788,14 @@ class Journal:
             with written_whole(self.log) as partial: partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def lines(self) -> list[dict]:
-        "The measurements so far; a line that a killed process left unfinished doesn't count."
+        "The measurements so far; a line that a killed process left unfinished doesn't count. Raises `ModelError` for a damaged one."
         try: text = self.log.read_text()
         except FileNotFoundError: return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        found = []
+        for number, line in enumerate(text.splitlines(keepends=True), 1):
+            try: found += [json.loads(line)] if line.endswith("\n") else []
+            except ValueError as error: raise ModelError(f"{self.log}, line {number} is not a measurement ({error}): delete that line.") from error
+        return found
 
     def note(self, loss: float | None, seconds: float) -> dict: # the line
         "Measure, and write it down."
@@ -824,12 +829,23 @@ def train(training: Training) -> Iterator[dict]: # the measurements, as they are
     bar.close()
 
 # %% ../nbs/11_distillation.ipynb #5b461dc8
+def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None: # count: processes
+    "Raise `InputError` or `ModelError` for what can't be trained, before the target writes its texts: the folders are made, and a drafter is begun to see whether it can be."
+    for folder in [config.out, *filter(None, [config.keep_states])]:
+        try: Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error: raise InputError(f"The folder {folder} can't be made ({error.strerror}): take another.") from error
+        check(os.access(folder, os.W_OK), f"Nothing can be written to the folder {folder}: take another.")
+    check(config.batch % count == 0, f"A batch of {config.batch} rows can't be shared out evenly among {count} processes.")
+    student = KINDS[config.kind](config, target, np.zeros(target.vocab_size, int))
+    Teacher(target, student.tokens, student.layers)
+
 def distill(config: DistillConfig) -> Path: # the drafter's folder
-    "Train a drafter, or go on training it; raises `InputError` and `ModelError` for what can't be, some of it only after the target has written its texts."
+    "Train a drafter, or go on training it; raises `InputError` and `ModelError` for what can't be."
     process, device = this_process(config.device)
     found, folder = find_model(config.target), Path(config.out)
     target = load_model(found, device, pick_dtype(config.dtype, device))
     target.name, target.digest = config.target, weights_digest(found)
+    check_run(config, target, process.count)
     words, begun = folder / "training" / "samples", (folder / "training" / "config.json").exists()  # a run that has begun keeps its texts, whatever `tokens` says now
     data = config.data or (words if begun else sample(SampleConfig(config.target, str(words), config.samples or config.tokens, config.prompts, seed=config.seed), process.rank, process.count, target))
     wait_for_all(process)

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['SPECULATORS', 'NOT_THE_HEADS', 'HeadConfig', 'feature_layers', 'check_features', 'head_config', 'vocabulary_maps',
            'unrolled_attention', 'Norm', 'HeadAttention', 'HeadMLP', 'HeadLayer', 'fuse', 'HeadWeights', 'Head',
-           'target_embedding', 'share_embedding', 'plain_weight', 'output_rows', 'init_from_target', 'copy_layer',
-           'with_vocabulary', 'fused', 'FastAttention', 'FastMLP', 'FastLayer', 'FastHead', 'spread', 'HeadDrafter',
-           'check_fit', 'folder_config', 'save_head', 'check_entries', 'read_head_config', 'load_head', 'vllm_command']
+           'target_embedding', 'share_embedding', 'plain_weight', 'output_rows', 'init_from_target', 'why_no_copy',
+           'copy_layer', 'with_vocabulary', 'fused', 'FastAttention', 'FastMLP', 'FastLayer', 'FastHead', 'spread',
+           'HeadDrafter', 'check_fit', 'folder_config', 'save_head', 'check_entries', 'read_head_config', 'load_head',
+           'vllm_command']
 
 # %% ../nbs/08b_heads.ipynb #9027e2eb
 import copy
@@ -327,13 +328,19 @@ def init_from_target(target: CausalLM,
     return share_embedding(head.to(dtype), target)
 
 # %% ../nbs/08b_heads.ipynb #abaf021b
+def why_no_copy(target: CausalLM) -> str: # empty: they can be
+    "Why the target's layers can't be copied into a head."
+    if not hasattr(target, "layers"): return "only our own decoders have layers to copy"
+    attention = target.layers[0].attention
+    return "the target's attention has biases or norms, which a head's has not" if attention.qkv.bias is not None or attention.norm is not None else ""
+
 @torch.no_grad()
 def copy_layer(target: CausalLM, i: int, layer: HeadLayer) -> None: # layer i of the target, 0 is the first
     "Fill a head's layer with one of the target's (Llama family); the embedding's half of a first layer's queries, keys and values becomes 0."
-    check(hasattr(target, "layers") and 0 <= i < len(target.layers), f"Only our own decoders have layers to copy, 0…{len(getattr(target, 'layers', [])) - 1}: not {i}.")
+    check(not why_no_copy(target), f"No layer can be copied: {why_no_copy(target)}. Use random weights instead.")
+    check(0 <= i < len(target.layers), f"The target's layers are numbered 0…{len(target.layers) - 1}: there is no layer {i}.")
     source, attention, mlp = target.layers[i], layer.self_attn, layer.mlp
-    check(source.attention.qkv.bias is None and source.attention.norm is None and mlp.up_proj.weight.numel() * 2 == plain_weight(source.mlp.gate_up).numel(),
-          "A layer can be copied if it has no biases, no norms of queries and keys, and the same sizes as the head's: use random weights instead.")
+    check(mlp.up_proj.weight.numel() * 2 == plain_weight(source.mlp.gate_up).numel(), "A layer can be copied if it has the same sizes as the head's: use random weights instead.")
     rows = [p.weight.shape[0] for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     for proj, weight in zip((attention.q_proj, attention.k_proj, attention.v_proj), plain_weight(source.attention.qkv).split(rows)):
         proj.weight.zero_()[:, -weight.shape[1]:] = weight

@@ -255,6 +255,8 @@ def _converted(gguf: Path) -> Path:
 def _with_safetensors(folder: Path) -> Path:
     "The folder, if it holds a model that can be loaded without unpickling anything."
     if not (folder / "config.json").is_file(): raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
+    try: json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error: raise ModelError(f"The config.json in {folder} is damaged ({error}): get the model again.") from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} has no .safetensors file. Pickled weights (.bin, .pt) are not loaded, since they can run code: save the model as safetensors.")
     return folder

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from threading import Lock, get_ident
 
 from .autoregressive import Transform
 from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
@@ -144,6 +145,7 @@ class Pair:
         self.eos_ids = getattr(target, "eos_ids", frozenset())
         if draft is None: draft = NGramDrafter()
         self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
+        self.turn, self.decoding = Lock(), None  # whose turn it is; the thread that is decoding
 
     def generate(self, prompt: str | list[dict] | list[int],  # raw text, chat messages, or token ids
                  K: int = 5,                                  # draft tokens per round, at most
@@ -157,7 +159,7 @@ class Pair:
                  verify: VerifyRule | None = None,            # None: lossless; a lossy rule makes the result's method "lossy speculative"
                 ) -> GenerationResult:
         """Decode a prompt. Everything is checked before any model runs (`InputError`); later errors name the step (`NumericalError`,
-        `ModelError`). An interrupt (Ctrl-C) returns what there is so far, with the finish reason "interrupted"."""
+        `ModelError`). An interrupt (Ctrl-C) returns what there is so far, with the finish reason "interrupted". Threads take turns."""
         transform, source, stops = Transform(temperature, top_k, top_p), TorchSource(seed), stop_strings(stop)
         check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
         check(self.tokenizer is not None or not (stops or stream), "Stop strings and streaming need text, and this model has no tokenizer: leave them out.")
@@ -167,7 +169,11 @@ class Pair:
         drafter = NoDrafter() if method == "plain" else self.drafter
         rounds = speculate(self.target, drafter, ids, transform, source, K, max_new_tokens, self.eos_ids, verify, timer)  # checks the rest
         run = Run(Answer(self.tokenizer, stops, stream))
-        run.collect(rounds)
+        check(self.decoding != get_ident(), "This pair is in the middle of another text, whose `stream` asked for this one: load a second pair for it.")
+        with self.turn:
+            self.decoding = get_ident()
+            try: run.collect(rounds)
+            finally: self.decoding = None
         settings = dict(K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens, seed=source.seed, stop=stops)
         if rule: settings["verify"] = rule
         if getattr(verify, "lossy", False): method = f"lossy {method}"

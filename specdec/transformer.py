@@ -149,10 +149,12 @@ class Checkpoint:
     def read(self, name: str,  # such as "model.norm.weight"
              into: Tensor,     # filled; its shape is what the config asks for
             ) -> Tensor: # `into`
-        "Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another shape."
+        "Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another shape, or quantised."
         if name not in self.files: raise ModelError(f"The checkpoint has no tensor {name!r}, so it isn't of the architecture its config.json names.")
         self.unread.discard(name)
         with safe_open(self.files[name], "pt") as file: stored = file.get_tensor(name)
+        if into.is_floating_point() and (not stored.is_floating_point() or stored.itemsize < 2):
+            raise ModelError(f"The tensor {name!r} is stored as {str(stored.dtype).removeprefix('torch.')}, and its config.json names no quantisation: the numbers can't be told without it.")
         if stored.shape != into.shape:
             raise ModelError(f"The tensor {name!r} has the shape {list(stored.shape)} where config.json asks for {list(into.shape)}: the two don't belong together.")
         return into.copy_(stored)

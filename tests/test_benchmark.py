@@ -1,7 +1,7 @@
 """The benchmark's arithmetic, its order, what it keeps and what it refuses. Nothing here asserts a time."""
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -211,7 +211,9 @@ def test_results_come_back_and_go_on(tmp_path):
     assert len(b.Results(file).of("run")) == 2 and file.read_text().count("\n") == 2
 
 
-@pytest.mark.parametrize("damage", ['{"run": "x', '{"run": "x"}', "[]", "", '{"a": 1}', "nonsense"])
+WRONG = json.dumps(asdict(b.Measurement("run", "plain", "code_0", "code", 0, 8, 1.0, "t")) | {"seconds": "1.0"})
+
+@pytest.mark.parametrize("damage", [WRONG, '{"run": "x', '{"run": "x"}', "[]", "", '{"a": 1}', "nonsense"])
 def test_a_damaged_line_is_named(tmp_path, damage):
     file = tmp_path / "results.jsonl"
     b.Results(file).add(timed("plain", "code_0", 0, 1))

@@ -419,6 +419,28 @@ def test_a_reader_that_goes_away_is_no_crash():
     assert running.wait(timeout=60) == 1 and b"Traceback" not in errors
 
 
+def test_text_is_utf_8_whatever_the_system_says():
+    "A pipe in a C locale, as in a bare container: Python would take both ends for ASCII."
+    plain = PLAIN | dict(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    def piped(*words, **more): return subprocess.run([sys.executable, "-m", "specdec", *words], capture_output=True, env=plain, **more)
+    assert "┏" in piped("pairs").stdout.decode()
+    asked = "Say “né”"
+    result = json.loads(piped("generate", "-", "--raw", "--json", "--max-new-tokens", "1", input=asked.encode()).stdout)
+    assert result["prompt_ids"] == models.load_tokenizer(models.fetch())(asked)["input_ids"]
+
+
+@pytest.mark.parametrize("target, says", [("smollm2", "specdec compare PROMPT --drafter 'my drafter'"), ("Qwen/Qwen2.5-7B-Instruct", "specdec compare PROMPT --drafter 'my drafter' --pair qwen2.5")])
+def test_how_to_decode_with_a_trained_drafter(target, says): assert cli.decoded_with(Path("my drafter"), target) == says
+
+
+def test_how_to_decode_where_no_pair_has_that_target():
+    "It is said in Python, which runs."
+    code, _, module = cli.decoded_with(pairs.shipped("smollm2-draft"), str(models.fetch())).rpartition(" from ")
+    scope = dict(vars(__import__(module, fromlist=["load"])))
+    exec(code.replace("; Pair", "; made = Pair"), scope)
+    assert scope["made"].generate("Hi", max_new_tokens=2).num_tokens == 2
+
+
 def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     "Every folder and file of the command reaches the configuration; what excludes each other is bad input."
     from specdec import distillation

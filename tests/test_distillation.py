@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec import distillation
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, claim, count_tokens,
+from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, check_run, claim, count_tokens,
                                   coverage, distill, distillation_loss, draw, entropies, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
                                   measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
@@ -194,7 +195,9 @@ def test_a_row_stays_on_its_side(data):
     as_set = lambda rows: {tuple(r) for r in rows.tolist()}
     assert len(kept) + len(held) == len(rows) and not as_set(kept) & as_set(held)
     assert as_set(kept_first) <= as_set(kept) and as_set(held_first) <= as_set(held)
-    with pytest.raises(InputError, match="too few"): split_rows(rows[:1], 6)
+    for few in (2, 3, 4): assert len(split_rows(rows[:few], 10**9)[1]) == 1  # one is held out even if no digest asks for it
+    for none in (rows[:1], rows[[0, 0]]):
+        with pytest.raises(InputError, match="nothing to train on"): split_rows(none, 6)
 
 
 def test_shared_prefix():
@@ -464,6 +467,58 @@ def test_a_run_that_was_killed_early_begins_its_log_again(folder, data, tmp_path
     distill(config)
     steps = [json.loads(line)["step"] for line in (tmp_path / "d" / "training" / "log.jsonl").read_text().splitlines()]
     assert steps == [0, 3, 6, 9, 12]
+
+
+@pytest.fixture
+def no_texts(monkeypatch):
+    "Fail where the target would write its texts."
+    def refuse(*arguments): raise AssertionError("texts were written")
+    monkeypatch.setattr(distillation, "sample", refuse)
+
+
+@pytest.mark.parametrize("more, error, says", [
+    (dict(vocab=V + 1), InputError, "draft vocabulary"), (dict(kind="lm", vocab=V + 1), InputError, "draft vocabulary"), (dict(kind="lm", hidden=128), InputError, "wider"),
+    (dict(weights="target"), ModelError, "EAGLE-3"), (dict(out="file"), InputError, "can't be made"), (dict(keep_states="file/states"), InputError, "can't be made")],
+    ids=["vocab", "small vocab", "hidden", "weights", "out", "states"])
+def test_what_cannot_be_trained_is_told_before_texts_are_written(folder, data, tmp_path, no_texts, more, error, says):
+    (tmp_path / "file").write_text("in the way")
+    paths = {name: str(folder if more[name] == "target" else tmp_path / more[name]) for name in more.keys() & {"out", "weights", "keep_states"}}
+    with pytest.raises(error, match=says): distill(replace(settings(folder, None, tmp_path / "new"), **more | paths, data=None))
+
+
+def test_a_target_of_another_family_is_told_before_texts_are_written(tmp_path, no_texts):
+    from transformers import GPT2Config, GPT2LMHeadModel
+    GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=3, n_head=2, n_positions=64)).save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match="our own decoder"): distill(replace(settings(tmp_path / "other", None, tmp_path / "new"), data=None))
+
+
+def test_a_batch_is_shared_out_evenly(folder, data, tmp_path, target):
+    with pytest.raises(InputError, match="evenly among 3 processes"): check_run(settings(folder, data, tmp_path / "new"), target, 3)
+    check_run(settings(folder, data, tmp_path / "new"), target, 2)
+
+
+def test_damaged_records_are_told(folder, data, tmp_path):
+    config = settings(folder, data, tmp_path / "d")
+    distill(config)
+    training = tmp_path / "d" / "training"
+    for name, damage, says in (("log.jsonl", '{"step": 0}\n{"st\n', "log.jsonl, line 2"), ("config.json", "{", "can't be read"), ("config.json", "3", "can't be read")):
+        (training / name).write_text(damage)
+        with pytest.raises(ModelError, match=says): distill(config)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_head_for_a_target_whose_layers_cannot_be_copied(data, tmp_path, family):
+    "It begins with the target's vocabulary instead, unless a layer was asked for; and it learns."
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    Config, Model = dict(qwen2=(Qwen2Config, Qwen2ForCausalLM), qwen3=(Qwen3Config, Qwen3ForCausalLM))[family]
+    Model(Config(vocab_size=V, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128)).save_pretrained(tmp_path / "target")
+    other = load_model(tmp_path / "target", CPU, torch.float32)
+    def begun(name, **more): return Training(settings(tmp_path / "target", data, tmp_path / name, **more), other, read_rows(data, V))
+    first, expected = begun("a"), begun("b", init="target")
+    for a, b in zip(first.student.head.parameters(), expected.student.head.parameters()): assert torch.equal(a, b)
+    losses = [first.take_step() for _ in range(first.steps)]
+    assert losses[-1] < losses[0]
+    with pytest.raises(InputError, match="biases or norms"): begun("c", init="layer")
 
 
 def test_the_seed_decides(folder, data, tmp_path):

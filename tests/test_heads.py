@@ -239,7 +239,7 @@ def test_a_copied_layer_computes_what_the_target_computes(target):
     before, after = (read(target, tokens, (i,)) for i in (3, 4))
     where = positions(target.frequencies, target.rope_scale, 0, 9, 1, torch.float32)
     for layer in head.layers: assert difference(layer(torch.zeros_like(before), before, where.cos, where.sin, [], []).detach(), after) < 1e-5
-    with pytest.raises(InputError, match="layers to copy"): copy_layer(target, 5, head.layers[0])
+    with pytest.raises(InputError, match="no layer 5"): copy_layer(target, 5, head.layers[0])
     small = init_from_target(target, DRAFT, intermediate_size=16)
     with pytest.raises(InputError, match="same sizes"): copy_layer(target, 1, small.layers[0])
 

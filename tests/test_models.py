@@ -322,6 +322,13 @@ def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, mo
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
         with pytest.raises(ModelError, match="'org/name' could not be had"): find_model("org/name")
 
+@pytest.mark.parametrize("damage", [b"{", b"", b"\xff\xfe"])
+def test_a_damaged_config_is_not_blamed_on_the_tokenizer(tmp_path, damage):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_bytes(damage)
+    with pytest.raises(ModelError, match="config.json in .* is damaged"): find_model(tmp_path)
+
+
 def test_damaged_models_and_tokenizers_are_model_errors(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")

@@ -1,6 +1,7 @@
 "`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real tokenizer."
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import pytest
@@ -140,6 +141,22 @@ def test_one_pair_serves_many_texts():
         fresh = pair.generate("Hello", temperature=1.0, max_new_tokens=20)
         again = pair.generate("Hello", temperature=1.0, max_new_tokens=20, seed=fresh.settings["seed"])
         assert again.generated_ids == fresh.generated_ids
+
+
+def test_threads_take_turns():
+    "With a draft model, whose cache two texts at once would spoil."
+    target = talker(context=600)
+    pair, prompts = Pair(target, talker(seed=1, context=600)), ["Hello", "Something else entirely", "A third", "The last of them"]
+    alone = [pair.generate(prompt, temperature=1.0, seed=5, max_new_tokens=40).generated_ids for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(pair.generate, prompt, temperature=1.0, seed=5, max_new_tokens=40) for _ in range(4) for prompt in prompts]
+    assert [run.result().generated_ids for run in found] == alone * 4
+
+
+def test_a_stream_cannot_ask_its_own_pair_for_another_text():
+    pair = Pair(talker())
+    with pytest.raises(InputError, match="in the middle of another text"): pair.generate("Hello", max_new_tokens=5, stream=lambda piece: pair.generate("Hello", max_new_tokens=2))
+    assert pair.generate("Hello", max_new_tokens=5).num_tokens == 5  # and goes on as if nothing had been
 
 
 def test_settings_are_recorded():

@@ -238,6 +238,8 @@ DAMAGE = {
     "corrupt header": (corrupt, "not a whole safetensors file"),
     "empty file": (empty, "not a whole safetensors file"),
     "no weights": (lambda folder: file_of(folder).unlink(), "no tensor"),
+    "bytes": (edit_tensors(lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"].to(torch.int8)})), "is stored as int8"),
+    "eight bits": (edit_tensors(lambda t: t.update({"model.layers.0.mlp.up_proj.weight": t["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn)})), "is stored as float8"),
     "hidden size": (edit_config(hidden_size=64), "shape"),
     "vocabulary": (edit_config(vocab_size=V + 1), "shape"),
     "groups": (edit_config(num_key_value_heads=4), "shape"),
