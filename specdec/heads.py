@@ -289,12 +289,8 @@ def share_embedding(head: Head, target: CausalLM) -> Head: # the same head
 
 # %% ../nbs/08b_heads.ipynb #fb1d39e7
 def plain_weight(linear: Linear) -> Tensor: # [out, in]
-    "The weight of one of our linear layers, out of whatever layout it is kept in: MKL's can only be multiplied, and with the identity that is exact."
-    if not linear.packed: return linear.weight
-    if not linear.same_rows: return linear.weight.to_dense()
-    linear = copy.copy(linear)
-    linear.bias = None
-    return linear(torch.eye(linear.inputs)).T.contiguous()
+    "The weight of one of our linear layers, out of whatever layout it is kept in."
+    return linear.weight.to_dense() if linear.packed else linear.weight
 
 def output_rows(target: CausalLM,
                 tokens: Tensor, # ids, [n]

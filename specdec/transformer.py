@@ -127,8 +127,8 @@ def has_tiles() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
 def has_same_rows(device: torch.device, dtype: torch.dtype) -> bool:
-    "Whether a row of a product can be had that doesn't depend on how many rows there are: in float32 on a CPU, from the library MKL."
-    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+    "Whether a row of a product can be had that doesn't depend on how many rows there are: in float32 on an x86 processor (with AVX2), from the library oneDNN."
+    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 # %% ../nbs/04_transformer.ipynb #63a3e0b5
 class Checkpoint:
@@ -174,36 +174,26 @@ class Checkpoint:
 
 # %% ../nbs/04_transformer.ipynb #7b82259a
 class Linear:
-    """y = W x + b. In bfloat16 on a CPU the weight is either packed, in the layout that oneDNN multiplies fastest by a few rows, or as it is, for
-    PyTorch's own product with one row. In float32 on a CPU with MKL it is packed for that library, and a row doesn't depend on how many there are."""
+    """y = W x + b. On a CPU the weight is either packed, in the layout that oneDNN multiplies fastest by a few rows, or as it is. Packed in float32, a row
+    doesn't depend on how many there are. As it is in bfloat16, a single row is multiplied by PyTorch's own product."""
     SWITCH = threading.Lock()  # oneDNN's switch is the whole process's: two threads would restore each other's "off"
-    MANY, BLOCK = 256, 48  # rows that MKL packs for; and outputs that it computes together, where a block that isn't full would be another kernel's
+    ALONE = 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 2  # rows in place of a single one, for which oneDNN has another kernel
 
     def __init__(self, weight: Tensor,             # [out, in]
                  bias: Tensor | None = None,       # [out]
                  pack: bool = True,                # whether it may be packed: in bfloat16, whether several rows are usual
                 ):
-        self.bias, (self.outputs, self.inputs) = bias, weight.shape
+        self.bias, self.inputs = bias, weight.shape[1]
         self.half, self.same_rows = has_layouts(weight.device, weight.dtype), pack and has_same_rows(weight.device, weight.dtype)
         self.packed = self.same_rows or pack and self.half
-        if self.same_rows:
-            full = F.pad(weight, (0, 0, 0, -self.outputs % self.BLOCK))
-            self.weight, self.hollow = torch.ops.mkl._mkl_reorder_linear_weight(full, self.MANY), full.new_zeros(1).expand(full.shape)
-        else: self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packed else weight
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, FEW if self.same_rows else 1) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
-        if self.same_rows: return self.alike(x)
+        single = x.numel() == self.inputs
+        if self.same_rows and single: return self(x.expand(self.ALONE, *x.shape).contiguous())[0]
         if self.packed: return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
-        if self.half and x.numel() == x.shape[-1]: return self.one_row(x)
+        if self.half and single: return self.one_row(x)
         return F.linear(x, self.weight, self.bias)
-
-    def alike(self, x: Tensor) -> Tensor: # [..., out]
-        "MKL's product with the packed weight."
-        rows, full = x.numel() // self.inputs, self.outputs == len(self.hollow)
-        y = torch.ops.mkl._mkl_linear(x, self.weight, self.hollow, self.bias if full else None, rows)
-        if full: return y
-        y = y[..., :self.outputs]
-        return y if self.bias is None else y + self.bias
 
     def one_row(self, x: Tensor) -> Tensor: # [..., out]
         "The product that PyTorch does itself, where oneDNN is switched off."
@@ -239,8 +229,9 @@ def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, hea
     "Attention that treats each new token as a sequence of its own, so that its bits don't depend on the others."
     B, heads, T, size = q.shape
     q = q.transpose(1, 2).reshape(B * T, k.shape[1], -1, size)
-    y = F.scaled_dot_product_attention(q, k.expand(B * T, -1, -1, -1), v.expand(B * T, -1, -1, -1), attn_mask=mask)
-    return y.reshape(B, T, heads, size).transpose(1, 2)
+    rows = F.pad(q, (0, 0, 0, -q.shape[2] % 8))  # then each thread's working memory, (S + size + 2) · rows numbers, begins where a vector does
+    y = F.scaled_dot_product_attention(rows, k.expand(B * T, -1, -1, -1), v.expand(B * T, -1, -1, -1), attn_mask=mask)
+    return y[:, :, :q.shape[2]].reshape(B, T, heads, size).transpose(1, 2)
 
 def grouped_attention(q: Tensor,        # queries of the new tokens, [B, heads, T, head_dim]
                       k: Tensor,        # all keys, [B, kv_heads, S, head_dim]

@@ -62,7 +62,7 @@ def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, tokenizer,
     "No tie is excused where a row of logits doesn't depend on how many are read: greedy texts, and the logits themselves."
     exact, _ = float32_models
     prompt = encode(tokenizer, prompts()[1].messages)
-    if not rows_stay_the_same(exact): pytest.skip("no MKL here whose rows stay the same")
+    if not rows_stay_the_same(exact): pytest.skip("no oneDNN here whose rows stay the same")
     texts, rows = [], []
     for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)):
         noted = Noted(exact)

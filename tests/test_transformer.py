@@ -429,7 +429,7 @@ def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
     with Spy():
         for rows in (1, 2, 1): layer(torch.randn(1, rows, 4).bfloat16())
         exact(torch.randn(1, 1, 4))
-    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)  # MKL's product is another function
+    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)  # a packed product is another function
     with pytest.raises(RuntimeError): layer(torch.randn(1, 1, 5).bfloat16())
     assert torch.backends.mkldnn.enabled
     with torch.backends.mkldnn.flags(enabled=False):
@@ -505,34 +505,35 @@ def test_default_model_equals_transformers():
     assert difference(in_pieces(model, ids, [20, 1, 1, 6, 12]), output.logits) <= 1e-5
 
 
-# In float32 on a CPU with MKL, what is computed for a token does not depend on how many are read at once: bit for bit.
+# In float32 on an x86 processor, what is computed for a token does not depend on how many are read at once: bit for bit.
 
-def mkl_keeps_rows():
-    "Whether this processor's MKL does what we rely on; asked of the library itself, apart from our code."
+def onednn_keeps_rows():
+    "Whether this processor's oneDNN does what we rely on; asked of the library itself, apart from our code."
     if not has_same_rows(CPU, torch.float32): return False
     def keeps(outputs, inputs):
-        weight, x = torch.randn(outputs, inputs), torch.randn(FEW, inputs)
-        packed, hollow = torch.ops.mkl._mkl_reorder_linear_weight(weight, 256), torch.zeros(1).expand(outputs, inputs)
-        alone = torch.cat([torch.ops.mkl._mkl_linear(row[None], packed, hollow, None, 1) for row in x])
-        return all(torch.equal(torch.ops.mkl._mkl_linear(x[:n], packed, hollow, None, n), alone[:n]) for n in range(1, FEW + 1))
+        weight, x = torch.ops.mkldnn._reorder_linear_weight(torch.randn(outputs, inputs), FEW), torch.randn(64, inputs)
+        def product(rows): return torch.ops.mkldnn._linear_pointwise.default(rows, weight, None, "none", [], "")
+        pairs = torch.cat([product(pair) for pair in x.split(2)])
+        return all(torch.equal(product(x[:n]), pairs[:n]) for n in range(2, 65))
     return all(keeps(*shape) for shape in [(960, 576), (576, 1536), (48, 33), (96, 64), (144, 32)])
 
 
-same_rows = pytest.mark.skipif(not mkl_keeps_rows(), reason="no MKL here whose rows stay the same")
+same_rows = pytest.mark.skipif(not onednn_keeps_rows(), reason="no oneDNN here whose rows stay the same")
 
 
 @same_rows
-@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (7, 33), (100, 1)])
+@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (300, 4096), (7, 33), (100, 1)])
 def test_a_row_does_not_depend_on_the_others(shape):
     torch.manual_seed(0)
-    weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(2, FEW, shape[1])
+    weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(2, 100, shape[1])
     for b in (None, bias):
         layer = Linear(weight, b)
         alone = torch.cat([layer(row[None, None]) for row in x.flatten(0, 1)])
-        for n in (1, 2, 3, 7, FEW):
+        assert torch.equal(layer(x[0, 0]), alone[0, 0])  # without leading sizes
+        for n in (1, 2, 3, 7, FEW, 100):
             y = layer(x[:, :n])
-            assert y.shape == (2, n, shape[0]) and torch.equal(y, alone.view(2, FEW, -1)[:, :n])
-        assert difference(layer(x), torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())) <= 1e-6
+            assert y.shape == (2, n, shape[0]) and torch.equal(y, alone.view(2, 100, -1)[:, :n])
+        assert difference(layer(x), torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())) <= 2e-6
         assert torch.equal(layer(x[:, ::2]), layer(x)[:, ::2])  # rows that don't lie next to each other
 
 
@@ -550,6 +551,22 @@ def test_attention_apart_is_attention(B, T, groups):
     assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
     k[:, :, 20 + T:], v[:, :, 20 + T:] = 1e6, -1e6
     assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
+
+
+@same_rows
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("heads,kv_heads,size", [(9, 3, 64), (4, 4, 8), (16, 16, 80), (7, 1, 64)])
+def test_attention_apart_does_not_depend_on_the_thread(heads, kv_heads, size, threads):
+    "The same head of the same token, with fewer or more tokens beside it: with several threads it falls to another one."
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    q, k, v = torch.randn(1, heads, FEW, size), torch.randn(1, kv_heads, 32, size), torch.randn(1, kv_heads, 32, size)
+    mask = torch.zeros(FEW, 1, 1, 32)
+    try:
+        torch.set_num_threads(threads)
+        alone = torch.cat([attention_apart(q[:, :, i:i + 1], k, v, mask[:1]) for i in range(FEW)], 2)
+        for n in range(2, FEW + 1): assert torch.equal(attention_apart(q[:, :, :n], k, v, mask[:n]), alone[:, :, :n])
+    finally: torch.set_num_threads(before)
 
 
 @same_rows
