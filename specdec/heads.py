@@ -27,7 +27,7 @@ from .autoregressive import Transform, check_logits, likeliest
 from .core import InputError, ModelError, Source, check
 from .kvcache import KVCache
 from .speculative import Draft
-from .transformer import (MLP, Attention, CausalLM, Checkpoint, Linear, Positions, head_size, is_native, positions, rms_norm, rope_frequencies, rotate)
+from .transformer import (MLP, Attention, CausalLM, Checkpoint, Linear, Positions, has_same_rows, head_size, is_native, positions, rms_norm, rope_frequencies, rotate)
 
 # %% ../nbs/08b_heads.ipynb #9e2b2ea2
 @dataclass(frozen=True)
@@ -368,7 +368,8 @@ def fused(*linears: nn.Linear,
          ) -> Linear:
     "Several layers with the same input as one of our own."
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
-    return Linear(torch.cat([linear.weight.detach() for linear in linears]), bias, pack)
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    return Linear(weight, bias, pack or has_same_rows(weight.device, weight.dtype))
 
 class FastAttention(Attention):
     "A head's attention on the target's building blocks."
