@@ -23,7 +23,7 @@ from specdec.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, c
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
 from specdec.speculative import speculate
-from specdec.transformer import Linear, load_model, positions, rope_frequencies
+from specdec.transformer import Linear, has_same_rows, load_model, positions, rope_frequencies
 
 CPU, V = torch.device("cpu"), 24
 DRAFT = torch.tensor([0, 3, 4, 9, 10, 15, 20, 23])
@@ -78,6 +78,7 @@ def test_batched_and_incremental_agree_step_by_step(folder, name, dtype):
     batched = [step.detach() for step in head(tokens, features, steps)]
     assert [step.shape for step in batched] == [(1, 29 - s, len(DRAFT)) for s in range(steps)]
     fast, text = FastHead(head, target_embedding(target)), tokens[0].tolist()
+    assert fast.lm_head.packed == fast.layers[0].attention.qkv.packed == has_same_rows(CPU, dtype)  # faster there for a single row, too
     with torch.inference_mode():
         for n in (1, 2, 7, 20, 26):  # positions read with true features
             cache = KVCache(len(head.layers), 40)
