@@ -186,7 +186,7 @@ class Linear:
         self.bias, self.inputs = bias, weight.shape[1]
         self.half, self.same_rows = has_layouts(weight.device, weight.dtype), pack and has_same_rows(weight.device, weight.dtype)
         self.packed = self.same_rows or pack and self.half
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, FEW if self.same_rows else 1) if self.packed else weight
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, FEW if self.same_rows else 1) if self.packed else weight  # float32 stays as it is for one row
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
         single = x.numel() == self.inputs
