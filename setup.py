@@ -19,7 +19,7 @@ setup(
     url=cfg["git_url"],
     license="Apache-2.0",
     keywords=cfg["keywords"].split(),
-    packages=find_packages(include=["specdec"]),
+    packages=find_packages(include=["specdec", "specdec.*"]),
     package_data={"specdec": ["data/*", "data/*/*", "py.typed"]},
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),

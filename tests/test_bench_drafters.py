@@ -4,9 +4,9 @@ import json
 import pytest
 import torch
 
-from specdec.bench_drafters import (DRAFTERS, HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer, drafters_text, find_drafters, interleaved,
+from specdec.bench.drafters import (DRAFTERS, HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer, drafters_text, find_drafters, interleaved,
                                     make_drafters_report, method_name, run_drafters)
-from specdec.benchmark import Measurement, Results
+from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round
 from specdec.models import prompts
 from specdec.speculative import Draft, NoDrafter
@@ -56,7 +56,7 @@ def test_an_unknown_drafter_is_refused_before_anything_is_loaded():
 def test_the_command_repeats_the_settings():
     from typer.testing import CliRunner
 
-    from specdec import bench_drafters
+    from specdec.bench import drafters as bench_drafters
     from specdec.cli import app
     config, seen = DraftersConfig(drafters=("suffix", "head"), Ks=(2, 5), temperatures=(0.0, 0.7), prompts=3, held_out=2, max_new_tokens=9, repeats=1, device="cpu", dtype="float32"), []
     def instead(given, out): return seen.append(given) or {"complete": True}

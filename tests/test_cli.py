@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, core, gallery, models, pairs
+from specdec import cli, core, models, pairs
+from specdec.lossless import gallery
 from specdec.cli import ExitCode, app
-from specdec.proof import prove_rule
+from specdec.lossless.proof import prove_rule
 from specdec.rejection import speculative_sampling
 
 QUESTION = "What is the capital of France?"
@@ -443,7 +444,7 @@ def test_how_to_decode_where_no_pair_has_that_target():
 
 def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     "Every folder and file of the command reaches the configuration; what excludes each other is bad input."
-    from specdec import distillation
+    from specdec.train import distillation
     asked, told = tmp_path / "asked.jsonl", []
     asked.write_text('{"prompt": "Why?"}')
     (tmp_path / "before").mkdir()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from specdec.autoregressive import Transform
-from specdec.conformance import (Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
+from specdec.lossless.conformance import (Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
                                  power_of, rank, samples_needed, tempered, tv_interval)
 from specdec.core import InputError, NumericalError, TorchSource
-from specdec.gallery import GALLERY, Broken
-from specdec.proof import Language, distance, target_law
+from specdec.lossless.gallery import GALLERY, Broken
+from specdec.lossless.proof import Language, distance, target_law
 from specdec.rejection import speculative_sampling
 
 V, START = 3, [0]

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec import distillation
+from specdec.train import distillation
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, check_run, claim, count_tokens,
+from specdec.train.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, check_run, claim, count_tokens,
                                   coverage, distill, distillation_loss, draw, entropies, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
                                   measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
-from specdec.heads import HeadDrafter, load_head, output_rows
+from specdec.drafters.heads import HeadDrafter, load_head, output_rows
 from specdec.models import load_tokenizer
 from specdec.pairs import load
 from specdec.speculative import ModelDrafter, speculate
@@ -410,7 +410,7 @@ def weights(out): return load_file(Path(out) / "training" / "checkpoint.safetens
 SCRIPT = """
 import json, sys, torch
 torch.set_num_threads(1)
-from specdec.distillation import DistillConfig, distill
+from specdec.train.distillation import DistillConfig, distill
 distill(DistillConfig(**json.loads(sys.argv[1])))
 """
 
@@ -550,7 +550,7 @@ def test_two_processes_train_as_one(folder, data, tmp_path, target):
     script.write_text("""
 import json, os, sys, torch
 torch.set_num_threads(1)
-import specdec.distillation as d
+import specdec.train.distillation as d
 from safetensors.torch import save_file
 config, train = d.DistillConfig(**json.loads(sys.argv[1])), d.train
 def watched(training):

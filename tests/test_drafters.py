@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.drafters import (Acceptance, Clocked, ColderDrafter, HybridDrafter, Int4Linear, SuffixDrafter, SuffixIndex, expected_acceptance, outcome, quantised,
+from specdec.drafters.family import (Acceptance, Clocked, ColderDrafter, HybridDrafter, Int4Linear, SuffixDrafter, SuffixIndex, expected_acceptance, outcome, quantised,
                               replay, rows_on, search_layers, trial)
-from specdec.proof import ExactModel, Language, language_pairs, loop_error
+from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, speculate
 from specdec.transformer import Linear
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
-from specdec.draws import UnknownTensor, drawn_from, torch_law, uniform_law
-from specdec.proof import completed, distance, language_pairs, one_round, target_law
+from specdec.lossless.draws import UnknownTensor, drawn_from, torch_law, uniform_law
+from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_law
 
 HALF, QUARTER = F(1, 2), F(1, 4)
 W = torch.tensor([.5, .25, .25])

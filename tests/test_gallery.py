@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
-from specdec.gallery import GALLERY, Broken, evidence, greedy_softmax, drops_unlikely
-from specdec.proof import ExactModel, Language, Proven, one_round, round_error
+from specdec.lossless.gallery import GALLERY, Broken, evidence, greedy_softmax, drops_unlikely
+from specdec.lossless.proof import ExactModel, Language, Proven, one_round, round_error
 from specdec.rejection import residual, speculative_sampling
 from specdec.speculative import ModelDrafter, speculate
 

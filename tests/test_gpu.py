@@ -18,14 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import gpu
 from specdec.autoregressive import Transform
-from specdec.conformance import check_verify
+from specdec.lossless.conformance import check_verify
 from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
-from specdec.drafters import SuffixDrafter
-from specdec.draws import drawn_from, torch_law
+from specdec.drafters.family import SuffixDrafter
+from specdec.lossless.draws import drawn_from, torch_law
 from specdec.gpu import (DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCache, as_llama, as_round, bucket, count_waits, device_residual, fused,
                          host_waits, lookup_on_device, match_on_device, not_finite, obstacle, race, read_at, speculate_on_device, static_positions, verify_on_device)
 from specdec.models import encode, fetch, load_tokenizer
-from specdec.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
+from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
 from specdec.transformer import load_model
 from test_lossless import assert_same_text

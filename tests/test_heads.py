@@ -18,7 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource, exact_law
-from specdec.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, load_head, output_rows, plain_weight,
+from specdec.drafters.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, load_head, output_rows, plain_weight,
                            save_head, share_embedding, target_embedding, unrolled_attention, vllm_command, vocabulary_maps, with_vocabulary)
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
@@ -96,7 +96,7 @@ def test_a_head_that_forgets_its_own_steps_does_not_agree(target, monkeypatch):
     tokens = torch.randint(V, (1, 20))
     features = read(target, tokens, head.config.layers)
     right = head(tokens, features, 2)
-    monkeypatch.setattr("specdec.heads.unrolled_attention", lambda q, keys, values: unrolled_attention(q, keys[:1], values[:1]))
+    monkeypatch.setattr("specdec.drafters.heads.unrolled_attention", lambda q, keys, values: unrolled_attention(q, keys[:1], values[:1]))
     wrong = head(tokens, features, 2)
     assert difference(wrong[0], right[0]) == 0 and difference(wrong[1], right[1]) > 1e-3
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from jinja2 import DictLoader, Environment
 
-from specdec import playground
+from specdec.playground import app as playground
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.pairs import Pair, PairSpec
-from specdec.playground import (K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript, Worker,
+from specdec.playground.app import (K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript, Worker,
                                 app_files, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup, draw_text, drafter_menu, explain,
                                 look, measure, measures_html, open_playground, plain_rate, serve_playground, text_html, token_html, verification_curve, visible)
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate

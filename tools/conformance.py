@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from specdec.autoregressive import Transform
-from specdec.conformance import check_decoder
+from specdec.lossless.conformance import check_decoder
 from specdec.core import TorchSource
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
 from specdec.speculative import ModelDrafter, speculate

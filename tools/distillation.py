@@ -5,7 +5,7 @@
 
     python tools/distillation.py coverage --data SAMPLES                      # how much of the text small vocabularies cover
 
-SAMPLES is a folder of shards as `specdec.distillation.sample` writes them. Each replaces its own part of the file and leaves the others.
+SAMPLES is a folder of shards as `specdec.train.distillation.sample` writes them. Each replaces its own part of the file and leaves the others.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ CHANGES = {  # name: what differs from the first
 
 def store(part: str, content) -> None:
     "Replace one part of the file."
-    from specdec.distillation import write_json
+    from specdec.train.distillation import write_json
     whole = json.loads(DATA.read_text()) if DATA.exists() else {}
     DATA.parent.mkdir(exist_ok=True)
     write_json(DATA, whole | {part: content})
@@ -50,7 +50,7 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     import numpy as np
     import torch
 
-    from specdec.distillation import DistillConfig, Training, answer_marks, read_rows, train
+    from specdec.train.distillation import DistillConfig, Training, answer_marks, read_rows, train
     from specdec.models import find_model, load_tokenizer, pick_dtype
     from specdec.transformer import load_model
     device = torch.device("cpu")
@@ -72,7 +72,7 @@ def coverage_of(data: Path) -> None:
     "Count on the rows to train on, and look at those held out as well."
     import numpy as np
 
-    from specdec.distillation import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
+    from specdec.train.distillation import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
     V = 49152  # of the default model
     rows = read_rows(data, V)
     train, held = (side[:, shared_prefix(rows):] for side in split_rows(rows, 64))

@@ -8,8 +8,8 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from specdec.core import check
-from specdec.distillation import TOKENS_FILE
-from specdec.heads import HeadDrafter, load_head, save_head
+from specdec.train.distillation import TOKENS_FILE
+from specdec.drafters.heads import HeadDrafter, load_head, save_head
 from specdec.pairs import load, load_drafter
 from specdec.speculative import ModelDrafter
 

@@ -102,7 +102,7 @@ def compare(python: Path, length: int = 96) -> dict:
     "Run both directions; the results as data."
     import torch
     from safetensors.torch import load_file, save_file
-    from specdec.heads import init_from_target, load_head, save_head, share_embedding
+    from specdec.drafters.heads import init_from_target, load_head, save_head, share_embedding
     from specdec.models import encode, fetch, load_tokenizer, prompts
     from specdec.pairs import shipped
     from specdec.transformer import load_model
