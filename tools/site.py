@@ -38,7 +38,8 @@ LAST_MODIFIED = re.compile(r"\s*<lastmod>.*?</lastmod>")
 PICTURE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,([A-Za-z0-9+/=][A-Za-z0-9+/=\s]{40,})")
 ID = re.compile(r'\bid="([^"]+)"')
 ICON = re.compile(r'\.bi-([\w-]+)::before\{content:"[^"]*"\}')
-LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")  # nbdev links names in a signature's comments, where no link can be
+# nbdev links names in a signature's comments, where no link can be
+LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")
 
 layout.KATEX = KATEX  # where pages look for KaTeX; all pages lie at the root of the site
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # two bytes too many in the icons' font are none of our business
@@ -47,7 +48,8 @@ smalldocs_output = notebook.output_html
 
 
 def shorter_paths(svg: str) -> str:
-    "Coordinates to a tenth of a point, without the spaces that a path can do without; no eye sees more, and a page is lighter by a third of its pictures."
+    """Coordinates to a tenth of a point, without the spaces that a path can do without; no eye sees more, and a page is
+    lighter by a third of its pictures."""
     def path(match: re.Match) -> str:
         tenths = re.sub(r"(\.\d)\d+", r"\1", match[0]).replace(".0 ", " ")
         return re.sub(r"\s*([A-Za-z])\s*", r"\1", tenths)
@@ -56,7 +58,8 @@ def shorter_paths(svg: str) -> str:
 
 
 def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
-    "smalldocs' rendering of a cell output, with an SVG as `<img>` like any other picture, so that it too becomes a file."
+    """smalldocs' rendering of a cell output, with an SVG as `<img>` like any other picture, so that it too becomes a
+    file."""
     svg = output.get("data", {}).get("image/svg+xml")
     if svg is None:
         return smalldocs_output(output, options, n)
@@ -140,7 +143,8 @@ def check_project(nbs: Path, package: str) -> None:
 
 
 def relink(page: str, site_url: str, anchors: dict[str, set[str]]) -> str:
-    "Make nbdev's absolute links to this site relative, and lead one whose anchor is missing to the class or page it is in."
+    """Make nbdev's absolute links to this site relative, and lead one whose anchor is missing to the class or page it
+    is in."""
     def relative(match: re.Match) -> str:
         name, anchor = match.groups()
         while anchor and anchor not in anchors.get(name, ()):
@@ -163,7 +167,8 @@ def save_pictures(page: str, out: Path) -> str:
 
 
 def in_order(page: str) -> str:
-    "The page with no level of headings left out: nbdev makes every documented name an `h3`, also before the first `h2`."
+    """The page with no level of headings left out: nbdev makes every documented name an `h3`, also before the first
+    `h2`."""
     start = page.index("<main")
     end = page.find("<h2", start) if "<h2" in page[start:] else len(page)
     early = re.sub(r'<h3\b([^>]*)class="', r'<h2\1class="h3 ', page[start:end]).replace("</h3>", "</h2>")
@@ -174,11 +179,13 @@ def fold_imports(page: str) -> str:
     "The page with exported cells that hold nothing but imports folded away; all others stay open."
     def fold(match: re.Match) -> str:
         code = unescape(re.sub(r"<[^>]+>", "", match[1]))
-        try: only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
+        try:only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
         except SyntaxError: only_imports = False
         return match[0].replace(' open=""', "", 1) if only_imports else match[0]
 
-    return re.sub(r'<details open="" [^>]*>\s*<summary>Exported source</summary>(.*?)</details>', fold, page, flags=re.S)
+    return re.sub(
+        r'<details open="" [^>]*>\s*<summary>Exported source</summary>(.*?)</details>', fold, page, flags=re.S
+    )
 
 
 def finish_pages(out: Path, site_url: str) -> None:
@@ -192,8 +199,11 @@ def finish_pages(out: Path, site_url: str) -> None:
 
 
 def keep_used_icons(out: Path) -> None:
-    "Take the icons that no page shows, most of 2,000, out of the icons' stylesheet and font; the font stays in one format."
-    shown = {name for page in out.glob("*.html") for name in re.findall(r"\bbi-([\w-]+)", page.read_text(encoding="utf-8"))}
+    """Take the icons that no page shows, most of 2,000, out of the icons' stylesheet and font; the font stays in one
+    format."""
+    shown = {
+        name for page in out.glob("*.html") for name in re.findall(r"\bbi-([\w-]+)", page.read_text(encoding="utf-8"))
+    }
     folder = out / "site_libs" / "bootstrap-icons"
     sheet = folder / "bootstrap-icons.min.css"
     edit(sheet, lambda css: NEW_FONT.sub("src:", ICON.sub(lambda rule: rule[0] if rule[1] in shown else "", css)))
