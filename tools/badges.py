@@ -21,25 +21,26 @@ def repository() -> tuple[str, str, str]:
     return tuple(settings["DEFAULT"][key] for key in ("user", "repo", "branch"))
 
 
-def badge(notebook: str) -> str:
+def badge(notebook: str) -> str: # relative to nbs/, such as "path/00_tour.ipynb"
     "The badge's Markdown. Its picture lies beside the notebooks, so that no page fetches anything from another site."
     user, repo, branch = repository()
-    return (
-        "[![Open in"
-        f" Colab](images/colab.svg)](https://colab.research.google.com/github/{user}/{repo}/blob/{branch}/nbs/{notebook})"
-    )
+    up = "../" * notebook.count("/")
+    there = f"https://colab.research.google.com/github/{user}/{repo}/blob/{branch}/nbs/{notebook}"
+    return f"[![Open in Colab]({up}images/colab.svg)]({there})"
 
 
-def install() -> str:
+def install(notebook: str) -> str:
     """The code that makes Colab's machine ready: the project, the packages that notebooks use besides, and the default
     model."""
     user, repo, branch = repository()
+    folder = Path("nbs", notebook).parent.as_posix()
+    root = "/".join([".."] * len(Path(folder).parts))
     return "\n".join([
         "#| hide", "#| eval: false",
-        'if "google.colab" in str(get_ipython()):  # only there: elsewhere the package is installed already',
+        'if "google.colab" in str(get_ipython()):  # elsewhere the package is installed already',
         f"    !git clone --quiet --depth 1 --branch {branch} https://github.com/{user}/{repo}",
-        f"    %cd {repo}/nbs",
-        "    %pip install --quiet .. fastcore matplotlib scipy psutil ipywidgets",
+        f"    %cd {repo}/{folder}",
+        f"    %pip install --quiet {root} fastcore matplotlib scipy psutil ipywidgets",
         "    !specdec fetch"])
 
 
@@ -54,7 +55,7 @@ def with_badge(cells: list[dict], notebook: str) -> list[dict]:
         {"cell_type": "markdown", "id": BADGE_ID, "metadata": {}, "source": as_lines(badge(notebook))},
         {
             "cell_type": "code", "execution_count": None, "id": INSTALL_ID, "metadata": {}, "outputs": [],
-            "source": as_lines(install()),
+            "source": as_lines(install(notebook)),
         },
     ]
     others = [cell for cell in cells if cell["id"] not in (BADGE_ID, INSTALL_ID)]
@@ -80,10 +81,11 @@ def main() -> None:
         "--check", action="store_true", help="change nothing; fail with the names of the notebooks that would change"
     )
     check, stale = parser.parse_args().check, []
-    for path in sorted((ROOT / "nbs").glob("*.ipynb")):
-        text = path.read_text(encoding="utf-8")
-        if (fresh := refreshed(path.name, text)) == text: continue
-        stale.append(f"nbs/{path.name}")
+    nbs = ROOT / "nbs"
+    for path in sorted(path for path in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts):
+        name, text = path.relative_to(nbs).as_posix(), path.read_text(encoding="utf-8")
+        if (fresh := refreshed(name, text)) == text: continue
+        stale.append(f"nbs/{name}")
         if not check: path.write_text(fresh, encoding="utf-8")
     if check and stale:
         sys.exit("\n".join(f"{name} lacks its badge or install cell: run python tools/badges.py" for name in stale))

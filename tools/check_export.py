@@ -15,7 +15,7 @@ def contents(root: Path) -> dict[str, bytes]:
     "Every exported module and every notebook, by its path from the root."
     return {
         str(file.relative_to(root)): file.read_bytes()
-        for file in [*root.glob("specdec/*.py"), *root.glob("nbs/*.ipynb")]
+        for file in [*root.glob("specdec/**/*.py"), *root.glob("nbs/**/*.ipynb")]
     }
 
 
