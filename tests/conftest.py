@@ -34,6 +34,17 @@ def browser():
         started.close()
 
 
+def pytest_make_parametrize_id(val):
+    """A name for a parametrised case whose value pytest would only number: what a dict or a list holds, what a function is
+    called, which function of ours a lambda asks first."""
+    if isinstance(val, dict): words = ", ".join(f"{key}={value!r}" for key, value in val.items()) or "nothing"
+    elif callable(val) and getattr(val, "__name__", "") == "<lambda>": words = " ".join(val.__code__.co_names)
+    elif hasattr(val, "__name__"): words = val.__name__
+    elif isinstance(val, (str, int, float, type(None))): return None  # pytest names these itself
+    else: words = repr(val).removeprefix("torch.")
+    return None if " at 0x" in words else " ".join(words.split())[:60]
+
+
 def pytest_terminal_summary(terminalreporter):
     "Say once, at the end and in any verbosity, that the browser tests did not run, and why."
     why = {
