@@ -579,8 +579,7 @@ def draw_text(said: Sequence[Said],
             if s.fate != "target":
                 parts.append(
                     _line(
-                        [(left, mark), (left + width - 0.8, mark)],
-                        "#1f2933",
+                        [(left, mark), (left + width - 0.8, mark)], "#1f2933",
                         f'stroke-dasharray="{dashes}"' if dashes else "",
                     )
                 )
@@ -846,10 +845,7 @@ def _strip(told: str, chance: float, u: float | None) -> Figure:
     if chance > 0.15:
         parts.append(
             _text(
-                x(chance / 2),
-                top + 14,
-                "accept",
-                "middle",
+                x(chance / 2), top + 14, "accept", "middle",
                 'fill="#062013" font-weight="600" font-size="11"',
             )
         )
