@@ -142,6 +142,36 @@ def draw_recorded(
     )
 
 
+def draw_race(data: dict, temperature: float = 0.0, K: int = 4) -> str:
+    "Plain and speculative decoding of one prompt on one axis of time: a box for each forward, green what was guessed and kept."
+    race = next(r for r in data["races"] if r["temperature"] == temperature)
+    plain, speculative = race["lanes"]["plain"], race["lanes"][str(K)]
+    left, width, tall = 120, 640, 34
+    scale = width / plain[-1]["end"]
+    body = [text(8, 24, f"{data['model']}, one prompt, temperature {temperature:g}, K = {K}", 15, extra=f'fill="{FAINT}"')]
+    for lane, (name, rounds) in enumerate([("plain", plain), ("speculative", speculative)]):
+        y, start = 42 + 62 * lane, 0.0
+        body.append(text(8, y + 22, name, 16, extra='font-weight="bold"'))
+        for r in rounds:
+            x, wide = left + start * scale, (r["end"] - start) * scale
+            fill = FILL["accepted"] if r["accepted"] else FILL["drafted"]
+            body.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{tall}" fill="{fill}" stroke="{INK}"'
+                ' stroke-width=".6"/>'
+            )
+            start = r["end"]
+        tokens = sum(len(r["text"]) for r in rounds)
+        words = f"{tokens} tokens, {len(rounds)} forwards, {start:.1f} s"
+        body.append(text(left, y + tall + 17, words, 14, extra=f'fill="{FAINT}"'))
+    gain = plain[-1]["end"] / speculative[-1]["end"]
+    body.append(text(left + width, 42 + 62 + tall + 17, f"{gain:.2f} × as fast", 16, "end", 'font-weight="bold"'))
+    title = (
+        f"Plain decoding takes {len(plain)} forwards for the text, speculative decoding {len(speculative)} and"
+        f" {gain:.2f} times less time; green forwards kept guessed tokens."
+    )
+    return svg(left + width + 10, 170, title, body)
+
+
 def imports() -> dict[str, set[str]]:
     "Which modules of the package each module imports; the order is the notebooks'."
     names = [re.sub(r"^\d\d[a-z]?_", "", path.stem) for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))]
@@ -192,6 +222,7 @@ PICTURES = {
     "round": lambda: draw_round(*real_round()),
     "map": lambda: draw_map(imports()),
     "colab": lambda: draw_badge("Open in Colab"),
+    "race": lambda: draw_race(json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))),
     "recorded": lambda: draw_recorded(
         json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))
     ),

@@ -1,0 +1,77 @@
+"""Record the race on the front page: `python tools/race.py`.
+
+One prompt, answered by plain and by speculative decoding in turn, each several times, in float32 on the CPU; the run with
+the median time is kept, round by round with its real times. The page plays them back and computes nothing. A prompt on
+which drafting wins was chosen on purpose: what it buys on average stands under the race, from the stored benchmark.
+"""
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from specdec.bench.peers import environment
+from specdec.core import TorchSource
+from specdec.models import encode, prompts
+from specdec.pairs import load_pair
+from specdec.autoregressive import Transform
+from specdec.speculative import NoDrafter, speculate
+
+OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
+PROMPT, NEW_TOKENS, SEED, REPEATS = "code_002", 96, 0, 5
+TEMPERATURES, KS = (0.0, 0.7, 1.0), (2, 4, 8)
+
+
+def run(pair, drafter, ids: list[int], temperature: float, K: int) -> list[dict]:
+    "One run: of each round its end in seconds since the start, the tokens that joined the text, and how many were guesses."
+    noted, start = [], time.perf_counter()
+    rounds = speculate(
+        pair.target, drafter, ids, Transform(temperature), TorchSource(SEED), K, NEW_TOKENS, pair.target.eos_ids
+    )
+    for r in rounds:
+        noted.append({
+            "end": round(time.perf_counter() - start, 4), "accepted": r.accepted, "drafted": len(r.drafted),
+            "text": [pair.tokenizer.decode([token]) for token in r.emitted],
+        })
+    return noted
+
+
+def median_run(runs: list[list[dict]]) -> list[dict]:
+    "The one that took the median time."
+    return sorted(runs, key=lambda rounds: rounds[-1]["end"])[len(runs) // 2]
+
+
+def main() -> None:
+    "Record all settings."
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each kind; the one with the median time is kept")
+    repeats = parser.parse_args().repeats
+    question = next(p for p in prompts() if p.id == PROMPT)
+    pair = load_pair("smollm2", device="cpu", dtype="float32")
+    ids = encode(pair.tokenizer, question.messages)
+    races = []
+    for temperature in tqdm(TEMPERATURES, desc="temperatures"):
+        drafters = {"plain": (NoDrafter(), 1), **{str(K): (pair.drafter, K) for K in KS}}
+        runs = {name: [] for name in drafters}
+        for repeat in range(repeats + 1):  # the first warms up
+            for name, (drafter, K) in drafters.items():
+                found = run(pair, drafter, ids, temperature, K)
+                if repeat: runs[name].append(found)
+        races.append({"temperature": temperature, "lanes": {name: median_run(found) for name, found in runs.items()}})
+    where = environment("cpu", "float32")
+    data = {
+        "command": "python tools/race.py", "model": "SmolLM2-135M-Instruct", "prompt": question.text, "Ks": list(KS),
+        "dtype": "float32", "threads": torch.get_num_threads(), "processor": where["processor"],
+        "torch": torch.__version__, "python": platform.python_version(), "races": races,
+    }
+    OUT.write_text(json.dumps(data, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+    for race in races:
+        plain = race["lanes"]["plain"][-1]["end"]
+        print(race["temperature"], {K: round(plain / race["lanes"][str(K)][-1]["end"], 2) for K in KS})
+
+
+if __name__ == "__main__":
+    main()
