@@ -20,12 +20,13 @@ from threading import Lock, get_ident
 
 from .autoregressive import Transform
 from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
+from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .train.distillation import load_draft_model
 from .drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
 from .drafters.heads import HeadDrafter, load_head
 from .models import TextStream, encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype, vocabulary_difference, weights_digest
 from .rejection import VerifyRule
-from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, speculate
+from .speculative import speculate
 from .transformer import CausalLM
 
 # %% ../nbs/use/01_pairs.ipynb #516f424a

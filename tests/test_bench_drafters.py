@@ -8,8 +8,8 @@ from specdec.bench.drafters import (DRAFTERS, HELD_OUT, DraftersConfig, alphas, 
                                     make_drafters_report, method_name, run_drafters)
 from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.models import prompts
-from specdec.speculative import Draft, NoDrafter
 
 
 def made_up(method, prompt, repeat, seconds, **details): return Measurement("r", method, prompt, prompt.split("_")[0], repeat, 10, seconds, "t", details)

@@ -401,7 +401,7 @@ def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
     assert set(report["methods"]) == set(b.METHODS) - {"compiled", "assisted"} and report["ratios"]["prefill_vs_transformers"] > 0
 
 
-@pytest.mark.parametrize("place", ["specdec.speculative.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth", "specdec.bench.peers.memory_in_child"])
+@pytest.mark.parametrize("place", ["specdec.drafters.base.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth", "specdec.bench.peers.memory_in_child"])
 def test_interrupting_anything_stops_the_benchmark(tiny, monkeypatch, quick, place):
     calls = []
     def interrupt(*words):

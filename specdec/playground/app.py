@@ -39,10 +39,11 @@ from torch import Tensor
 
 from ..autoregressive import Transform
 from ..core import FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check
+from ..drafters.base import Draft, Drafter, NoDrafter
 from ..models import TextStream, encode, prompts
 from ..pairs import list_pairs, load, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
-from ..speculative import Draft, Drafter, NoDrafter, speculate
+from ..speculative import speculate
 from ..speedup import AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor, wilson_interval
 from ..transformer import CausalLM
 
