@@ -488,18 +488,20 @@ def fetch(
 # %% ../nbs/use/03_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
+    from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.lossless.proof import prove_loop, prove_rule
     from specdec.rejection import speculative_sampling
     from specdec.lossless.rules import sample_and_match
-    from specdec.speculative import ModelDrafter, NGramDrafter, speculate
+    from specdec.speculative import speculate
     for rule in (speculative_sampling, sample_and_match): yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     "Whether a broken decoder is caught, and by what."
+    from specdec.drafters.base import ModelDrafter
     from specdec.lossless.gallery import evidence
     from specdec.lossless.proof import Proven
-    from specdec.speculative import ModelDrafter, speculate
+    from specdec.speculative import speculate
     found = evidence(broken, speculate, ModelDrafter)
     case = (
         {"K": found.K, "V": found.V, "error": str(found.error)} if isinstance(found, Proven) else {}

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from .autoregressive import Transform
 from .core import ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource, check
+from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .kvcache import KVCache
-from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, check_request, token_ids
+from .requests import check_request, token_ids
 from .transformer import Checkpoint, Llama, Positions, check_window, head_size
 
 # %% ../nbs/path/06_gpu.ipynb #0f42703e

@@ -30,7 +30,8 @@ from specdec.models import (
     vocabulary_difference, weights_digest,
 )
 from .rejection import VerifyRule
-from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, speculate
+from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from .speculative import speculate
 from .transformer import CausalLM
 
 # %% ../nbs/use/01_pairs.ipynb #516f424a

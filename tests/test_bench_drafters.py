@@ -11,8 +11,8 @@ from specdec.bench.drafters import (
 )
 from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.models import prompts
-from specdec.speculative import Draft, NoDrafter
 
 
 def made_up(method, prompt, repeat, seconds, **details):

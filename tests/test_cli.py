@@ -441,7 +441,7 @@ def test_interrupt_keeps_the_text_and_exits_with_130():
 
 def interrupted(after: int):
     "A drafter that is interrupted at its so-many-th proposal."
-    from specdec.speculative import NGramDrafter
+    from specdec.drafters.base import NGramDrafter
 
     class Interrupted(NGramDrafter):
         calls = 0

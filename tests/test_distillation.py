@@ -24,10 +24,11 @@ from specdec.train.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM
                                   coverage, distill, distillation_loss, draw, entropies, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,
                                   measure, narrow_ids, question_starts, read_prompts, read_rows, rows_of_step, sample, sample_rows, save_checkpoint, schedule, shared_prefix, small_embedding, split_rows,
                                   step_weights, tokens_of_round, total_variation, training_tensors, write_shard, written_whole)
+from specdec.drafters.base import ModelDrafter
 from specdec.drafters.heads import HeadDrafter, load_head, output_rows
 from specdec.models import load_tokenizer
 from specdec.pairs import load
-from specdec.speculative import ModelDrafter, speculate
+from specdec.speculative import speculate
 from specdec.transformer import load_model
 
 torch.set_num_threads(1)

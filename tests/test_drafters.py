@@ -11,8 +11,9 @@ from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.family import (Acceptance, Clocked, ColderDrafter, HybridDrafter, Int4Linear, SuffixDrafter, SuffixIndex, expected_acceptance, outcome, quantised,
                               replay, rows_on, search_layers, trial)
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
-from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.speculative import speculate
 from specdec.transformer import Linear
 
 CPU = torch.device("cpu")

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.drafters.base import ModelDrafter
 from specdec.lossless.gallery import GALLERY, Broken, evidence, greedy_softmax, drops_unlikely
 from specdec.lossless.proof import ExactModel, Language, Proven, one_round, round_error
 from specdec.rejection import residual, speculative_sampling
-from specdec.speculative import ModelDrafter, speculate
+from specdec.speculative import speculate
 
 BY_NAME = {broken.name: broken for broken in GALLERY}
 RULES = [broken for broken in GALLERY if broken.part == "rule"]

@@ -24,9 +24,10 @@ from specdec.drafters.family import SuffixDrafter
 from specdec.lossless.draws import drawn_from, torch_law
 from specdec.gpu import (DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCache, as_llama, as_round, bucket, count_waits, device_residual, fused,
                          host_waits, lookup_on_device, match_on_device, not_finite, obstacle, race, read_at, speculate_on_device, static_positions, verify_on_device)
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
-from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.speculative import speculate
 from specdec.transformer import load_model
 from test_lossless import assert_same_text
 

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from specdec import pairs
 from specdec.core import GenerationResult, InputError, ModelError, NumericalError
+from specdec.drafters.base import ModelDrafter, NGramDrafter
 from specdec.drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
 from specdec.drafters.heads import HeadDrafter
 from specdec.models import fetch, load_tokenizer, prompts
@@ -19,9 +20,8 @@ from specdec.pairs import (
 )
 from specdec.rejection import greedy_match, speculative_sampling
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
-from specdec.speculative import ModelDrafter, NGramDrafter
 from specdec.transformer import TransformersLM
-from test_speculative import Failing, Untouchable, greedy, tiny
+from helpers import Failing, Untouchable, greedy, tiny
 
 TOKENIZER = load_tokenizer(fetch())
 V = len(TOKENIZER)

@@ -22,10 +22,11 @@ from specdec.playground.app import (
     drafter_menu, explain, look, measure, measures_html, open_playground, plain_rate, serve_playground, text_html,
     token_html, verification_curve, visible,
 )
-from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.speculative import speculate
 from specdec.speedup import walltime_factor
 from test_pairs import TOKENIZER, talker
-from test_speculative import tiny
+from helpers import tiny
 
 PROMPT = [1, 2, 3, 1, 2]
 EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'

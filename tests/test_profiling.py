@@ -17,7 +17,8 @@ from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.profiling import (MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens, matrix_rate, matrix_weights,
                                memory_bandwidth, operation_seconds, readers, reset_resident_peak, resident_bytes, weight_bytes_read)
-from specdec.speculative import NGramDrafter, speculate
+from specdec.drafters.base import NGramDrafter
+from specdec.speculative import speculate
 from specdec.transformer import TransformersLM
 
 CPU = torch.device("cpu")

@@ -16,8 +16,9 @@ from specdec.autoregressive import Transform
 from specdec.core import InputError, Round, TorchSource, exact_law
 from specdec.lossless.proof import (SIZES, AsIs, ExactModel, Language, Pages, Proven, Sure, completed, distance, language_pairs, law_of_rounds, loop_error, memory_of,
                            one_round, prove_loop, prove_rule, round_error, sampled, sure, target_law)
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.rejection import residual, speculative_sampling
-from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.speculative import speculate
 
 HALF = Fraction(1, 2)
 

@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.autoregressive import Transform
 from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
-from specdec.speculative import ModelDrafter, speculate
+from specdec.drafters.base import ModelDrafter
+from specdec.speculative import speculate
 from specdec.transformer import TransformersLM
 
 ROOT = Path(__file__).parents[1]

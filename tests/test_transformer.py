@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from specdec import transformer
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.models import fetch, load_transformers
-from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
+from specdec.speculative import speculate
 from specdec.transformer import FEW, Linear, Llama, StoredRows, TransformersLM, attention_apart, has_same_rows, is_native, load_model, positions
 
 transformers.logging.set_verbosity_error()

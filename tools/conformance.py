@@ -17,8 +17,9 @@ import transformers
 from specdec.autoregressive import Transform
 from specdec.lossless.conformance import check_decoder
 from specdec.core import TorchSource
+from specdec.drafters.base import ModelDrafter
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
-from specdec.speculative import ModelDrafter, speculate
+from specdec.speculative import speculate
 from specdec.transformer import load_model
 
 CPU, SKIP, K = torch.device("cpu"), (3, 5, 9, 14, 25, 26), 1

@@ -23,10 +23,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.autoregressive import Transform
 from specdec.core import ModelError
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.gpu import DeviceDecoder, as_llama, count_waits, fused
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
 from specdec.profiling import floor_seconds, memory_bandwidth
-from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter
 
 SHAPES = {  # the default model's, and that of Llama 3.2 1B, from their published configs
     "default": dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,

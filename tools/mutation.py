@@ -29,11 +29,14 @@ from cosmic_ray.operators.operator import Operator
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-# for each module the test files that look at it, those that notice most first; a mutant goes through them until one
-# fails
+# For each module the test files that look at it, those that notice most first; a mutant goes through them until one
+# fails.
 TESTS = {
     "rejection": ["test_rejection", "test_proof", "test_speculative", "test_gallery", "test_lossless"],
-    "speculative": ["test_speculative", "test_proof", "test_gallery", "test_pairs", "test_lossless"],
+    "requests": ["test_requests", "test_pairs"],
+    "drafters/base": ["test_drafters_base", "test_speculative", "test_proof", "test_pairs", "test_lossless"],
+    "speculative": ["test_speculative", "test_drafters_base", "test_proof", "test_gallery", "test_pairs",
+                    "test_lossless"],
 }
 COMMAND = "python tools/mutation.py --out nbs/data/mutation.json"
 # seconds of processor time; a mutant that keeps one test busy for longer hangs, and is caught (the slowest takes 10)

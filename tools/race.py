@@ -18,7 +18,8 @@ from specdec.core import TorchSource
 from specdec.models import encode, prompts
 from specdec.pairs import load_pair
 from specdec.autoregressive import Transform
-from specdec.speculative import NoDrafter, speculate
+from specdec.drafters.base import NoDrafter
+from specdec.speculative import speculate
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
 PROMPT, NEW_TOKENS, SEED, REPEATS = "code_002", 96, 0, 5

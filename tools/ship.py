@@ -8,10 +8,10 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from specdec.core import check
+from specdec.drafters.base import ModelDrafter
 from specdec.train.distillation import TOKENS_FILE
 from specdec.drafters.heads import HeadDrafter, load_head, save_head
 from specdec.pairs import load, load_drafter
-from specdec.speculative import ModelDrafter
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"
 VERIFIER = "HuggingFaceTB/SmolLM2-135M-Instruct"  # where a server finds the target; ours has the same weights, rounded to four bits a weight

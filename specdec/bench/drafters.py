@@ -23,10 +23,10 @@ from specdec.bench.peers import (
     quartiles, quiet_transformers, reason, summarise, transformers_peer,
 )
 from ..core import Round, check
+from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..drafters.family import Clocked, HybridDrafter, SuffixDrafter, quantised, quiet_logging
 from ..models import Prompt, encode, prompts
 from ..pairs import PAIRS, Pair, load, load_drafter, shipped
-from ..speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..transformer import CausalLM
 
 # %% ../../nbs/bench/02_drafters.ipynb #b06ba000

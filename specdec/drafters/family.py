@@ -21,9 +21,10 @@ from torch import Tensor
 
 from ..autoregressive import Transform
 from ..core import ModelError, PhaseTimer, Round, Source, TorchSource, check
+from .base import Draft, Drafter
 from .heads import plain_weight
 from ..rejection import acceptance_probability
-from ..speculative import Draft, Drafter, speculate
+from ..speculative import speculate
 from ..transformer import CausalLM, Linear, Llama
 
 # %% ../../nbs/drafters/01_family.ipynb #21154fd1

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from ..autoregressive import Transform, check_logits, likeliest
 from ..core import InputError, ModelError, Source, check
+from .base import Draft
 from ..kvcache import KVCache
-from ..speculative import Draft
 from ..transformer import (MLP, Attention, CausalLM, Checkpoint, Linear, Positions, has_same_rows, head_size, is_native, positions, rms_norm, rope_frequencies, rotate)
 
 # %% ../../nbs/drafters/02_heads.ipynb #9e2b2ea2

@@ -277,7 +277,7 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #a9aec1ea
 def evidence(broken: Broken,
              loop: Loop,               # what `specdec.speculative.speculate` is; walked for broken caches
-             model_drafter: Callable,  # what `specdec.speculative.ModelDrafter` is
+             model_drafter: Callable,  # what `specdec.drafters.base.ModelDrafter` is
              seeds: int = 20,          # random languages for each size
             ) -> Proven | Exception | None: # None: nothing was found
     """The first case in which its law is not the target's, or the error that it raised. Cases grow: K = 1 and 2, within these V = 2 and 3, and

@@ -44,7 +44,8 @@ from specdec.core import (
 from ..models import TextStream, encode, prompts
 from ..pairs import list_pairs, load, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
-from ..speculative import Draft, Drafter, NoDrafter, speculate
+from ..drafters.base import Draft, Drafter, NoDrafter
+from ..speculative import speculate
 from specdec.speedup import (
     AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor,
     wilson_interval,

@@ -1,0 +1,160 @@
+"The drafter's side of the seam: what the loop accepts from it, lookup against a slow search, a model against itself."
+import numpy as np
+import pytest
+import torch
+from helpers import Failing, greedy, ids_of, tiny
+from hypothesis import given, strategies as st
+
+from specdec.autoregressive import Transform
+from specdec.core import InputError, ModelError, NumericalError, TorchSource
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, ask
+from specdec.speculative import speculate
+
+
+def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, **options):
+    "All rounds of a text."
+    return list(speculate(target, drafter, prompt, Transform(temperature), TorchSource(0), K, max_new_tokens, **options))
+
+
+class Answering(NoDrafter):
+    "A drafter that proposes what it is told to."
+    def __init__(self, draft): self.draft = draft
+    def propose(self, K, transform, source): return self.draft
+
+
+# What the loop takes from a drafter
+
+@pytest.mark.parametrize("draft, words", [
+    pytest.param(None, "expected a Draft", id="nothing"),
+    pytest.param([1, 2], "expected a Draft", id="a list"),
+    pytest.param(Draft([1.0]), "whole numbers", id="a float token"),
+    pytest.param(Draft(["a"]), "whole numbers", id="a text token"),
+    pytest.param(Draft([1], [[0.5]]), "shape", id="q as a list"),
+    pytest.param(Draft([1], torch.ones(1, 23)), "shape", id="q too narrow"),
+    pytest.param(Draft([1], torch.ones(2, 24)), "shape", id="a row too many"),
+    pytest.param(Draft([1], torch.full((1, 24), 2 / 24)), "sum to 1", id="q sums to 2"),
+    pytest.param(Draft([1], torch.full((1, 24), float("nan"))), "sum to 1", id="q is NaN"),
+    pytest.param(Draft([1, 2, 3, 4]), "at most 3", id="more than asked"),
+    pytest.param(Draft([24]), r"outside the target's 0…23", id="id outside"),
+    pytest.param(Draft([-1]), "outside", id="negative id"),
+])
+def test_drafters_that_break_the_protocol_are_named(draft, words):
+    with pytest.raises(ModelError, match=f"Answering .*{words}"):
+        ask(Answering(draft), 3, Transform(1.0), TorchSource(0), 24)
+    with pytest.raises(ModelError, match=words): decode(tiny(), Answering(draft), [1, 2, 3], temperature=1.0)
+
+
+def test_a_right_draft_passes_as_it_is():
+    q = torch.full((2, 24), 1 / 24)
+    draft = ask(Answering(Draft([0, 23], q)), 2, Transform(1.0), TorchSource(0), 24)
+    assert draft.tokens == [0, 23] and draft.q is q
+    assert ask(Answering(Draft([])), 2, Transform(), TorchSource(0), 24) == Draft([])
+
+
+def test_a_drafter_that_need_not_draft_is_not_asked():
+    assert ask(Answering("nonsense"), 0, Transform(), TorchSource(0), 24) == Draft([])
+
+
+@pytest.mark.parametrize("form", [torch.tensor, np.array, lambda tokens: list(torch.tensor(tokens))],
+                         ids=["tensor", "array", "list of tensors"])
+def test_tokens_in_any_form_end_a_text(form):
+    expected = decode(tiny(), NoDrafter(), [1, 2, 3])
+    end = expected[3].emitted[0]
+    draft = Draft(form([r.emitted[0] for r in expected[1:4]]))
+    emitted = ids_of(decode(tiny(), Answering(draft), [1, 2, 3], eos_ids={end}))
+    assert emitted == ids_of(decode(tiny(), NoDrafter(), [1, 2, 3], eos_ids={end}))
+    assert all(type(t) is int for t in emitted)
+
+
+def test_errors_of_a_drafter_reach_the_caller():
+    class Angry(NoDrafter):
+        def propose(self, K, transform, source): raise ZeroDivisionError("mine")
+    with pytest.raises(ZeroDivisionError, match="mine"): decode(tiny(), Angry(), [1])
+
+
+# N-gram lookup against a slow search
+
+@pytest.mark.parametrize("longest", [0, -1, 1.5, "3", None])
+def test_the_longest_ending_is_checked(longest):
+    with pytest.raises(InputError, match="whole number of at least 1"): NGramDrafter(longest)
+    assert NGramDrafter().longest == 3
+
+
+def slow_lookup(tokens, K, longest):
+    "What came after the newest of the earlier places where the longest ending stood."
+    for n in range(min(longest, len(tokens)), 0, -1):
+        for start in range(len(tokens) - 1, n - 1, -1):
+            if tokens[start - n:start] == tokens[-n:]: return tokens[start:start + K]
+    return []
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.integers(1, 6), st.integers(1, 4), st.integers(0, 24))
+def test_ngram_lookup_equals_a_slow_search(tokens, K, longest, split):
+    drafter, split = NGramDrafter(longest), max(split, 1)
+    drafter.prefill(tokens[:split], None, 100)
+    if tokens[split:]: drafter.commit(tokens[split:], None)
+    assert drafter.propose(K, Transform(), TorchSource(0)) == Draft(slow_lookup(tokens, K, longest))
+
+
+@pytest.mark.parametrize("form", [tuple, np.array, torch.tensor], ids=["tuple", "array", "tensor"])
+def test_prompts_in_any_form_draft_alike(form):
+    prompt = [1, 2, 3, 1, 2]
+    expected = decode(tiny(), NGramDrafter(), prompt, K=3)
+    assert decode(tiny(), NGramDrafter(), form(prompt), K=np.int64(3)) == expected
+
+
+# A model as the drafter
+
+def test_a_model_says_what_uncached_sampling_says():
+    draft, text, K = tiny(noise=0.05), [1, 2, 3, 4], 4
+    drafter, transform, source = ModelDrafter(draft, 24), Transform(1.0), TorchSource(6)
+    said, rows = [], []
+    for _ in range(K):
+        ids = torch.tensor([[*text, *said]])
+        rows.append(transform(draft.forward(ids, draft.new_cache(ids.shape[1]))[0, -1]))
+        said.append(source.categorical(rows[-1]))
+    drafter.prefill(text, None, 20)
+    guess = drafter.propose(K, transform, TorchSource(6))
+    assert guess.tokens == said and torch.allclose(guess.q, torch.stack(rows), atol=1e-5)
+
+
+def test_draft_distributions_after_any_round_equal_uncached_ones():
+    target, draft = tiny(), tiny(noise=0.05)
+    class Checked(ModelDrafter):
+        def propose(self, K, transform, source):
+            guess = super().propose(K, transform, source)
+            text = [*self.tokens, *guess.tokens]
+            p = transform(draft.forward(torch.tensor([text]), draft.new_cache(len(text)))[0])
+            assert torch.allclose(guess.q, p[len(self.tokens) - 1:-1], atol=1e-5)
+            return guess
+    decode(target, Checked(draft, 24), [1, 2, 3], 1.0, 4, 40)
+
+
+@pytest.mark.parametrize("length, given", [(8, 5), (10, 3), (12, 1), (13, 0), (20, 0)])
+def test_a_draft_with_a_short_context_fills_it_to_the_last_place(length, given):
+    "The last token of a draft needs no place in the draft's own cache, since nothing is drafted after it."
+    drafter = ModelDrafter(tiny(noise=0.05, context=12), 24)
+    drafter.prefill([1 + i % 20 for i in range(length)], None, 40)
+    draft = drafter.propose(6, Transform(), TorchSource(0))
+    assert len(draft.tokens) == given and (draft.q is None if given == 0 else draft.q.shape == (given, 24))
+
+
+@pytest.mark.parametrize("width", [18, 24, 40], ids=["narrower", "as wide", "wider"])
+def test_padded_vocabularies(width):
+    target = tiny()
+    drafter = ModelDrafter(tiny(vocab=width, seed=3), 24)
+    said = ids_of(decode(target, drafter, [1, 23, 3], K=3, max_new_tokens=30))
+    assert said == greedy(target, [1, 23, 3], 30)
+    drafter.prefill([1, 23, 3], None, 40)
+    draft = drafter.propose(3, Transform(1.0), TorchSource(0))
+    assert draft.q.shape == (3, 24) and not draft.q[:, width:].any()
+    assert torch.allclose(draft.q.sum(-1), torch.ones(3))
+    decode(target, drafter, [1, 23, 3], 1.0, K=3, max_new_tokens=30)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_broken_logits_of_a_draft_name_the_step(value):
+    with pytest.raises(NumericalError, match="The draft, after 4 tokens"):
+        decode(tiny(), ModelDrafter(Failing(tiny(), 4, value), 24), [1, 2, 3])
+
+

@@ -1,0 +1,67 @@
+"What a decoder turns away before any model runs, and the words it finds."
+import numpy as np
+import pytest
+import torch
+from helpers import Untouchable
+
+from specdec.autoregressive import Transform
+from specdec.core import InputError, TorchSource
+from specdec.drafters.base import NoDrafter
+from specdec.requests import check_request, token_ids
+from specdec.speculative import speculate
+
+
+def start(prompt, **options):
+    "The loop, asked for a text that it must not begin."
+    return speculate(Untouchable(), NoDrafter(), prompt, Transform(), TorchSource(0), **options)
+
+
+@pytest.mark.parametrize("change, words", [
+    pytest.param(dict(prompt=[]), "empty", id="empty prompt"),
+    pytest.param(dict(prompt=[24]), "outside 0…23", id="first id outside"),
+    pytest.param(dict(prompt=[30]), "outside 0…23", id="id far outside"),
+    pytest.param(dict(prompt=[-1]), "outside", id="negative id"),
+    pytest.param(dict(prompt=[1] * 16), "nothing could be added", id="prompt fills the context"),
+    pytest.param(dict(K=0), "K, the number", id="K of 0"),
+    pytest.param(dict(K=1.5), "whole number", id="K of 1.5"),
+    pytest.param(dict(K="3"), "whole number", id="K as text"),
+    pytest.param(dict(max_new_tokens=0), "max_new_tokens", id="no new tokens"),
+    pytest.param(dict(max_new_tokens=2.0), "whole number", id="float of new tokens"),
+])
+def test_requests_are_checked_before_any_work(change, words):
+    request = dict(prompt=[1], K=2, max_new_tokens=4) | change
+    with pytest.raises(InputError, match=words): check_request(Untouchable(), **request)
+    with pytest.raises(InputError, match=words): start(**request)
+
+
+@pytest.mark.parametrize("request_", [
+    pytest.param(dict(prompt=[0], K=1, max_new_tokens=1), id="smallest"),
+    pytest.param(dict(prompt=[23] * 15, K=100, max_new_tokens=1000), id="more than fits is cut, not refused"),
+    pytest.param(dict(prompt=[1], K=np.int64(3), max_new_tokens=np.int64(3)), id="numbers of numpy"),
+])
+def test_what_can_be_served_passes(request_): check_request(Untouchable(), **request_)
+
+
+@pytest.mark.parametrize("prompt", [
+    pytest.param([0.5, 1.7], id="floats"),
+    pytest.param(torch.tensor([[1, 2]]), id="a batch"),
+    pytest.param(torch.tensor([1.0]), id="float tensor"),
+    pytest.param("12", id="text"),
+    pytest.param([[1]], id="nested list"),
+    pytest.param(None, id="None"),
+    pytest.param(3, id="a number"),
+])
+def test_prompts_that_are_no_token_ids(prompt):
+    with pytest.raises(InputError, match="flat list of token ids"): token_ids(prompt)
+    with pytest.raises(InputError, match="flat list of token ids"): start(prompt)
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, iter], ids=lambda form: form.__name__)
+def test_token_ids_are_plain_numbers_whatever_held_them(form):
+    found = token_ids(form([1, 2, 0]))
+    assert found == [1, 2, 0] and all(type(token) is int for token in found)
+
+
+@pytest.mark.parametrize("eos_ids", [2, None], ids=["a number", "None"])
+def test_ends_that_are_no_set(eos_ids):
+    with pytest.raises(InputError, match="eos_ids"): start([1], eos_ids=eos_ids)
