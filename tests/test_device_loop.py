@@ -314,9 +314,9 @@ def test_rounds_that_run_ahead_stay_inside_the_buffers(ahead):
     assert len(tokens_of(decoder.speculate(PROMPT, Transform(1.0), 0, K=9, max_new_tokens=256 - len(PROMPT)))) == 251
 
 
-@pytest.mark.parametrize(
-    "transform", [Transform(0.6), Transform(1.0), Transform(1.0, top_k=5), Transform(0.8, top_p=0.9)]
-)
+DRAWN = [Transform(0.6), Transform(1.0), Transform(1.0, top_k=5), Transform(0.8, top_p=0.9)]
+
+@pytest.mark.parametrize("transform", DRAWN, ids=str)
 def test_a_target_that_drafts_for_itself_accepts_everything(transform):
     for seed in range(3):
         rounds = decode(
@@ -483,7 +483,7 @@ def round_on_meta(drafter, transform, K=4, change=None):
 TRANSFORMS = [Transform(), Transform(1.0), Transform(0.8, top_k=5), Transform(0.8, top_p=0.9), Transform(0.8, 5, 0.9)]
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
 def test_no_round_asks_for_a_number(transform):
     meta = tiny(device="meta")
     small = tiny(20, layers=1, device="meta")
@@ -762,7 +762,7 @@ def test_the_host_waits_once_a_round(ahead, temperature):
 
 @cuda
 @needs_gpu
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
 def test_no_step_synchronises_by_torchs_own_check(transform):
     loop = DeviceLoop(on_gpu(), ModelDrafter(on_gpu(noise=.05), 24), transform, 3, 256, graphs=False)
     with torch.inference_mode():

@@ -1,5 +1,4 @@
-"""Measure the loop on the device: plain and speculative decoding, beside transformers and beside what the memory
-allows.
+"""Measure the loop on the device: plain and speculative decoding, beside transformers and what the memory allows.
 
     python tools/gpu.py --out gpu.json                # on a CUDA GPU, under 8 minutes
     python tools/gpu.py --device cpu --tiny           # the script itself, anywhere, in seconds
@@ -37,16 +36,8 @@ SHAPES = {  # the default model's, and that of Llama 3.2 1B, from their publishe
         rope_parameters=dict(rope_type="default", rope_theta=100000.0),
     ),
     "llama-1b": dict(
-        vocab_size=128256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=True,
         rope_parameters=dict(
             rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
             original_max_position_embeddings=8192,
@@ -105,9 +96,8 @@ class Subject:
         if name == "default" and not options.tiny:
             try:
                 folder = find_model(options.model)
-                self.reference, self.weights = load_transformers(folder, self.device, self.dtype), (
-                    options.model if not Path(options.model).exists() else "local file"
-                )
+                self.reference = load_transformers(folder, self.device, self.dtype)
+                self.weights = "local file" if Path(options.model).exists() else options.model
                 self.prompt = encode(load_tokenizer(folder), [{"role": "user", "content": QUESTION}])
             except (ModelError, OSError, ValueError, ImportError) as error:
                 self.weights = f"random, since the model can't be had: {error}"
@@ -155,30 +145,26 @@ class Subject:
             for name, method in methods.items():
                 if name in failed: continue
                 start = time.perf_counter()
-                try:run = method()
-                except Exception as error:failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+                try: run = method()
+                except Exception as error: failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
                 else: runs[name].append(run) if repeat >= 0 else warm.update({name: time.perf_counter() - start})
-        result = {
-            name: dict(
+        def figures(name: str) -> dict:
+            found = runs[name]
+            return dict(
                 tokens_per_second=spread([run["tokens"] / run["total"] for run in found]),
                 step_ms=spread([1000 * run["step"] for run in found]),
-                tokens_per_round=(found[0]["tokens"] - 1) / max(1, found[0]["rounds"]), first_time_s=warm[name],
-            )
-            for name, found in runs.items()
-            if found and name not in failed
-        }
+                tokens_per_round=(found[0]["tokens"] - 1) / max(1, found[0]["rounds"]), first_time_s=warm[name])
+        result = {name: figures(name) for name in methods if runs[name] and name not in failed}
         return result | {name: dict(failed=why) for name, why in failed.items()}
 
     def plain(self) -> dict:
         "Plain greedy decoding: ours in several stages, and transformers."
         greedy, methods = Transform(), {}
-        for name, target, settings in [
-            ("ours, recorded", self.ours, {}), ("ours, step by step", self.ours, dict(graphs=False, ahead=0)),
-            ("ours, recorded, no round ahead", self.ours, dict(ahead=0)),
-            ("ours, fused and recorded", compile_layers(self.ours), {}),
-        ]:
-            # compiles for a minute on a CPU, and nobody uses it there
-            if self.device.type != "cuda" and "fused" in name: continue
+        stages = [("ours, recorded", self.ours, {}), ("ours, step by step", self.ours, dict(graphs=False, ahead=0)),
+                  ("ours, recorded, no round ahead", self.ours, dict(ahead=0))]
+        if self.device.type == "cuda":  # compiles for a minute on a CPU, and nobody uses it there
+            stages.append(("ours, fused and recorded", compile_layers(self.ours), {}))
+        for name, target, settings in stages:
             decoder = DeviceDecoder(target, NoDrafter(), **settings)
             methods[name] = lambda decoder=decoder: self.decode(decoder, greedy, 1)
         methods["transformers, eager"] = self.generate
@@ -188,15 +174,11 @@ class Subject:
         floor = 1000 * floor_seconds(self.nbytes, bandwidth) if bandwidth else None  # ms
         for found in result.values():
             if floor and "step_ms" in found: found["share_of_floor"] = floor / found["step_ms"]["median"]
-        speeds = {
-            name: found["tokens_per_second"]["median"] for name, found in result.items() if "tokens_per_second" in found
-        }
+        timed = {name: found for name, found in result.items() if "tokens_per_second" in found}
+        speeds = {name: found["tokens_per_second"]["median"] for name, found in timed.items()}
         best = max((name for name in speeds if name.startswith("ours")), key=speeds.get, default=None)
-        ratios = {
-            f"plain over {name}": speeds[best] / speed
-            for name, speed in speeds.items()
-            if best and name.startswith("transformers")
-        }
+        theirs = [name for name in speeds if best and name.startswith("transformers")]
+        ratios = {f"plain over {name}": speeds[best] / speeds[name] for name in theirs}
         return dict(
             methods=result, floor_ms=floor, weights_bytes=self.nbytes, weights=self.weights, best=best,
             best_share_of_floor=result.get(best, {}).get("share_of_floor"), ratios=ratios,
@@ -204,27 +186,20 @@ class Subject:
 
     def speculative(self) -> dict:
         "Speculative decoding against plain, greedy and at temperature 1."
-        methods = {}
+        methods, model = {}, ModelDrafter(self.skipping, self.ours.vocab_size)
         for temperature in (0.0, 1.0):
-            for name, drafter, K in [
-                ("plain", NoDrafter(), 1), ("n-gram", NGramDrafter(), 8),
-                ("model", ModelDrafter(self.skipping, self.ours.vocab_size), 4),
-            ]:
+            for name, drafter, K in [("plain", NoDrafter(), 1), ("n-gram", NGramDrafter(), 8), ("model", model, 4)]:
                 decoder = DeviceDecoder(self.ours, drafter)
-                methods[f"{name}, temperature {temperature:g}"] = (
-                    lambda decoder=decoder, K=K, temperature=temperature: self.decode(
-                        decoder, Transform(temperature), K
-                    )
-                )
+                def method(decoder=decoder, transform=Transform(temperature), K=K):
+                    return self.decode(decoder, transform, K)
+                methods[f"{name}, temperature {temperature:g}"] = method
         return dict(methods=self.compare(methods), weights=self.weights)
 
     def waits(self) -> dict:
         "How often the host waits in a round, by the profiler."
         found, n = {}, 4 if self.options.tiny else 20
-        for name, drafter in [
-            ("plain", NoDrafter()), ("n-gram", NGramDrafter()),
-            ("model", ModelDrafter(self.skipping, self.ours.vocab_size)),
-        ]:
+        model = ModelDrafter(self.skipping, self.ours.vocab_size)
+        for name, drafter in [("plain", NoDrafter()), ("n-gram", NGramDrafter()), ("model", model)]:
             rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, Transform(1.0), 0, 4, 8 * n)
             next(rounds)
             next(rounds)
@@ -236,31 +211,25 @@ class Subject:
         "What the host and the device did in three rounds of model drafts: [name, where, start in µs, duration in µs]."
         from torch.profiler import ProfilerActivity, profile
         if self.device.type != "cuda": raise Skipped("needs a GPU: on a CPU there is one queue only")
-        rounds = DeviceDecoder(self.ours, ModelDrafter(self.skipping, self.ours.vocab_size)).speculate(
-            self.prompt, Transform(1.0), 0, 4, self.tokens
-        )
+        decoder = DeviceDecoder(self.ours, ModelDrafter(self.skipping, self.ours.vocab_size))
+        rounds = decoder.speculate(self.prompt, Transform(1.0), 0, 4, self.tokens)
         for _ in range(6): next(rounds)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             for _ in range(3): next(rounds)
         events = [e for e in profiler.events() if e.name.startswith("cuda") or "CUDA" in str(e.device_type)]
         first = min(e.time_range.start for e in events)
-        return [
-            [
-                e.name[:60], str(e.device_type).split(".")[-1], round(e.time_range.start - first, 1),
-                round(e.time_range.elapsed_us(), 1),
-            ]
-            for e in events
-        ][:3000]
+        def line(e) -> list:
+            device, start = str(e.device_type).split(".")[-1], e.time_range.start - first
+            return [e.name[:60], device, round(start, 1), round(e.time_range.elapsed_us(), 1)]
+        return [line(e) for e in events][:3000]
 
 
 def cuda_tests(options: argparse.Namespace) -> dict:
     "The tests marked cuda."
     if options.tiny or options.device == "cpu": raise Skipped("needs a GPU; here all of them are skipped")
     tests = Path(__file__).parents[1] / "tests" / "test_device_loop.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", str(tests)], capture_output=True,
-        text=True, timeout=240,
-    )
+    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(pytest, capture_output=True, text=True, timeout=240)
     lines = done.stdout.strip().splitlines()
     if done.returncode: raise RuntimeError("\n".join(lines[-40:]) + done.stderr[-2000:])
     return dict(summary=lines[-1])
@@ -268,36 +237,30 @@ def cuda_tests(options: argparse.Namespace) -> dict:
 
 def run(name: str, part: Callable[[], object], record: dict, options: argparse.Namespace, start: float) -> None:
     "One part, unless it is there already; its result or its failure is written at once."
-    if options.only not in name and name != "bandwidth":
-        return
-    if name in record["parts"] and "failed" not in record["parts"][name]:
-        return print(f"part {name}: already there")
+    if options.only not in name and name != "bandwidth": return
+    if name in record["parts"] and "failed" not in record["parts"][name]: return print(f"part {name}: already there")
     before = time.perf_counter()
     try:
-        if before - start > options.seconds:
-            raise TimeoutError(f"not started: {options.seconds:g} s were over")
+        if before - start > options.seconds: raise TimeoutError(f"not started: {options.seconds:g} s were over")
         found = dict(result=part())
+        outcome = "done"
     except Skipped as why:
         found = dict(skipped=str(why))
+        outcome = f"skipped, {why}"
     except Exception as error:
         found = dict(failed=f"{type(error).__name__}: {str(error)[-3000:]}")
+        outcome = f"failed, {found['failed'].splitlines()[-1]}"
     found["seconds"] = time.perf_counter() - before
     record["parts"][name] = found
     options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(
-        f"part {name}:"
-        f" {'failed, ' + found['failed'].splitlines()[-1] if 'failed' in found else 'skipped, ' + found['skipped'] if 'skipped' in found else 'done'}"
-        f" ({found['seconds']:.1f} s)",
-        flush=True,
-    )
+    print(f"part {name}: {outcome} ({found['seconds']:.1f} s)", flush=True)
 
 
 def main() -> None:
     options, start = arguments(), time.perf_counter()
     device = torch.device(options.device)
-    record = (
-        json.loads(options.out.read_text()) if options.out.exists() else dict(environment=environment(device), parts={})
-    )
+    record = dict(environment=environment(device), parts={})
+    if options.out.exists(): record = json.loads(options.out.read_text())
     subjects = {}
     def subject(name: str) -> Subject:
         if name not in subjects:
@@ -305,21 +268,18 @@ def main() -> None:
             gc.collect()
             subjects[name] = Subject(name, options, lambda: record["parts"]["bandwidth"].get("result"))
         return subjects[name]
-    run(
-        "bandwidth", lambda: memory_bandwidth(device, **(dict(size=2**22, repeats=2) if options.tiny else {})), record,
-        options, start,
-    )
+    small = dict(size=2 ** 22, repeats=2) if options.tiny else {}
+    run("bandwidth", lambda: memory_bandwidth(device, **small), record, options, start)
     for name in ("llama-1b", "default"):
         for part in ("plain", "waits", "speculative", "trace"):
             run(f"{name}, {part}", lambda name=name, part=part: getattr(subject(name), part)(), record, options, start)
     run("cuda tests", lambda: cuda_tests(options), record, options, start)
     for name in ("llama-1b", "default"):
         found = record["parts"].get(f"{name}, plain", {}).get("result")
-        if found:
-            print(
-                f"{name}: {found['best']}, {found['best_share_of_floor'] or float('nan'):.0%} of the floor, "
-                + ", ".join(f"{ratio:.2f}× {what}" for what, ratio in found["ratios"].items())
-            )
+        if not found: continue
+        share = found["best_share_of_floor"] or float("nan")
+        ratios = ", ".join(f"{ratio:.2f}× {what}" for what, ratio in found["ratios"].items())
+        print(f"{name}: {found['best']}, {share:.0%} of the floor, {ratios}")
     print(f"{time.perf_counter() - start:.0f} s")
 
 
