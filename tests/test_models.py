@@ -233,13 +233,10 @@ def test_an_uninstalled_wheel_may_leave_an_empty_folder(monkeypatch, tmp_path):
         assert installed_gguf() is None
 
 
-@pytest.mark.parametrize(
-    "stderr,reason",
-    [
-        ("note\nERROR: No matching distribution\n", "No matching distribution"), ("", "no reason"),
-        ("No module named pip", "No module named pip"),
-    ],
-)
+NO_PIP = [("note\nERROR: No matching distribution\n", "No matching distribution"), ("", "no reason"),
+          ("No module named pip", "No module named pip")]
+
+@pytest.mark.parametrize("stderr, reason", NO_PIP, ids=["no distribution", "silent", "no pip"])
 def test_a_failed_download_is_an_error_with_the_command_and_leaves_nothing(home, monkeypatch, stderr, reason):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(
@@ -281,22 +278,17 @@ def tiny_gguf(tmp_path_factory):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
-    # of a single one, transformers 5.17 makes a text
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3] + [1] * (len(tokens) - 1))
-    writer.add_token_merges(["a b", "c d"])
+    writer.add_token_merges(["a b", "c d"])  # of a single one, transformers 5.17 makes a text
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     shapes = {"token_embd": (len(tokens), d), "output_norm": (d,)}
     for i in range(layers):
-        shapes |= {
-            f"blk.{i}.{name}": shape
-            for name, shape in {
-                "attn_norm": (d,), "attn_q": (d, d), "attn_k": (d, d), "attn_v": (d, d), "attn_output": (d, d),
-                "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m),
-            }.items()
-        }
+        layer = {"attn_norm": (d,), "attn_q": (d, d), "attn_k": (d, d), "attn_v": (d, d), "attn_output": (d, d),
+                 "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     tensors = {f"{name}.weight": generator.normal(0, .1, shape).astype(np.float32) for name, shape in shapes.items()}
     for name, tensor in tensors.items(): writer.add_tensor(name, tensor)
     writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
@@ -349,21 +341,13 @@ def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, mo
         return str(folder)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert find_model("org/name") == folder and asked["name"] == "org/name"
-    kept = set(
-        huggingface_hub.utils.filter_repo_objects(
-            [
-                "config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors",
-                "original/params.json", "tokenizer.model", "modeling.py", "chat_template.jinja",
-            ],
-            allow_patterns=asked["allow_patterns"],
-            ignore_patterns=asked["ignore_patterns"],
-        )
-    )
+    offered = ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors",
+               "original/params.json", "tokenizer.model", "modeling.py", "chat_template.jinja"]
+    patterns = dict(allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+    kept = set(huggingface_hub.utils.filter_repo_objects(offered, **patterns))
     assert kept == {"config.json", "model.safetensors", "tokenizer.model", "chat_template.jinja"}
-    for error in (
-        ConnectionError, huggingface_hub.errors.HFValidationError("bad name"),
-        huggingface_hub.errors.LocalEntryNotFoundError("offline"),
-    ):
+    errors = huggingface_hub.errors
+    for error in (ConnectionError, errors.HFValidationError("bad name"), errors.LocalEntryNotFoundError("offline")):
         def fail(*args, **kwargs): raise error
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
         with pytest.raises(ModelError, match="'org/name' could not be had"): find_model("org/name")
@@ -382,10 +366,9 @@ def test_damaged_models_and_tokenizers_are_model_errors(tmp_path):
         load_transformers(tmp_path, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="tokenizer"): load_tokenizer(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        for name, load in (
-            ("AutoTokenizer", lambda: load_tokenizer(tmp_path)),
-            ("AutoModelForCausalLM", lambda: load_transformers(tmp_path, torch.device("cpu"), torch.float32)),
-        ):
+        def load_model(): load_transformers(tmp_path, torch.device("cpu"), torch.float32)
+        loads = ("AutoTokenizer", lambda: load_tokenizer(tmp_path)), ("AutoModelForCausalLM", load_model)
+        for name, load in loads:
             def fail(*args, **kwargs): raise AssertionError  # without a word
             patch.setattr(getattr(transformers, name), "from_pretrained", fail)
             with pytest.raises(ModelError, match="AssertionError: it gives no reason"): load()
@@ -440,10 +423,9 @@ def test_other_prompts_are_input_errors(tokenizer, prompt):
     with pytest.raises(InputError): encode(tokenizer, prompt)
 
 
-@pytest.mark.parametrize(
-    "prompt,reason",
-    [([[]], "is empty"), ([torch.tensor([1, 2])], "no tokenizer"), ([np.array([1, 2]), 3], "no tokenizer")], ids=str,
-)
+NESTED = [([[]], "is empty"), ([torch.tensor([1, 2])], "no tokenizer"), ([np.array([1, 2]), 3], "no tokenizer")]
+
+@pytest.mark.parametrize("prompt, reason", NESTED, ids=str)
 def test_without_a_tokenizer_ids_are_asked_for(prompt, reason):
     with pytest.raises(InputError, match=reason): encode(None, prompt)
 
@@ -459,9 +441,9 @@ def test_a_prompt_is_not_changed(tokenizer):
     assert ids == [5, 6]
 
 def test_fifteen_prompts():
-    assert [(p.domain, p.id) for p in prompts()] == [
-        (domain, f"{domain}_{i:03}") for domain in ("code", "conversation", "summarization") for i in range(5)
-    ]
+    domains = "code", "conversation", "summarization"
+    expected = [(domain, f"{domain}_{i:03}") for domain in domains for i in range(5)]
+    assert [(p.domain, p.id) for p in prompts()] == expected
     assert all(p.messages == [{"role": "user", "content": p.text}] and len(p.text) > 50 for p in prompts())
 
 
@@ -482,10 +464,8 @@ def test_a_stream_of_broken_bytes_is_their_text(tokenizer):
     rng, partial = random.Random(0), [token for token in range(49152) if "\ufffd" in tokenizer.decode([token])]
     assert len(partial) > 100
     for _ in range(300):
-        ids = [
-            rng.choice(partial) if rng.random() < 0.7 else rng.choice([0, 1, 2, *range(400, 500)])
-            for _ in range(rng.randrange(1, 25))
-        ]
+        def token(): return rng.choice(partial if rng.random() < 0.7 else [0, 1, 2, *range(400, 500)])
+        ids = [token() for _ in range(rng.randrange(1, 25))]
         assert streamed(tokenizer, ids)[0] == tokenizer.decode(ids, skip_special_tokens=True)
 
 @settings(max_examples=200, deadline=None)
