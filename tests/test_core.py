@@ -18,7 +18,7 @@ from scipy import stats
 from specdec import core
 from specdec.core import (
     FATE_MEANINGS, FATE_STYLES, Enumerator, GenerationResult, InputError, ModelError, NumericalError, PhaseTimer, Round,
-    RoundStatistics, SpecdecError, TorchSource, check, fates, fates_html, peak_memory_mb, result_from_json,
+    RoundStatistics, SpecdecError, TorchSource, check, fates, fates_html, result_from_json,
 )
 
 # --- errors
@@ -80,8 +80,8 @@ NO_WEIGHTS = [[0.0, 0.0], [math.nan, 1.0], [1.0, math.inf], [math.inf, -math.inf
 @pytest.mark.parametrize("weights", NO_WEIGHTS, ids=str)
 def test_what_is_no_distribution_is_an_error(weights):
     with pytest.raises(NumericalError, match="positive, finite sum"): TorchSource(0).categorical(torch.tensor(weights))
-    for given in (weights, torch.tensor(weights)):
-        with pytest.raises(NumericalError): Enumerator().categorical(given)
+    for given_as in (weights, torch.tensor(weights)):
+        with pytest.raises(NumericalError): Enumerator().categorical(given_as)
 
 
 @pytest.mark.parametrize("prob", [math.nan, -.1, 1.1, math.inf])
