@@ -1,10 +1,13 @@
-"What several test files share: tiny random models, what they say without speculation, and fakes that fail."
+"What several test files share: tiny random models, what they say without speculation, fakes that fail, rounds that were tossed."
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import pytest
 import torch
 
+from specdec.core import Round, RoundStatistics
 from specdec.transformer import Llama, load_model
 
 CPU = torch.device("cpu")
@@ -53,3 +56,37 @@ class Untouchable:
     "A target that must not run."
     vocab_size, context_length, device = 24, 16, CPU
     def new_cache(self, capacity): raise AssertionError("work before validation")
+
+
+def assert_same_text(model, prompt, a, b, tie=1e-4):
+    """Equal, or parting where the two best logits are within `tie` (float32 rounding depends on how many tokens are
+    read at once)."""
+    if a == b: return
+    at = next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
+    ids = torch.tensor([[*prompt, *a[:at]]])
+    logits = model.forward(ids, model.new_cache(ids.shape[1]), last=1)[0, 0]
+    gap = (logits.max() - min(logits[a[at]], logits[b[at]])).item()
+    assert gap < tie, f"The texts part at token {at}, where the logits are {gap:.2g} apart."
+
+
+class Rounds(RoundStatistics):
+    "Nothing but rounds, with the statistics of a result."
+    def __init__(self, rounds): self.rounds = rounds
+
+
+def make_round(accepted, drafted):
+    "A round in which so many of the drafts were accepted."
+    return Round([0] * drafted, int(accepted), [0] * (int(accepted) + 1))
+
+
+def toss(alpha, K, shape, rng):
+    """Accepted drafts of rounds whose acceptances are independent, one uniform number a draft: nothing in common with
+    the formulas."""
+    right = rng.random((*shape, K)) < np.asarray(alpha)[..., None]
+    return right.cumprod(-1).sum(-1)
+
+
+def calls(*cases):
+    "Cases of a call and the words that it must be refused with, each with a name."
+    return [pytest.param(lambda call=call, given=given: call(*given), words, id=f"{call.__name__}-{i}-{words}")
+            for i, (call, given, words) in enumerate(cases)]

