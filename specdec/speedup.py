@@ -113,7 +113,7 @@ def walltime_factor(alpha: ArrayLike,    # α, acceptance probability, 0…1
 # %% ../nbs/path/05_speedup.ipynb #bb639073
 def operations_factor(alpha: ArrayLike, # α, acceptance probability, 0…1
                       K: ArrayLike,     # draft tokens per round, whole, at least 1
-                      c_hat: ArrayLike, # arithmetic of a draft token / of a target token, at least 0
+                      c_hat: ArrayLike, # a draft token's arithmetic / a target token's; at least 0
                      ) -> float | np.ndarray: # at least 1
     """How many times as much arithmetic per token as plain decoding: (K ĉ + K + 1) / τ (Leviathan
     et al. 2023, theorem 3.11). Raises `InputError` for numbers out of range."""
@@ -140,7 +140,7 @@ def best_K(alpha: ArrayLike,   # α, acceptance probability, 0…1
 # %% ../nbs/path/05_speedup.ipynb #fde542b0
 def speedup_of_rounds(rounds: Iterable[Round], # at least one
                       c: float,                # drafting one token, in plain steps; at least 0
-                      v: ArrayLike,            # v[n]: verifying n drafts, in plain steps, n = 0, 1, …
+                      v: ArrayLike,            # v[n]: verifying n drafts, in plain steps
                      ) -> float:
     """Tokens that the rounds emitted / what they cost in plain steps, Σ v(n) + n c. Raises
     `InputError` for no rounds, or a round longer than v."""
