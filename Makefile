@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 # Notebooks run with quiet libraries, so that their saved outputs hold results only.
 QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
-NOTEBOOKS := $(sort $(wildcard nbs/*.ipynb))
+NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
 .PHONY: demo test setup model browser check notebooks badges record mutation docs readme lab clean
 
@@ -25,6 +25,8 @@ browser:                    ## a Chromium for the browser tests, from the system
 	else echo "No package manager that I know: install Chromium or Chrome yourself, or go without (the browser tests are then skipped)."; exit 1; fi
 
 check: setup                ## notebooks, package, README and site agree
+	$(BIN)/python tools/reading.py --check
+	$(BIN)/python tools/badges.py --check
 	$(BIN)/python tools/check_export.py
 	$(BIN)/python tools/readme.py --check
 	$(BIN)/python tools/check_site.py
@@ -44,7 +46,7 @@ build/torchao: .venv/ready
 
 notebooks: setup model build/torchao ## run every notebook top to bottom on a clean kernel and save its outputs
 	for notebook in $(NOTEBOOKS); do echo $$notebook; \
-	  case $$notebook in nbs/08_*) export PYTHONPATH=$(CURDIR)/build/torchao;; *) unset PYTHONPATH;; esac; \
+	  case $$notebook in nbs/drafters/*) export PYTHONPATH=$(CURDIR)/build/torchao;; *) unset PYTHONPATH;; esac; \
 	  $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean

@@ -21,16 +21,38 @@ __version__ = "0.1.0"
 
 # %% ../nbs/use/04_package.ipynb #5844a9e5
 _HOMES = {
-    "GenerationResult": "core", "InputError": "core", "ModelError": "core", "NumericalError": "core", "SpecdecError": "core",
+    "GenerationResult": "core",
+    "InputError": "core",
+    "ModelError": "core",
+    "NumericalError": "core",
+    "SpecdecError": "core",
     "prompts": "models",
-    "Pair": "pairs", "PairSpec": "pairs", "list_pairs": "pairs", "load": "pairs", "load_pair": "pairs",
+    "Pair": "pairs",
+    "PairSpec": "pairs",
+    "list_pairs": "pairs",
+    "load": "pairs",
+    "load_pair": "pairs",
 }  # name → the module that defines it
-_all_ = ["GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
-         "Pair", "PairSpec", "list_pairs", "load", "load_pair"]  # nbdev makes __all__ of it, and needs it spelled out
+_all_ = [
+    "GenerationResult",
+    "InputError",
+    "ModelError",
+    "NumericalError",
+    "SpecdecError",
+    "prompts",
+    # nbdev makes __all__ of it, and needs it spelled out
+    "Pair",
+    "PairSpec",
+    "list_pairs",
+    "load",
+    "load_pair",
+]
 
 # %% ../nbs/use/04_package.ipynb #e8c5ee1c
-def __getattr__(name: str): # what Python calls for a name that the package doesn't hold yet (PEP 562)
-    "Import the module that defines `name` when somebody first asks for it; raises `AttributeError` for any other name."
+# what Python calls for a name that the package doesn't hold yet (PEP 562)
+def __getattr__(name: str):
+    """Import the module that defines `name` when somebody first asks for it; raises
+    `AttributeError` for any other name."""
     if name not in _HOMES: raise AttributeError(f"module 'specdec' has no attribute {name!r}")
     value = getattr(import_module(f"specdec.{_HOMES[name]}"), name)
     globals()[name] = value  # from now on the name is simply there

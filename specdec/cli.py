@@ -36,7 +36,8 @@ class ExitCode(IntEnum):
 
 # %% ../nbs/use/03_cli.ipynb #868c1b2a
 class Commands(TyperGroup):
-    "A group of commands that ends with one line and exit code 2 where specdec raises an error on purpose."
+    """A group of commands that ends with one line and exit code 2 where specdec raises an error on
+    purpose."""
     def invoke(self, ctx):
         try: return super().invoke(ctx)
         except Exception as error:
@@ -54,8 +55,11 @@ Text and tables go to standard output, summaries and errors to standard error. W
 
 Exit codes: 0 done, 1 a bug in specdec, 2 bad input, 130 interrupted."""
 
-app = typer.Typer(name="specdec", cls=Commands, help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    name="specdec", cls=Commands, help=HELP, no_args_is_help=True, add_completion=False,
+    pretty_exceptions_enable=False, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
@@ -67,8 +71,13 @@ def _version(show: bool) -> None:
         typer.echo(f"specdec {specdec.__version__}")
         raise typer.Exit
 
+
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     "What comes before a command."
 
 # %% ../nbs/use/03_cli.ipynb #2526c0c9
@@ -76,12 +85,33 @@ def _option(panel: str, *names: str, help: str, **more):
     "An option under a heading of the help page."
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
-PromptText = Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False)]
-PairName = Annotated[str, _option("Model", "--pair", help="A registered pair; specdec pairs lists them.")]
-DrafterFolder = Annotated[Optional[Path], _option("Model", "--drafter", exists=True, file_okay=False, show_default=False, help="A folder that specdec distill wrote, in place of the pair's own draft.")]
+PromptText = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False
+    ),
+]
+PairName = Annotated[
+    str, _option("Model", "--pair", help="A registered pair; specdec pairs lists them.")
+]
+DrafterFolder = Annotated[
+    Optional[Path],
+    _option(
+        "Model", "--drafter", exists=True, file_okay=False, show_default=False,
+        help="A folder that specdec distill wrote, in place of the pair's own draft.",
+    ),
+]
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
-Dtype = Annotated[str, _option("Model", "--dtype", help="auto, float32, bfloat16 or float16; auto is bfloat16 where the hardware has it.")]
-Raw = Annotated[bool, _option("Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
+Dtype = Annotated[
+    str,
+    _option(
+        "Model", "--dtype",
+        help="auto, float32, bfloat16 or float16; auto is bfloat16 where the hardware has it.",
+    ),
+]
+Raw = Annotated[
+    bool, _option("Model", "--raw", help="Continue the prompt as it is, without the chat template.")
+]
 
 # %% ../nbs/use/03_cli.ipynb #ef0f986f
 class Method(str, Enum):
@@ -89,52 +119,98 @@ class Method(str, Enum):
     speculative = "speculative"
     plain = "plain"
 
-HowToDecode = Annotated[Method, _option("Decoding", "--method", help="Speculative, or the target alone; the text follows the same distribution.")]
-RoundLength = Annotated[int, _option("Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
-MaxNewTokens = Annotated[int, _option("Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
-Stop = Annotated[Optional[list[str]], _option("Decoding", "--stop", metavar="TEXT", show_default=False, help="Stop before this text; may be given several times.")]
-Temperature = Annotated[float, _option("Sampling", "--temperature", min=0, help="0 always takes the likeliest token.")]
-TopK = Annotated[Optional[int], _option("Sampling", "--top-k", min=1, show_default=False, help="Sample among this many likeliest tokens.")]
-TopP = Annotated[Optional[float], _option("Sampling", "--top-p", min=0, max=1, show_default=False, help="Sample among the likeliest tokens that together reach this probability.")]
-Seed = Annotated[Optional[int], _option("Sampling", "--seed", show_default=False, help="The same seed, the same text; else a fresh one, which --json tells.")]
+HowToDecode = Annotated[
+    Method,
+    _option(
+        "Decoding", "--method",
+        help="Speculative, or the target alone; the text follows the same distribution.",
+    ),
+]
+RoundLength = Annotated[
+    int, _option("Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")
+]
+MaxNewTokens = Annotated[
+    int, _option("Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")
+]
+Stop = Annotated[
+    Optional[list[str]],
+    _option(
+        "Decoding", "--stop", metavar="TEXT", show_default=False,
+        help="Stop before this text; may be given several times.",
+    ),
+]
+Temperature = Annotated[
+    float, _option("Sampling", "--temperature", min=0, help="0 always takes the likeliest token.")
+]
+TopK = Annotated[
+    Optional[int],
+    _option(
+        "Sampling", "--top-k", min=1, show_default=False,
+        help="Sample among this many likeliest tokens.",
+    ),
+]
+TopP = Annotated[
+    Optional[float],
+    _option(
+        "Sampling", "--top-p", min=0, max=1, show_default=False,
+        help="Sample among the likeliest tokens that together reach this probability.",
+    ),
+]
+Seed = Annotated[
+    Optional[int],
+    _option(
+        "Sampling", "--seed", show_default=False,
+        help="The same seed, the same text; else a fresh one, which --json tells.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 # %% ../nbs/use/03_cli.ipynb #9658d33a
 def read_prompt(text: str,  # the argument; "-" is standard input
                 raw: bool,  # text as it is, or one message of a chat
                ) -> str | list[dict]:
-    "The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if it isn't text."
+    """The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if
+    it isn't text."""
     from specdec.core import InputError, check
     try:
         if text == "-": text = sys.stdin.read().removesuffix("\n")
         text.encode()  # bytes of an argument that are not UTF-8 only show here
-    except UnicodeError as error: raise InputError(f"The prompt isn't UTF-8 text: {error}.") from error
+    except UnicodeError as error:
+        raise InputError(f"The prompt isn't UTF-8 text: {error}.") from error
     check(text.strip(), "The prompt is empty: give some text, or - to read it from standard input.")
     return text if raw else [{"role": "user", "content": text}]
 
 # %% ../nbs/use/03_cli.ipynb #479730c9
-def read_settings(stop: list[str] | None, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
-                  **others) -> dict:
+def read_settings(
+    stop: list[str] | None, temperature: float, top_k: int | None, top_p: float | None,
+    seed: int | None, **others,
+) -> dict:
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
     from specdec.autoregressive import Transform
     from specdec.core import TorchSource, check
     Transform(temperature, top_k, top_p)
     TorchSource(seed)
     check(all(stop or []), "A stop string is empty: leave --stop out, or give it some text.")
-    return dict(stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others)
+    return dict(
+        stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
+    )
 
 # %% ../nbs/use/03_cli.ipynb #241a4a92
 REBUILD = "specdec fetch --rebuild"
 
 def or_rebuild(action: Callable[[], object]): # what needs the default model
-    "Do it; where the stored model turns out to be damaged and somebody is there to answer, offer to rebuild it and do it again."
+    """Do it; where the stored model turns out to be damaged and somebody is there to answer, offer
+    to rebuild it and do it again."""
     from specdec.core import ModelError
     from specdec.models import fetch as fetch_model
-    try: return action()
+    try:
+        return action()
     except ModelError as error:
-        if REBUILD not in str(error) or not sys.stdin.isatty(): raise
+        if REBUILD not in str(error) or not sys.stdin.isatty():
+            raise
         typer.echo(f"Error: {error}", err=True)
-        if not typer.confirm("Rebuild it now (about 20 s)?", err=True): raise typer.Exit(ExitCode.BAD_INPUT) from None
+        if not typer.confirm("Rebuild it now (about 20 s)?", err=True):
+            raise typer.Exit(ExitCode.BAD_INPUT) from None
         fetch_model(rebuild=True)
         return action()
 
@@ -155,7 +231,11 @@ def open_pair(name: str, device: str, dtype: str,
     from specdec.pairs import list_pairs, load_pair
     if name in list_pairs() and list_pairs()[name].target == "smollm2": announce_conversion()
     pair = or_rebuild(lambda: load_pair(name, device, dtype, verifies=verifies, drafter=drafter))
-    check(raw or pair.tokenizer.chat_template, f"The target of pair {name!r} has no chat template: add --raw, and write the prompt as the beginning of a text.")
+    check(
+        raw or pair.tokenizer.chat_template,
+        f"The target of pair {name!r} has no chat template: add --raw, and write the prompt as the"
+        " beginning of a text.",
+    )
     return pair
 
 # %% ../nbs/use/03_cli.ipynb #452b90ac
@@ -166,9 +246,13 @@ def say(piece: str) -> None: # new text
 
 # %% ../nbs/use/03_cli.ipynb #c0072334
 @app.command()
-def generate(prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFolder = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
-             method: HowToDecode = Method.speculative, K: RoundLength = 5, max_new_tokens: MaxNewTokens = 128, stop: Stop = None,
-             temperature: Temperature = 0.0, top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False) -> None:
+def generate(
+    prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFolder = None, raw: Raw = False,
+    device: Device = "auto", dtype: Dtype = "auto", method: HowToDecode = Method.speculative,
+    K: RoundLength = 5, max_new_tokens: MaxNewTokens = 128, stop: Stop = None,
+    temperature: Temperature = 0.0, top_k: TopK = None, top_p: TopP = None, seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
     """Answer a prompt: the text on standard output as it comes, a summary on standard error.
 
     Examples:
@@ -181,18 +265,23 @@ def generate(prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFol
 
     specdec generate "Why?" --json | python -m json.tool"""
     text = read_prompt(prompt, raw)
-    settings = read_settings(stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens)
+    settings = read_settings(
+        stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
+    )
     opened = open_pair(pair, device, dtype, raw, verifies=method != Method.plain, drafter=drafter)
     result = opened.generate(text, method=method.value, stream=None if as_json else say, **settings)
-    if as_json: typer.echo(result.to_json())
+    if as_json:
+        typer.echo(result.to_json())
     else:
         typer.echo()
         typer.echo(result.summary(), err=True)
-    if result.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+    if result.finish_reason == "interrupted":
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/03_cli.ipynb #7c077dd7
 def first_difference(a: list[int], b: list[int]) -> int | None: # None: they are equal
-    "The first place where two token sequences differ; the end of the shorter one if the other goes on."
+    """The first place where two token sequences differ; the end of the shorter one if the other
+    goes on."""
     if a == b: return None
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
@@ -201,10 +290,16 @@ def near_tie(pair, ids: list[int], # tokens of the text so far
             ) -> dict: # dtype, gap between the two best logits, rounding step at their size
     "How close the target's decision is after those tokens."
     import torch
-    logits = pair.target.forward(torch.tensor([ids]), pair.target.new_cache(len(ids)), last=1)[0, -1]
+    logits = pair.target.forward(torch.tensor([ids]), pair.target.new_cache(len(ids)), last=1)[
+        0, -1
+    ]
     first, second = logits.float().topk(2).values.tolist()
-    step = torch.finfo(logits.dtype).eps * 2.0 ** (math.frexp(first)[1] - 1)  # the distance between neighbouring numbers
-    return {"dtype": str(logits.dtype).removeprefix("torch."), "gap": first - second, "rounding_step": step}
+    # the distance between neighbouring numbers
+    step = torch.finfo(logits.dtype).eps * 2.0 ** (math.frexp(first)[1] - 1)
+    return {
+        "dtype": str(logits.dtype).removeprefix("torch."), "gap": first - second,
+        "rounding_step": step,
+    }
 
 # %% ../nbs/use/03_cli.ipynb #459a6576
 def comparison(plain, speculative, # GenerationResult, of the same prompt with the same settings
@@ -213,21 +308,42 @@ def comparison(plain, speculative, # GenerationResult, of the same prompt with t
     "What `specdec compare --json` prints."
     greedy = plain.settings["temperature"] == 0
     token = first_difference(plain.generated_ids, speculative.generated_ids) if greedy else None
-    difference = None if token is None else {"token": token, **(near_tie(pair, plain.prompt_ids + plain.generated_ids[:token]) if pair else {})}
-    return {"speedup": speculative.tokens_per_second / plain.tokens_per_second, "greedy_texts_identical": token is None if greedy else None,
-            "difference": difference, "plain": asdict(plain), "speculative": asdict(speculative)}
+    difference = (
+        None
+        if token is None
+        else {
+            "token": token,
+            **(near_tie(pair, plain.prompt_ids + plain.generated_ids[:token]) if pair else {}),
+        }
+    )
+    return {
+        "speedup": speculative.tokens_per_second / plain.tokens_per_second,
+        "greedy_texts_identical": token is None if greedy else None, "difference": difference,
+        "plain": asdict(plain), "speculative": asdict(speculative),
+    }
 
 def verdict(identical: bool | None, # of `comparison`
             difference: dict | None) -> str:
     "Whether the texts agree, and what it means if they don't."
-    if identical is None: return "Sampled texts: two draws from one distribution, which need not be equal."
+    if identical is None:
+        return "Sampled texts: two draws from one distribution, which need not be equal."
     if identical: return "The greedy texts are identical."
     start = f"The greedy texts part after {difference['token']} equal tokens."
     if "gap" not in difference: return start
-    found = (f"{start} There the target's two best logits lie {difference['gap']:.3g} apart, and one rounding step of {difference['dtype']} at their size is "
-             f"{difference['rounding_step']:.2g}.")
-    if difference["dtype"] == "float32": return f"{found} In float32 only a gap below 1e-4 is explained by rounding; report a larger one as a bug."
-    return f"{found} A verifying forward rounds differently from a one-token forward, so a near-tie can fall either way: --dtype float32 removes the doubt."
+    found = (
+        f"{start} There the target's two best logits lie {difference['gap']:.3g} apart, and one"
+        f" rounding step of {difference['dtype']} at their size is"
+        f" {difference['rounding_step']:.2g}."
+    )
+    if difference["dtype"] == "float32":
+        return (
+            f"{found} In float32 only a gap below 1e-4 is explained by rounding; report a larger"
+            " one as a bug."
+        )
+    return (
+        f"{found} A verifying forward rounds differently from a one-token forward, so a near-tie"
+        " can fall either way: --dtype float32 removes the doubt."
+    )
 
 # %% ../nbs/use/03_cli.ipynb #6b7b6171
 def print_table(titles: list[str], rows: list[list[str]]) -> None:
@@ -239,37 +355,52 @@ def print_table(titles: list[str], rows: list[list[str]]) -> None:
     for row in rows: table.add_row(*row)
     Console(force_jupyter=False).print(table)  # a stream of text, in a notebook too
 
-def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str]]: # measure, plain, speculative
+# measure, plain, speculative
+def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str]]:
     "The table of `specdec compare`."
-    def row(name: str, form: str, value: Callable) -> list[str]: return [name, *(format(value(r), form) for r in (plain, speculative))]
-    return [row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
-            row("tokens/s", ".1f", lambda r: r.tokens_per_second), ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
-            row("tokens per round", ".2f", lambda r: r.tokens_per_step),
-            row("speed-up", ".2f", lambda r: r.tokens_per_second / plain.tokens_per_second),
-            ["greedy texts", "", {True: "identical", False: "differ", None: "(sampled)"}[identical]]]
+    def row(name: str, form: str, value: Callable) -> list[str]:
+        return [name, *(format(value(r), form) for r in (plain, speculative))]
+
+    return [
+        row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
+        row("tokens/s", ".1f", lambda r: r.tokens_per_second),
+        ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
+        row("tokens per round", ".2f", lambda r: r.tokens_per_step),
+        row("speed-up", ".2f", lambda r: r.tokens_per_second / plain.tokens_per_second),
+        ["greedy texts", "", {True: "identical", False: "differ", None: "(sampled)"}[identical]],
+    ]
 
 # %% ../nbs/use/03_cli.ipynb #383f9076
 WARM_UP = 8  # tokens; the first forwards of a process are slower than the rest
 
 def decode_both(pairs: dict, # method, "plain" or "speculative" → Pair
                 text, settings: dict, as_json: bool) -> dict: # method → GenerationResult
-    "The same prompt by plain and by speculative decoding, each streamed under a heading; ends early where it is interrupted."
+    """The same prompt by plain and by speculative decoding, each streamed under a heading; ends
+    early where it is interrupted."""
     for method, pair in pairs.items():
-        warm = pair.generate(text, method=method, **settings | {"max_new_tokens": min(WARM_UP, settings["max_new_tokens"])})
+        warm = pair.generate(
+            text, method=method,
+            **settings | {"max_new_tokens": min(WARM_UP, settings["max_new_tokens"])},
+        )
         if warm.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
     results = {}
     for method, pair in pairs.items():
         if not as_json: typer.secho(f"── {method} decoding ──", bold=True)
-        results[method] = pair.generate(text, method=method, stream=None if as_json else say, **settings)
+        results[method] = pair.generate(
+            text, method=method, stream=None if as_json else say, **settings
+        )
         if not as_json: typer.echo("\n")
         if results[method].finish_reason == "interrupted": break
     return results
 
 # %% ../nbs/use/03_cli.ipynb #2900e538
 @app.command()
-def compare(prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFolder = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
-            K: RoundLength = 5, max_new_tokens: MaxNewTokens = 128, stop: Stop = None,
-            temperature: Temperature = 0.0, top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False) -> None:
+def compare(
+    prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFolder = None, raw: Raw = False,
+    device: Device = "auto", dtype: Dtype = "auto", K: RoundLength = 5,
+    max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False,
+) -> None:
     """Answer a prompt by plain and by speculative decoding, side by side: both texts, then a table.
 
     Examples:
@@ -280,17 +411,27 @@ def compare(prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFold
 
     specdec compare - --json < prompt.txt | python -m json.tool"""
     text = read_prompt(prompt, raw)
-    settings = read_settings(stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens)
+    settings = read_settings(
+        stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
+    )
     opened = open_pair(pair, device, dtype, raw, drafter=drafter)
-    alone = open_pair(pair, device, dtype, raw, verifies=False) if opened.target.packed else opened  # plain decoding at its best
+    # plain decoding at its best
+    alone = open_pair(pair, device, dtype, raw, verifies=False) if opened.target.packed else opened
     results = decode_both({"plain": alone, "speculative": opened}, text, settings, as_json)
     if any(r.finish_reason == "interrupted" for r in results.values()):
-        if as_json: typer.echo(json.dumps({method: asdict(r) for method, r in results.items()}, ensure_ascii=False))
-        else: typer.echo("\n".join(r.summary() for r in results.values()), err=True)
+        if as_json:
+            typer.echo(
+                json.dumps({method: asdict(r) for method, r in results.items()}, ensure_ascii=False)
+            )
+        else:
+            typer.echo("\n".join(r.summary() for r in results.values()), err=True)
         raise typer.Exit(ExitCode.INTERRUPTED)
     found = comparison(**results, pair=opened)
     if as_json: return typer.echo(json.dumps(found, ensure_ascii=False))
-    print_table(["", "plain", "speculative"], comparison_rows(**results, identical=found["greedy_texts_identical"]))
+    print_table(
+        ["", "plain", "speculative"],
+        comparison_rows(**results, identical=found["greedy_texts_identical"]),
+    )
     typer.echo(verdict(found["greedy_texts_identical"], found["difference"]))
 
 # %% ../nbs/use/03_cli.ipynb #43773ffd
@@ -308,12 +449,21 @@ def pairs(as_json: AsJson = False) -> None:
     from specdec.pairs import list_pairs
     found = list_pairs()
     if as_json: return typer.echo(json.dumps({name: asdict(spec) for name, spec in found.items()}))
-    print_table(["pair", "target", "draft", "note"], [[name, spec.target, spec.drafts, spec.note] for name, spec in found.items()])
+    print_table(
+        ["pair", "target", "draft", "note"],
+        [[name, spec.target, spec.drafts, spec.note] for name, spec in found.items()],
+    )
 
 # %% ../nbs/use/03_cli.ipynb #50c0d4fe
 @app.command()
-def fetch(rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw away what is there and convert again.")] = False, as_json: AsJson = False) -> None:
-    """Get the default model ready and check it: fetched, checked and converted once, then only checked.
+def fetch(
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Throw away what is there and convert again.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Get the default model ready and check it: fetched, checked and converted once, then only
+    checked.
 
     It lies in the folder that SPECDEC_HOME names, else in the platform's cache folder.
 
@@ -328,8 +478,12 @@ def fetch(rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw away wh
     folder = fetch_model(rebuild)
     digest = or_rebuild(lambda: check_folder(folder))
     size = sum(f.stat().st_size for f in folder.iterdir())
-    if as_json: typer.echo(json.dumps({"model": "smollm2", "folder": str(folder), "bytes": size, "digest": digest}))
-    else: typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
+    if as_json:
+        typer.echo(
+            json.dumps({"model": "smollm2", "folder": str(folder), "bytes": size, "digest": digest})
+        )
+    else:
+        typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
 
 # %% ../nbs/use/03_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
@@ -347,9 +501,14 @@ def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     from specdec.lossless.proof import Proven
     from specdec.speculative import ModelDrafter, speculate
     found = evidence(broken, speculate, ModelDrafter)
-    case = {"K": found.K, "V": found.V, "error": str(found.error)} if isinstance(found, Proven) else {}
+    case = (
+        {"K": found.K, "V": found.V, "error": str(found.error)} if isinstance(found, Proven) else {}
+    )
     raised = type(found).__name__ if isinstance(found, Exception) else None
-    return {"name": broken.name, "does": broken.does, "seen": broken.seen, "caught": found is not None, "raised": raised, **case}
+    return {
+        "name": broken.name, "does": broken.does, "seen": broken.seen, "caught": found is not None,
+        "raised": raised, **case,
+    }
 
 def prove_everything() -> dict:
     "What `specdec prove --json` prints; errors are fractions, as text."
@@ -359,35 +518,57 @@ def prove_everything() -> dict:
 
     from specdec.lossless.gallery import GALLERY
     start = time.perf_counter()
-    def progress(items, what: str): return tqdm(items, desc=what, unit="", leave=False, disable=None, file=sys.stderr)
+    def progress(items, what: str):
+        return tqdm(items, desc=what, unit="", leave=False, disable=None, file=sys.stderr)
+
     lines = [asdict(line) | {"error": str(line.error)} for line in progress(prove_lines(), "laws")]
     mutants = [prove_mutant(broken) for broken in progress(GALLERY, "broken decoders")]
-    holds = all(line["error"] == "0" for line in lines) and all(mutant["caught"] for mutant in mutants)
-    return {"holds": holds, "seconds": time.perf_counter() - start, "lines": lines, "mutants": mutants}
+    holds = all(line["error"] == "0" for line in lines) and all(
+        mutant["caught"] for mutant in mutants
+    )
+    return {
+        "holds": holds, "seconds": time.perf_counter() - start, "lines": lines, "mutants": mutants,
+    }
 
 # %% ../nbs/use/03_cli.ipynb #f543b85b
-def proven_rows(lines: list[dict]) -> list[list[str]]: # rule or loop, K, vocabulary, cases, sequences, largest error
+# rule or loop, K, vocabulary, cases, sequences, largest error
+def proven_rows(lines: list[dict]) -> list[list[str]]:
     "The upper table of `specdec prove`."
     from fractions import Fraction
     groups = {}
     for line in lines: groups.setdefault((line["what"], line["K"], line["V"]), []).append(line)
-    return [[what, str(K), str(V), str(len(group)), str(sum(line["texts"] for line in group)), str(max(Fraction(line["error"]) for line in group))]
-            for (what, K, V), group in groups.items()]
+    return [
+        [
+            what, str(K), str(V), str(len(group)), str(sum(line["texts"] for line in group)),
+            str(max(Fraction(line["error"]) for line in group)),
+        ]
+        for (what, K, V), group in groups.items()
+    ]
 
-def mutant_rows(mutants: list[dict]) -> list[list[str]]: # name, where it was seen, the first case that shows it, the error there
+# name, where it was seen, the first case that shows it, the error there
+def mutant_rows(mutants: list[dict]) -> list[list[str]]:
     "The lower table."
     from fractions import Fraction
-    def error(mutant: dict) -> str: return f"{float(Fraction(mutant['error'])):.2g}" if mutant.get("error") else mutant["raised"] or "not caught"
-    def case(mutant: dict) -> str: return f"K = {mutant['K']}, V = {mutant['V']}" if mutant.get("K") else ""
+    def error(mutant: dict) -> str:
+        return (
+            f"{float(Fraction(mutant['error'])):.2g}"
+            if mutant.get("error")
+            else mutant["raised"] or "not caught"
+        )
+
+    def case(mutant: dict) -> str:
+        return f"K = {mutant['K']}, V = {mutant['V']}" if mutant.get("K") else ""
+
     return [[mutant["name"], mutant["seen"], case(mutant), error(mutant)] for mutant in mutants]
 
 # %% ../nbs/use/03_cli.ipynb #00a3626c
 @app.command()
 def prove(as_json: AsJson = False) -> None:
-    """Prove by exact enumeration that the rules and the loop are lossless, and that broken decoders are caught.
+    """Prove by exact enumeration that the rules and the loop are lossless, and that broken decoders
+    are caught.
 
-    Every branch of the production code is walked with its exact weight, in fractions. Exit code 1 if any law differs from the target's, or if
-    a broken decoder gets through.
+    Every branch of the production code is walked with its exact weight, in fractions. Exit code 1
+    if any law differs from the target's, or if a broken decoder gets through.
 
     Examples:
 
@@ -395,26 +576,58 @@ def prove(as_json: AsJson = False) -> None:
 
     specdec prove --json | python -m json.tool"""
     found = prove_everything()
-    if as_json: typer.echo(json.dumps(found, indent=1))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
     else:
-        print_table(["rule or loop", "K", "vocabulary", "cases", "sequences", "exact error"], proven_rows(found["lines"]))
-        print_table(["broken decoder", "seen in", "first shows at", "distance"], mutant_rows(found["mutants"]))
+        print_table(
+            ["rule or loop", "K", "vocabulary", "cases", "sequences", "exact error"],
+            proven_rows(found["lines"]),
+        )
+        print_table(
+            ["broken decoder", "seen in", "first shows at", "distance"],
+            mutant_rows(found["mutants"]),
+        )
         caught = sum(mutant["caught"] for mutant in found["mutants"])
-        typer.echo(f"{len(found['lines'])} laws compared, {sum(line['error'] != '0' for line in found['lines'])} differ. "
-                   f"{caught} of {len(found['mutants'])} broken decoders caught. {found['seconds']:.0f} s.")
+        typer.echo(
+            f"{len(found['lines'])} laws compared,"
+            f" {sum(line['error'] != '0' for line in found['lines'])} differ. {caught} of"
+            f" {len(found['mutants'])} broken decoders caught. {found['seconds']:.0f} s."
+        )
     if not found["holds"]: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/03_cli.ipynb #16c31295
 @bench.command()
-def peers(prompts: Annotated[int, typer.Option("--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")] = 15,
-          max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")] = 128,
-          repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved.")] = 2,
-          K: RoundLength = 5, device: Device = "auto", dtype: Dtype = "auto",
-          out: Annotated[Optional[Path], typer.Option("--out", help="Keep measurements in this JSON Lines file, and skip those it holds.", show_default=False)] = None,
-          as_json: AsJson = False) -> None:
-    """Compare with transformers, and with what the memory allows, on this machine: wins, losses and targets alike.
+def peers(
+    prompts: Annotated[
+        int,
+        typer.Option(
+            "--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn."
+        ),
+    ] = 15,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")
+    ] = 128,
+    repeats: Annotated[
+        int,
+        typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved."),
+    ] = 2,
+    K: RoundLength = 5,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    out: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare with transformers, and with what the memory allows, on this machine: wins, losses and
+    targets alike.
 
-    All fifteen prompts take about twenty-five minutes on two CPU cores. A minute of it goes to compiling one of the peers.
+    All fifteen prompts take about twenty-five minutes on two CPU cores. A minute of it goes to
+    compiling one of the peers.
 
     Examples:
 
@@ -423,7 +636,10 @@ def peers(prompts: Annotated[int, typer.Option("--prompts", min=1, max=15, help=
     specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
     announce_conversion()
-    config = PeersConfig(prompts=prompts, max_new_tokens=max_new_tokens, repeats=repeats, K=K, device=device, dtype=dtype)
+    config = PeersConfig(
+        prompts=prompts, max_new_tokens=max_new_tokens, repeats=repeats, K=K, device=device,
+        dtype=dtype,
+    )
     report = or_rebuild(lambda: bench_peers(config, out))
     typer.echo(json.dumps(report, indent=1) if as_json else report_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
@@ -431,32 +647,91 @@ def peers(prompts: Annotated[int, typer.Option("--prompts", min=1, max=15, help=
 # %% ../nbs/use/03_cli.ipynb #711ed6fe
 Trained = dict(show_default=False, exists=True, file_okay=False)
 
-@bench.command()
-def drafters(only: Annotated[Optional[list[str]], typer.Option("--only", metavar="NAME", show_default=False, help="ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All that can be had, if not.")] = None,
-             Ks: Annotated[Optional[list[int]], typer.Option("-K", "--draft-tokens", min=1, show_default="2, 4 and 6", help="Draft tokens per round, at most; may be given several times.")] = None,
-             temperatures: Annotated[Optional[list[float]], typer.Option("--temperature", min=0, show_default="0 and 1", help="May be given several times.")] = None,
-             head: Annotated[Optional[Path], typer.Option("--head", help="The folder of a trained head.", **Trained)] = None,
-             draft: Annotated[Optional[Path], typer.Option("--draft", help="The folder of a small model with the target's vocabulary.", **Trained)] = None,
-             prompts: Annotated[int, typer.Option("--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")] = 15,
-             held_out: Annotated[int, typer.Option("--held-out", min=0, max=15, help="How many of the fifteen held-out prompts.")] = 15,
-             max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")] = 128,
-             repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved.")] = 2,
-             device: Device = "auto", dtype: Dtype = "auto",
-             out: Annotated[Optional[Path], typer.Option("--out", help="Keep measurements in this JSON Lines file, and skip those it holds.", show_default=False)] = None,
-             as_json: AsJson = False) -> None:
-    """Compare drafters for the default model: α by position, τ, c, and the speed against plain decoding and transformers.
 
-    That is many runs, and takes long on a CPU; with --out an interrupted one goes on where it stopped.
+@bench.command()
+def drafters(
+    only: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--only",
+            metavar="NAME",
+            show_default=False,
+            help=(
+                "ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All"
+                " that can be had, if not."
+            ),
+        ),
+    ] = None,
+    Ks: Annotated[
+        Optional[list[int]],
+        typer.Option(
+            "-K", "--draft-tokens", min=1, show_default="2, 4 and 6",
+            help="Draft tokens per round, at most; may be given several times.",
+        ),
+    ] = None,
+    temperatures: Annotated[
+        Optional[list[float]],
+        typer.Option(
+            "--temperature", min=0, show_default="0 and 1", help="May be given several times."
+        ),
+    ] = None,
+    head: Annotated[
+        Optional[Path], typer.Option("--head", help="The folder of a trained head.", **Trained)
+    ] = None,
+    draft: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--draft", help="The folder of a small model with the target's vocabulary.", **Trained
+        ),
+    ] = None,
+    prompts: Annotated[
+        int,
+        typer.Option(
+            "--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn."
+        ),
+    ] = 15,
+    held_out: Annotated[
+        int,
+        typer.Option("--held-out", min=0, max=15, help="How many of the fifteen held-out prompts."),
+    ] = 15,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")
+    ] = 128,
+    repeats: Annotated[
+        int,
+        typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved."),
+    ] = 2,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    out: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare drafters for the default model: α by position, τ, c, and the speed against plain
+    decoding and transformers.
+
+    That is many runs, and takes long on a CPU; with --out an interrupted one goes on where it
+    stopped.
 
     Examples:
 
-    specdec bench drafters --only suffix --only int4 --prompts 3 --held-out 3 --max-new-tokens 32 --repeats 1
+    specdec bench drafters --only suffix --only int4 --prompts 3 --held-out 3 --max-new-tokens 32
+    --repeats 1
 
     specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""
     from specdec.bench.drafters import DraftersConfig, bench_drafters, drafters_text
     announce_conversion()
-    config = DraftersConfig(drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)), temperatures=tuple(temperatures or (0.0, 1.0)), head=None if head is None else str(head),
-                            draft=None if draft is None else str(draft), prompts=prompts, held_out=held_out, max_new_tokens=max_new_tokens, repeats=repeats, device=device, dtype=dtype)
+    config = DraftersConfig(
+        drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)),
+        temperatures=tuple(temperatures or (0.0, 1.0)), head=None if head is None else str(head),
+        draft=None if draft is None else str(draft), prompts=prompts, held_out=held_out,
+        max_new_tokens=max_new_tokens, repeats=repeats, device=device, dtype=dtype,
+    )
     report = or_rebuild(lambda: bench_drafters(config, out))
     typer.echo(json.dumps(report, indent=1) if as_json else drafters_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
@@ -479,33 +754,137 @@ class OptimizerName(str, Enum):
     adamw = "adamw"
 
 # %% ../nbs/use/03_cli.ipynb #ba40a13c
-def decoded_with(folder: Path, target: str) -> str: # a command line, or Python where no registered pair has that target
+# a command line, or Python where no registered pair has that target
+def decoded_with(folder: Path, target: str) -> str:
     "How to decode with a trained drafter."
     from specdec.pairs import list_pairs
     name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
-    if name is None: return f"target = load({target!r}); Pair(target, load_drafter({str(folder)!r}, target)) from specdec.pairs"
-    return f"specdec compare PROMPT --drafter {shlex.quote(str(folder))}" + ("" if name == "smollm2" else f" --pair {name}")
+    if name is None:
+        return (
+            f"target = load({target!r}); Pair(target, load_drafter({str(folder)!r}, target)) from"
+            " specdec.pairs"
+        )
+    return f"specdec compare PROMPT --drafter {shlex.quote(str(folder))}" + (
+        "" if name == "smollm2" else f" --pair {name}"
+    )
 
 # %% ../nbs/use/03_cli.ipynb #b4b376ee
 @app.command()
-def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's folder; training keeps its checkpoint there, and goes on from it.", show_default=False)],
-            target: Annotated[str, _option("Drafter", "--target", help="The model to draft for: smollm2, a folder, or org/name.")] = "smollm2",
-            kind: Annotated[Kind, _option("Drafter", "--kind", help="A head that reads the target's features, or a small model of its own.")] = Kind.head,
-            layers: Annotated[int, _option("Drafter", "--layers", min=1, help="Decoder layers.")] = 1,
-            hidden: Annotated[int, _option("Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64.")] = 256,
-            vocab: Annotated[int, _option("Drafter", "--vocab", min=0, help="How many of the target's most frequent tokens it can propose; 0: all.")] = 8192,
-            tokens: Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")] = 1_000_000,
-            data: Annotated[Optional[Path], _option("Training", "--data", exists=True, file_okay=False, show_default=False, help="A folder of .npy shards of the target's own words; without it the target writes some.")] = None,
-            prompts: Annotated[Optional[Path], _option("Training", "--prompts", exists=True, dir_okay=False, show_default=False, help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it asks itself.')] = None,
-            weights: Annotated[Optional[Path], _option("Training", "--from", exists=True, file_okay=False, show_default=False, help="A drafter's folder to go on from, with its shape.")] = None,
-            loss: Annotated[LossName, _option("Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")] = LossName.kl,
-            optimizer: Annotated[OptimizerName, _option("Training", "--optimizer", help="Muon for the matrices and AdamW for the rest, or AdamW for all.")] = OptimizerName.muon,
-            batch: Annotated[int, _option("Training", "--batch", min=1, help="Rows of a step, over all processes together.")] = 2,
-            lr: Annotated[float, _option("Training", "--lr", help="AdamW's learning rate.")] = 2e-3,
-            matrix_lr: Annotated[float, _option("Training", "--matrix-lr", help="Muon's learning rate.")] = 0.04,
-            keep_states: Annotated[Optional[Path], _option("Training", "--keep-states", show_default=False, help="A folder for the target's states (several kB a token), which makes later epochs faster.")] = None,
-            seed: Annotated[int, _option("Training", "--seed", min=0, help="The same seed, the same drafter.")] = 0, device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False) -> None:
-    """Train a drafter on the target's own words. The same command goes on where an earlier one was stopped, even by kill -9.
+def distill(
+    out: Annotated[
+        Path,
+        _option(
+            "Drafter", "--out",
+            help="The drafter's folder; training keeps its checkpoint there, and goes on from it.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        str,
+        _option(
+            "Drafter", "--target", help="The model to draft for: smollm2, a folder, or org/name."
+        ),
+    ] = "smollm2",
+    kind: Annotated[
+        Kind,
+        _option(
+            "Drafter", "--kind",
+            help="A head that reads the target's features, or a small model of its own.",
+        ),
+    ] = Kind.head,
+    layers: Annotated[int, _option("Drafter", "--layers", min=1, help="Decoder layers.")] = 1,
+    hidden: Annotated[
+        int,
+        _option("Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64."),
+    ] = 256,
+    vocab: Annotated[
+        int,
+        _option(
+            "Drafter", "--vocab", min=0,
+            help="How many of the target's most frequent tokens it can propose; 0: all.",
+        ),
+    ] = 8192,
+    tokens: Annotated[
+        int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")
+    ] = 1_000_000,
+    data: Annotated[
+        Optional[Path],
+        _option(
+            "Training",
+            "--data",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+            help=(
+                "A folder of .npy shards of the target's own words; without it the target writes"
+                " some."
+            ),
+        ),
+    ] = None,
+    prompts: Annotated[
+        Optional[Path],
+        _option(
+            "Training",
+            "--prompts",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help=(
+                'Questions that the target shall answer, JSON lines of {"prompt": …}; without them'
+                ' it asks itself.'
+            ),
+        ),
+    ] = None,
+    weights: Annotated[
+        Optional[Path],
+        _option(
+            "Training", "--from", exists=True, file_okay=False, show_default=False,
+            help="A drafter's folder to go on from, with its shape.",
+        ),
+    ] = None,
+    loss: Annotated[
+        LossName,
+        _option(
+            "Training", "--loss",
+            help="Soft targets by KL or total variation, or the sampled token.",
+        ),
+    ] = LossName.kl,
+    optimizer: Annotated[
+        OptimizerName,
+        _option(
+            "Training", "--optimizer",
+            help="Muon for the matrices and AdamW for the rest, or AdamW for all.",
+        ),
+    ] = OptimizerName.muon,
+    batch: Annotated[
+        int,
+        _option("Training", "--batch", min=1, help="Rows of a step, over all processes together."),
+    ] = 2,
+    lr: Annotated[float, _option("Training", "--lr", help="AdamW's learning rate.")] = 2e-3,
+    matrix_lr: Annotated[
+        float, _option("Training", "--matrix-lr", help="Muon's learning rate.")
+    ] = 0.04,
+    keep_states: Annotated[
+        Optional[Path],
+        _option(
+            "Training",
+            "--keep-states",
+            show_default=False,
+            help=(
+                "A folder for the target's states (several kB a token), which makes later epochs"
+                " faster."
+            ),
+        ),
+    ] = None,
+    seed: Annotated[
+        int, _option("Training", "--seed", min=0, help="The same seed, the same drafter.")
+    ] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train a drafter on the target's own words. The same command goes on where an earlier one was
+    stopped, even by kill -9.
 
     To end sooner, or to go on, change --tokens: the learning rate falls over the last fifth.
 
@@ -517,27 +896,53 @@ def distill(out: Annotated[Path, _option("Drafter", "--out", help="The drafter's
 
     specdec distill --from drafter --out adapted --prompts questions.jsonl --tokens 300000
 
-    accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens 50000000 --batch 256"""
+    accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens
+    50000000 --batch 256"""
     from specdec.train import distillation
-    folders = {name: str(path) if path else None for name, path in dict(data=data, prompts=prompts, weights=weights, keep_states=keep_states).items()}
-    config = distillation.DistillConfig(target=target, kind=kind.value, out=str(out), tokens=tokens, seed=seed, layers=layers, hidden=hidden, vocab=vocab, loss=loss.value,
-                                        optimizer=optimizer.value, lr=lr, matrix_lr=matrix_lr, batch=batch, device=device, dtype=dtype, **folders)
-    if target == "smollm2": announce_conversion()
-    try: folder = or_rebuild(lambda: distillation.distill(config))
+
+    folders = {
+        name: str(path) if path else None
+        for name, path in dict(
+            data=data, prompts=prompts, weights=weights, keep_states=keep_states
+        ).items()
+    }
+    config = distillation.DistillConfig(
+        target=target, kind=kind.value, out=str(out), tokens=tokens, seed=seed, layers=layers,
+        hidden=hidden, vocab=vocab, loss=loss.value, optimizer=optimizer.value, lr=lr,
+        matrix_lr=matrix_lr, batch=batch, device=device, dtype=dtype, **folders,
+    )
+    if target == "smollm2":
+        announce_conversion()
+    try:
+        folder = or_rebuild(lambda: distillation.distill(config))
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if not distillation.is_first_process(): return
+    if not distillation.is_first_process():
+        return
     command = distillation.served_by(folder, config)
-    if as_json: return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
+    if as_json:
+        return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
     typer.echo(f"The drafter is in {folder}. To decode with it: {decoded_with(folder, target)}")
-    if command: typer.echo(f"To serve the target with it: {command}")
+    if command:
+        typer.echo(f"To serve the target with it: {command}")
 
 # %% ../nbs/use/03_cli.ipynb #d810f16e
 @app.command()
-def playground(port: Annotated[Optional[int], typer.Option("--port", min=1, max=65535, help="Where on this machine to serve it.", show_default="a free one")] = None,
-               browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the default browser.")] = True) -> None:
-    """Open the playground in a browser: sliders for K and temperature, tokens coloured by their fate, one round under the microscope.
+def playground(
+    port: Annotated[
+        Optional[int],
+        typer.Option(
+            "--port", min=1, max=65535, help="Where on this machine to serve it.",
+            show_default="a free one",
+        ),
+    ] = None,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open it in the default browser.")
+    ] = True,
+) -> None:
+    """Open the playground in a browser: sliders for K and temperature, tokens coloured by their
+    fate, one round under the microscope.
 
     It needs Voilà: pip install voila ipywidgets ipykernel. Ctrl-C ends it.
 
@@ -553,7 +958,9 @@ def playground(port: Annotated[Optional[int], typer.Option("--port", min=1, max=
 
 # %% ../nbs/use/03_cli.ipynb #dfd2594c
 def main() -> None:
-    "The `specdec` command; `python -m specdec` is the same. What goes to a file or a pipe is UTF-8, as what comes from one, whatever the system's own encoding is."
+    """The `specdec` command; `python -m specdec` is the same. What goes to a file or a pipe is
+    UTF-8, as what comes from one, whatever the system's own encoding is."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if not stream.isatty() and "PYTHONIOENCODING" not in os.environ: stream.reconfigure(encoding="utf-8", errors=stream.errors)
+        if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
     app()

@@ -19,51 +19,82 @@ from pathlib import Path
 from threading import Lock, get_ident
 
 from .autoregressive import Transform
-from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
+from specdec.core import (
+    GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb,
+)
 from .train.distillation import load_draft_model
 from .drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
 from .drafters.heads import HeadDrafter, load_head
-from .models import TextStream, encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype, vocabulary_difference, weights_digest
+from specdec.models import (
+    TextStream, encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype,
+    vocabulary_difference, weights_digest,
+)
 from .rejection import VerifyRule
 from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, speculate
 from .transformer import CausalLM
 
 # %% ../nbs/use/01_pairs.ipynb #516f424a
-def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the Hugging Face hub
-         device: str = "auto",  # "auto", "cpu", "cuda", "mps"
-         dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16"
-         verifies: bool = True, # as a target of speculation; False: one token at a time, plainly or as a draft, which is then faster on a CPU
-        ) -> CausalLM: # with its tokenizer in `.tokenizer` and its end-of-sequence ids in `.eos_ids`
+# "smollm2", a folder, a GGUF file, or "org/name" on the Hugging Face hub
+def load(
+    name: str,
+    device: str = "auto",  # "auto", "cpu", "cuda", "mps"
+    dtype: str = "auto",  # "auto", "float32", "bfloat16", "float16"
+    # as a target of speculation; False: one token at a time, plainly or as a draft, which is
+    # then faster on a CPU
+    verifies: bool = True,
+) -> CausalLM:  # with its tokenizer in `.tokenizer` and its end-of-sequence ids in `.eos_ids`
     "A causal language model ready to decode; raises `ModelError` or `InputError` with what to do."
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     folder = find_model(name)
-    tokenizer = load_tokenizer(folder)  # first: what it needs while loading is free again for the weights
+    # first: what it needs while loading is free again for the weights
+    tokenizer = load_tokenizer(folder)
     model = load_draft_model(folder, device, dtype, verifies)
-    model.name, model.tokenizer, model.eos_ids, model.digest = str(name), tokenizer, end_tokens(folder, tokenizer), weights_digest(folder)
+    model.name, model.tokenizer, model.eos_ids, model.digest = (
+        str(name), tokenizer, end_tokens(folder, tokenizer), weights_digest(folder),
+    )
     return model
 
+
 def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids
-    "After which tokens an answer is over: those of the generation config, or of the config where there is none, and the tokenizer's own; raises `ModelError` for damaged ones."
-    file = next((path for name in ("generation_config.json", "config.json") if (path := folder / name).exists()), None)
+    """After which tokens an answer is over: those of the generation config, or of the config where
+    there is none, and the tokenizer's own; raises `ModelError` for damaged ones."""
+    file = next(
+        (
+            path
+            for name in ("generation_config.json", "config.json")
+            if (path := folder / name).exists()
+        ),
+        None,
+    )
     try:
         stored = json.loads(file.read_text(encoding="utf-8")) if file else {}
         ends = stored.get("eos_token_id", (stored.get("text_config") or {}).get("eos_token_id"))
-    except (OSError, ValueError, AttributeError) as error: raise ModelError(f"Where texts end can't be read from {file} ({first_line(error)}).") from error
-    found = [end for end in [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id] if end is not None]
-    if not all(type(end) is int for end in found): raise ModelError(f"The eos_token_id in {file} must be token ids, not {ends!r}.")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"Where texts end can't be read from {file} ({first_line(error)})."
+        ) from error
+    found = [
+        end
+        for end in [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
+        if end is not None
+    ]
+    if not all(type(end) is int for end in found):
+        raise ModelError(f"The eos_token_id in {file} must be token ids, not {ends!r}.")
     return frozenset(found)
 
 # %% ../nbs/use/01_pairs.ipynb #b21b2278
 class Answer:
-    "The text of an answer while it grows: finds stop strings, and streams what can't change any more."
+    """The text of an answer while it grows: finds stop strings, and streams what can't change any
+    more."""
     def __init__(self, tokenizer,                            # None: there is no text
                  stops: Sequence[str] = (),                  # strings that end the text
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                 ):
         self.decoder = TextStream(tokenizer) if tokenizer else None
         self.stops, self.stream = stops, stream
-        self.end, self.shown = None, 0  # where a stop string cuts the text; characters streamed so far
+        # where a stop string cuts the text; characters streamed so far
+        self.end, self.shown = None, 0
 
     @property
     def text(self) -> str:
@@ -77,9 +108,14 @@ class Answer:
         return len(tokens)
 
     def stopped(self, piece: str) -> bool: # whether a stop string is complete
-        "Look for stop strings that end in the newest piece; the one that begins first cuts the text."
+        """Look for stop strings that end in the newest piece; the one that begins first cuts the
+        text."""
         text = self.decoder.text
-        found = [at for s in self.stops if piece and (at := text.find(s, max(0, len(text) - len(piece) - len(s) + 1))) >= 0]
+        found = [
+            at
+            for s in self.stops
+            if piece and (at := text.find(s, max(0, len(text) - len(piece) - len(s) + 1))) >= 0
+        ]
         if found: self.end = min(found)
         return bool(found)
 
@@ -90,7 +126,14 @@ class Answer:
 
     def show(self, final: bool = False) -> None: # final: nothing can follow
         "Stream what is new, but not yet what may turn out to be the beginning of a stop string."
-        held = 0 if final else max((n for s in self.stops for n in range(1, len(s)) if self.text.endswith(s[:n])), default=0)
+        held = (
+            0
+            if final
+            else max(
+                (n for s in self.stops for n in range(1, len(s)) if self.text.endswith(s[:n])),
+                default=0,
+            )
+        )
         piece = self.text[self.shown:len(self.text) - held]
         self.shown += len(piece)
         if piece and self.stream: self.stream(piece)
@@ -141,10 +184,14 @@ class Turns:
     @contextmanager
     def next(self) -> Iterator[None]:
         "Wait for one's turn; raises `InputError` for a thread that has it already."
-        check(self.thread != get_ident(), "This pair is in the middle of another text, whose `stream` asked for this one: load a second pair for it.")
+        check(
+            self.thread != get_ident(),
+            "This pair is in the middle of another text, whose `stream` asked for this one: load a"
+            " second pair for it.",
+        )
         with self.lock:
             self.thread = get_ident()
-            try: yield
+            try:yield
             finally: self.thread = None
 
 # %% ../nbs/use/01_pairs.ipynb #26174780
@@ -153,39 +200,65 @@ METHODS = ("speculative", "plain")
 class Pair:
     "A target and what drafts for it; `generate` decodes with them, one text at a time."
     def __init__(self, target: CausalLM,
-                 draft: CausalLM | Drafter | None = None, # a model with the same vocabulary, any drafter, or None for n-gram lookup
+                 # a model with the same vocabulary, any drafter, or None for n-gram lookup
+                 draft: CausalLM | Drafter | None = None,
                 ):
-        check(is_model(target), f"A target is a model, not {told(target)}. To load one by its name, use load(name), a pair, load_pair(name); around a module of transformers, TransformersLM(module).")
+        check(
+            is_model(target),
+            f"A target is a model, not {told(target)}. To load one by its name, use load(name), a"
+            " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
+        )
         self.target, self.tokenizer = target, getattr(target, "tokenizer", None)
         self.eos_ids = getattr(target, "eos_ids", frozenset())
         if draft is None: draft = NGramDrafter()
         self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
         self.turns = Turns()
 
-    def generate(self, prompt: str | list[dict] | list[int],  # raw text, chat messages, or token ids
+    # raw text, chat messages, or token ids
+    def generate(self, prompt: str | list[dict] | list[int],
                  K: int = 5,                                  # draft tokens per round, at most
                  temperature: float = 0.0,                    # 0 is greedy
                  top_k: int | None = None, top_p: float | None = None,
                  max_new_tokens: int = 128,
-                 seed: int | None = None,                     # None: a fresh one, recorded in the result
-                 stop: str | Sequence[str] = (),              # strings that end the text, and are left out of it
+                 # None: a fresh one, recorded in the result
+                 seed: int | None = None,
+                 # strings that end the text, and are left out of it
+                 stop: str | Sequence[str] = (),
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
-                 verify: VerifyRule | None = None,            # None: lossless; a lossy rule makes the result's method "lossy speculative"
+                 # None: lossless; a lossy rule makes the result's method "lossy speculative"
+                 verify: VerifyRule | None = None,
                 ) -> GenerationResult:
-        """Decode a prompt. Everything is checked before any model runs (`InputError`); later errors name the step (`NumericalError`,
-        `ModelError`). An interrupt (Ctrl-C) returns what there is so far, with the finish reason "interrupted". Threads take turns."""
-        transform, source, stops = Transform(temperature, top_k, top_p), TorchSource(seed), stop_strings(stop)
+        """Decode a prompt. Everything is checked before any model runs (`InputError`); later errors
+        name the step (`NumericalError`, `ModelError`). An interrupt (Ctrl-C) returns what there is
+        so far, with the finish reason "interrupted". Threads take turns."""
+        transform, source, stops = (
+            Transform(temperature, top_k, top_p), TorchSource(seed), stop_strings(stop),
+        )
         check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
-        check(self.tokenizer is not None or not (stops or stream), "Stop strings and streaming need text, and this model has no tokenizer: leave them out.")
-        check(stream is None or callable(stream), f"stream must be a function that takes a piece of text, not {stream!r}.")
+        check(
+            self.tokenizer is not None or not (stops or stream),
+            "Stop strings and streaming need text, and this model has no tokenizer: leave them"
+            " out.",
+        )
+        check(
+            stream is None or callable(stream),
+            f"stream must be a function that takes a piece of text, not {stream!r}.",
+        )
         rule = rule_name(verify, method)
         ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
         drafter = NoDrafter() if method == "plain" else self.drafter
-        rounds = speculate(self.target, drafter, ids, transform, source, K, max_new_tokens, self.eos_ids, verify, timer)  # checks the rest
+        # checks the rest
+        rounds = speculate(
+            self.target, drafter, ids, transform, source, K, max_new_tokens, self.eos_ids, verify,
+            timer,
+        )
         run = Run(Answer(self.tokenizer, stops, stream))
         with self.turns.next(): run.collect(rounds)
-        settings = dict(K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens, seed=source.seed, stop=stops)
+        settings = dict(
+            K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
+            seed=source.seed, stop=stops,
+        )
         if rule: settings["verify"] = rule
         if getattr(verify, "lossy", False): method = f"lossy {method}"
         return result_of(self, run, timer, prompt_ids=ids, method=method, settings=settings)
@@ -197,64 +270,131 @@ def is_model(thing) -> bool:
 
 def is_drafter(thing) -> bool:
     "Whether it is a `Drafter`: a thing with all its parts, and not a class of such things."
-    return not isinstance(thing, type) and all(getattr(thing, name, None) is not None for name in ("layers", "prefill", "propose", "commit"))
+    return not isinstance(thing, type) and all(
+        getattr(thing, name, None) is not None
+        for name in ("layers", "prefill", "propose", "commit")
+    )
 
 def told(thing) -> str:
     "What was given in the place of a model: a name as it is, of other things the kind."
-    return repr(thing) if thing is None or isinstance(thing, (str, type)) else f"a {type(thing).__name__}"
+    return (
+        repr(thing)
+        if thing is None or isinstance(thing, (str, type))
+        else f"a {type(thing).__name__}"
+    )
 
 def model_drafter(target: CausalLM, draft: CausalLM) -> ModelDrafter:
     "A drafter around a model; raises `InputError` if the two vocabularies differ."
-    check(is_model(draft), f"A draft is a model, a drafter or None, not {told(draft)}. To load a model by name, use load(name); around a module of transformers, TransformersLM(module).")
+    check(
+        is_model(draft),
+        f"A draft is a model, a drafter or None, not {told(draft)}. To load a model by name, use"
+        " load(name); around a module of transformers, TransformersLM(module).",
+    )
     tokenizers = [getattr(model, "tokenizer", None) for model in (target, draft)]
     difference = vocabulary_difference(*tokenizers)
-    check(not difference, f"The draft's vocabulary differs from the target's: {difference}. A draft must give every token the target's id.")
+    check(
+        not difference,
+        f"The draft's vocabulary differs from the target's: {difference}. A draft must give every"
+        " token the target's id.",
+    )
     if None in tokenizers:  # nothing but the sizes to go by
-        check(draft.vocab_size == target.vocab_size, f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}: they must be the same.")
+        check(
+            draft.vocab_size == target.vocab_size,
+            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}: they must"
+            " be the same.",
+        )
     return ModelDrafter(draft, target.vocab_size)
 
-def rule_name(verify: VerifyRule | None, method: str) -> str | None: # its name and parameters; None for None
+# its name and parameters; None for None
+def rule_name(verify: VerifyRule | None, method: str) -> str | None:
     "How a result calls its verify rule; raises `InputError` for what can't be one."
     if verify is None: return None
-    check(callable(verify) and not isinstance(verify, type), f"verify must be a function (p, q, tokens, source) or None, not {verify!r}. A rule with parameters is given as LossyLenience(0.5).")
-    check(method != "plain", "Plain decoding drafts nothing, so there is nothing to verify: leave out either method=\"plain\" or the rule.")
+    check(
+        callable(verify) and not isinstance(verify, type),
+        f"verify must be a function (p, q, tokens, source) or None, not {verify!r}. A rule with"
+        " parameters is given as LossyLenience(0.5).",
+    )
+    check(
+        method != "plain",
+        "Plain decoding drafts nothing, so there is nothing to verify: leave out either"
+        " method=\"plain\" or the rule.",
+    )
     return getattr(verify, "__name__", str(verify))
 
 def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
     "The stop strings as a list; raises `InputError` for anything that isn't text."
     stops = [stop] if isinstance(stop, str) else stop if stop is not None else []
-    check(isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops), f"Stop strings must be text and not empty, not {stop!r}.")
+    check(
+        isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops),
+        f"Stop strings must be text and not empty, not {stop!r}.",
+    )
     return list(stops)
 
 # %% ../nbs/use/01_pairs.ipynb #dcd769d8
 def result_of(pair: Pair, run: Run, timer: PhaseTimer, **known) -> GenerationResult:
     "The record of a run; `known` holds what was known before it."
     ids = run.ids
-    reason = ("interrupted" if run.interrupted else "stop" if run.answer.end is not None else "eos" if ids[-1] in pair.eos_ids
-              else "length" if len(ids) == known["settings"]["max_new_tokens"] else "context")
+    reason = (
+        "interrupted"
+        if run.interrupted
+        else (
+            "stop"
+            if run.answer.end is not None
+            else (
+                "eos"
+                if ids[-1] in pair.eos_ids
+                else "length" if len(ids) == known["settings"]["max_new_tokens"] else "context"
+            )
+        )
+    )
     seen = {*ids, *(token for r in run.rounds for token in r.drafted)}
     return GenerationResult(
-        **known, generated_ids=ids, text=run.answer.text, rounds=run.rounds[1:], finish_reason=reason,
-        per_token_latencies=run.latencies, time_to_first_token=sum(run.seconds[:1]), total_time=run.total_time,
-        prefill_time_ms=1000 * timer.seconds("prefill"), draft_time_total_ms=1000 * timer.seconds("draft"),
-        verify_time_total_ms=1000 * timer.seconds("verify"), sampling_time_total_ms=1000 * timer.seconds("sample"),
+        **known,
+        generated_ids=ids,
+        text=run.answer.text,
+        rounds=run.rounds[1:],
+        finish_reason=reason,
+        per_token_latencies=run.latencies,
+        time_to_first_token=sum(run.seconds[:1]),
+        total_time=run.total_time,
+        prefill_time_ms=1000 * timer.seconds("prefill"),
+        draft_time_total_ms=1000 * timer.seconds("draft"),
+        verify_time_total_ms=1000 * timer.seconds("verify"),
+        sampling_time_total_ms=1000 * timer.seconds("sample"),
         peak_memory_mb=peak_memory_mb(pair.target.device),
-        token_text={token: pair.tokenizer.decode([token]) for token in sorted(seen)} if pair.tokenizer else {})
+        token_text=(
+            {token: pair.tokenizer.decode([token]) for token in sorted(seen)}
+            if pair.tokenizer
+            else {}
+        ),
+    )
 
 # %% ../nbs/use/01_pairs.ipynb #f322758f
 STOP_BELOW = 0.2  # of `HeadDrafter`
 
-def load_drafter(folder: Path,     # what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
+# what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
+def load_drafter(folder: Path,
                  target: CausalLM) -> Drafter:
-    """A trained drafter, which draws a little colder than the target (`ColderDrafter`); raises `InputError` if the folder holds none, `ModelError` if it is damaged or was
-    trained for another target."""
+    """A trained drafter, which draws a little colder than the target (`ColderDrafter`); raises
+    `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another
+    target."""
     folder = Path(folder)
-    check((folder / "config.json").is_file(), f"There is no trained drafter in {folder}: expected a folder that `specdec distill --out` wrote.")
-    if "speculators_model_type" in (folder / "config.json").read_text(encoding="utf-8", errors="replace"): return ColderDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
+    check(
+        (folder / "config.json").is_file(),
+        f"There is no trained drafter in {folder}: expected a folder that `specdec distill --out`"
+        " wrote.",
+    )
+    if "speculators_model_type" in (folder / "config.json").read_text(
+        encoding="utf-8", errors="replace"
+    ):
+        return ColderDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
     draft = load_draft_model(folder, target.device, target.dtype)
     theirs, ours = getattr(draft, "target_digest", None), getattr(target, "digest", None)
     if draft.vocab_size != target.vocab_size or (theirs and ours and theirs != ours):
-        raise ModelError(f"The draft model in {folder} was trained for another target, with other weights: train one for this target.")
+        raise ModelError(
+            f"The draft model in {folder} was trained for another target, with other weights: train"
+            " one for this target."
+        )
     return ColderDrafter(ModelDrafter(draft, target.vocab_size))
 
 def shipped(name: str) -> Path: # a folder
@@ -268,8 +408,11 @@ class PairSpec:
     target: str
     draft: str | None = None    # a model's name
     drafter: str | None = None  # a trained drafter that comes with the package
-    lookup: bool = False        # drafts are looked up in the text besides, and the more promising guess is taken: a hybrid
-    skip: tuple[int, ...] = ()  # the draft is the target itself without these layers; without any of the four, drafts are looked up in the text
+    # drafts are looked up in the text besides, and the more promising guess is taken: a hybrid
+    lookup: bool = False
+    # the draft is the target itself without these layers; without any of the four, drafts are
+    # looked up in the text
+    skip: tuple[int, ...] = ()
     note: str = ""
 
     @property
@@ -280,13 +423,39 @@ class PairSpec:
         return f"{own} and lookup" if self.lookup else own
 
 PAIRS = {
-    "smollm2": PairSpec("smollm2", drafter="smollm2-head", lookup=True, note="the default model; a feature head trained for it, or lookup in the text where that promises more"),
-    "smollm2-head": PairSpec("smollm2", drafter="smollm2-head", note="the default model, and the feature head alone"),
-    "smollm2-draft": PairSpec("smollm2", drafter="smollm2-draft", note="the default model, and a small model trained for it"),
+    "smollm2": PairSpec(
+        "smollm2",
+        drafter="smollm2-head",
+        lookup=True,
+        note=(
+            "the default model; a feature head trained for it, or lookup in the text where that"
+            " promises more"
+        ),
+    ),
+    "smollm2-head": PairSpec(
+        "smollm2", drafter="smollm2-head", note="the default model, and the feature head alone"
+    ),
+    "smollm2-draft": PairSpec(
+        "smollm2", drafter="smollm2-draft",
+        note="the default model, and a small model trained for it",
+    ),
     "smollm2-ngram": PairSpec("smollm2", note="the default model, drafts looked up in the text"),
-    "smollm2-skip": PairSpec("smollm2", skip=(3, 5, 9, 14, 25, 26), note="the default model drafting for itself with 24 of its 30 layers: to learn and test with, not to be fast"),
-    "qwen2.5": PairSpec("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", note="open weights; the larger model pads its vocabulary"),
-    "gpt2_dev": PairSpec("openai-community/gpt2-xl", "openai-community/gpt2", note="open weights, through transformers"),
+    "smollm2-skip": PairSpec(
+        "smollm2",
+        skip=(3, 5, 9, 14, 25, 26),
+        note=(
+            "the default model drafting for itself with 24 of its 30 layers: to learn and test"
+            " with, not to be fast"
+        ),
+    ),
+    "qwen2.5": PairSpec(
+        "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct",
+        note="open weights; the larger model pads its vocabulary",
+    ),
+    "gpt2_dev": PairSpec(
+        "openai-community/gpt2-xl", "openai-community/gpt2",
+        note="open weights, through transformers",
+    ),
 }
 
 def list_pairs() -> dict[str, PairSpec]:
@@ -296,16 +465,26 @@ def list_pairs() -> dict[str, PairSpec]:
 # %% ../nbs/use/01_pairs.ipynb #13af069d
 def load_pair(name: str, device: str = "auto", dtype: str = "auto",
               verifies: bool = True,        # False: the target alone, for plain decoding
-              drafter: Path | None = None,  # a folder that `specdec distill` wrote: in place of the pair's own trained drafter or draft
+              # a folder that `specdec distill` wrote: in place of the pair's own trained drafter or
+              # draft
+              drafter: Path | None = None,
              ) -> Pair:
-    "Load a registered pair; raises `InputError` with the nearest names if there is none of that name."
+    """Load a registered pair; raises `InputError` with the nearest names if there is none of that
+    name."""
     check(isinstance(name, str), f"A pair is loaded by its name, not {name!r}.")
     if name not in PAIRS:
         near = difflib.get_close_matches(name, PAIRS, n=3, cutoff=0.3) or list(PAIRS)
-        raise InputError(f"No pair {name!r}. Nearest: {', '.join(near)}. `specdec pairs` lists all; Pair(target, draft) takes any two models.")
+        raise InputError(
+            f"No pair {name!r}. Nearest: {', '.join(near)}. `specdec pairs` lists all; Pair(target,"
+            " draft) takes any two models."
+        )
     spec = PAIRS[name]
     if drafter is None and spec.drafter: drafter = shipped(spec.drafter)
-    check(drafter is None or (Path(drafter) / "config.json").is_file(), f"There is no trained drafter in {drafter}: expected a folder that `specdec distill --out` wrote.")
+    check(
+        drafter is None or (Path(drafter) / "config.json").is_file(),
+        f"There is no trained drafter in {drafter}: expected a folder that `specdec distill --out`"
+        " wrote.",
+    )
     target = load(spec.target, device, dtype, verifies)
     if not verifies: return Pair(target)
     if drafter:

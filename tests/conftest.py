@@ -7,27 +7,49 @@ from threading import Thread
 
 import pytest
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+CHROMIUMS = (
+    "chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
 FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync").split()
 
 
 @pytest.fixture(scope="session")
 def browser():
-    "A headless Chromium of the system. Without one, or without Playwright, its tests are skipped with a line that says how to get it."
-    api = pytest.importorskip("playwright.sync_api", reason="no Playwright, so no browser test ran: make setup installs it")
+    """A headless Chromium of the system. Without one, or without Playwright, its tests are skipped with a line that
+    says how to get it."""
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="no Playwright, so no browser test ran: make setup installs it"
+    )
     path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if path is None:
-        pytest.skip("no Chromium on this machine, so no browser test ran: make browser installs one where the system's packages can")
+        pytest.skip(
+            "no Chromium on this machine, so no browser test ran: make browser installs one where the system's"
+            " packages can"
+        )
     with api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield started
         started.close()
 
 
+def pytest_make_parametrize_id(val):
+    """A name for a parametrised case whose value pytest would only number: what a dict or a list holds, what a function is
+    called, which function of ours a lambda asks first."""
+    if isinstance(val, dict): words = ", ".join(f"{key}={value!r}" for key, value in val.items()) or "nothing"
+    elif callable(val) and getattr(val, "__name__", "") == "<lambda>": words = " ".join(val.__code__.co_names)
+    elif hasattr(val, "__name__"): words = val.__name__
+    elif isinstance(val, (str, int, float, type(None))): return None  # pytest names these itself
+    else: words = repr(val).removeprefix("torch.")
+    return None if " at 0x" in words else " ".join(words.split())[:60]
+
+
 def pytest_terminal_summary(terminalreporter):
     "Say once, at the end and in any verbosity, that the browser tests did not run, and why."
-    why = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)}
+    why = {
+        report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
+    }
     for reason in sorted(reason for reason in why if "no browser test ran" in reason):
         terminalreporter.write_line(reason.removeprefix("Skipped: "), yellow=True)
 

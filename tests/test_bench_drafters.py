@@ -1,27 +1,37 @@
-"The comparison of drafters: its order, its figures from made-up measurements, resuming, and one tiny live run of our side."
+"""The comparison of drafters: its order, its figures from made-up measurements, resuming, and one tiny live run of our
+side."""
 import json
 
 import pytest
 import torch
 
-from specdec.bench.drafters import (DRAFTERS, HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer, drafters_text, find_drafters, interleaved,
-                                    make_drafters_report, method_name, run_drafters)
+from specdec.bench.drafters import (
+    DRAFTERS, HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer,
+    drafters_text, find_drafters, interleaved, make_drafters_report, method_name, run_drafters,
+)
 from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round
 from specdec.models import prompts
 from specdec.speculative import Draft, NoDrafter
 
 
-def made_up(method, prompt, repeat, seconds, **details): return Measurement("r", method, prompt, prompt.split("_")[0], repeat, 10, seconds, "t", details)
+def made_up(method, prompt, repeat, seconds, **details):
+    return Measurement("r", method, prompt, prompt.split("_")[0], repeat, 10, seconds, "t", details)
 
 
 def speculated(method, prompt, seconds, repeat=0, **more):
-    details = dict(rounds=3, emitted=9, drafted=6, step_seconds=.02, tried_1=3, accepted_1=2, tried_2=2, accepted_2=1) | more
+    details = (
+        dict(rounds=3, emitted=9, drafted=6, step_seconds=0.02, tried_1=3, accepted_1=2, tried_2=2, accepted_2=1) | more
+    )
     return made_up(method, prompt, repeat, seconds, **details)
 
 
 def others(prompt, t="0"):
-    return [made_up(f"plain@{t}", prompt, 0, 2.0, verify_seconds=1.8, rounds=9), made_up(f"transformers@{t}", prompt, 0, 4.0), made_up(f"assisted@{t}", prompt, 0, 8.0), made_up(f"prompt_lookup@{t}", prompt, 0, 3.0)]
+    return [
+        made_up(f"plain@{t}", prompt, 0, 2.0, verify_seconds=1.8, rounds=9),
+        made_up(f"transformers@{t}", prompt, 0, 4.0), made_up(f"assisted@{t}", prompt, 0, 8.0),
+        made_up(f"prompt_lookup@{t}", prompt, 0, 3.0),
+    ]
 
 
 ONE = DraftersConfig(prompts=1, held_out=1, repeats=1, temperatures=(0.0,), Ks=(2, 4), max_new_tokens=10)
@@ -29,8 +39,12 @@ ONE = DraftersConfig(prompts=1, held_out=1, repeats=1, temperatures=(0.0,), Ks=(
 
 def test_thirty_prompts():
     every = [*prompts(), *HELD_OUT]
-    assert len({p.id for p in every}) == len({p.text for p in every}) == 30 and all(p.text == p.text.strip() and p.id.startswith(p.domain) for p in HELD_OUT)
-    assert [p.id for p in chosen_prompts(DraftersConfig(prompts=2, held_out=4))] == ["code_000", "conversation_000", "code_005", "conversation_005", "summarization_005", "code_006"]
+    assert len({p.id for p in every}) == len({p.text for p in every}) == 30 and all(
+        p.text == p.text.strip() and p.id.startswith(p.domain) for p in HELD_OUT
+    )
+    assert [p.id for p in chosen_prompts(DraftersConfig(prompts=2, held_out=4))] == [
+        "code_000", "conversation_000", "code_005", "conversation_005", "summarization_005", "code_006",
+    ]
 
 
 def test_order_is_interleaved_and_everyone_goes_first():
@@ -43,14 +57,21 @@ def test_order_is_interleaved_and_everyone_goes_first():
     assert {block[0][2] for block in blocks} == set(methods)
 
 
-@pytest.mark.parametrize("wrong", [dict(prompts=16), dict(prompts=-1), dict(held_out=2.5), dict(prompts=0, held_out=0), dict(Ks=()), dict(Ks=(0,)), dict(temperatures=()), dict(temperatures=(-1,)), dict(temperatures=(float("inf"),)), dict(drafters=("magic",)),
-                                   dict(max_new_tokens=1), dict(repeats=0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(prompts=16), dict(prompts=-1), dict(held_out=2.5), dict(prompts=0, held_out=0), dict(Ks=()), dict(Ks=(0,)),
+        dict(temperatures=()), dict(temperatures=(-1,)), dict(temperatures=(float("inf"),)), dict(drafters=("magic",)),
+        dict(max_new_tokens=1), dict(repeats=0),
+    ],
+)
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError): DraftersConfig(**wrong)
 
 
 def test_an_unknown_drafter_is_refused_before_anything_is_loaded():
-    with pytest.raises(InputError, match="Unknown drafter 'magic': expected one of ngram, suffix"): DraftersConfig(drafters=("ngram", "magic"))
+    with pytest.raises(InputError, match="Unknown drafter 'magic': expected one of ngram, suffix"):
+        DraftersConfig(drafters=("ngram", "magic"))
 
 
 def test_the_command_repeats_the_settings():
@@ -58,7 +79,13 @@ def test_the_command_repeats_the_settings():
 
     from specdec.bench import drafters as bench_drafters
     from specdec.cli import app
-    config, seen = DraftersConfig(drafters=("suffix", "head"), Ks=(2, 5), temperatures=(0.0, 0.7), prompts=3, held_out=2, max_new_tokens=9, repeats=1, device="cpu", dtype="float32"), []
+    config, seen = (
+        DraftersConfig(
+            drafters=("suffix", "head"), Ks=(2, 5), temperatures=(0.0, 0.7), prompts=3, held_out=2, max_new_tokens=9,
+            repeats=1, device="cpu", dtype="float32",
+        ),
+        [],
+    )
     def instead(given, out): return seen.append(given) or {"complete": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_drafters, "bench_drafters", instead)
@@ -68,23 +95,44 @@ def test_the_command_repeats_the_settings():
 
 def test_counts_are_censored_after_a_rejection():
     found = counts([Round([5, 6, 7], 1, [5, 9]), Round([], 0, [4]), Round([1, 2], 2, [1, 2, 3])])
-    assert found == dict(rounds=3, emitted=6, drafted=5, tried_1=2, accepted_1=2, tried_2=2, accepted_2=1, tried_3=0, accepted_3=0)
+    assert found == dict(
+        rounds=3, emitted=6, drafted=5, tried_1=2, accepted_1=2, tried_2=2, accepted_2=1, tried_3=0, accepted_3=0
+    )
 
 
 def test_figures_by_hand():
-    some = [*others("code_000"), speculated("head/4@0", "code_000", 1.0), speculated("head/2@0", "code_000", 1.5), *others("code_005"), speculated("head/4@0", "code_005", 2.0), speculated("head/2@0", "code_005", 1.0)]
+    some = [
+        *others("code_000"), speculated("head/4@0", "code_000", 1.0), speculated("head/2@0", "code_000", 1.5),
+        *others("code_005"), speculated("head/4@0", "code_005", 2.0), speculated("head/2@0", "code_005", 1.0),
+    ]
     report = make_drafters_report(ONE, {}, some, {}, True)
-    assert report["best_K"]["0"]["head"] == 4                                  # chosen on the known prompt, though the held-out one would say 2
-    assert report["sets"]["fifteen"]["0"]["head"]["sd_vs_plain"] == 2.0 and report["sets"]["held_out"]["0"]["head"]["sd_vs_plain"] == 1.0
-    row = {name: report[name]["0"]["head"] for name in ("alpha", "tau", "sd_vs_plain", "sd_vs_transformers", "sd_vs_best_assisted", "c")}
-    assert row == pytest.approx(dict(alpha=2 / 3, tau=3, sd_vs_plain=1.5, sd_vs_transformers=3, sd_vs_best_assisted=2.25, c=.1))
+    # chosen on the known prompt, though the held-out one would say 2
+    assert report["best_K"]["0"]["head"] == 4
+    assert (
+        report["sets"]["fifteen"]["0"]["head"]["sd_vs_plain"] == 2.0
+        and report["sets"]["held_out"]["0"]["head"]["sd_vs_plain"] == 1.0
+    )
+    row = {
+        name: report[name]["0"]["head"]
+        for name in ("alpha", "tau", "sd_vs_plain", "sd_vs_transformers", "sd_vs_best_assisted", "c")
+    }
+    assert row == pytest.approx(
+        dict(alpha=2 / 3, tau=3, sd_vs_plain=1.5, sd_vs_transformers=3, sd_vs_best_assisted=2.25, c=0.1)
+    )
     assert report["alpha_by_position"]["0"]["head"] == pytest.approx([2 / 3, 1 / 2])
     assert json.loads(json.dumps(report))["alpha"] == report["alpha"]
 
 
 def test_what_was_not_measured_is_none_and_nothing_falls_over():
-    report = make_drafters_report(ONE, {}, [m for m in others("code_000") if m.method == "plain@0"] + [speculated("head/4@0", "code_000", 1.0)], {"transformers": "gone"}, False)
-    assert report["sd_vs_transformers"]["0"]["head"] is None and report["sd_vs_plain"]["0"]["head"] == 2 and report["hybrid_vs_better"]["0"] is None
+    report = make_drafters_report(
+        ONE, {}, [m for m in others("code_000") if m.method == "plain@0"] + [speculated("head/4@0", "code_000", 1.0)],
+        {"transformers": "gone"}, False,
+    )
+    assert (
+        report["sd_vs_transformers"]["0"]["head"] is None
+        and report["sd_vs_plain"]["0"]["head"] == 2
+        and report["hybrid_vs_better"]["0"] is None
+    )
     text = drafters_text(report | {"environment": dict(dtype="d", processor="p", threads=1)})
     assert "1 prompt and 1 held-out one, 10 tokens each, 1 interleaved repeat\n" in text
     assert "Interrupted" in text and "transformers is missing: gone" in text
@@ -92,19 +140,33 @@ def test_what_was_not_measured_is_none_and_nothing_falls_over():
 
 
 def test_the_hybrid_is_compared_with_the_better_of_its_two():
-    some = [*others("code_000"), speculated("suffix/4@0", "code_000", 1.6), speculated("head/4@0", "code_000", 1.0), speculated("hybrid/4@0", "code_000", 1.25)]
+    some = [
+        *others("code_000"), speculated("suffix/4@0", "code_000", 1.6), speculated("head/4@0", "code_000", 1.0),
+        speculated("hybrid/4@0", "code_000", 1.25),
+    ]
     found = make_drafters_report(ONE, {}, some, {}, True)["hybrid_vs_better"]["0"]
     assert found["better"] == "head" and found["median"] == pytest.approx(0.8)
 
 
 def test_best_of_takes_the_fastest_on_each_prompt_and_repeat():
-    some = [made_up("a", "code_000", 0, 2.0), made_up("b", "code_000", 0, 1.0), made_up("a", "code_000", 1, 1.0), made_up("b", "code_000", 1, 3.0), made_up("c", "code_000", 0, 0.1)]
-    assert {(m.method, m.repeat, m.seconds) for m in best_of(some, ["a", "b"], "best")} == {("best", 0, 1.0), ("best", 1, 1.0)}
+    some = [
+        made_up("a", "code_000", 0, 2.0), made_up("b", "code_000", 0, 1.0), made_up("a", "code_000", 1, 1.0),
+        made_up("b", "code_000", 1, 3.0), made_up("c", "code_000", 0, 0.1),
+    ]
+    assert {(m.method, m.repeat, m.seconds) for m in best_of(some, ["a", "b"], "best")} == {
+        ("best", 0, 1.0), ("best", 1, 1.0),
+    }
 
 
 def test_costs_are_ratios_on_the_same_prompt():
-    some = [*others("code_000"), speculated("head/4@0", "code_000", 1.0, step_seconds=.05), speculated("none/4@0", "code_000", 1.0, step_seconds=0.0)]
-    assert draft_costs(some, "head/4@0", "plain@0") == pytest.approx({"code_000": .25}) and draft_costs(some, "none/4@0", "plain@0") == {}
+    some = [
+        *others("code_000"), speculated("head/4@0", "code_000", 1.0, step_seconds=0.05),
+        speculated("none/4@0", "code_000", 1.0, step_seconds=0.0),
+    ]
+    assert (
+        draft_costs(some, "head/4@0", "plain@0") == pytest.approx({"code_000": 0.25})
+        and draft_costs(some, "none/4@0", "plain@0") == {}
+    )
     assert alphas(some, "plain@0") == []
 
 
@@ -114,9 +176,15 @@ def test_runs_are_resumed_and_failures_recorded():
         calls.append((n, seed))
         return list(range(n)), {"rounds": 1.0}
     def bad(ids, n, seed): raise RuntimeError("out of luck")
-    config, results, failed = DraftersConfig(prompts=1, held_out=1, repeats=2, temperatures=(0.0,), max_new_tokens=12), Results(), {}
+    config, results, failed = (
+        DraftersConfig(prompts=1, held_out=1, repeats=2, temperatures=(0.0,), max_new_tokens=12), Results(), {},
+    )
     run_drafters(config, {"good@0": good, "bad@0": bad}, lambda prompt: [1], results, "r", failed)
-    assert failed == {"bad@0": "RuntimeError: out of luck"} and len(results.of("r")) == 4 and calls == [(8, 0), (12, 0), (12, 0), (12, 1), (12, 1)]
+    assert (
+        failed == {"bad@0": "RuntimeError: out of luck"}
+        and len(results.of("r")) == 4
+        and calls == [(8, 0), (12, 0), (12, 0), (12, 1), (12, 1)]
+    )
     calls.clear()
     run_drafters(config, {"good@0": good}, lambda prompt: [1], results, "r", {})
     assert calls == []
@@ -125,10 +193,19 @@ def test_runs_are_resumed_and_failures_recorded():
 def test_drafters_that_cannot_be_had_say_why(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     class Target: vocab_size, device, dtype = 10, torch.device("cpu"), torch.float32
-    found, missing = find_drafters(DraftersConfig(drafters=("ngram", "suffix", "head", "int4"), head=str(tmp_path)), Target())
+    found, missing = find_drafters(
+        DraftersConfig(drafters=("ngram", "suffix", "head", "int4"), head=str(tmp_path)), Target()
+    )
     assert set(found) == {"ngram", "suffix"} and set(missing) == {"head", "int4"} and all(missing.values())
-    assert "no trained head for other" in find_drafters(DraftersConfig(model="other", drafters=("head",)), Target())[1]["head"]
-    assert "no trained drafter" in find_drafters(DraftersConfig(drafters=("model",), draft=str(tmp_path / "nowhere")), Target())[1]["model"]
+    assert (
+        "no trained head for other" in find_drafters(DraftersConfig(model="other", drafters=("head",)), Target())[1][
+            "head"
+        ]
+    )
+    assert (
+        "no trained drafter"
+        in find_drafters(DraftersConfig(drafters=("model",), draft=str(tmp_path / "nowhere")), Target())[1]["model"]
+    )
     assert {name for some in find_drafters(DraftersConfig(model="other"), Target()) for name in some} == {*DRAFTERS}
 
 

@@ -17,8 +17,12 @@ from specdec.models import fetch, load_tokenizer, prompts
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 
 
-def timed(method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t", **more) -> b.Measurement:
-    return b.Measurement("run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more})
+def timed(
+    method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t", **more
+) -> b.Measurement:
+    return b.Measurement(
+        "run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more}
+    )
 
 
 def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> b.Measurement:
@@ -31,9 +35,17 @@ def one_id(prompt): return [1]
 
 # Settings and order
 
-@pytest.mark.parametrize("wrong", [dict(prompts=0), dict(prompts=16), dict(repeats=0), dict(max_new_tokens=1), dict(max_new_tokens=0), dict(K=0), dict(K=1.5)])
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(prompts=0), dict(prompts=16), dict(repeats=0), dict(max_new_tokens=1), dict(max_new_tokens=0), dict(K=0),
+        dict(K=1.5),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong)) if wrong != dict(prompts=16) else "15 prompts"): b.PeersConfig(**wrong)
+    with pytest.raises(InputError, match=next(iter(wrong)) if wrong != dict(prompts=16) else "15 prompts"):
+        b.PeersConfig(**wrong)
 
 
 def test_prompts_take_the_domains_in_turn():
@@ -46,7 +58,10 @@ def test_schedule_is_interleaved_and_takes_turns():
     jobs = list(b.schedule(b.PeersConfig(prompts=15, repeats=4), methods))
     groups = [jobs[i:i + 3] for i in range(0, len(jobs), 3)]
     assert len(jobs) == 180 == len(set(jobs))
-    assert all(len({(repeat, prompt) for repeat, prompt, _ in group}) == 1 and {m for _, _, m in group} == set(methods) for group in groups)
+    assert all(
+        len({(repeat, prompt) for repeat, prompt, _ in group}) == 1 and {m for _, _, m in group} == set(methods)
+        for group in groups
+    )
     orders = [[m for _, _, m in group] for group in groups]
     for one, other in (("a", "b"), ("b", "c"), ("a", "c")):  # neither of two is favoured by always running first
         assert 24 <= sum(order.index(one) < order.index(other) for order in orders) <= 36
@@ -59,7 +74,10 @@ def test_fingerprint_ignores_how_many_and_nothing_else():
     machine = {"torch": "1"}
     run = b.run_fingerprint(SMALL, machine)
     assert len(run) == 12 and run == b.run_fingerprint(replace(SMALL, repeats=9, prompts=15), machine)
-    assert run not in {b.run_fingerprint(replace(SMALL, K=2), machine), b.run_fingerprint(replace(SMALL, max_new_tokens=5), machine), b.run_fingerprint(SMALL, {"torch": "2"})}
+    assert run not in {
+        b.run_fingerprint(replace(SMALL, K=2), machine), b.run_fingerprint(replace(SMALL, max_new_tokens=5), machine),
+        b.run_fingerprint(SMALL, {"torch": "2"}),
+    }
 
 
 def test_other_code_is_another_run(monkeypatch, tmp_path):
@@ -103,9 +121,18 @@ def test_a_step_is_what_comes_after_the_first_token():
 
 
 def test_the_floor_is_that_of_the_neighbourhood():
-    runs = [timed("plain", "code_0", 0, 9, decode_seconds=7.0), probed("floor", "code_0", 0, 1, 0.5), probed("verify8", "code_0", 0, 8, 1.5),  # half; 3
-            timed("plain", "code_0", 1, 9, decode_seconds=14.0), probed("floor", "code_0", 1, 1, 1.0), probed("verify8", "code_0", 1, 8, 3.0),  # a slow moment: the same
-            probed("floor", "code_0", 2, 1, 100.0), timed("plain", "code_1", 0, 9, decode_seconds=7.0)]  # no partners
+    # half; 3
+    runs = [
+        timed("plain", "code_0", 0, 9, decode_seconds=7.0),
+        probed("floor", "code_0", 0, 1, 0.5),
+        probed("verify8", "code_0", 0, 8, 1.5),
+        # a slow moment: the same
+        timed("plain", "code_0", 1, 9, decode_seconds=14.0),
+        probed("floor", "code_0", 1, 1, 1.0),
+        probed("verify8", "code_0", 1, 8, 3.0),
+        probed("floor", "code_0", 2, 1, 100.0),
+        timed("plain", "code_1", 0, 9, decode_seconds=7.0),
+    ]  # no partners
     assert b.paired_ratios(runs, *b.RATIOS["plain_vs_floor"]) == {"code_0": 0.5}
     assert b.paired_ratios(runs, *b.RATIOS["verify8_vs_floor"]) == {"code_0": 3.0}
 
@@ -116,8 +143,13 @@ def test_prefill_above_one_means_ours_is_faster():
 
 
 def test_floor_figures_show_the_spread_of_the_bandwidth():
-    runs = [probed("floor", f"code_{i}", 0, 1, 10 / rate, nbytes=10, bandwidth=rate) for i, rate in enumerate((2.0, 4.0, 8.0))]
-    assert b.floor_figures(runs) == {"weight_bytes": 10, "bandwidth": {"median": 4.0, "quartiles": [3.0, 6.0]}, "measured": 3, "seconds": 2.5}
+    runs = [
+        probed("floor", f"code_{i}", 0, 1, 10 / rate, nbytes=10, bandwidth=rate)
+        for i, rate in enumerate((2.0, 4.0, 8.0))
+    ]
+    assert b.floor_figures(runs) == {
+        "weight_bytes": 10, "bandwidth": {"median": 4.0, "quartiles": [3.0, 6.0]}, "measured": 3, "seconds": 2.5,
+    }
     assert b.floor_figures([]) is None
 
 
@@ -125,7 +157,11 @@ def test_floor_figures_show_the_spread_of_the_bandwidth():
 def test_each_target_is_met_at_its_limit_and_missed_beyond(name):
     way, limit = b.TARGETS[name]
     worse = limit * (0.99 if way == "at least" else 1.01)
-    assert b.targets_met({name: limit}) == {name: True} and b.targets_met({name: worse}) == {name: False} and b.targets_met({name: None}) == {}
+    assert (
+        b.targets_met({name: limit}) == {name: True}
+        and b.targets_met({name: worse}) == {name: False}
+        and b.targets_met({name: None}) == {}
+    )
 
 
 def test_overhead_is_the_time_outside_the_models():
@@ -134,9 +170,14 @@ def test_overhead_is_the_time_outside_the_models():
 
 
 def test_summary_by_domain():
-    found = b.summarise({"code_0": 1.0, "code_1": 3.0, "conversation_0": 0.5}, {"code_0": "code", "code_1": "code", "conversation_0": "conversation"})
+    found = b.summarise(
+        {"code_0": 1.0, "code_1": 3.0, "conversation_0": 0.5},
+        {"code_0": "code", "code_1": "code", "conversation_0": "conversation"},
+    )
     assert (found["median"], found["prompts"], found["above_one"]) == (1.0, 3, 1)
-    assert found["domains"]["code"]["median"] == 2.0 and found["domains"]["conversation"] == {"low": 0.5, "median": 0.5, "high": 0.5}
+    assert found["domains"]["code"]["median"] == 2.0 and found["domains"]["conversation"] == {
+        "low": 0.5, "median": 0.5, "high": 0.5,
+    }
     assert b.summarise({}, {}) is None
 
 
@@ -145,24 +186,55 @@ SECONDS = {"plain": 1.0, "ngram": 1.25, "transformers": 2.5, "prompt_lookup": 1.
 
 def full_report(plain: float = 1.0, memory: int = 120) -> dict:
     where = [(prompt, repeat) for prompt in ("code_0", "conversation_0") for repeat in (0, 1)]
-    runs = [timed(method, *at, s, 0.98 * s, decode_seconds=0.7 * s) for method, s in (SECONDS | {"plain": plain}).items() for at in where]  # 10 steps/s
-    for at in where: runs += [probed("floor", *at, 1, 0.05, nbytes=100, bandwidth=2000.0), probed("verify8", *at, 8, 0.1), probed("prefill", *at, 1024, 2.0),
-                              probed("prefill_transformers", *at, 1024, 1.0)]
-    runs.append(b.Measurement("run", "memory", "longest", "", 0, 128, 0.0, "", {"after_imports": 50, "peak": 50 + memory, "weights": 80, "cache": 20}))
-    runs += [b.Measurement("run", "load", "compiled", "", 0, 0, 2.0, ""), b.Measurement("run", "startup", "compiled", "", 0, 8, 40.0, "")]
+    # 10 steps/s
+    runs = [
+        timed(method, *at, s, 0.98 * s, decode_seconds=0.7 * s)
+        for method, s in (SECONDS | {"plain": plain}).items()
+        for at in where
+    ]
+    for at in where:
+        runs += [
+            probed("floor", *at, 1, 0.05, nbytes=100, bandwidth=2000.0), probed("verify8", *at, 8, 0.1),
+            probed("prefill", *at, 1024, 2.0), probed("prefill_transformers", *at, 1024, 1.0),
+        ]
+    runs.append(
+        b.Measurement(
+            "run", "memory", "longest", "", 0, 128, 0.0, "",
+            {"after_imports": 50, "peak": 50 + memory, "weights": 80, "cache": 20},
+        )
+    )
+    runs += [
+        b.Measurement("run", "load", "compiled", "", 0, 0, 2.0, ""),
+        b.Measurement("run", "startup", "compiled", "", 0, 8, 40.0, ""),
+    ]
     return b.make_report(SMALL, b.environment("cpu", "float32"), runs, {}, True)
 
 
 def test_report_counts_wins_and_losses_alike():
     report = full_report()
-    assert report["ratios"] == pytest.approx({"plain_vs_transformers": 2.5, "plain_vs_compiled": 0.5, "plain_vs_floor": 0.5, "verify8_vs_floor": 2, "prefill_vs_transformers": 0.5,
-                                              "ngram_vs_plain": 0.8, "ngram_vs_prompt_lookup": 0.8, "ngram_vs_assisted": 8, "overhead": 0.02, "memory_vs_model": 1.2})
-    assert {name for name, met in report["goals_met"].items() if not met} == {"plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup"}
+    assert report["ratios"] == pytest.approx({
+        "plain_vs_transformers": 2.5, "plain_vs_compiled": 0.5, "plain_vs_floor": 0.5, "verify8_vs_floor": 2,
+        "prefill_vs_transformers": 0.5, "ngram_vs_plain": 0.8, "ngram_vs_prompt_lookup": 0.8, "ngram_vs_assisted": 8,
+        "overhead": 0.02, "memory_vs_model": 1.2,
+    })
+    assert {name for name, met in report["goals_met"].items() if not met} == {
+        "plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup",
+    }
     assert len(report["goals_met"]) == len(b.TARGETS) and report["targets"]["overhead"] == "at most 0.03"
-    assert report["spread"]["ngram_vs_plain"]["above_one"] == 0 and report["startup_seconds"] == {"compiled": {"load": 2.0, "first_run": 40.0}}
+    assert report["spread"]["ngram_vs_plain"]["above_one"] == 0 and report["startup_seconds"] == {
+        "compiled": {"load": 2.0, "first_run": 40.0}
+    }
     text = b.report_text(report)
-    assert all(name in text for name in report["ratios"]) and all(name in text for name in b.METHODS.values()) and "0 of 2" in text and "42.0 s" in text
-    assert text.count(": missed") == 3 and "5 met, 3 missed: plain_vs_compiled, prefill_vs_transformers, ngram_vs_prompt_lookup." in text
+    assert (
+        all(name in text for name in report["ratios"])
+        and all(name in text for name in b.METHODS.values())
+        and "0 of 2" in text
+        and "42.0 s" in text
+    )
+    assert (
+        text.count(": missed") == 3
+        and "5 met, 3 missed: plain_vs_compiled, prefill_vs_transformers, ngram_vs_prompt_lookup." in text
+    )
     assert "at 0.0 GB/s" in text and "measured 4 times" in text
 
 
@@ -173,15 +245,30 @@ def test_a_missed_goal_is_said():
 
 
 def test_report_is_json_and_says_what_is_missing():
-    report = b.make_report(SMALL, b.environment("cpu", "float32"), [], {"transformers": "ImportError: no", "floor": "RuntimeError: too small"}, False)
-    assert json.loads(json.dumps(report)) == report and set(report["ratios"].values()) == {None} and report["goals_met"] == {} and report["floor"] is None
+    report = b.make_report(
+        SMALL, b.environment("cpu", "float32"), [],
+        {"transformers": "ImportError: no", "floor": "RuntimeError: too small"}, False,
+    )
+    assert (
+        json.loads(json.dumps(report)) == report
+        and set(report["ratios"].values()) == {None}
+        and report["goals_met"] == {}
+        and report["floor"] is None
+    )
     text = b.report_text(report)
-    assert text.count("not measured") == len(report["ratios"]) + 1 and "ImportError: no" in text and "the weights once is missing: RuntimeError" in text and "Interrupted" in text
+    assert (
+        text.count("not measured") == len(report["ratios"]) + 1
+        and "ImportError: no" in text
+        and "the weights once is missing: RuntimeError" in text
+        and "Interrupted" in text
+    )
 
 
 def test_columns_stand_below_each_other():
     lines = b.report_text(full_report()).splitlines()
-    for starts, number in ((("tokens/s", "specdec,", "transformers "), r"\d+\.\d"), (("ratio", *b.RATIOS), r"\d+\.\d{3}")):
+    for starts, number in (
+        (("tokens/s", "specdec,", "transformers "), r"\d+\.\d"), (("ratio", *b.RATIOS), r"\d+\.\d{3}"),
+    ):
         rows = [line for line in lines if line.startswith(starts)]
         assert len(rows) > 5 and len({re.search(rf" (median|{number})(?= |$)", line).end() for line in rows}) == 1
 
@@ -192,7 +279,10 @@ def test_methods_are_listed_in_one_order():
 
 
 def test_equal_texts_are_counted():
-    runs = [timed("plain", "code_0", 0, 1, text="x"), timed("ngram", "code_0", 0, 1, text="x"), timed("plain", "code_1", 0, 1, text="y"), timed("ngram", "code_1", 0, 1, text="z")]
+    runs = [
+        timed("plain", "code_0", 0, 1, text="x"), timed("ngram", "code_0", 0, 1, text="x"),
+        timed("plain", "code_1", 0, 1, text="y"), timed("ngram", "code_1", 0, 1, text="z"),
+    ]
     figures = b.method_figures(runs, {"code_0": "code", "code_1": "code"})
     assert (figures["plain"]["texts_equal_to_plain"], figures["ngram"]["texts_equal_to_plain"]) == (2, 1)
     assert figures["plain"]["repeats_vary_by"] is None  # one repeat says nothing about noise
@@ -246,8 +336,10 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
         calls.append(n)
         if len(calls) == 5: raise KeyboardInterrupt
         return peer(ids, n)
-    with pytest.raises(KeyboardInterrupt): b.run_peers(SMALL, {"p": interrupted}, one_id, b.Results(tmp_path / "r.jsonl"), "run", {})
-    assert [m.method for m in b.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]  # of four: two to warm up, two runs, the interrupt
+    with pytest.raises(KeyboardInterrupt):
+        b.run_peers(SMALL, {"p": interrupted}, one_id, b.Results(tmp_path / "r.jsonl"), "run", {})
+    # of four: two to warm up, two runs, the interrupt
+    assert [m.method for m in b.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]
 
 
 def test_a_peer_that_fails_says_why_and_the_rest_goes_on():
@@ -255,16 +347,22 @@ def test_a_peer_that_fails_says_why_and_the_rest_goes_on():
     def short(ids, n): return [1], {}
     failed, results = {}, b.Results()
     b.run_peers(SMALL, {"broken": broken, "short": short, "good": peer}, one_id, results, "run", failed)
-    assert failed == {"broken": "RuntimeError: out of luck", "short": "ModelError: It made 1 tokens where 4 were asked for."}
+    assert failed == {
+        "broken": "RuntimeError: out of luck", "short": "ModelError: It made 1 tokens where 4 were asked for.",
+    }
     assert [m.method for m in results.of("run")] == ["startup", "good", "good", "good", "good"]
 
 
 def test_a_probe_that_fails_says_why_and_the_rest_goes_on():
     def broken(ids): raise RuntimeError("no such memory")
     failed, results = {}, b.Results()
-    b.run_peers(SMALL, {"good": peer}, one_id, results, "run", failed, {"floor": broken, "verify8": lambda ids: (8, 0.5, "", {})})
+    b.run_peers(
+        SMALL, {"good": peer}, one_id, results, "run", failed,
+        {"floor": broken, "verify8": lambda ids: (8, 0.5, "", {})},
+    )
     assert failed == {"floor": "RuntimeError: no such memory"}
-    assert sorted(m.method for m in results.of("run")) == ["good"] * 4 + ["startup"] + ["verify8"] * 4  # a probe's start-up is nobody's
+    # a probe's start-up is nobody's
+    assert sorted(m.method for m in results.of("run")) == ["good"] * 4 + ["startup"] + ["verify8"] * 4
 
 
 def test_start_up_is_what_the_first_run_takes_longer(monkeypatch):
@@ -272,8 +370,11 @@ def test_start_up_is_what_the_first_run_takes_longer(monkeypatch):
     monkeypatch.setattr(b.time, "perf_counter", lambda: next(clock))
     results, config = b.Results(), replace(SMALL, prompts=1)
     b.run_peers(config, {"p": peer}, one_id, results, "run", {})
-    assert [(m.method, m.prompt, m.seconds) for m in results.of("run")] == [("startup", "p", 39), ("p", "code_000", 1), ("p", "code_000", 1)]
-    b.run_peers(replace(config, repeats=3), {"p": peer}, one_id, results, "run", {})  # a warm start later doesn't replace it
+    assert [(m.method, m.prompt, m.seconds) for m in results.of("run")] == [
+        ("startup", "p", 39), ("p", "code_000", 1), ("p", "code_000", 1),
+    ]
+    # a warm start later doesn't replace it
+    b.run_peers(replace(config, repeats=3), {"p": peer}, one_id, results, "run", {})
     assert [m.seconds for m in results.of("run") if m.method == "startup"] == [39]
 
 
@@ -354,7 +455,10 @@ def tiny(tmp_path_factory):
     "A folder with a random model and the default model's tokenizer."
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
-    config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=49152, tie_word_embeddings=True)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=49152, tie_word_embeddings=True,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     load_tokenizer(fetch()).save_pretrained(folder)
     return folder
@@ -366,28 +470,47 @@ def quick(monkeypatch):
     monkeypatch.setattr(b, "memory_in_child", lambda config: {"after_imports": 1, "peak": 4, "weights": 2, "cache": 1})
     monkeypatch.setattr(b, "memory_bandwidth", lambda device: 1e9)
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda work=None, **options: compiled.append(options) or (lambda *args, **more: compiled.append("step") or work(*args, **more)))
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda work=None, **options: compiled.append(options)
+        or (lambda *args, **more: compiled.append("step") or work(*args, **more)),
+    )
     return compiled
 
 
 def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     config = b.PeersConfig(model=str(tiny), dtype="float32", prompts=2, max_new_tokens=12, repeats=2)
     report = b.bench_peers(config, tmp_path / "r.jsonl")
-    assert report["complete"] and report["failed"] == {} and set(report["methods"]) == set(b.METHODS) == set(report["startup_seconds"])
-    assert all(set(start) == {"load", "first_run"} and start["load"] > 0 for start in report["startup_seconds"].values())
+    assert (
+        report["complete"]
+        and report["failed"] == {}
+        and set(report["methods"]) == set(b.METHODS) == set(report["startup_seconds"])
+    )
+    assert all(
+        set(start) == {"load", "first_run"} and start["load"] > 0 for start in report["startup_seconds"].values()
+    )
     assert all(value is not None for value in report["ratios"].values()) and report["ratios"]["memory_vs_model"] == 1
-    assert all(figures["texts_equal_to_plain"] == 2 for figures in report["methods"].values())  # float32: the same greedy tokens everywhere
+    # float32: the same greedy tokens everywhere
+    assert all(figures["texts_equal_to_plain"] == 2 for figures in report["methods"].values())
     assert 0 < report["ratios"]["overhead"] < 1
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once
-    assert report["floor"] == {"weight_bytes": 4 * parameters, "bandwidth": {"median": 1e9, "quartiles": [1e9, 1e9]}, "measured": 4, "seconds": 4 * parameters / 1e9}
-    assert quick[0]["mode"] == "reduce-overhead" and quick.count("step") == len(quick) - 1 == 2 * 7 + 4 * 11  # compiled once, and every step but the prompt's goes through it
+    assert report["floor"] == {
+        "weight_bytes": 4 * parameters, "bandwidth": {"median": 1e9, "quartiles": [1e9, 1e9]}, "measured": 4,
+        "seconds": 4 * parameters / 1e9,
+    }
+    # compiled once, and every step but the prompt's goes through it
+    assert quick[0]["mode"] == "reduce-overhead" and quick.count("step") == len(quick) - 1 == 2 * 7 + 4 * 11
     monkeypatch.setattr(b, "measure", lambda *words: pytest.fail("measured again"))
     again = b.bench_peers(config, tmp_path / "r.jsonl")
     assert again == report
 
 
 def test_without_a_compiler_the_compiled_peer_says_so(tiny, monkeypatch, quick):
-    def compile(work=None, **options): return lambda *args, **more: (_ for _ in ()).throw(RuntimeError("No working C++ compiler found"))
+
+    def compile(work=None, **options):
+        return lambda *args, **more: (_ for _ in ()).throw(RuntimeError("No working C++ compiler found"))
+
     monkeypatch.setattr(torch, "compile", compile)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
     assert report["failed"] == {"compiled": "RuntimeError: No working C++ compiler found"} and report["complete"]
@@ -396,12 +519,29 @@ def test_without_a_compiler_the_compiled_peer_says_so(tiny, monkeypatch, quick):
 
 
 def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
-    report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1), leave_out=["compiled", "memory", "floor", "assisted"])
-    assert set(report["failed"]) == {"compiled", "memory", "floor", "assisted"} and quick == [] and report["floor"] is None and report["memory_bytes"] is None
-    assert set(report["methods"]) == set(b.METHODS) - {"compiled", "assisted"} and report["ratios"]["prefill_vs_transformers"] > 0
+    report = b.bench_peers(
+        b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1),
+        leave_out=["compiled", "memory", "floor", "assisted"],
+    )
+    assert (
+        set(report["failed"]) == {"compiled", "memory", "floor", "assisted"}
+        and quick == []
+        and report["floor"] is None
+        and report["memory_bytes"] is None
+    )
+    assert (
+        set(report["methods"]) == set(b.METHODS) - {"compiled", "assisted"}
+        and report["ratios"]["prefill_vs_transformers"] > 0
+    )
 
 
-@pytest.mark.parametrize("place", ["specdec.speculative.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth", "specdec.bench.peers.memory_in_child"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "specdec.speculative.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth",
+        "specdec.bench.peers.memory_in_child",
+    ],
+)
 def test_interrupting_anything_stops_the_benchmark(tiny, monkeypatch, quick, place):
     calls = []
     def interrupt(*words):
@@ -409,14 +549,20 @@ def test_interrupting_anything_stops_the_benchmark(tiny, monkeypatch, quick, pla
         raise KeyboardInterrupt
     monkeypatch.setattr(place, interrupt)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=6, repeats=1))
-    assert not report["complete"] and len(calls) == 1 and (report["ratios"]["memory_vs_model"] == 1) == ("child" not in place)
+    assert (
+        not report["complete"]
+        and len(calls) == 1
+        and (report["ratios"]["memory_vs_model"] == 1) == ("child" not in place)
+    )
 
 
 def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch, quick):
     monkeypatch.setattr(b, "memory_in_child", lambda config: (_ for _ in ()).throw(ModelError("no /proc here")))
     monkeypatch.setattr(b, "load_transformers", lambda *words: 1 / 0)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
-    assert report["complete"] and set(report["methods"]) == {"plain", "ngram"} and report["ratios"]["plain_vs_floor"] > 0
+    assert (
+        report["complete"] and set(report["methods"]) == {"plain", "ngram"} and report["ratios"]["plain_vs_floor"] > 0
+    )
     assert set(report["failed"]) == {*b.THEIRS, "memory"} and "no /proc here" in report["failed"]["memory"]
     assert set(b.THEIRS) == (b.METHODS.keys() | b.PROBES.keys()) - {"plain", "ngram", "floor", "verify8", "prefill"}
 
@@ -429,7 +575,8 @@ def test_memory_is_measured_in_a_fresh_process(tiny):
 
 
 def test_memory_of_a_model_that_is_not_there_is_a_clear_error(tmp_path):
-    with pytest.raises(ModelError, match="memory failed.*no config.json"): b.memory_in_child(b.PeersConfig(model=str(tmp_path)))
+    with pytest.raises(ModelError, match="memory failed.*no config.json"):
+        b.memory_in_child(b.PeersConfig(model=str(tmp_path)))
 
 
 # The command
@@ -440,7 +587,9 @@ def test_command_prints_json_and_the_interrupted_code(monkeypatch):
         asked.append((config, out))
         return full_report() | {"complete": len(asked) < 3}
     monkeypatch.setattr(b, "bench_peers", fake)
-    done = CliRunner().invoke(app, ["bench", "peers", "--json", "--prompts", "2", "--max-new-tokens", "16", "--repeats", "1", "-K", "3"])
+    done = CliRunner().invoke(
+        app, ["bench", "peers", "--json", "--prompts", "2", "--max-new-tokens", "16", "--repeats", "1", "-K", "3"]
+    )
     assert done.exit_code == ExitCode.DONE and json.loads(done.stdout) == full_report()
     assert asked[0] == (b.PeersConfig(prompts=2, max_new_tokens=16, repeats=1, K=3), None)
     assert "plain_vs_transformers" in CliRunner().invoke(app, ["bench", "peers"]).stdout
@@ -458,10 +607,13 @@ def test_a_damaged_results_file_is_exit_code_2_before_any_model(tmp_path, monkey
     monkeypatch.setattr(b, "load_peers", lambda *words: pytest.fail("a model was opened"))
     (tmp_path / "r.jsonl").write_text("{\n")
     done = CliRunner().invoke(app, ["bench", "peers", "--out", str(tmp_path / "r.jsonl")])
-    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1) and "line 1" in done.stderr
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (
+        ExitCode.BAD_INPUT, "", 1,
+    ) and "line 1" in done.stderr
 
 
 def test_the_command_in_the_report_is_one_that_works():
     words = b.PeersConfig(prompts=2, K=3).command.split()[1:]
-    done = CliRunner().invoke(app, [*words, "--prompts", "0"])  # the last one wins, and is refused: everything before it parsed
+    # the last one wins, and is refused: everything before it parsed
+    done = CliRunner().invoke(app, [*words, "--prompts", "0"])
     assert done.exit_code == ExitCode.BAD_INPUT and "--prompts" in done.stderr

@@ -1,4 +1,5 @@
-"""The command line: what goes to which stream, which exit code says what, and that bad input is refused before any model is loaded."""
+"""The command line: what goes to which stream, which exit code says what, and that bad input is refused before any
+model is loaded."""
 import json
 import os
 import signal
@@ -19,7 +20,11 @@ from specdec.lossless.proof import prove_rule
 from specdec.rejection import speculative_sampling
 
 QUESTION = "What is the capital of France?"
-PLAIN = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")}
+PLAIN = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")
+}
 
 
 def run(*words: str, stdin: str = ""):
@@ -48,7 +53,10 @@ def no_model(monkeypatch):
 
 # Help
 
-COMMANDS = [[], ["generate"], ["compare"], ["pairs"], ["fetch"], ["prove"], ["bench"], ["bench", "peers"], ["bench", "drafters"], ["distill"], ["playground"]]
+COMMANDS = [
+    [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["prove"], ["bench"], ["bench", "peers"],
+    ["bench", "drafters"], ["distill"], ["playground"],
+]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -93,8 +101,15 @@ def test_lazy_names():
 
 
 def test_import_star_and_import_alone():
-    done = subprocess.run([sys.executable, "-c", "import specdec, sys; a = 'torch' in sys.modules; from specdec import *; print(a, Pair.__name__)"],
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [
+            sys.executable, "-c",
+            "import specdec, sys; a = 'torch' in sys.modules; from specdec import *; print(a, Pair.__name__)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "False Pair\n"
 
 
@@ -113,24 +128,44 @@ def test_text_streamed_is_the_text_of_the_result(one_load):
 
 
 def test_json_comes_back_without_loss(one_load):
-    words = ["generate", "Once upon a time", "--raw", "--temperature", "0.8", "--top-k", "40", "--top-p", "0.9", "--seed", "7", "-K", "3", "--max-new-tokens", "9", "--json"]
+    words = [
+        "generate", "Once upon a time", "--raw", "--temperature", "0.8", "--top-k", "40", "--top-p", "0.9", "--seed",
+        "7", "-K", "3", "--max-new-tokens", "9", "--json",
+    ]
     done = run(*words, "--stop", "dragon", "--stop", "castle")
     assert done.exit_code == ExitCode.DONE and done.stderr == "" and done.stdout.count("\n") == 1
     result = core.GenerationResult.from_json(done.stdout)
     assert result.to_json() == done.stdout.strip()
-    assert result.settings == {"K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_new_tokens": 9, "seed": 7, "stop": ["dragon", "castle"]}
-    assert result.generated_ids == core.GenerationResult.from_json(run(*words, "--stop", "dragon", "--stop", "castle").stdout).generated_ids
+    assert result.settings == {
+        "K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_new_tokens": 9, "seed": 7,
+        "stop": ["dragon", "castle"],
+    }
+    assert (
+        result.generated_ids == core.GenerationResult.from_json(
+            run(*words, "--stop", "dragon", "--stop", "castle").stdout
+        ).generated_ids
+    )
 
 
 def test_raw_and_chat_prompts_differ(one_load):
-    def ids(*more): return core.GenerationResult.from_json(run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout).prompt_ids
+
+    def ids(*more):
+        return core.GenerationResult.from_json(
+            run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout
+        ).prompt_ids
+
     tokenizer = one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer
     assert ids("--raw") == tokenizer("Hi")["input_ids"]
     assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
 
 
 def test_standard_input_is_the_prompt(one_load):
-    def prompt_ids(*words, **more): return core.GenerationResult.from_json(run("generate", *words, "--max-new-tokens", "1", "--json", **more).stdout).prompt_ids
+
+    def prompt_ids(*words, **more):
+        return core.GenerationResult.from_json(
+            run("generate", *words, "--max-new-tokens", "1", "--json", **more).stdout
+        ).prompt_ids
+
     assert prompt_ids("-", stdin="Two\nlines\n") == prompt_ids("Two\nlines")
 
 
@@ -141,7 +176,9 @@ def test_method_and_stop(one_load):
 
 
 def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
-    monkeypatch.setattr(one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer, "chat_template", None)
+    monkeypatch.setattr(
+        one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer, "chat_template", None
+    )
     done = run("generate", "Hi")
     assert done.exit_code == ExitCode.BAD_INPUT and "--raw" in done.stderr
     assert run("generate", "Hi", "--raw", "--max-new-tokens", "1").exit_code == ExitCode.DONE
@@ -149,26 +186,35 @@ def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
 
 # Bad input
 
-@pytest.mark.parametrize("words, named", [
-    (["generate", ""], "empty"), (["generate", " \n"], "empty"), (["compare", ""], "empty"), (["generate", "-"], "empty"),
-    (["generate", "\udcff"], "UTF-8"),
-    (["generate", "Hi", "--pair", "smolm2"], "smollm2"), (["compare", "Hi", "--pair", "llama"], "specdec pairs"),
-    (["generate", "Hi", "--top-p", "0"], "top_p"), (["generate", "Hi", "--temperature", "inf"], "temperature"),
-    (["generate", "Hi", "--stop", ""], "stop"), (["generate", "Hi", "--seed", str(2**70)], "seed"),
-    (["generate", "Hi", "--dtype", "float7"], "float7"), (["generate", "Hi", "--device", "abacus"], "abacus"),
-    (["bench", "peers", "--out", "/nowhere/at/all.jsonl"], "/nowhere/at/all.jsonl"),
-])
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["generate", ""], "empty"), (["generate", " \n"], "empty"), (["compare", ""], "empty"),
+        (["generate", "-"], "empty"), (["generate", "\udcff"], "UTF-8"),
+        (["generate", "Hi", "--pair", "smolm2"], "smollm2"), (["compare", "Hi", "--pair", "llama"], "specdec pairs"),
+        (["generate", "Hi", "--top-p", "0"], "top_p"), (["generate", "Hi", "--temperature", "inf"], "temperature"),
+        (["generate", "Hi", "--stop", ""], "stop"), (["generate", "Hi", "--seed", str(2**70)], "seed"),
+        (["generate", "Hi", "--dtype", "float7"], "float7"), (["generate", "Hi", "--device", "abacus"], "abacus"),
+        (["bench", "peers", "--out", "/nowhere/at/all.jsonl"], "/nowhere/at/all.jsonl"),
+    ],
+)
 def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
     done = run(*words)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
     assert done.stderr.startswith("Error: ") and named in done.stderr
 
 
-@pytest.mark.parametrize("words", [
-    ["generate", "Hi", "-K", "0"], ["generate", "Hi", "-K", "two"], ["generate", "Hi", "--max-new-tokens", "0"], ["generate", "Hi", "--temperature", "-1"],
-    ["generate", "Hi", "--temperature", "nan"], ["generate", "Hi", "--top-k", "0"], ["generate", "Hi", "--top-p", "1.5"], ["generate", "Hi", "--method", "magic"], ["generate"],
-    ["compare"], ["generat"], ["pairs", "--rebuild"], ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--prompts", "16"],
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "Hi", "-K", "0"], ["generate", "Hi", "-K", "two"], ["generate", "Hi", "--max-new-tokens", "0"],
+        ["generate", "Hi", "--temperature", "-1"], ["generate", "Hi", "--temperature", "nan"],
+        ["generate", "Hi", "--top-k", "0"], ["generate", "Hi", "--top-p", "1.5"],
+        ["generate", "Hi", "--method", "magic"], ["generate"], ["compare"], ["generat"], ["pairs", "--rebuild"],
+        ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--prompts", "16"],
+    ],
+)
 def test_usage_errors_are_exit_code_2(no_model, words):
     done = run(*words)
     assert (done.exit_code, done.stdout) == (ExitCode.BAD_INPUT, "") and done.stderr
@@ -191,7 +237,8 @@ def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
 
 
 def test_nan_logits_are_one_line(one_load, monkeypatch):
-    target = one_load("smollm2-ngram", "auto", "auto", verifies=True, drafter=None).target  # a drafter that asks for logits only
+    # a drafter that asks for logits only
+    target = one_load("smollm2-ngram", "auto", "auto", verifies=True, drafter=None).target
     forward = target.forward
     monkeypatch.setattr(target, "forward", lambda *words, **more: forward(*words, **more) * float("nan"), raising=False)
     done = run("generate", "Hi", "--pair", "smollm2-ngram")
@@ -251,10 +298,19 @@ def test_compare_in_float32(one_load):
     assert done.exit_code == ExitCode.DONE
     first, second = done.stdout.split("── speculative decoding ──")
     assert first.startswith("── plain decoding ──\n")
-    assert all(word in second for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "greedy texts"))
+    assert all(
+        word in second
+        for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "greedy texts")
+    )
     found = json.loads(run(*words, "--json").stdout)
-    plain, speculative = (core.GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative"))
-    assert plain.text in first and speculative.text in second and (plain.method, speculative.method) == ("plain", "speculative")
+    plain, speculative = (
+        core.GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative")
+    )
+    assert (
+        plain.text in first
+        and speculative.text in second
+        and (plain.method, speculative.method) == ("plain", "speculative")
+    )
     assert found["speedup"] == speculative.tokens_per_second / plain.tokens_per_second
     difference = found["difference"]
     assert found["greedy_texts_identical"] or difference["gap"] < 1e-4, difference
@@ -280,7 +336,9 @@ def test_where_texts_part_is_explained(one_load):
     assert "--dtype float32" in cli.verdict(False, found["difference"] | {"dtype": "bfloat16"})
 
 
-@pytest.mark.parametrize("a, b, at", [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([2], [], 0)])
+@pytest.mark.parametrize(
+    "a, b, at", [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([2], [], 0)]
+)
 def test_first_difference(a, b, at):
     assert cli.first_difference(a, b) == at == cli.first_difference(b, a)
 
@@ -294,7 +352,11 @@ def test_pairs_lists_the_registry():
 
 def test_fetch_says_what_is_there():
     found = json.loads(run("fetch", "--json").stdout)
-    assert found["model"] == "smollm2" and found["folder"] == str(models.fetch()) and found["digest"] == models.check_folder(models.fetch())
+    assert (
+        found["model"] == "smollm2"
+        and found["folder"] == str(models.fetch())
+        and found["digest"] == models.check_folder(models.fetch())
+    )
     assert "ready" in run("fetch").stdout
 
 
@@ -305,9 +367,14 @@ def test_prove_covers_every_size_and_finds_no_error(no_model):
     report = json.loads(found.stdout)
     assert found.exit_code == ExitCode.DONE and report["holds"] is True
     sizes = {(line["K"], line["V"]) for line in report["lines"]}
-    for what in {line["what"] for line in report["lines"]}: assert {(line["K"], line["V"]) for line in report["lines"] if line["what"] == what} == sizes
-    assert sizes == {(K, V) for K in (1, 2, 3, 4) for V in (2, 3, 4)} and {line["error"] for line in report["lines"]} == {"0"}
-    assert {line["what"] for line in report["lines"]} > {"speculative_sampling", "sample_and_match", "speculate, ModelDrafter", "speculate, NGramDrafter"}
+    for what in {line["what"] for line in report["lines"]}:
+        assert {(line["K"], line["V"]) for line in report["lines"] if line["what"] == what} == sizes
+    assert sizes == {(K, V) for K in (1, 2, 3, 4) for V in (2, 3, 4)} and {
+        line["error"] for line in report["lines"]
+    } == {"0"}
+    assert {line["what"] for line in report["lines"]} > {
+        "speculative_sampling", "sample_and_match", "speculate, ModelDrafter", "speculate, NGramDrafter",
+    }
     assert len(report["mutants"]) >= 15 and all(mutant["caught"] for mutant in report["mutants"])
     assert all(mutant["raised"] or Fraction(mutant["error"]) > 0 for mutant in report["mutants"])
 
@@ -316,15 +383,23 @@ def test_prove_covers_every_size_and_finds_no_error(no_model):
 def short_proof(monkeypatch):
     "Few laws and few mutants; a list of rules that the test may change."
     rules = [speculative_sampling]
-    monkeypatch.setattr(cli, "prove_lines", lambda: (line for rule in rules for line in prove_rule(rule, seeds=1, sizes=[(1, 2), (2, 3)])))
+    monkeypatch.setattr(
+        cli, "prove_lines",
+        lambda: (line for rule in rules for line in prove_rule(rule, seeds=1, sizes=[(1, 2), (2, 3)])),
+    )
     monkeypatch.setattr(gallery, "GALLERY", gallery.GALLERY[:2])
     return rules
 
 
 def test_prove_shows_a_table(short_proof):
     found = run("prove")
-    assert found.exit_code == ExitCode.DONE and "speculative_sampling" in found.stdout and "2 of 2 broken decoders caught" in found.stdout
-    assert all(word in found.stdout for broken in gallery.GALLERY for word in broken.name.split())  # a narrow terminal folds them
+    assert (
+        found.exit_code == ExitCode.DONE
+        and "speculative_sampling" in found.stdout
+        and "2 of 2 broken decoders caught" in found.stdout
+    )
+    # a narrow terminal folds them
+    assert all(word in found.stdout for broken in gallery.GALLERY for word in broken.name.split())
 
 
 def test_prove_fails_if_a_law_differs(short_proof):
@@ -337,15 +412,21 @@ def test_prove_fails_if_a_law_differs(short_proof):
 def test_prove_fails_if_a_broken_decoder_gets_through(short_proof, monkeypatch):
     monkeypatch.setattr(gallery, "GALLERY", [gallery.Broken("not broken at all", "Everything right.", "our own")])
     found = run("prove")
-    assert found.exit_code == ExitCode.UNEXPECTED and "not caught" in found.stdout and "0 of 1 broken decoders caught" in found.stdout
+    assert (
+        found.exit_code == ExitCode.UNEXPECTED
+        and "not caught" in found.stdout
+        and "0 of 1 broken decoders caught" in found.stdout
+    )
 
 
 # Signals
 
 def start(*words: str) -> subprocess.Popen:
     "A real process that hears Ctrl-C, also where the test run itself was started in the background and so ignores it."
-    return subprocess.Popen([sys.executable, "-m", "specdec", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    return subprocess.Popen(
+        [sys.executable, "-m", "specdec", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
 
 
 def test_interrupt_keeps_the_text_and_exits_with_130():
@@ -387,25 +468,45 @@ def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
         monkeypatch.setattr(pair, "drafter", interrupted(after=3))
         done = run("compare", "Tell me a long story.", "--max-new-tokens", "12", *words)
         assert done.exit_code == ExitCode.INTERRUPTED
-        if words: assert {m: r["finish_reason"] for m, r in json.loads(done.stdout).items()} == {"plain": "length", "speculative": "interrupted"}
-        else: assert "plain: 12 tokens" in done.stderr and "(interrupted)" in done.stderr
+        if words:
+            assert {m: r["finish_reason"] for m, r in json.loads(done.stdout).items()} == {
+                "plain": "length", "speculative": "interrupted",
+            }
+        else:
+            assert "plain: 12 tokens" in done.stderr and "(interrupted)" in done.stderr
 
 
-@pytest.mark.parametrize("words, asked", [(["generate", "Hi", "--method", "plain"], [False]), (["generate", "Hi"], [True]), (["compare", "Hi"], [True, False])])
+@pytest.mark.parametrize(
+    "words, asked",
+    [
+        (["generate", "Hi", "--method", "plain"], [False]), (["generate", "Hi"], [True]),
+        (["compare", "Hi"], [True, False]),
+    ],
+)
 def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_load, monkeypatch):
     "On a processor where the layout of the weights matters, nobody is compared with a plain loop that was made slow."
     seen, target = [], one_load("smollm2", "auto", "auto", verifies=True, drafter=None).target
     monkeypatch.setattr(target, "packed", True)
-    monkeypatch.setattr(pairs, "load_pair", lambda *given, verifies, drafter: (seen.append(verifies), one_load(*given, verifies=verifies, drafter=drafter))[1])
+    monkeypatch.setattr(
+        pairs,
+        "load_pair",
+        lambda *given, verifies, drafter: (seen.append(verifies), one_load(*given, verifies=verifies, drafter=drafter))[
+            1
+        ],
+    )
     assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == asked
     if words[0] == "compare":
         monkeypatch.setattr(target, "packed", False)
-        assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, True]  # one model does both
+        # one model does both
+        assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, True]
 
 
 def test_a_trained_drafter_by_its_folder(one_load):
     folder = str(pairs.shipped("smollm2-head"))
-    given, own = (run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more) for pair, more in (("smollm2-ngram", ["--drafter", folder]), ("smollm2-head", [])))
+    given, own = (
+        run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more)
+        for pair, more in (("smollm2-ngram", ["--drafter", folder]), ("smollm2-head", []))
+    )
     a, b = (json.loads(done.stdout) for done in (given, own))
     assert a["generated_ids"] == b["generated_ids"] and a["rounds"] == b["rounds"]
     missing = run("generate", "Hi", "--drafter", folder + "-nowhere")
@@ -423,15 +524,24 @@ def test_a_reader_that_goes_away_is_no_crash():
 def test_text_is_utf_8_whatever_the_system_says():
     "A pipe in a C locale, as in a bare container: Python would take both ends for ASCII."
     plain = PLAIN | dict(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
-    def piped(*words, **more): return subprocess.run([sys.executable, "-m", "specdec", *words], capture_output=True, env=plain, **more)
+    def piped(*words, **more):
+        return subprocess.run([sys.executable, "-m", "specdec", *words], capture_output=True, env=plain, **more)
+
     assert "┏" in piped("pairs").stdout.decode()
     asked = "Say “né”"
     result = json.loads(piped("generate", "-", "--raw", "--json", "--max-new-tokens", "1", input=asked.encode()).stdout)
     assert result["prompt_ids"] == models.load_tokenizer(models.fetch())(asked)["input_ids"]
 
 
-@pytest.mark.parametrize("target, says", [("smollm2", "specdec compare PROMPT --drafter 'my drafter'"), ("Qwen/Qwen2.5-7B-Instruct", "specdec compare PROMPT --drafter 'my drafter' --pair qwen2.5")])
-def test_how_to_decode_with_a_trained_drafter(target, says): assert cli.decoded_with(Path("my drafter"), target) == says
+@pytest.mark.parametrize(
+    "target, says",
+    [
+        ("smollm2", "specdec compare PROMPT --drafter 'my drafter'"),
+        ("Qwen/Qwen2.5-7B-Instruct", "specdec compare PROMPT --drafter 'my drafter' --pair qwen2.5"),
+    ],
+)
+def test_how_to_decode_with_a_trained_drafter(target, says):
+    assert cli.decoded_with(Path("my drafter"), target) == says
 
 
 def test_how_to_decode_where_no_pair_has_that_target():
@@ -449,12 +559,18 @@ def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     asked.write_text('{"prompt": "Why?"}')
     (tmp_path / "before").mkdir()
     monkeypatch.setattr(distillation, "distill", lambda config: told.append(config) or Path(config.out))
-    command = ["distill", "--out", str(tmp_path / "new"), "--target", str(tmp_path), "--kind", "lm", "--from", str(tmp_path / "before"), "--keep-states", str(tmp_path / "states")]
+    command = [
+        "distill", "--out", str(tmp_path / "new"), "--target", str(tmp_path), "--kind", "lm", "--from",
+        str(tmp_path / "before"), "--keep-states", str(tmp_path / "states"),
+    ]
     assert run(*command, "--prompts", str(asked)).exit_code == 0
     assert run(*command, "--data", str(tmp_path)).exit_code == 0
     found = [(config.prompts, config.data, config.weights, config.keep_states) for config in told]
     kept = (str(tmp_path / "before"), str(tmp_path / "states"))
     assert found == [(str(asked), None, *kept), (None, str(tmp_path), *kept)]
-    for wrong in (("--prompts", str(asked), "--data", str(tmp_path)), ("--prompts", str(tmp_path / "nowhere")), ("--data", str(tmp_path / "nowhere"))):
+    for wrong in (
+        ("--prompts", str(asked), "--data", str(tmp_path)), ("--prompts", str(tmp_path / "nowhere")),
+        ("--data", str(tmp_path / "nowhere")),
+    ):
         assert run(*command, *wrong).exit_code == ExitCode.BAD_INPUT
     assert len(told) == 2

@@ -1,4 +1,5 @@
-"`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real tokenizer."
+"""`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real
+tokenizer."""
 import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,9 @@ from specdec.core import GenerationResult, InputError, ModelError, NumericalErro
 from specdec.drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
 from specdec.drafters.heads import HeadDrafter
 from specdec.models import fetch, load_tokenizer, prompts
-from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_drafter, load_pair, shipped
+from specdec.pairs import (
+    METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_drafter, load_pair, shipped,
+)
 from specdec.rejection import greedy_match, speculative_sampling
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.speculative import ModelDrafter, NGramDrafter
@@ -51,8 +54,11 @@ def consistent(result: GenerationResult) -> None:
 def test_prompts_of_every_kind(method):
     pair = Pair(talker())
     chat = [{"role": "user", "content": "Hello"}]
-    for prompt, ids in [("Hello there", TOKENIZER("Hello there")["input_ids"]), ([1, 2, 3], [1, 2, 3]), (torch.tensor([1, 2, 3]), [1, 2, 3]),
-                        (chat, TOKENIZER.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))]:
+    for prompt, ids in [
+        ("Hello there", TOKENIZER("Hello there")["input_ids"]), ([1, 2, 3], [1, 2, 3]),
+        (torch.tensor([1, 2, 3]), [1, 2, 3]),
+        (chat, TOKENIZER.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)),
+    ]:
         result = pair.generate(prompt, max_new_tokens=6, method=method)
         assert result.prompt_ids == ids and result.method == method and result.finish_reason == "length"
         assert result.generated_ids == greedy(pair.target, ids, 6)
@@ -61,19 +67,28 @@ def test_prompts_of_every_kind(method):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.7, 1.5]), K=st.integers(1, 6), count=st.integers(1, 40), kind=st.sampled_from(["n-gram", "itself", "skip", None]))
+@given(
+    seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.7, 1.5]), K=st.integers(1, 6),
+    count=st.integers(1, 40), kind=st.sampled_from(["n-gram", "itself", "skip", None]),
+)
 def test_streamed_pieces_make_the_text(seed, temperature, K, count, kind):
     target = talker()
     pair = Pair(target, {"itself": target, "skip": target.skip([1])}.get(kind))
     pieces = []
-    result = pair.generate("Hello", K=K, temperature=temperature, max_new_tokens=count, seed=seed, stream=pieces.append, method="speculative" if kind else "plain")
+    result = pair.generate(
+        "Hello", K=K, temperature=temperature, max_new_tokens=count, seed=seed, stream=pieces.append,
+        method="speculative" if kind else "plain",
+    )
     assert "".join(pieces) == result.text == decode(result.generated_ids)
     assert len(result.generated_ids) == count and all(pieces)
     consistent(result)
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), start=st.integers(0, 60), length=st.integers(1, 12), kind=st.sampled_from(["n-gram", "itself"]), decoy=st.text("abc ", min_size=1, max_size=3))
+@given(
+    seed=st.integers(0, 10**6), start=st.integers(0, 60), length=st.integers(1, 12),
+    kind=st.sampled_from(["n-gram", "itself"]), decoy=st.text("abc ", min_size=1, max_size=3),
+)
 def test_stop_strings_end_the_text_at_the_earliest_token(seed, start, length, kind, decoy):
     target = talker()
     pair = Pair(target, target if kind == "itself" else None)
@@ -83,7 +98,9 @@ def test_stop_strings_end_the_text_at_the_earliest_token(seed, start, length, ki
     assume(stop and "\ufffd" not in full.text)
     pieces = []
     result = pair.generate("Hello", stop=[stop, decoy], stream=pieces.append, **arguments)
-    tokens = next(n for n in range(1, 25) if stop in decode(full.generated_ids[:n]) or decoy in decode(full.generated_ids[:n]))
+    tokens = next(
+        n for n in range(1, 25) if stop in decode(full.generated_ids[:n]) or decoy in decode(full.generated_ids[:n])
+    )
     assert result.finish_reason == "stop"
     assert result.generated_ids == full.generated_ids[:tokens]
     seen = decode(result.generated_ids)
@@ -146,21 +163,30 @@ def test_one_pair_serves_many_texts():
 def test_threads_take_turns():
     "With a draft model, whose cache two texts at once would spoil."
     target = talker(context=600)
-    pair, prompts = Pair(target, talker(seed=1, context=600)), ["Hello", "Something else entirely", "A third", "The last of them"]
+    pair, prompts = Pair(target, talker(seed=1, context=600)), [
+        "Hello", "Something else entirely", "A third", "The last of them",
+    ]
     alone = [pair.generate(prompt, temperature=1.0, seed=5, max_new_tokens=40).generated_ids for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(pair.generate, prompt, temperature=1.0, seed=5, max_new_tokens=40) for _ in range(4) for prompt in prompts]
+        found = [
+            pool.submit(pair.generate, prompt, temperature=1.0, seed=5, max_new_tokens=40)
+            for _ in range(4)
+            for prompt in prompts
+        ]
     assert [run.result().generated_ids for run in found] == alone * 4
 
 
 def test_a_stream_cannot_ask_its_own_pair_for_another_text():
     pair = Pair(talker())
-    with pytest.raises(InputError, match="in the middle of another text"): pair.generate("Hello", max_new_tokens=5, stream=lambda piece: pair.generate("Hello", max_new_tokens=2))
+    with pytest.raises(InputError, match="in the middle of another text"):
+        pair.generate("Hello", max_new_tokens=5, stream=lambda piece: pair.generate("Hello", max_new_tokens=2))
     assert pair.generate("Hello", max_new_tokens=5).num_tokens == 5  # and goes on as if nothing had been
 
 
 def test_settings_are_recorded():
-    result = Pair(talker()).generate("Hello", K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop="zzzz")
+    result = Pair(talker()).generate(
+        "Hello", K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop="zzzz"
+    )
     assert result.settings == dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop=["zzzz"])
 
 
@@ -175,29 +201,61 @@ class Believer:
     def __str__(self): return "Believer(0.5)"
 
 def test_a_lossy_rule_is_told_in_the_result():
-    result = Pair(talker(), talker().skip([1])).generate("Hello", K=3, temperature=1.0, max_new_tokens=13, seed=1, verify=Believer())
-    assert (result.method, result.is_speculative, result.is_lossless, result.settings["verify"]) == ("lossy speculative", True, False, "Believer(0.5)")
-    assert result.acceptance_rate == 1 and result.num_speculation_rounds == 3 and result.summary().startswith("lossy speculative: ")
+    result = Pair(talker(), talker().skip([1])).generate(
+        "Hello", K=3, temperature=1.0, max_new_tokens=13, seed=1, verify=Believer()
+    )
+    assert (result.method, result.is_speculative, result.is_lossless, result.settings["verify"]) == (
+        "lossy speculative", True, False, "Believer(0.5)",
+    )
+    assert (
+        result.acceptance_rate == 1
+        and result.num_speculation_rounds == 3
+        and result.summary().startswith("lossy speculative: ")
+    )
     assert "acceptance rate 1.00" in result.summary() and "lossy" in result._repr_html_()
     consistent(result)
 
-@pytest.mark.parametrize("temperature, rule", [(0.0, greedy_match), (0.0, speculative_sampling), (1.0, speculative_sampling)])
+
+@pytest.mark.parametrize(
+    "temperature, rule", [(0.0, greedy_match), (0.0, speculative_sampling), (1.0, speculative_sampling)]
+)
 def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
     pair = Pair(talker(), talker().skip([1]))
-    given, default = (pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=v) for v in (rule, None))
-    assert given.generated_ids == default.generated_ids and given.settings.pop("verify") == rule.__name__ and given.settings == default.settings
-    assert given.method == default.method == "speculative" and given.is_lossless and given.summary().startswith("speculative: ")
-    believed = pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=believer)  # the rule that is given is the one that runs
+    given, default = (
+        pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=v) for v in (rule, None)
+    )
+    assert (
+        given.generated_ids == default.generated_ids
+        and given.settings.pop("verify") == rule.__name__
+        and given.settings == default.settings
+    )
+    assert (
+        given.method == default.method == "speculative"
+        and given.is_lossless
+        and given.summary().startswith("speculative: ")
+    )
+    # the rule that is given is the one that runs
+    believed = pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=believer)
     assert believed.generated_ids != given.generated_ids and believed.acceptance_rate == 1
 
-@pytest.mark.parametrize("rule, name, lossy", [(sample_and_match, "sample_and_match", False), (LossyLenience(0.3), "LossyLenience(l=0.3)", True), (LossyTypical(0.09, 0.3), "LossyTypical(epsilon=0.09, delta=0.3)", True)])
+
+@pytest.mark.parametrize(
+    "rule, name, lossy",
+    [
+        (sample_and_match, "sample_and_match", False), (LossyLenience(0.3), "LossyLenience(l=0.3)", True),
+        (LossyTypical(0.09, 0.3), "LossyTypical(epsilon=0.09, delta=0.3)", True),
+    ],
+)
 def test_the_rules_of_the_package_decode(rule, name, lossy):
     for pair in (Pair(talker(), talker().skip([1])), Pair(talker())):
         cold, default = (pair.generate("Hello", K=3, max_new_tokens=20, verify=v) for v in (rule, None))
-        assert cold.generated_ids == default.generated_ids  # at temperature 0 p is one-hot: the greedy match, whatever the rule
+        # at temperature 0 p is one-hot: the greedy match, whatever the rule
+        assert cold.generated_ids == default.generated_ids
         warm = pair.generate("Hello", K=3, temperature=0.8, max_new_tokens=20, seed=1, verify=rule)
         for result in (cold, warm):
-            assert (result.settings["verify"], result.is_lossless, result.summary().startswith("lossy")) == (name, not lossy, lossy)
+            assert (result.settings["verify"], result.is_lossless, result.summary().startswith("lossy")) == (
+                name, not lossy, lossy,
+            )
             consistent(result)
 
 
@@ -215,8 +273,14 @@ def test_interrupt_in_the_callback(after):
         if len(heard) >= after: raise KeyboardInterrupt  # and would again
     result = Pair(talker()).generate("Hello", max_new_tokens=30, stream=impatient, stop="zzzz")
     full = Pair(talker()).generate("Hello", max_new_tokens=30)
-    assert result.finish_reason == "interrupted" and result.generated_ids == full.generated_ids[:result.num_tokens] and 0 < result.num_tokens < 30
-    assert len(heard) == after and result.text.startswith("".join(heard)) and result.text == decode(result.generated_ids)
+    assert (
+        result.finish_reason == "interrupted"
+        and result.generated_ids == full.generated_ids[: result.num_tokens]
+        and 0 < result.num_tokens < 30
+    )
+    assert (
+        len(heard) == after and result.text.startswith("".join(heard)) and result.text == decode(result.generated_ids)
+    )
     consistent(result)
 
 
@@ -228,7 +292,10 @@ def test_interrupt_in_a_forward(at):
             return self.model.forward(ids, cache, **options)
     for broken in (Pair(Interrupted(talker(), at)), Pair(talker(), Interrupted(talker(), at))):
         result = broken.generate([1, 2, 3], max_new_tokens=30)
-        assert result.finish_reason == "interrupted" and result.generated_ids == greedy(talker(), [1, 2, 3], 30)[:result.num_tokens]
+        assert (
+            result.finish_reason == "interrupted"
+            and result.generated_ids == greedy(talker(), [1, 2, 3], 30)[: result.num_tokens]
+        )
         assert result.num_tokens < 12
         consistent(result)
 
@@ -237,7 +304,9 @@ def test_interrupt_in_the_prompt_leaves_an_empty_result():
     class Interrupted(Failing):
         def forward(self, ids, cache, **options): raise KeyboardInterrupt
     result = Pair(Interrupted(talker(), 0)).generate("Hello")
-    assert (result.finish_reason, result.generated_ids, result.text, result.time_to_first_token) == ("interrupted", [], "", 0)
+    assert (result.finish_reason, result.generated_ids, result.text, result.time_to_first_token) == (
+        "interrupted", [], "", 0,
+    )
     consistent(result)
     assert result.summary()
 
@@ -254,18 +323,29 @@ def test_interrupt_while_text_is_decoded():
     target = copy.copy(talker())
     target.tokenizer = Slow()
     result = Pair(target).generate("Hello", max_new_tokens=30)
-    assert result.finish_reason == "interrupted" and result.text == decode(result.generated_ids) and result.num_tokens >= 2
+    assert (
+        result.finish_reason == "interrupted" and result.text == decode(result.generated_ids) and result.num_tokens >= 2
+    )
     consistent(result)
 
 
 # Errors
 
-@pytest.mark.parametrize("change, words", [
-    (dict(prompt=""), "empty"), (dict(prompt=[]), "empty"), (dict(prompt=None), "not NoneType"), (dict(prompt=[24]), "outside"), (dict(prompt=[1] * 16), "nothing could be added"),
-    (dict(K=0), "K, the number"), (dict(temperature=-0.1), "temperature"), (dict(temperature=float("nan")), "temperature"), (dict(top_k=0), "top_k"), (dict(top_p=0), "top_p"), (dict(top_p=1.1), "top_p"),
-    (dict(max_new_tokens=0), "max_new_tokens"), (dict(seed="x"), "seed"), (dict(stop=""), "not empty"), (dict(stop=[3]), "Stop strings"), (dict(stop=7), "Stop strings"),
-    (dict(stream=3), "stream must be"), (dict(method="magic"), "speculative or plain"),
-    (dict(verify="strict"), "verify must be a function"), (dict(verify=Believer), "verify must be a function"), (dict(verify=believer, method="plain"), "nothing to verify")])
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(prompt=""), "empty"), (dict(prompt=[]), "empty"), (dict(prompt=None), "not NoneType"),
+        (dict(prompt=[24]), "outside"), (dict(prompt=[1] * 16), "nothing could be added"), (dict(K=0), "K, the number"),
+        (dict(temperature=-0.1), "temperature"), (dict(temperature=float("nan")), "temperature"),
+        (dict(top_k=0), "top_k"), (dict(top_p=0), "top_p"), (dict(top_p=1.1), "top_p"),
+        (dict(max_new_tokens=0), "max_new_tokens"), (dict(seed="x"), "seed"), (dict(stop=""), "not empty"),
+        (dict(stop=[3]), "Stop strings"), (dict(stop=7), "Stop strings"), (dict(stream=3), "stream must be"),
+        (dict(method="magic"), "speculative or plain"), (dict(verify="strict"), "verify must be a function"),
+        (dict(verify=Believer), "verify must be a function"),
+        (dict(verify=believer, method="plain"), "nothing to verify"),
+    ],
+)
 def test_wrong_arguments_are_told_before_any_work(change, words):
     target = Untouchable()
     target.tokenizer = TOKENIZER
@@ -304,7 +384,10 @@ def test_two_models_of_transformers():
     from transformers import GPT2Config, GPT2LMHeadModel
     def gpt2(seed, layers):
         torch.manual_seed(seed)
-        config = GPT2Config(vocab_size=40, n_positions=48, n_embd=16, n_layer=layers, n_head=2, initializer_range=0.5, bos_token_id=None, eos_token_id=None)
+        config = GPT2Config(
+            vocab_size=40, n_positions=48, n_embd=16, n_layer=layers, n_head=2, initializer_range=0.5,
+            bos_token_id=None, eos_token_id=None,
+        )
         return TransformersLM(GPT2LMHeadModel(config).eval())
     target, draft = gpt2(0, 2), gpt2(1, 1)
     for drafting in (None, draft, target):
@@ -320,7 +403,9 @@ def test_drafters_of_any_kind_and_their_errors():
         def commit(self, tokens, features): pass
         def propose(self, K, transform, source): raise ZeroDivisionError("mine")
     with pytest.raises(ZeroDivisionError, match="mine"): Pair(talker(), Mine()).generate([1])
-    assert isinstance(Pair(talker()).drafter, NGramDrafter) and isinstance(Pair(talker(), talker()).drafter, ModelDrafter)
+    assert isinstance(Pair(talker()).drafter, NGramDrafter) and isinstance(
+        Pair(talker(), talker()).drafter, ModelDrafter
+    )
 
 
 # The registry
@@ -336,7 +421,11 @@ def test_registry():
 
 def test_load_and_end_tokens(tmp_path):
     model = load("smollm2", "cpu", "float32")
-    assert model.name == "smollm2" and model.dtype == torch.float32 and TOKENIZER.convert_tokens_to_ids("<|im_end|>") in model.eos_ids
+    assert (
+        model.name == "smollm2"
+        and model.dtype == torch.float32
+        and TOKENIZER.convert_tokens_to_ids("<|im_end|>") in model.eos_ids
+    )
     assert end_tokens(tmp_path, TOKENIZER) == {TOKENIZER.eos_token_id}  # no generation_config.json
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     assert end_tokens(tmp_path, TOKENIZER) == {5, 6, TOKENIZER.eos_token_id}
@@ -361,11 +450,14 @@ def test_shipped_files_are_small_and_no_pickles():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_drafters_are_lossless_and_better_than_nothing(name):
-    "Greedy and in float32 the text is the target's own, and some guesses are right: a drafter that was damaged or put together wrongly would be lossless too."
+    """Greedy and in float32 the text is the target's own, and some guesses are right: a drafter that was damaged or put
+    together wrongly would be lossless too."""
     pair = Pair(default(), load_drafter(shipped(name), default()))
     assert type(pair.drafter.drafter) is SHIPPED[name]
     for prompt in prompts()[:2]:
-        plain, speculative = (pair.generate(prompt.messages, K=3, max_new_tokens=24, method=method) for method in ("plain", "speculative"))
+        plain, speculative = (
+            pair.generate(prompt.messages, K=3, max_new_tokens=24, method=method) for method in ("plain", "speculative")
+        )
         assert speculative.generated_ids == plain.generated_ids
         assert speculative.tokens_per_step > 1.15, speculative.summary()
 
@@ -385,14 +477,30 @@ def test_a_folder_without_a_drafter(tmp_path):
 
 
 def test_a_pair_with_another_drafter():
-    def kinds(drafter): return (type(drafter), *kinds(drafter.drafter)) if type(drafter) is ColderDrafter else (type(drafter),)
-    assert {name: kinds(load_pair(name, "cpu", "float32").drafter) for name in ("smollm2-head", "smollm2-draft", "smollm2-ngram")} == {
-        "smollm2-head": (ColderDrafter, HeadDrafter), "smollm2-draft": (ColderDrafter, ModelDrafter), "smollm2-ngram": (NGramDrafter,)}  # what was trained draws colder
-    assert kinds(load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) == (ColderDrafter, ModelDrafter)
-    for given, kind in ((None, HeadDrafter), (shipped("smollm2-draft"), ModelDrafter)):  # the default looks drafts up besides, whatever was trained
+
+    def kinds(drafter):
+        return (type(drafter), *kinds(drafter.drafter)) if type(drafter) is ColderDrafter else (type(drafter),)
+
+    assert {
+        name: kinds(load_pair(name, "cpu", "float32").drafter)
+        for name in ("smollm2-head", "smollm2-draft", "smollm2-ngram")
+    } == {
+        # what was trained draws colder
+        "smollm2-head": (ColderDrafter, HeadDrafter),
+        "smollm2-draft": (ColderDrafter, ModelDrafter),
+        "smollm2-ngram": (NGramDrafter,),
+    }
+    assert kinds(load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) == (
+        ColderDrafter, ModelDrafter,
+    )
+    # the default looks drafts up besides, whatever was trained
+    for given, kind in ((None, HeadDrafter), (shipped("smollm2-draft"), ModelDrafter)):
         hybrid = load_pair("smollm2", "cpu", "float32", drafter=given).drafter
-        assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [(SuffixDrafter,), (ColderDrafter, kind)]
-    assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter  # plain decoding needs no draft
+        assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [
+            (SuffixDrafter,), (ColderDrafter, kind),
+        ]
+    # plain decoding needs no draft
+    assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter
 
 
 @pytest.mark.parametrize("thing", ["smollm2", None, 3, torch.nn.Linear(2, 2)])

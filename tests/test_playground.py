@@ -1,4 +1,5 @@
-"The playground without a browser: what a session notes, what is drawn of it, the worker, and the panel pressed by a program."
+"""The playground without a browser: what a session notes, what is drawn of it, the worker, and the panel pressed by a
+program."""
 import json
 import socket
 import subprocess
@@ -15,9 +16,12 @@ from specdec.playground import app as playground
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.pairs import Pair, PairSpec
-from specdec.playground.app import (K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript, Worker,
-                                app_files, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup, draw_text, drafter_menu, explain,
-                                look, measure, measures_html, open_playground, plain_rate, serve_playground, text_html, token_html, verification_curve, visible)
+from specdec.playground.app import (
+    K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript,
+    Worker, app_files, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup, draw_text,
+    drafter_menu, explain, look, measure, measures_html, open_playground, plain_rate, serve_playground, text_html,
+    token_html, verification_curve, visible,
+)
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
 from specdec.speedup import walltime_factor
 from test_pairs import TOKENIZER, talker
@@ -28,7 +32,10 @@ EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'
 
 
 def drafters(target):
-    return {"n-gram": NGramDrafter(), "itself": ModelDrafter(target, target.vocab_size), "noisy": ModelDrafter(tiny(target.vocab_size, noise=.05), target.vocab_size), "none": NoDrafter()}
+    return {
+        "n-gram": NGramDrafter(), "itself": ModelDrafter(target, target.vocab_size),
+        "noisy": ModelDrafter(tiny(target.vocab_size, noise=0.05), target.vocab_size), "none": NoDrafter(),
+    }
 
 
 def written(kind="noisy", settings=Settings(K=4, temperature=.8), target=None, count=24, **more) -> Session:
@@ -72,7 +79,10 @@ def test_fates_follow_from_the_noted_numbers(kind):
 def test_fates_that_do_not_follow_are_noticed():
     session = written("noisy", count=40)
     for i, places in enumerate(session.places):
-        session.places[i] = [playground.Place(**{**vars(place), "u_accept": None if place.u_accept is None else 1 - place.u_accept}) for place in places]
+        session.places[i] = [
+            playground.Place(**{**vars(place), "u_accept": None if place.u_accept is None else 1 - place.u_accept})
+            for place in places
+        ]
     assert contradictions(session)
 
 
@@ -115,7 +125,9 @@ def test_a_place_keeps_what_was_said_and_sums_over_everything():
     place = look(p, q, drafted=7, own=9, fate="rejected")
     assert len(place.ids) == 8 and {7, 9} <= set(place.ids)
     assert place.overlap == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-5)
-    assert place.residual[place.ids.index(9)] == pytest.approx(((p - q).clip(min=0) / (p - q).clip(min=0).sum())[9].item(), rel=1e-3, abs=1e-6)
+    assert place.residual[place.ids.index(9)] == pytest.approx(
+        ((p - q).clip(min=0) / (p - q).clip(min=0).sum())[9].item(), rel=1e-3, abs=1e-6
+    )
     assert [a >= b for a, b in pairwise(place.p)] == [True] * 7
     same = look(p, p, drafted=7, fate="accepted")
     assert same.chance == 1 and same.residual == same.p  # no division by a residual of nothing
@@ -159,7 +171,10 @@ class Tags(HTMLParser):
 
 
 def evil(fate):
-    place = look(torch.tensor([.5, .3, .2]), torch.tensor([.2, .7, .1]), drafted=1, own=0, fate=fate, u_accept=.5, u_draw=.2)
+    place = look(
+        torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1]), drafted=1, own=0, fate=fate, u_accept=0.5,
+        u_draw=0.2,
+    )
     return Said(1, EVIL, fate, 1, 1, place)
 
 
@@ -167,15 +182,21 @@ def evil(fate):
 def test_what_a_model_says_is_never_markup(fate):
     page = Tags(text_html([evil(fate)]))
     assert page.tags == {"div", {"rejected": "del", "replacement": "ins"}.get(fate, "span")}
-    assert page.names <= {"class", "role", "tabindex", "data-tip", "aria-label", "style", "data-lm-suppress-shortcuts", "onkeydown"}
+    assert page.names <= {
+        "class", "role", "tabindex", "data-tip", "aria-label", "style", "data-lm-suppress-shortcuts", "onkeydown",
+    }
     assert page.text.replace("⏎", "").rstrip("\n") == EVIL.rstrip("\n")
     assert "\n" not in token_html(evil(fate))
     assert Tags(f"<span>{EVIL}</span>").tags == {"span", "img"}  # what would happen without
 
 
 def test_explanations_hold_the_numbers():
-    assert explain(evil("accepted")).endswith("p = 0.300 · q = 0.700 · u = 0.500 < min(1, p/q) = 0.429") and "≥" in explain(evil("rejected"))
-    assert "from the residual with u = 0.200" in explain(evil("replacement")) and "from p with u" in explain(evil("bonus"))
+    assert explain(evil("accepted")).endswith(
+        "p = 0.300 · q = 0.700 · u = 0.500 < min(1, p/q) = 0.429"
+    ) and "≥" in explain(evil("rejected"))
+    assert "from the residual with u = 0.200" in explain(evil("replacement")) and "from p with u" in explain(
+        evil("bonus")
+    )
     assert visible("") == "∅" and visible("a\tb") == "a⇥b"
 
 
@@ -202,16 +223,27 @@ def figures():
     session = written("noisy", count=40)
     places = [place for places in session.places for place in places]
     evils = Transcript(session, type("Evil", (), {"decode": lambda self, *a, **k: EVIL})())
-    drawn = [draw_text(evils.read()), draw_text([]), draw_acceptance(session.recent), draw_acceptance([]), draw_rounds(session.recent), draw_rounds([]), draw_rounds([Round([], 0, [1])] * 200),
-             draw_speedup(5, measure(session, 50.0), [1.0] * K_MAX), draw_speedup(16, measure(session)), draw_speedup(1, None), draw_speedup(1, measure(written("none")))]
-    return drawn + [draw(place, lambda token: EVIL) for place in places for draw in (draw_place, draw_decision, draw_residual)]
+    drawn = [
+        draw_text(evils.read()), draw_text([]), draw_acceptance(session.recent), draw_acceptance([]),
+        draw_rounds(session.recent), draw_rounds([]), draw_rounds([Round([], 0, [1])] * 200),
+        draw_speedup(5, measure(session, 50.0), [1.0] * K_MAX), draw_speedup(16, measure(session)),
+        draw_speedup(1, None), draw_speedup(1, measure(written("none"))),
+    ]
+    return drawn + [
+        draw(place, lambda token: EVIL) for place in places for draw in (draw_place, draw_decision, draw_residual)
+    ]
 
 
 def test_every_figure_is_valid_svg_with_words_for_those_who_cannot_see_it():
     for figure in figures():
         root = ElementTree.fromstring(figure.svg())
         assert root.get("aria-label") and not [e for e in root.iter() if e.tag.endswith("img")]
-        numbers = [float(e.get(name)) for e in root.iter() for name in ("x", "y", "width", "height", "cx", "cy") if (e.get(name) or "%")[-1] != "%"]
+        numbers = [
+            float(e.get(name))
+            for e in root.iter()
+            for name in ("x", "y", "width", "height", "cx", "cy")
+            if (e.get(name) or "%")[-1] != "%"
+        ]
         assert all(-10 <= n <= max(figure.width, figure.height) for n in numbers), figure.alt[:200]
 
 
@@ -221,10 +253,17 @@ def test_figures_say_what_they_show():
     assert "3.00 on average over 2 rounds" in draw_rounds(rounds).alt
     found = measure(written("noisy", count=40), 50.0)
     v = [1 + k / 10 for k in range(K_MAX)]
-    assert f"{walltime_factor(found.alpha.alpha, 7, found.c, v[6]):.2f}×; measured {found.speedup:.2f}×" in draw_speedup(7, found, v).alt
+    assert (
+        f"{walltime_factor(found.alpha.alpha, 7, found.c, v[6]):.2f}×; measured {found.speedup:.2f}×" in draw_speedup(
+            7, found, v
+        ).alt
+    )
     assert draw_speedup(7, found, v).alt != draw_speedup(8, found, v).alt
     unknown = measure(written("noisy", count=40))  # plain decoding wasn't measured, so c is unknown, not 0
-    assert "free drafts" in draw_speedup(7, unknown, v).alt and draw_speedup(7, unknown, v).svg() == draw_speedup(7, unknown).svg()
+    assert (
+        "free drafts" in draw_speedup(7, unknown, v).alt
+        and draw_speedup(7, unknown, v).svg() == draw_speedup(7, unknown).svg()
+    )
 
 
 # The worker
@@ -307,7 +346,10 @@ def test_what_was_asked_too_early_is_painted_later():
 def toys(monkeypatch):
     "A registry with one pair that is at hand, and one that would have to be downloaded."
     made = Pair(talker(vocab=len(TOKENIZER)), talker(vocab=len(TOKENIZER)))
-    monkeypatch.setattr(playground, "list_pairs", lambda: {"toy": PairSpec("smollm2", note="a <toy>"), "far": PairSpec("some/model-that-is-nowhere")})
+    monkeypatch.setattr(
+        playground, "list_pairs",
+        lambda: {"toy": PairSpec("smollm2", note="a <toy>"), "far": PairSpec("some/model-that-is-nowhere")},
+    )
     monkeypatch.setattr(playground, "load_pair", lambda name: made)
     return made
 
@@ -334,7 +376,9 @@ def test_panel_writes_and_measures(panel):
     assert len(panel.engine.costs["toy"]) == K_MAX and "speed-up" in word(panel, "tiles")
     assert not panel.controls["run"].disabled and panel.controls["stop"].disabled
     panel.controls["run"].click()  # finished: the same text again
-    assert panel.worker.join(20) and panel.engine.session is not session and panel.engine.session.rounds == session.rounds
+    assert (
+        panel.worker.join(20) and panel.engine.session is not session and panel.engine.session.rounds == session.rounds
+    )
 
 
 def test_steps_make_the_same_text_as_a_run(panel):
@@ -361,7 +405,11 @@ def test_stop_between_two_rounds(panel, toys, monkeypatch):
     panel.controls["stop"].click()
     assert panel.worker.join(5)
     stopped = len(panel.engine.session.rounds)
-    assert "Run goes on from here" in word(panel, "status") and not panel.engine.session.finished and panel.controls["stop"].disabled
+    assert (
+        "Run goes on from here" in word(panel, "status")
+        and not panel.engine.session.finished
+        and panel.controls["stop"].disabled
+    )
     time.sleep(.1)
     assert len(panel.engine.session.rounds) == stopped
 
@@ -407,7 +455,11 @@ def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
     def broken(*a, **k): raise IndexError("<oops>")
     monkeypatch.setattr(type(toys.target), "forward", broken)
     panel.controls["step"].click()
-    assert panel.worker.join(5) and "IndexError: <oops>. This is a bug" in word(panel, "error") and 'role="alert"' in panel.views["error"].value
+    assert (
+        panel.worker.join(5)
+        and "IndexError: <oops>. This is a bug" in word(panel, "error")
+        and 'role="alert"' in panel.views["error"].value
+    )
 
 
 def test_microscope_follows_until_it_is_moved(panel):
@@ -469,7 +521,10 @@ def test_a_port_that_is_taken_and_a_server_that_ends(monkeypatch):
         taken.listen()
         with pytest.raises(InputError, match="is taken"), serve_playground(taken.getsockname()[1]): pass
     real = subprocess.Popen
-    monkeypatch.setattr(playground.subprocess, "Popen", lambda command, **more: real([command[0], "-c", "raise SystemExit('no such thing')"], **more))
+    monkeypatch.setattr(
+        playground.subprocess, "Popen",
+        lambda command, **more: real([command[0], "-c", "raise SystemExit('no such thing')"], **more),
+    )
     with pytest.raises(ModelError, match="ended at once: no such thing"), serve_playground(): pass
 
 
@@ -478,7 +533,9 @@ def test_app_is_one_cell_and_asks_no_other_site():
     cells = json.loads(files["playground.ipynb"])["cells"]
     assert len(cells) == 1 and compile(cells[0]["source"], "cell", "exec")
     base = '{% block notebook_css %}<link href="https://x.org/a.css">\n<link href="own.css">{% endblock notebook_css %}'
-    loader = DictLoader({"voila/templates/lab/index.html.j2": base, "ours": files["voila/templates/playground/index.html.j2"]})
+    loader = DictLoader(
+        {"voila/templates/lab/index.html.j2": base, "ours": files["voila/templates/playground/index.html.j2"]}
+    )
     page = Environment(loader=loader).get_template("ours").render()
     assert "https" not in page and "own.css" in page
 

@@ -25,7 +25,14 @@ def page(browser):
         opened.problems, opened.elsewhere = [], []
         opened.on("console", lambda message: opened.problems.append(message.text) if message.type == "error" else None)
         opened.on("pageerror", lambda error: opened.problems.append(str(error)))
-        opened.on("request", lambda request: None if request.url.startswith((address, "data:", "blob:", "ws://127.0.0.1")) else opened.elsewhere.append(request.url))
+        opened.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((address, "data:", "blob:", "ws://127.0.0.1"))
+                else opened.elsewhere.append(request.url)
+            ),
+        )
         opened.goto(address)
         until(opened, "status", "Ready.")
         yield opened
@@ -34,14 +41,20 @@ def page(browser):
 
 def view(page, name: str) -> str:
     "The text of a part of the panel."
-    selector = {"status": ".sp-status", "error": ".sp-error", "text": ".sp-scroll", "speedup": ".sp-figures > :nth-child(3) svg"}[name]
+    selector = {
+        "status": ".sp-status", "error": ".sp-error", "text": ".sp-scroll",
+        "speedup": ".sp-figures > :nth-child(3) svg",
+    }[name]
     return page.evaluate("s => document.querySelector(s)?.textContent ?? ''", selector)
 
 
 def until(page, name: str, words: str) -> None:
     "Wait until a part of the panel says so."
     selector = {"status": ".sp-status", "error": ".sp-error"}[name]
-    page.wait_for_function("([s, words]) => (document.querySelector(s)?.textContent ?? '').includes(words)", arg=[selector, words], timeout=LIMIT)
+    page.wait_for_function(
+        "([s, words]) => (document.querySelector(s)?.textContent ?? '').includes(words)", arg=[selector, words],
+        timeout=LIMIT,
+    )
 
 
 def press(page, name: str) -> None: page.get_by_role("button", name=name).click()
@@ -53,7 +66,9 @@ def slide(page, label: str, key: str, times: int = 1) -> str:
     before = row.locator(".widget-readout").inner_text()
     row.locator(".noUi-handle").focus()
     for _ in range(times): page.keyboard.press(key)
-    page.wait_for_function("([e, before]) => e.textContent != before", arg=[row.locator(".widget-readout").element_handle(), before])
+    page.wait_for_function(
+        "([e, before]) => e.textContent != before", arg=[row.locator(".widget-readout").element_handle(), before]
+    )
     return row.locator(".widget-readout").inner_text()
 
 
@@ -92,7 +107,9 @@ def drag(page, label: str, by: int) -> str:
     page.mouse.down()
     page.mouse.move(x + by, y, steps=8)
     page.mouse.up()
-    page.wait_for_function("([e, before]) => e.textContent != before", arg=[row.locator(".widget-readout").element_handle(), before])
+    page.wait_for_function(
+        "([e, before]) => e.textContent != before", arg=[row.locator(".widget-readout").element_handle(), before]
+    )
     return row.locator(".widget-readout").inner_text()
 
 
@@ -100,7 +117,9 @@ def test_sliders_move_with_the_keyboard_and_the_figures_follow(page):
     text, figure = view(page, "text"), view(page, "speedup")
     K = slide(page, "K", "ArrowRight", 3)
     assert K == "8"
-    page.wait_for_function("before => document.querySelector('.sp-figures > :nth-child(3) svg').textContent != before", arg=figure)
+    page.wait_for_function(
+        "before => document.querySelector('.sp-figures > :nth-child(3) svg').textContent != before", arg=figure
+    )
     assert view(page, "text") == text  # it was written before
     assert slide(page, "Temperature", "ArrowRight", 8) == "1.5"
     press(page, "Run")
@@ -111,18 +130,29 @@ def test_sliders_move_with_the_keyboard_and_the_figures_follow(page):
     assert view(page, "text") != text
     figure = view(page, "speedup")
     assert int(drag(page, "K", 40)) > 2  # and with the mouse
-    page.wait_for_function("before => document.querySelector('.sp-figures > :nth-child(3) svg').textContent != before", arg=figure)
+    page.wait_for_function(
+        "before => document.querySelector('.sp-figures > :nth-child(3) svg').textContent != before", arg=figure
+    )
 
 
 def test_tokens_explain_themselves_to_mouse_and_keyboard(page):
-    def shown(): return page.evaluate("getComputedStyle(document.querySelector('.sp-token:hover, .sp-token:focus'), '::after').content")
+
+    def shown():
+        return page.evaluate(
+            "getComputedStyle(document.querySelector('.sp-token:hover, .sp-token:focus'), '::after').content"
+        )
+
     page.locator("del.sp-token").first.hover()
     assert all(name in shown() for name in ("p = ", "q = ", "u = "))
     page.mouse.move(2, 2)
     page.locator(".sp-token").first.focus()
     first = shown()
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.classList.contains('sp-token')") and shown() != first and "p = " in shown()
+    assert (
+        page.evaluate("document.activeElement.classList.contains('sp-token')")
+        and shown() != first
+        and "p = " in shown()
+    )
 
 
 def test_the_microscope_moves(page):
@@ -166,12 +196,17 @@ def test_every_width_and_both_themes_and_nothing_from_elsewhere(page):
     until(page, "status", "Stopped.")
     page.wait_for_timeout(400)  # the last painting
     colours = {}
-    for name, width, height, scheme in [("wide", 1440, 1150, "light"), ("wide_dark", 1440, 1150, "dark"), ("middle", 1000, 1700, "light"), ("narrow", 390, 2900, "light"), ("narrow_dark", 390, 2900, "dark")]:
+    for name, width, height, scheme in [
+        ("wide", 1440, 1150, "light"), ("wide_dark", 1440, 1150, "dark"), ("middle", 1000, 1700, "light"),
+        ("narrow", 390, 2900, "light"), ("narrow_dark", 390, 2900, "dark"),
+    ]:
         page.set_viewport_size(dict(width=width, height=height))
         page.emulate_media(color_scheme=scheme)
         page.wait_for_timeout(150)
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-        colours[scheme] = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('.sp')).color]")
+        colours[scheme] = page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('.sp')).color]"
+        )
     assert colours["light"] != colours["dark"]
     assert page.elsewhere == [] and page.problems == []

@@ -17,7 +17,10 @@ from specdec.cli import ExitCode, app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MAKE = ["make", "-f", str(ROOT / "Makefile"), f"BIN={Path(sys.executable).parent}", "-o", "setup", "-o", ".venv/ready", "-o", "model", "-o", "build/torchao"]
+MAKE = [
+    "make", "-f", str(ROOT / "Makefile"), f"BIN={Path(sys.executable).parent}", "-o", "setup", "-o", ".venv/ready",
+    "-o", "model", "-o", "build/torchao",
+]
 SETS_UP = {"make demo", "make test"}
 
 
@@ -26,7 +29,9 @@ def commands(markdown: str) -> set[str]:
     markdown = re.sub(r"<!--.*?-->", "", markdown, flags=re.S)  # no reader sees these
     blocks = re.findall(r"^```sh\n(.*?)^```", markdown, re.M | re.S)
     lines = [line.split("#")[0].strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    inline = re.findall(r"`((?:make|pip|specdec|python) [^`]+)`", re.sub(r"^```.*?^```", "", markdown, flags=re.M | re.S))
+    inline = re.findall(
+        r"`((?:make|pip|specdec|python) [^`]+)`", re.sub(r"^```.*?^```", "", markdown, flags=re.M | re.S)
+    )
     return {re.sub(r"\s+", " ", command) for command in [*lines, *inline] if command}
 
 
@@ -36,14 +41,20 @@ def specdec(*words: str):
 
 
 def run_set_up(command: str) -> None:
-    "`make test` runs it before any test, with the tools for tests besides: it is the recipe of a target that `test` needs."
-    plan = subprocess.run(["make", "-n", "-B", "test", "BIN=BIN"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """`make test` runs it before any test, with the tools for tests besides: it is the recipe of a target that `test`
+    needs."""
+    plan = subprocess.run(
+        ["make", "-n", "-B", "test", "BIN=BIN"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert command == "pip install -e ." and '-m pip install --quiet --disable-pip-version-check -e ".[dev]"' in plan
 
 
 def run_prove(command: str) -> None:
     "It takes a while, and tests/test_cli.py runs all of it: once is enough."
-    assert 'run("prove", "--json")' in (ROOT / "tests" / "test_cli.py").read_text(encoding="utf-8") and "--json" in specdec("prove", "--help").stdout
+    assert (
+        'run("prove", "--json")' in (ROOT / "tests" / "test_cli.py").read_text(encoding="utf-8")
+        and "--json" in specdec("prove", "--help").stdout
+    )
 
 
 def run_model(command: str) -> None:
@@ -56,16 +67,25 @@ def run_fetch(command: str) -> None:
 
 
 def run_bench(command: str, monkeypatch) -> None:
-    "The command as it stands, on one prompt and four tokens, of two methods only; tests/test_benchmark.py runs all of them on a tiny model."
+    """The command as it stands, on one prompt and four tokens, of two methods only; tests/test_benchmark.py runs all of
+    them on a tiny model."""
     asked, real = [], benchmark.bench_peers
     def small(config, out=None):
         asked.append(config)
-        return real(replace(config, prompts=1, max_new_tokens=4, repeats=1), out, leave_out=[name for name in (*benchmark.METHODS, *benchmark.PROBES, "memory") if name not in ("plain", "ngram")])
+        return real(
+            replace(config, prompts=1, max_new_tokens=4, repeats=1),
+            out,
+            leave_out=[
+                name for name in (*benchmark.METHODS, *benchmark.PROBES, "memory") if name not in ("plain", "ngram")
+            ],
+        )
     monkeypatch.setattr(benchmark, "bench_peers", small)
     done = specdec(*shlex.split(command)[1:])
     stored = json.loads((ROOT / "nbs" / "data" / "peers.json").read_text(encoding="utf-8"))
     assert done.exit_code == ExitCode.DONE and stored["command"] == command
-    assert {name: getattr(asked[0], name) for name in ("prompts", "max_new_tokens", "repeats", "K")} == {name: stored["settings"][name] for name in ("prompts", "max_new_tokens", "repeats", "K")}
+    assert {name: getattr(asked[0], name) for name in ("prompts", "max_new_tokens", "repeats", "K")} == {
+        name: stored["settings"][name] for name in ("prompts", "max_new_tokens", "repeats", "K")
+    }
 
 
 def run_bench_drafters(command: str, monkeypatch) -> None:
@@ -73,7 +93,13 @@ def run_bench_drafters(command: str, monkeypatch) -> None:
     asked, real = [], bench_drafters.bench_drafters
     def small(config, out=None):
         asked.append(config)
-        return real(replace(config, prompts=1, held_out=0, max_new_tokens=4, repeats=1, drafters=("head",), Ks=(2,), temperatures=(0.0,)), out)
+        return real(
+            replace(
+                config, prompts=1, held_out=0, max_new_tokens=4, repeats=1, drafters=("head",), Ks=(2,),
+                temperatures=(0.0,),
+            ),
+            out,
+        )
     monkeypatch.setattr(bench_drafters, "bench_drafters", small)
     done = specdec(*shlex.split(command)[1:])
     stored = json.loads((ROOT / "nbs" / "data" / "drafters.json").read_text(encoding="utf-8"))
@@ -97,9 +123,12 @@ def run_lab(command: str, tmp_path: Path) -> None:
     "JupyterLab comes up and says where; no browser, no fixed port."
     (tmp_path / "nbs").mkdir()
     (tmp_path / "jupyter_server_config.json").write_text(json.dumps({"ServerApp": {"open_browser": False, "port": 0}}))
-    started = subprocess.Popen([*MAKE, "lab"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
-                               env={**os.environ, "JUPYTER_CONFIG_DIR": str(tmp_path)})
-    try: assert any("http://127.0.0.1:" in line for line in started.stderr)
+    started = subprocess.Popen(
+        [*MAKE, "lab"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        start_new_session=True, env={**os.environ, "JUPYTER_CONFIG_DIR": str(tmp_path)},
+    )
+    try:
+        assert any("http://127.0.0.1:" in line for line in started.stderr)
     finally:
         os.killpg(started.pid, 15)
         started.wait(30)
@@ -108,12 +137,20 @@ def run_lab(command: str, tmp_path: Path) -> None:
 
 def run_docs(command: str) -> None:
     "What it runs is what `make check`, the first step of `make test`, builds the site with and compares."
-    plan = subprocess.run([*MAKE, "--no-print-directory", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert plan.split()[-1] == "tools/site.py" and '"tools" / "site.py"' in (ROOT / "tools" / "check_site.py").read_text(encoding="utf-8")
+    plan = subprocess.run(
+        [*MAKE, "--no-print-directory", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert plan.split()[-1] == "tools/site.py" and '"tools" / "site.py"' in (
+        ROOT / "tools" / "check_site.py"
+    ).read_text(encoding="utf-8")
 
 
-RUNS = {"pip install -e .": run_set_up, "specdec fetch": run_fetch, "specdec prove": run_prove, "specdec generate": run_model, "specdec compare": run_model,
-        "specdec bench peers": run_bench, "specdec bench drafters": run_bench_drafters, "make notebooks": run_notebooks, "make lab": run_lab, "make docs": run_docs}
+RUNS = {
+    "pip install -e .": run_set_up, "specdec fetch": run_fetch, "specdec prove": run_prove,
+    "specdec generate": run_model, "specdec compare": run_model, "specdec bench peers": run_bench,
+    "specdec bench drafters": run_bench_drafters, "make notebooks": run_notebooks, "make lab": run_lab,
+    "make docs": run_docs,
+}
 
 
 @pytest.mark.parametrize("command", sorted(commands(README) - SETS_UP), ids=lambda command: command[:40])
@@ -126,13 +163,17 @@ def test_command_works(command, tmp_path, monkeypatch):
 
 
 def test_commands_are_found():
-    text = "Run `make demo` or `specdec prove`; `pair.generate` is no command.\n\n```sh\nmake test   # all\nspecdec bench peers --x \\\n  --y 2\n```\n\n```python\nmake = 1\n```\n"
+    text = (
+        "Run `make demo` or `specdec prove`; `pair.generate` is no command.\n\n```sh\nmake test   # all\nspecdec bench"
+        " peers --x \\\n  --y 2\n```\n\n```python\nmake = 1\n```\n"
+    )
     assert commands(text) == {"make demo", "specdec prove", "make test", "specdec bench peers --x --y 2"}
     assert SETS_UP <= commands(README)
 
 
 def test_readme_is_short_and_complete():
     assert len(README.splitlines()) < 150
-    for needed in ("nbs/images/round.svg", "nbs/images/peers.svg", "bibtex", "Apache-2.0", "make demo"): assert needed in README
+    for needed in ("nbs/images/round.svg", "nbs/images/peers.svg", "bibtex", "Apache-2.0", "make demo"):
+        assert needed in README
     listed = {path.name for path in (ROOT / "nbs").glob("[0-9]*.ipynb")}
     assert listed == set(re.findall(r"^\| \[[^]]+\]\(nbs/([^)]+\.ipynb)\)", README, re.M))

@@ -150,9 +150,12 @@ def test_readme_refuses_what_it_cannot_show():
 
 def test_a_page_that_nobody_lists_stops_the_build(capsys):
     site = site_tool()
-    site.check_sidebar(site.sidebar_entries(["a.ipynb", {"section": "x", "contents": ["b.ipynb"]}]), {"a.ipynb", "b.ipynb"})
+    site.check_sidebar(
+        site.sidebar_entries(["a.ipynb", {"section": "x", "contents": ["b.ipynb"]}]), {"a.ipynb", "b.ipynb"}
+    )
     with pytest.raises(SystemExit, match="c.ipynb is not in"): site.check_sidebar(["a.ipynb"], {"a.ipynb", "c.ipynb"})
-    with pytest.raises(SystemExit, match="b.ipynb, which does not exist"): site.check_sidebar(["a.ipynb", "b.ipynb"], {"a.ipynb"})
+    with pytest.raises(SystemExit, match="b.ipynb, which does not exist"):
+        site.check_sidebar(["a.ipynb", "b.ipynb"], {"a.ipynb"})
 
 
 def test_notebooks_stand_in_the_sidebar_in_their_order():
@@ -162,35 +165,52 @@ def test_notebooks_stand_in_the_sidebar_in_their_order():
 
 
 def test_reference_lists_what_the_package_exports(monkeypatch):
-    cells = [cell for cell in nbformat.read(ROOT / "nbs" / "reference.ipynb", as_version=4).cells if cell.cell_type == "code" and cell.id not in (badges.BADGE_ID, badges.INSTALL_ID)]
+    cells = [
+        cell
+        for cell in nbformat.read(ROOT / "nbs" / "reference.ipynb", as_version=4).cells
+        if cell.cell_type == "code" and cell.id not in (badges.BADGE_ID, badges.INSTALL_ID)
+    ]
     monkeypatch.chdir(ROOT / "nbs")
     names = {}
     for cell in cells[:-1]: exec(cell.source, names)
     *before, last = cells[-1].source.splitlines()
     exec("\n".join(before), names)
-    assert cells[-1].outputs[0].data["text/markdown"] == eval(last, names).data, "nbs/reference.ipynb is stale: run it again"
+    assert (
+        cells[-1].outputs[0].data["text/markdown"] == eval(last, names).data
+    ), "nbs/reference.ipynb is stale: run it again"
 
 
 # What the build adds to its renderer
 
 def test_headings_leave_out_no_level():
     site = site_tool()
-    page = '<aside><h3 class="a">n</h3></aside><main><h1>t</h1><h3 id="f" class="anchored">f</h3><p>x</p><h2>s</h2><h3 class="anchored">g</h3></main>'
-    assert site.in_order(page) == page.replace('<h3 id="f" class="anchored">f</h3>', '<h2 id="f" class="h3 anchored">f</h2>')
+    page = (
+        '<aside><h3 class="a">n</h3></aside><main><h1>t</h1><h3 id="f" class="anchored">f</h3><p>x</p><h2>s</h2><h3'
+        ' class="anchored">g</h3></main>'
+    )
+    assert site.in_order(page) == page.replace(
+        '<h3 id="f" class="anchored">f</h3>', '<h2 id="f" class="h3 anchored">f</h2>'
+    )
     assert "<h3" not in site.in_order('<main><h1>t</h1><h3 class="anchored">f</h3></main>')
 
 
 def test_cells_of_imports_are_folded_and_no_others():
     fold = site_tool().fold_imports
-    cell = '<details open="" class="code-fold">\n<summary>Exported source</summary>\n<pre><code>{}</code></pre></details>'
-    imports, function = cell.format('<span>import</span> os\nfrom x import y'), cell.format("import os\ndef f(a): return a &lt; 1")
+    cell = (
+        '<details open="" class="code-fold">\n<summary>Exported source</summary>\n<pre><code>{}</code></pre></details>'
+    )
+    imports, function = cell.format('<span>import</span> os\nfrom x import y'), cell.format(
+        "import os\ndef f(a): return a &lt; 1"
+    )
     assert fold(imports + function) == imports.replace(' open=""', "") + function
 
 
 def test_options_need_no_quotes():
     options, code = site_tool().cell_options("#| slow\n#| fig-alt: One round: p, then q.\nplot()")
     assert options["fig-alt"] == "One round: p, then q." and code == "plot()"
-    assert site_tool().cell_options("#| fig-alt: 'quoted'\n#| echo: false\n1")[0] == {"fig-alt": "quoted", "echo": False}
+    assert site_tool().cell_options("#| fig-alt: 'quoted'\n#| echo: false\n1")[0] == {
+        "fig-alt": "quoted", "echo": False,
+    }
 
 
 def test_a_type_that_is_defined_later_is_shown_as_written():
@@ -215,12 +235,18 @@ def test_only_icons_in_use_are_kept(tmp_path):
 
 def test_pictures_lose_digits_and_spaces_only():
     svg = '<path d="M 10.0 20.123456 \nL -3.99 .5 \nz" x="1.25"/><use x="12.345678" y="-0.5" width="1.23456"/>'
-    assert site_tool().shorter_paths(svg) == '<path d="M10 20.1L-3.9 .5z" x="1.2"/><use x="12.3" y="-0.5" width="1.23456"/>'
+    assert (
+        site_tool().shorter_paths(svg)
+        == '<path d="M10 20.1L-3.9 .5z" x="1.2"/><use x="12.3" y="-0.5" width="1.23456"/>'
+    )
 
 
 def test_no_markdown_is_left_in_signatures():
     pattern = site_tool().LINK_IN_CODE
-    assert pattern.sub(r"\1", "# of [`HeadConfig`](https://example.org/heads.html#headconfig) and [this](x.html)") == "# of HeadConfig and [this](x.html)"
+    assert (
+        pattern.sub(r"\1", "# of [`HeadConfig`](https://example.org/heads.html#headconfig) and [this](x.html)")
+        == "# of HeadConfig and [this](x.html)"
+    )
 
 
 # Colours of fates: the site's stylesheet and the package say the same, and both can be read
@@ -229,7 +255,10 @@ def contrast(one: str, other: str) -> float:
     "The contrast ratio of two colours (WCAG 2.1)."
     def luminance(colour):
         channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-        return sum(weight * (c / 12.92 if c <= .04045 else ((c + .055) / 1.055) ** 2.4) for weight, c in zip((.2126, .7152, .0722), channels))
+        return sum(
+            weight * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+            for weight, c in zip((0.2126, 0.7152, 0.0722), channels)
+        )
     low, high = sorted((luminance(one), luminance(other)))
     return (high + .05) / (low + .05)
 
@@ -258,7 +287,9 @@ def recorded() -> dict:
 
 def test_recorded_runs_fill_the_grid(recorded):
     grid = {(d, t, k) for d in recorded["drafters"] for t in recorded["temperatures"] for k in recorded["Ks"]}
-    assert [(r["drafter"], r["temperature"], r["K"]) for r in recorded["runs"]] == sorted(grid, key=lambda at: (list(recorded["drafters"]).index(at[0]), *at[1:]))
+    assert [(r["drafter"], r["temperature"], r["K"]) for r in recorded["runs"]] == sorted(
+        grid, key=lambda at: (list(recorded["drafters"]).index(at[0]), *at[1:])
+    )
     assert (ROOT / "nbs" / "data" / "recorded.json").stat().st_size < 1_000_000
 
 
@@ -266,8 +297,12 @@ def test_recorded_rounds_add_up(recorded):
     for run in recorded["runs"]:
         for r in run["rounds"]:
             tried = min(r["accepted"] + 1, len(r["draft"]))
-            assert len(r["p"]) == len(r["q"]) == tried <= run["K"] and len(r["u"]) == (tried if run["temperature"] else 0)
-            assert r["emitted"] == [*r["draft"][:r["accepted"]], r["own"]][:len(r["emitted"])] and 1 <= len(r["emitted"])
+            assert len(r["p"]) == len(r["q"]) == tried <= run["K"] and len(r["u"]) == (
+                tried if run["temperature"] else 0
+            )
+            assert r["emitted"] == [*r["draft"][: r["accepted"]], r["own"]][: len(r["emitted"])] and 1 <= len(
+                r["emitted"]
+            )
             assert len(r["positions"]) == r["accepted"] + 1 and not record.inconsistent(r)
             for at, token in zip(r["positions"], r["draft"]): assert token in [t for t, *_ in at["top"]]
             assert r["own"] in [t for t, *_ in r["positions"][-1]["top"]]
@@ -276,7 +311,11 @@ def test_recorded_rounds_add_up(recorded):
 def test_a_wrong_record_is_noticed():
     good = dict(p=[.5, .2], q=[.5, .4], u=[.9, .6], accepted=1)
     assert not record.inconsistent(good)
-    assert record.inconsistent({**good, "u": [.9, .4]}) and record.inconsistent({**good, "accepted": 0}) and record.inconsistent({**good, "p": [.4, .2]})
+    assert (
+        record.inconsistent({**good, "u": [0.9, 0.4]})
+        and record.inconsistent({**good, "accepted": 0})
+        and record.inconsistent({**good, "p": [0.4, 0.2]})
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -284,7 +323,10 @@ def test_the_recorder_changes_nothing(temperature):
     "The same run without it says the same; a tiny random model for a target, and another for a draft."
     def model(seed):
         torch.manual_seed(seed)
-        config = LlamaConfig(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=.5)
+        config = LlamaConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, initializer_range=0.5,
+        )
         return TransformersLM(LlamaForCausalLM(config).float())
     target, texts = model(0), []
     drafter = ModelDrafter(model(1), target.vocab_size)
@@ -295,11 +337,15 @@ def test_the_recorder_changes_nothing(temperature):
     with_it = list(speculate(target, drafter, ids, Transform(temperature), source, 3, 20, verify=recorder.verify))
     assert with_it == list(speculate(target, drafter, ids, Transform(temperature), plain, 3, 20))
     assert [n["accepted"] for n in recorder.rounds] == [r.accepted for r in with_it[1:]]
-    assert [[texts[t] for t in n["draft"]] for n in recorder.rounds] == [[f"<{t}>" for t in r.drafted] for r in with_it[1:]]
+    assert [[texts[t] for t in n["draft"]] for n in recorder.rounds] == [
+        [f"<{t}>" for t in r.drafted] for r in with_it[1:]
+    ]
 
 
 def test_the_picture_of_recorded_runs_is_up_to_date(recorded):
-    assert (ROOT / "nbs" / "images" / "recorded.svg").read_text(encoding="utf-8") == tool("pictures").draw_recorded(recorded)
+    assert (ROOT / "nbs" / "images" / "recorded.svg").read_text(encoding="utf-8") == tool("pictures").draw_recorded(
+        recorded
+    )
 
 
 # Opening it elsewhere
@@ -310,15 +356,23 @@ def test_every_notebook_has_its_badge():
 
 
 def test_badges_come_once_and_disturb_nothing():
-    cells = [{"cell_type": "raw", "id": "a", "source": ["---\n"]}, {"cell_type": "markdown", "id": "b", "source": ["# x\n", "\n", "> y"]},
-             {"cell_type": "code", "id": "c", "source": ["1"], "outputs": ["kept"]}]
+    cells = [
+        {"cell_type": "raw", "id": "a", "source": ["---\n"]},
+        {"cell_type": "markdown", "id": "b", "source": ["# x\n", "\n", "> y"]},
+        {"cell_type": "code", "id": "c", "source": ["1"], "outputs": ["kept"]},
+    ]
     once = badges.with_badge(cells, "x.ipynb")
-    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c"] and [once[i] for i in (0, 1, 4)] == cells
+    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c"] and [
+        once[i] for i in (0, 1, 4)
+    ] == cells
     assert badges.with_badge(once, "x.ipynb") == once
     moved = [once[3], *once[:3], {**once[4]}]
     moved[3] = {**moved[3], "source": ["an old badge"]}
     assert badges.with_badge(moved, "x.ipynb") == once
-    assert "x.ipynb" in "".join(once[2]["source"]) and "\n".join(badges.install().splitlines()[:2]) == "#| hide\n#| eval: false"
+    assert (
+        "x.ipynb" in "".join(once[2]["source"])
+        and "\n".join(badges.install().splitlines()[:2]) == "#| hide\n#| eval: false"
+    )
 
 
 def test_install_cell_does_nothing_outside_of_colab():
@@ -327,7 +381,9 @@ def test_install_cell_does_nothing_outside_of_colab():
     folder = os.getcwd()
     done = shell.run_cell(badges.install())
     assert done.success and os.getcwd() == folder
-    assert {"google.colab", "git clone", "%pip install", "specdec fetch"} <= set(re.findall(r"google\.colab|git clone|%pip install|specdec fetch", badges.install()))
+    assert {"google.colab", "git clone", "%pip install", "specdec fetch"} <= set(
+        re.findall(r"google\.colab|git clone|%pip install|specdec fetch", badges.install())
+    )
 
 
 @pytest.mark.parametrize("workflow", ["test", "site"])
@@ -341,7 +397,10 @@ def test_workflows_are_pinned_and_run_what_exists(workflow):
     asked = [word for step in steps for word in step.get("run", "").split() if word != "make" and "=" not in word]
     assert asked and set(asked) <= targets
     pins = (ROOT / ".github" / "constraints.txt").read_text(encoding="utf-8")
-    assert all(re.search(rf"^{name}==\d", pins, re.M) for name in ("torch", "transformers", "nbdev", "playwright")) and "http" not in pins + text
+    assert (
+        all(re.search(rf"^{name}==\d", pins, re.M) for name in ("torch", "transformers", "nbdev", "playwright"))
+        and "http" not in pins + text
+    )
 
 
 def test_devcontainer_is_pinned_and_runs_what_exists():

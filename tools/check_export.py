@@ -13,14 +13,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def contents(root: Path) -> dict[str, bytes]:
     "Every exported module and every notebook, by its path from the root."
-    return {str(file.relative_to(root)): file.read_bytes() for file in [*root.glob("specdec/*.py"), *root.glob("nbs/*.ipynb")]}
+    return {
+        str(file.relative_to(root)): file.read_bytes()
+        for file in [*root.glob("specdec/**/*.py"), *root.glob("nbs/**/*.ipynb")]
+    }
 
 
 def exported_again(copy: Path) -> dict[str, bytes]:
     "What the tree's modules and notebooks are after an export and a clean, done in `copy`."
     shutil.copy(ROOT / "settings.ini", copy)
     for folder in ("nbs", "specdec"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+        shutil.copytree(
+            ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+        )
     for command in ("nbdev_export", "nbdev_clean"):
         subprocess.run([Path(sys.executable).with_name(command)], cwd=copy, check=True)
     return contents(copy)
@@ -32,7 +37,10 @@ def main() -> int:
         before, after = contents(ROOT), exported_again(Path(copy))
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     for name in changed:
-        print(f"{name} is not what the notebooks say: run nbdev_export and nbdev_clean, look at the difference and commit it.")
+        print(
+            f"{name} is not what the notebooks say: run nbdev_export and nbdev_clean, look at the difference and"
+            " commit it."
+        )
     return 1 if changed else 0
 
 

@@ -75,7 +75,8 @@ def unrendered(soup: BeautifulSoup) -> list[str]:
 
 
 def page_problems(name: str, soup: BeautifulSoup, files: set[str], pages: dict[str, set[str]]) -> list[str]:
-    "What is wrong with the links, the loaded files and the markup of one page; `pages` holds the anchors of every page."
+    """What is wrong with the links, the loaded files and the markup of one page; `pages` holds the anchors of every
+    page."""
     loaded, linked = loaded_urls(soup), linked_urls(soup)
     problems = [f"{name}: would fetch {url}" for url in loaded if is_external(url)]
     inside = [url for url in loaded + linked if not is_external(url)]
@@ -87,7 +88,9 @@ def css_problems(name: str, css: str, files: set[str]) -> list[str]:
     "What is wrong with the files that a stylesheet loads."
     urls = css_urls(css)
     problems = [f"{name}: would fetch {url}" for url in urls if is_external(url)]
-    return problems + [f"{name}: broken link {url}" for url in urls if not is_external(url) and is_broken(url, name, files, {})]
+    return problems + [
+        f"{name}: broken link {url}" for url in urls if not is_external(url) and is_broken(url, name, files, {})
+    ]
 
 
 def file_names(site: Path) -> set[str]:
@@ -121,8 +124,11 @@ def text_problem(name: str, committed: list[str], built: list[str]) -> list[str]
     return [f"docs/{name} is stale, run make docs: {first}"] if first else []
 
 
-def stale_problems(committed: Path, built: Path, old: dict[str, BeautifulSoup], new: dict[str, BeautifulSoup]) -> list[str]:
-    "Where the committed site differs from the built one: files on one side only, and pages or data that say something else."
+def stale_problems(
+    committed: Path, built: Path, old: dict[str, BeautifulSoup], new: dict[str, BeautifulSoup]
+) -> list[str]:
+    """Where the committed site differs from the built one: files on one side only, and pages or data that say something
+    else."""
     ours, fresh = file_names(committed), file_names(built)
     problems = [f"docs/{name} is missing, run make docs" for name in sorted(fresh - ours)]
     problems += [f"docs/{name} is no longer part of the site, run make docs" for name in sorted(ours - fresh)]
@@ -136,7 +142,7 @@ def stale_problems(committed: Path, built: Path, old: dict[str, BeautifulSoup], 
 
 def read_pages(site: Path) -> dict[str, BeautifulSoup]:
     "The pages of a site, parsed."
-    return {p.name: BeautifulSoup(p.read_text(encoding="utf-8"), "html.parser") for p in sorted(site.glob("*.html"))}
+    return {p.relative_to(site).as_posix(): BeautifulSoup(p.read_text(encoding="utf-8"), "html.parser") for p in sorted(site.rglob("*.html"))}
 
 
 def check() -> list[str]:

@@ -1,8 +1,9 @@
 """Test decoders on the default model against its own law: ours, transformers' own, and two that are wrong on purpose.
 
-    python tools/conformance.py --out nbs/data/conformance.json
+python tools/conformance.py --out nbs/data/conformance.json
 
-Each finished test is written at once; a second run goes on with those that are missing. Ctrl-C ends the test under way without a verdict."""
+Each finished test is written at once; a second run goes on with those that are missing. Ctrl-C ends the test under way
+without a verdict."""
 import argparse
 import copy
 import json
@@ -43,8 +44,10 @@ def their_decoder(model, top_k=TRANSFORM.top_k, **options):
     def generate(prompt, n, seed):
         torch.manual_seed(seed)
         ids = torch.tensor([prompt])
-        text = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=TRANSFORM.temperature, top_k=top_k, top_p=1.0,
-                              max_new_tokens=n, eos_token_id=None, pad_token_id=0, **options)
+        text = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=TRANSFORM.temperature, top_k=top_k,
+            top_p=1.0, max_new_tokens=n, eos_token_id=None, pad_token_id=0, **options,
+        )
         return text[0, len(prompt):].tolist()
     return generate
 
@@ -72,7 +75,9 @@ def decoders(folder: Path):
     boxes = {
         "ours, draft by skipping layers": our_decoder(target, ModelDrafter(draft, target.vocab_size)),
         "transformers, assistant of 8 layers": their_decoder(model, assistant_model=assistant),
-        "wrong on purpose: ours, accepts everything": our_decoder(target, ModelDrafter(draft, target.vocab_size), accept_everything),
+        "wrong on purpose: ours, accepts everything": our_decoder(
+            target, ModelDrafter(draft, target.vocab_size), accept_everything
+        ),
         "wrong on purpose: transformers, top_k left at 50": their_decoder(model, top_k=50),
         "transformers, prompt lookup": their_decoder(model, prompt_lookup_num_tokens=3),
         "transformers, early exit at layer 8": their_decoder(model, assistant_early_exit=8),
@@ -84,9 +89,12 @@ def decoders(folder: Path):
 def record(report, seconds: float) -> dict:
     "What is stored of a report."
     tv, low, high = report.tv
-    return dict(rejected=report.rejected, interrupted=report.interrupted, samples=report.samples, seconds=round(seconds, 1), proof=report.proof,
-                evidence=[round(min(w, 1e3), 3) for w in report.wealth], tv=tv, tv_low=low, tv_high=high, counts=report.counts.astype(int).tolist(),
-                suspects=[[s.name, round(s.score, 2)] for s in report.suspects[:4]], remarks=report.remarks)
+    return dict(
+        rejected=report.rejected, interrupted=report.interrupted, samples=report.samples, seconds=round(seconds, 1),
+        proof=report.proof, evidence=[round(min(w, 1e3), 3) for w in report.wealth], tv=tv, tv_low=low, tv_high=high,
+        counts=report.counts.astype(int).tolist(), suspects=[[s.name, round(s.score, 2)] for s in report.suspects[:4]],
+        remarks=report.remarks,
+    )
 
 
 def main():
@@ -100,19 +108,30 @@ def main():
     target, draft, boxes = decoders(folder)
     tokenizer = load_tokenizer(folder)
     prompt = encode(tokenizer, PROMPT)
-    command = f"python tools/conformance.py --out {chosen.out} --samples {chosen.samples} --distance {chosen.distance:g} --length {chosen.length}"
+    command = (
+        f"python tools/conformance.py --out {chosen.out} --samples {chosen.samples} --distance {chosen.distance:g}"
+        f" --length {chosen.length}"
+    )
     data = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"command": command, "tests": {}}
-    if data["command"] != command: raise SystemExit(f"{chosen.out} was made by another command: {data['command']}. Remove it first.")
+    if data["command"] != command:
+        raise SystemExit(f"{chosen.out} was made by another command: {data['command']}. Remove it first.")
     for name, generate in boxes.items():
         if name in data["tests"] and not data["tests"][name]["interrupted"]: continue
         print(name, flush=True)
         start = time.perf_counter()
-        report = check_decoder(generate, target, prompt, TRANSFORM, length=chosen.length, samples=chosen.samples, distance=chosen.distance, draft=draft, K=K)
+        report = check_decoder(
+            generate, target, prompt, TRANSFORM, length=chosen.length, samples=chosen.samples, distance=chosen.distance,
+            draft=draft, K=K,
+        )
         print(report, flush=True)
-        data |= dict(model="SmolLM2-135M-Instruct, float32", prompt=PROMPT, temperature=TRANSFORM.temperature, top_k=TRANSFORM.top_k, K=K, length=chosen.length,
-                     planned=report.planned, alarm=report.alarm, distance=report.distance, power=report.power, needed=report.needed, confidence=report.confidence,
-                     bins=[[tokenizer.decode([t]) if t >= 0 else "…" for t in text] for text in report.bins.texts], expected=report.expected.tolist(),
-                     torch=torch.__version__, transformers=transformers.__version__, threads=torch.get_num_threads(), cores=os.cpu_count())
+        data |= dict(
+            model="SmolLM2-135M-Instruct, float32", prompt=PROMPT, temperature=TRANSFORM.temperature,
+            top_k=TRANSFORM.top_k, K=K, length=chosen.length, planned=report.planned, alarm=report.alarm,
+            distance=report.distance, power=report.power, needed=report.needed, confidence=report.confidence,
+            bins=[[tokenizer.decode([t]) if t >= 0 else "…" for t in text] for text in report.bins.texts],
+            expected=report.expected.tolist(), torch=torch.__version__, transformers=transformers.__version__,
+            threads=torch.get_num_threads(), cores=os.cpu_count(),
+        )
         data["tests"][name] = record(report, time.perf_counter() - start)
         chosen.out.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
         if report.interrupted: break

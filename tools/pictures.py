@@ -1,7 +1,7 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
-`round.svg` is a real round of the default model, `map.svg` shows the package's real imports, `recorded.svg` stands in for the sliders
-of the recorded runs where no script runs, and `colab.svg` is the badge that opens a notebook there.
+`round.svg` is a real round of the default model, `map.svg` shows the package's real imports, `recorded.svg` stands in
+for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that opens a notebook there.
 """
 import argparse
 import ast
@@ -15,14 +15,24 @@ from specdec.core import FATE_STYLES
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "nbs" / "images"
 INK, FAINT = "#1f2933", "#52606d"
-FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "dropped": "#f5f7fa", **{fate: style[11:18] for fate, style in FATE_STYLES.items() if style}}  # "background:#rrggbb"
+# "background:#rrggbb"
+FILL = {
+    "context": "#e4e7eb",
+    "drafted": "#ffffff",
+    "dropped": "#f5f7fa",
+    **{fate: style[11:18] for fate, style in FATE_STYLES.items() if style},
+}
 
 
 def svg(width: int, height: int, title: str, body: list[str]) -> str:
     "A picture on a white card, with its title for readers who can't see it."
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-            f'font-family="Helvetica, Arial, sans-serif" fill="{INK}">\n<title>{escape(title)}</title>\n'
-            f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' role="img" font-family="Helvetica, Arial, sans-serif" fill="{INK}">\n<title>{escape(title)}</title>\n<rect'
+        f' width="{width}" height="{height}" fill="#ffffff"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
 
 
 def text(x: float, y: float, words: str, size: int = 15, anchor: str = "start", extra: str = "") -> str:
@@ -37,7 +47,8 @@ def box(x: float, y: float, width: float, words: str, fill: str, extra: str = ""
 
 
 def real_round() -> tuple[list[str], list[str], int, str]:
-    "A round of the default model in which some draft tokens were accepted and one was not: context, draft, accepted, the target's token."
+    """A round of the default model in which some draft tokens were accepted and one was not: context, draft, accepted,
+    the target's token."""
     from specdec.models import prompts
     from specdec.pairs import load_pair
     pair = load_pair("smollm2-ngram", device="cpu", dtype="float32")
@@ -47,7 +58,8 @@ def real_round() -> tuple[list[str], list[str], int, str]:
         for r in result.rounds:
             words = [result.token_text[t].strip() for t in [*said[-3:], *r.drafted, r.emitted[-1]]]
             plain = all(re.fullmatch(r"[A-Za-z.,]+", word) for word in words)
-            if len(said) >= 3 and len(r.drafted) == 5 and r.accepted == 3 and plain: return words[:3], words[3:8], 3, words[8]
+            if len(said) >= 3 and len(r.drafted) == 5 and r.accepted == 3 and plain:
+                return words[:3], words[3:8], 3, words[8]
             said += r.emitted
     raise SystemExit("No round with three of five accepted: look at other prompts.")
 
@@ -56,43 +68,78 @@ def draw_round(context: list[str], draft: list[str], accepted: int, target: str)
     "Draft, verify, commit: each step with its name above it, so that the picture is readable at phone width."
     step, wide, left, body = 98, 92, 8, []
     lefts = [left + step * i for i in range(len(draft) + 1)]
-    def label(y: int, head: str, small: str): body.extend([text(left, y, head, 16, extra='font-weight="bold"'), text(left + 9.2 * len(head) + 10, y, small, 15, extra=f'fill="{FAINT}"')])
+
+    def label(y: int, head: str, small: str):
+        body.extend([
+            text(left, y, head, 16, extra='font-weight="bold"'),
+            text(left + 9.2 * len(head) + 10, y, small, 15, extra=f'fill="{FAINT}"'),
+        ])
+
     label(22, "Text so far", "committed already")
-    for x, word in zip(lefts, context): body += box(x, 32, wide, word, FILL["context"])
+    for x, word in zip(lefts, context):
+        body += box(x, 32, wide, word, FILL["context"])
     label(98, "1  Draft", "cheap guesses, drawn from q")
-    for x, word in zip(lefts, draft): body += box(x, 108, wide, word, FILL["drafted"], 'stroke-dasharray="5 3"')
+    for x, word in zip(lefts, draft):
+        body += box(x, 108, wide, word, FILL["drafted"], 'stroke-dasharray="5 3"')
     label(174, "2  Verify", "one forward of the target")
-    body += [f'<rect x="{left}" y="184" width="{step * len(draft) + wide}" height="34" rx="6" fill="{INK}"/>',
-             text(left + (step * len(draft) + wide) / 2, 206, "p for every position at once", 16, "middle", 'fill="#ffffff"')]
+    body += [
+        f'<rect x="{left}" y="184" width="{step * len(draft) + wide}" height="34" rx="6" fill="{INK}"/>',
+        text(
+            left + (step * len(draft) + wide) / 2, 206, "p for every position at once", 16, "middle", 'fill="#ffffff"'
+        ),
+    ]
     label(250, "3  Accept or resample", "accept with probability min(1, p/q)")
     for i, (x, word) in enumerate(zip(lefts, draft)):
-        if i < accepted: body += box(x, 260, wide, "✓ " + word, FILL["accepted"])
+        if i < accepted:
+            body += box(x, 260, wide, "✓ " + word, FILL["accepted"])
         elif i == accepted:
             body += box(x, 260, wide, word, FILL["rejected"], text_extra='text-decoration="line-through"')
             body += box(x, 302, wide, target, FILL["replacement"], 'stroke-width="2"')
             body.append(text(x - 10, 324, "from the residual, max(p − q, 0):", 15, "end", f'fill="{FAINT}"'))
-        else: body += box(x, 260, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
+        else:
+            body += box(x, 260, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
     said = " ".join(draft[:accepted] + [target])
-    body.append(text(left, 368, f"{accepted + 1} tokens from one forward of the target: “{said}”", 16, extra='font-weight="bold"'))
-    title = f"One round: of {len(draft)} draft tokens the target accepts {accepted}, replaces the next, and drops the rest."
+    body.append(
+        text(
+            left, 368, f"{accepted + 1} tokens from one forward of the target: “{said}”", 16, extra='font-weight="bold"'
+        )
+    )
+    title = (
+        f"One round: of {len(draft)} draft tokens the target accepts {accepted}, replaces the next, and drops the rest."
+    )
     return svg(left + step * len(draft) + wide + 8, 384, title, body)
 
 
-def draw_recorded(data: dict, drafter: str = "smollm2-skip", temperature: float = 0.7, K: int = 4, shown: int = 8) -> str:
+def draw_recorded(
+    data: dict, drafter: str = "smollm2-skip", temperature: float = 0.7, K: int = 4, shown: int = 8
+) -> str:
     "The first rounds of one recorded run, a line each: what was drafted, and what became of it."
     run = next(r for r in data["runs"] if (r["drafter"], r["temperature"], r["K"]) == (drafter, temperature, K))
-    body = [text(8, 22, f"K = {K}, temperature {temperature}: the first {shown} rounds", 16, extra='font-weight="bold"')]
+    body = [
+        text(8, 22, f"K = {K}, temperature {temperature}: the first {shown} rounds", 16, extra='font-weight="bold"')
+    ]
     for n, r in enumerate(run["rounds"][:shown]):
         y, x = 38 + 42 * n, 40
         body.append(text(8, y + 22, str(n + 1), 15, extra=f'fill="{FAINT}"'))
         own = [("bonus" if r["accepted"] == len(r["draft"]) else "replacement", r["own"])]
-        fates = [("accepted" if i < r["accepted"] else "rejected", token) for i, token in enumerate(r["draft"][:r["accepted"] + 1])]
+        fates = [
+            ("accepted" if i < r["accepted"] else "rejected", token)
+            for i, token in enumerate(r["draft"][: r["accepted"] + 1])
+        ]
         for fate, token in fates + own[:len(r["emitted"]) - r["accepted"]]:
             word = data["tokens"][token].strip().replace("\n", "⏎")
             wide = 9 * len(word) + 20
-            body += box(x, y, wide, word, FILL[fate], text_extra='text-decoration="line-through"' if fate == "rejected" else "")
+            body += box(
+                x, y, wide, word, FILL[fate], text_extra='text-decoration="line-through"' if fate == "rejected" else ""
+            )
             x += wide + 6
-    return svg(600, 48 + 42 * shown, f"The first {shown} rounds of a recorded run: accepted draft tokens, rejected ones with their replacement, and bonus tokens.", body)
+    return svg(
+        600,
+        48 + 42 * shown,
+        f"The first {shown} rounds of a recorded run: accepted draft tokens, rejected ones with their replacement, and"
+        " bonus tokens.",
+        body,
+    )
 
 
 def imports() -> dict[str, set[str]]:
@@ -102,7 +149,11 @@ def imports() -> dict[str, set[str]]:
     found = {}
     for name in names:
         tree = ast.parse((ROOT / "specdec" / f"{name}.py").read_text(encoding="utf-8"))
-        used = {node.module.split(".")[-1] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("specdec."))}
+        used = {
+            node.module.split(".")[-1]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("specdec."))
+        }
         found[name] = used & set(names)
     return found
 
@@ -116,29 +167,39 @@ def draw_map(found: dict[str, set[str]]) -> str:
         for other in sorted(used):
             ox, oy = at[other]
             down = ox + 4 + 80 / len(names) * (names.index(name) - names.index(other))  # left of the next box
-            body.append(f'<path d="M{down:.1f} {oy + 34} V{y + 17} H{x}" fill="none" stroke="#7b8794" stroke-width="1.2"/>')
+            body.append(
+                f'<path d="M{down:.1f} {oy + 34} V{y + 17} H{x}" fill="none" stroke="#7b8794" stroke-width="1.2"/>'
+            )
     for name, (x, y) in at.items(): body += box(x, y, width, name, FILL["context"])
-    return svg(max(x for x, _ in at.values()) + width + 16, max(y for _, y in at.values()) + 58,
-               "The modules in the order of their notebooks; every import goes from a later one to an earlier one.", body)
+    return svg(
+        max(x for x, _ in at.values()) + width + 16, max(y for _, y in at.values()) + 58,
+        "The modules in the order of their notebooks; every import goes from a later one to an earlier one.", body,
+    )
 
 
 def draw_badge(words: str) -> str:
     "A button in the look of such buttons elsewhere, but our own file."
     wide = 26 + 7.1 * len(words)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} 24" width="{wide:g}" height="24" role="img" font-family="Helvetica, Arial, sans-serif">\n'
-            f'<title>{escape(words)}</title>\n<rect width="{wide:g}" height="24" rx="5" fill="{INK}"/>\n<path d="M10 7 L18 12 L10 17 Z" fill="#ffd8a8"/>\n'
-            f'<text x="23" y="16.5" font-size="13" fill="#ffffff">{escape(words)}</text>\n</svg>\n')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} 24" width="{wide:g}" height="24" role="img"'
+        f' font-family="Helvetica, Arial, sans-serif">\n<title>{escape(words)}</title>\n<rect width="{wide:g}"'
+        f' height="24" rx="5" fill="{INK}"/>\n<path d="M10 7 L18 12 L10 17 Z" fill="#ffd8a8"/>\n<text x="23" y="16.5"'
+        f' font-size="13" fill="#ffffff">{escape(words)}</text>\n</svg>\n'
+    )
 
 
 PICTURES = {
     "round": lambda: draw_round(*real_round()),
     "map": lambda: draw_map(imports()),
     "colab": lambda: draw_badge("Open in Colab"),
-    "recorded": lambda: draw_recorded(json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))),
+    "recorded": lambda: draw_recorded(
+        json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))
+    ),
 }
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw the pictures in nbs/images.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(PICTURES)}; all of them if none is named")
     IMAGES.mkdir(exist_ok=True)
-    for name in parser.parse_args().names or PICTURES: (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")
+    for name in parser.parse_args().names or PICTURES:
+        (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 For each notebook: words, code lines that a reader sees, the longest line, the longest cell, and minutes at 200 words and 15 lines
 a minute. Hidden cells are nobody's reading, folded ones (`code-fold: true`) and folded solutions are opened by choice: neither counts
-as visible. Every line counts for the longest one.
+as visible. Every line of code counts for the longest one; what `#|` says of a cell, a figure's description for one, does not.
 """
 import argparse
 import json
@@ -69,7 +69,7 @@ def read(path: Path) -> Reading:
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     words = sum(len(text.split()) for text in texts)
     seen = [len(code_lines(code)) for code in codes if not UNSEEN.search(code)]
-    columns = [len(line) for code in codes for line in code.splitlines()]
+    columns = [len(line) for code in codes for line in code_lines(code)]
     minutes = -(-words // WORDS_A_MINUTE) + -(-sum(seen) // LINES_A_MINUTE)
     return Reading(path.relative_to(ROOT).as_posix(), words, sum(seen), max(columns, default=0), max(seen, default=0), minutes)
 

@@ -51,7 +51,8 @@ def problem(cell: nbformat.NotebookNode) -> str | None:
 
 
 def reader_cell(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    "A cell as a reader sees it: without directives, its links led from the root, and no code where only the output is meant."
+    """A cell as a reader sees it: without directives, its links led from the root, and no code where only the output is
+    meant."""
     if cell.cell_type == "code" and NO_ECHO.search(cell.source):
         cell.metadata.transient = {"remove_source": True}
     cell.source = rewrite_links(cell.source) if cell.cell_type == "markdown" else DIRECTIVE.sub("", cell.source)

@@ -1,8 +1,9 @@
 """Record real runs for the site's sliders: `python tools/record.py --out nbs/data/recorded.json`.
 
-The production loop runs over a grid of drafters, temperatures and K, in float32 on the CPU, with a source that notes each
-uniform number and a verify rule that notes what it was given and then lets the package's own rule decide. A page shows
-these numbers and computes nothing that could differ from them. Each run is written as it ends; a second start goes on.
+The production loop runs over a grid of drafters, temperatures and K, in float32 on the CPU, with a source that notes
+each uniform number and a verify rule that notes what it was given and then lets the package's own rule decide. A page
+shows these numbers and computes nothing that could differ from them. Each run is written as it ends; a second start
+goes on.
 """
 import argparse
 import json
@@ -17,7 +18,11 @@ from specdec.playground.app import RecordingSource
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.speculative import speculate
 
-DRAFTERS = {"smollm2-skip": "the target without six of its layers", "smollm2-head": "feature head: trained to guess from what the target computed", "smollm2-ngram": "n-gram lookup: what followed the same words before"}
+DRAFTERS = {
+    "smollm2-skip": "the target without six of its layers",
+    "smollm2-head": "feature head: trained to guess from what the target computed",
+    "smollm2-ngram": "n-gram lookup: what followed the same words before",
+}
 TEMPERATURES = (0.0, 0.4, 0.7, 1.0, 1.3)
 KS = (1, 2, 3, 4, 6, 8)
 PROMPT, NEW_TOKENS, SEED, SHOWN = "conversation_002", 40, 0, 6
@@ -38,7 +43,8 @@ class Recorder:
         return self.places[text]
 
     def position(self, p: torch.Tensor, q: torch.Tensor | None, named: list[int]) -> dict:
-        "One position under the microscope: how much p and q overlap, and the likeliest tokens of both with those that were `named`."
+        """One position under the microscope: how much p and q overlap, and the likeliest tokens of both with those that
+        were `named`."""
         of_q = torch.zeros_like(p) if q is None else q
         order = torch.maximum(p, of_q).topk(SHOWN).indices.tolist()
         kept = dict.fromkeys([*named, *(t for t in order if max(p[t], of_q[t]) >= 5e-4)])
@@ -58,10 +64,16 @@ class Recorder:
         if accepted == len(tokens): positions.append(self.position(p[accepted], None, [own]))
         weights = p[accepted] if accepted == len(tokens) else residual(p[accepted], rows[accepted])
         self.rounds.append({
-            "draft": [self.place(t) for t in tokens], "accepted": accepted, "own": self.place(own),
-            "p": [shorter(p[i][t]) for i, t in enumerate(tokens[:count])], "q": [shorter(rows[i][t]) for i, t in enumerate(tokens[:count])],
-            "u": [shorter(u) for u in tried], "drawn": None if drawn is None else shorter(drawn),
-            "chance": shorter(weights[own] / weights.sum()), "positions": positions})
+            "draft": [self.place(t) for t in tokens],
+            "accepted": accepted,
+            "own": self.place(own),
+            "p": [shorter(p[i][t]) for i, t in enumerate(tokens[:count])],
+            "q": [shorter(rows[i][t]) for i, t in enumerate(tokens[:count])],
+            "u": [shorter(u) for u in tried],
+            "drawn": None if drawn is None else shorter(drawn),
+            "chance": shorter(weights[own] / weights.sum()),
+            "positions": positions,
+        })
         return accepted, own
 
 
@@ -76,10 +88,15 @@ def record(pair: Pair, drafter: str, temperature: float, K: int, question: list[
     source.sampled = temperature > 0
     recorder = Recorder(texts, pair.tokenizer.decode)
     ids = encode(pair.tokenizer, question)
-    first, *rounds = speculate(pair.target, pair.drafter, ids, Transform(temperature), source, K, NEW_TOKENS, pair.eos_ids, recorder.verify)
+    first, *rounds = speculate(
+        pair.target, pair.drafter, ids, Transform(temperature), source, K, NEW_TOKENS, pair.eos_ids, recorder.verify
+    )
     for note, r in zip(recorder.rounds, rounds, strict=True):
         note["emitted"] = [recorder.place(t) for t in r.emitted]
-    return {"drafter": drafter, "temperature": temperature, "K": K, "first": recorder.place(first.emitted[0]), "rounds": recorder.rounds}
+    return {
+        "drafter": drafter, "temperature": temperature, "K": K, "first": recorder.place(first.emitted[0]),
+        "rounds": recorder.rounds,
+    }
 
 
 def inconsistent(r: dict) -> bool:
@@ -95,10 +112,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="stop after so many new runs")
     args = parser.parse_args()
     question = next(p for p in prompts() if p.id == PROMPT)
-    settings = {"command": "python tools/record.py --out nbs/data/recorded.json", "model": "SmolLM2-135M-Instruct", "dtype": "float32", "torch": torch.__version__,
-                "seed": SEED, "prompt": question.text, "drafters": DRAFTERS, "temperatures": list(TEMPERATURES), "Ks": list(KS)}
-    data = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {**settings, "tokens": [], "runs": []}
-    if any(data[name] != value for name, value in settings.items()): parser.error(f"{args.out} was recorded with other settings: remove it, and record anew")
+    settings = {
+        "command": "python tools/record.py --out nbs/data/recorded.json", "model": "SmolLM2-135M-Instruct",
+        "dtype": "float32", "torch": torch.__version__, "seed": SEED, "prompt": question.text, "drafters": DRAFTERS,
+        "temperatures": list(TEMPERATURES), "Ks": list(KS),
+    }
+    data = (
+        json.loads(args.out.read_text(encoding="utf-8"))
+        if args.out.exists()
+        else {**settings, "tokens": [], "runs": []}
+    )
+    if any(data[name] != value for name, value in settings.items()):
+        parser.error(f"{args.out} was recorded with other settings: remove it, and record anew")
     done = {(r["drafter"], r["temperature"], r["K"]) for r in data["runs"]}
     grid = [(d, t, k) for d in DRAFTERS for t in TEMPERATURES for k in KS if (d, t, k) not in done]
     pairs = {}
@@ -106,7 +131,9 @@ def main() -> None:
         pair = pairs.setdefault(drafter, None) or load_pair(drafter, device="cpu", dtype="float32")
         pairs[drafter] = pair
         run = record(pair, drafter, temperature, K, question.messages, data["tokens"])
-        assert not any(map(inconsistent, run["rounds"])), "four digits are too few for a draw this close: choose another seed"
+        assert not any(
+            map(inconsistent, run["rounds"])
+        ), "four digits are too few for a draw this close: choose another seed"
         data["runs"].append(run)
         data["runs"].sort(key=lambda r: (list(DRAFTERS).index(r["drafter"]), r["temperature"], r["K"]))
         args.out.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")

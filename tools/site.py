@@ -10,6 +10,7 @@ import ast
 import inspect
 import logging
 import os
+import posixpath
 import re
 import shutil
 import sys
@@ -38,16 +39,18 @@ LAST_MODIFIED = re.compile(r"\s*<lastmod>.*?</lastmod>")
 PICTURE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,([A-Za-z0-9+/=][A-Za-z0-9+/=\s]{40,})")
 ID = re.compile(r'\bid="([^"]+)"')
 ICON = re.compile(r'\.bi-([\w-]+)::before\{content:"[^"]*"\}')
-LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")  # nbdev links names in a signature's comments, where no link can be
+# nbdev links names in a signature's comments, where no link can be
+LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")
 
-layout.KATEX = KATEX  # where pages look for KaTeX; all pages lie at the root of the site
+layout.KATEX = KATEX  # where pages look for KaTeX; `finish_pages` leads them there from their own folder
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # two bytes too many in the icons' font are none of our business
 config.PAGE_KEYS.add("output-file")  # NbdevSite.read reads it, so smalldocs need not warn
 smalldocs_output = notebook.output_html
 
 
 def shorter_paths(svg: str) -> str:
-    "Coordinates to a tenth of a point, without the spaces that a path can do without; no eye sees more, and a page is lighter by a third of its pictures."
+    """Coordinates to a tenth of a point, without the spaces that a path can do without; no eye sees more, and a page is
+    lighter by a third of its pictures."""
     def path(match: re.Match) -> str:
         tenths = re.sub(r"(\.\d)\d+", r"\1", match[0]).replace(".0 ", " ")
         return re.sub(r"\s*([A-Za-z])\s*", r"\1", tenths)
@@ -56,7 +59,8 @@ def shorter_paths(svg: str) -> str:
 
 
 def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
-    "smalldocs' rendering of a cell output, with an SVG as `<img>` like any other picture, so that it too becomes a file."
+    """smalldocs' rendering of a cell output, with an SVG as `<img>` like any other picture, so that it too becomes a
+    file."""
     svg = output.get("data", {}).get("image/svg+xml")
     if svg is None:
         return smalldocs_output(output, options, n)
@@ -133,37 +137,45 @@ def check_sidebar(listed: list[str], present: set[str]) -> None:
 def check_project(nbs: Path, package: str) -> None:
     "Stop when the pages would lack entries or links: an unlisted notebook, or a package that nbdev cannot look up."
     sidebar = yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    check_sidebar(sidebar_entries(sidebar["contents"]), {p.name for p in nbs.glob("*.ipynb")})
+    check_sidebar(sidebar_entries(sidebar["contents"]), {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts})
     module = find_spec(package)
     if not entry_points(group="nbdev", name=package) or Path(module.origin).resolve().parent != ROOT / package:
         sys.exit("pip install -e . first: nbdev finds the links between names through the installed package")
 
 
-def relink(page: str, site_url: str, anchors: dict[str, set[str]]) -> str:
-    "Make nbdev's absolute links to this site relative, and lead one whose anchor is missing to the class or page it is in."
-    def relative(match: re.Match) -> str:
+def relative(target: str, page: str) -> str:
+    "The path from a page to another file of the site."
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+def relink(text: str, page: str, site_url: str, anchors: dict[str, set[str]]) -> str:
+    """Make nbdev's absolute links to this site relative to the page, and lead one whose anchor is missing to the class or
+    page it is in."""
+    def lead(match: re.Match) -> str:
         name, anchor = match.groups()
         while anchor and anchor not in anchors.get(name, ()):
             anchor = anchor.rpartition(".")[0]
-        return f'href="{name}#{anchor}"' if anchor else f'href="{name}"'
+        there = relative(name, page)
+        return f'href="{there}#{anchor}"' if anchor else f'href="{there}"'
 
-    return re.sub(rf'href="{re.escape(site_url)}/([\w.-]+\.html)(?:#([^"]*))?"', relative, page)
+    return re.sub(rf'href="{re.escape(site_url)}/([\w./-]+\.html)(?:#([^"]*))?"', lead, text)
 
 
-def save_pictures(page: str, out: Path) -> str:
+def save_pictures(text: str, page: str, out: Path) -> str:
     "Write each picture inside a page to `images/`, named by its content, and refer to that file instead."
     def save(match: re.Match) -> str:
         data = b64decode(match[2])
         name = f"images/{sha256(data).hexdigest()[:16]}.{match[1].removesuffix('+xml')}"
         (out / name).write_bytes(data)
-        return name
+        return relative(name, page)
 
     (out / "images").mkdir(exist_ok=True)
-    return PICTURE.sub(save, page)
+    return PICTURE.sub(save, text)
 
 
 def in_order(page: str) -> str:
-    "The page with no level of headings left out: nbdev makes every documented name an `h3`, also before the first `h2`."
+    """The page with no level of headings left out: nbdev makes every documented name an `h3`, also before the first
+    `h2`."""
     start = page.index("<main")
     end = page.find("<h2", start) if "<h2" in page[start:] else len(page)
     early = re.sub(r'<h3\b([^>]*)class="', r'<h2\1class="h3 ', page[start:end]).replace("</h3>", "</h2>")
@@ -174,26 +186,33 @@ def fold_imports(page: str) -> str:
     "The page with exported cells that hold nothing but imports folded away; all others stay open."
     def fold(match: re.Match) -> str:
         code = unescape(re.sub(r"<[^>]+>", "", match[1]))
-        try: only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
+        try:only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
         except SyntaxError: only_imports = False
         return match[0].replace(' open=""', "", 1) if only_imports else match[0]
 
-    return re.sub(r'<details open="" [^>]*>\s*<summary>Exported source</summary>(.*?)</details>', fold, page, flags=re.S)
+    return re.sub(
+        r'<details open="" [^>]*>\s*<summary>Exported source</summary>(.*?)</details>', fold, page, flags=re.S
+    )
 
 
 def finish_pages(out: Path, site_url: str) -> None:
-    "Relink the pages to each other and move their pictures to files."
-    pages = {p.name: p.read_text(encoding="utf-8") for p in sorted(out.glob("*.html"))}
+    "Relink the pages to each other and to KaTeX, and move their pictures to files."
+    paths = sorted(out.rglob("*.html"))
+    pages = {p.relative_to(out).as_posix(): p.read_text(encoding="utf-8") for p in paths}
     anchors = {name: set(ID.findall(text)) for name, text in pages.items()}
     for name, text in pages.items():
-        text = fold_imports(in_order(LINK_IN_CODE.sub(r"\1", relink(text, site_url, anchors))))
-        (out / name).write_text(save_pictures(text, out), encoding="utf-8")
+        text = LINK_IN_CODE.sub(r"\1", relink(text, name, site_url, anchors))
+        text = text.replace(f'="{KATEX}/', f'="{relative(KATEX, name)}/')
+        (out / name).write_text(save_pictures(fold_imports(in_order(text)), name, out), encoding="utf-8")
     edit(out / "search.json", lambda index: LINK_IN_CODE.sub(r"\1", index))
 
 
 def keep_used_icons(out: Path) -> None:
-    "Take the icons that no page shows, most of 2,000, out of the icons' stylesheet and font; the font stays in one format."
-    shown = {name for page in out.glob("*.html") for name in re.findall(r"\bbi-([\w-]+)", page.read_text(encoding="utf-8"))}
+    """Take the icons that no page shows, most of 2,000, out of the icons' stylesheet and font; the font stays in one
+    format."""
+    shown = {
+        name for page in out.rglob("*.html") for name in re.findall(r"\bbi-([\w-]+)", page.read_text(encoding="utf-8"))
+    }
     folder = out / "site_libs" / "bootstrap-icons"
     sheet = folder / "bootstrap-icons.min.css"
     edit(sheet, lambda css: NEW_FONT.sub("src:", ICON.sub(lambda rule: rule[0] if rule[1] in shown else "", css)))

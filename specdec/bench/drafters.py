@@ -18,8 +18,10 @@ from pathlib import Path
 
 import torch
 
-from .peers import (Measurement, PeersConfig, Results, environment, fingerprint, measure, paired_ratios, progress, quartiles, quiet_transformers, reason, summarise,
-                               transformers_peer)
+from specdec.bench.peers import (
+    Measurement, PeersConfig, Results, environment, fingerprint, measure, paired_ratios, progress,
+    quartiles, quiet_transformers, reason, summarise, transformers_peer,
+)
 from ..core import Round, check
 from ..drafters.family import Clocked, HybridDrafter, SuffixDrafter, quantised, quiet_logging
 from ..models import Prompt, encode, prompts
@@ -28,47 +30,116 @@ from ..speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..transformer import CausalLM
 
 # %% ../../nbs/bench/02_drafters.ipynb #b06ba000
-HELD_OUT = tuple(Prompt(f"{domain}_{5 + i:03}", domain, text) for domain, texts in {
-    "code": (
-        "Write a Python function `word_counts(text)` that returns a dictionary from each word, in lower case, to how often it occurs. Ignore punctuation.",
-        "Here is a function:\n\n```python\ndef find(items, wanted):\n    for i in range(len(items)):\n        if items[i] == wanted:\n            return i\n    return -1\n```\n\n"
-        "Rewrite it with `enumerate`, and raise a ValueError instead of returning -1. Show the whole function.",
-        "Write a Python class `Countdown` that can be used in a for loop and counts from a given number down to one. Show how it is used.",
-        "Explain what this shell command does, then write a version that also counts the files:\n\nfind . -name '*.log' -mtime +30 -delete",
-        "Write a Python function `merge_sorted(a, b)` that merges two sorted lists into one sorted list without calling sort. Add two assert statements.",
-    ),
-    "conversation": (
-        "My neighbour practises the drums every evening until ten. How can I bring this up without starting a quarrel?",
-        "Explain to somebody who has never cooked why onions are fried before the rest goes into the pot.",
-        "I have to give a short speech at my sister's wedding and I am very nervous. What should I say, and how do I calm down?",
-        "What is the difference between weather and climate, and why do people mix them up?",
-        "I would like to learn the names of the birds in my garden. How do I begin, and what do I need?",
-    ),
-    "summarization": tuple("Summarise this article in two sentences.\n\n" + article for article in (
-        "The last night train between the two coasts will stop running in March. Fewer than forty passengers a night have used it since the airline halved its fares, and its sleeping cars, "
-        "built in 1978, no longer meet the rules for fire safety. The railway says that new cars would cost more than the line has earned in twenty years. A group of regular travellers has "
-        "offered to lease the train for the summer months and run it at its own risk. The ministry of transport will decide on the offer by the end of the year.",
-        "A school in the hills has given its pupils a field of their own. Each class looks after one strip, from ploughing in autumn to selling the vegetables at the market in July. The "
-        "headmistress says that arithmetic has never been so easy to teach, since the pupils want to know what their strip earns. Last year the potatoes failed after a wet spring, and the oldest "
-        "class spent a month finding out why. Two neighbouring schools have asked for fields, but the council has land for only one of them.",
-        "Divers have found the anchor of a trading ship that sank in the bay in 1743. It lay under two metres of sand and came to light after the storms of last winter moved the seabed. The anchor "
-        "weighs more than a tonne and carries the mark of a forge that closed in 1760. Historians hope that the ship's cargo of glass is still nearby, packed in barrels of ash. The museum has "
-        "closed the site to visitors until the search is over, and will show the anchor once its rust has been stopped, which takes about two years.",
-        "The town's bakers have agreed to bake bread with less salt. Over three years they will take out a quarter of it, in steps so small that customers should not notice. Doctors had asked "
-        "for the change because bread is the largest source of salt in what people eat there. In a trial with two hundred volunteers only eleven could tell the new loaf from the old one. One "
-        "bakery has refused, saying that its rye bread has followed the same recipe for ninety years and will go on doing so.",
-        "A computer club has repaired more than a thousand old laptops and given them to families who could not afford one. Most of the machines came from offices that replaced them after three "
-        "years. Volunteers clean them, put in new batteries and install free software. The club says that two thirds of the laptops it is offered can be saved, and the rest serve as spare parts. "
-        "Its workshop is open on Saturdays, and since spring it also teaches people to repair their own machines. What it lacks most is chargers.")),
-}.items() for i, text in enumerate(texts))
+HELD_OUT = tuple(
+    Prompt(f"{domain}_{5 + i:03}", domain, text)
+    for domain, texts in {
+        "code": (
+            (
+                "Write a Python function `word_counts(text)` that returns a dictionary from each"
+                " word, in lower case, to how often it occurs. Ignore punctuation."
+            ),
+            (
+                "Here is a function:\n\n```python\ndef find(items, wanted):\n    for i in"
+                " range(len(items)):\n        if items[i] == wanted:\n            return i\n   "
+                " return -1\n```\n\nRewrite it with `enumerate`, and raise a ValueError instead of"
+                " returning -1. Show the whole function."
+            ),
+            (
+                "Write a Python class `Countdown` that can be used in a for loop and counts from a"
+                " given number down to one. Show how it is used."
+            ),
+            (
+                "Explain what this shell command does, then write a version that also counts the"
+                " files:\n\nfind . -name '*.log' -mtime +30 -delete"
+            ),
+            (
+                "Write a Python function `merge_sorted(a, b)` that merges two sorted lists into one"
+                " sorted list without calling sort. Add two assert statements."
+            ),
+        ),
+        "conversation": (
+            (
+                "My neighbour practises the drums every evening until ten. How can I bring this up"
+                " without starting a quarrel?"
+            ),
+            (
+                "Explain to somebody who has never cooked why onions are fried before the rest goes"
+                " into the pot."
+            ),
+            (
+                "I have to give a short speech at my sister's wedding and I am very nervous. What"
+                " should I say, and how do I calm down?"
+            ),
+            "What is the difference between weather and climate, and why do people mix them up?",
+            (
+                "I would like to learn the names of the birds in my garden. How do I begin, and"
+                " what do I need?"
+            ),
+        ),
+        "summarization": tuple(
+            "Summarise this article in two sentences.\n\n" + article
+            for article in (
+                (
+                    "The last night train between the two coasts will stop running in March. Fewer"
+                    " than forty passengers a night have used it since the airline halved its"
+                    " fares, and its sleeping cars, built in 1978, no longer meet the rules for"
+                    " fire safety. The railway says that new cars would cost more than the line has"
+                    " earned in twenty years. A group of regular travellers has offered to lease"
+                    " the train for the summer months and run it at its own risk. The ministry of"
+                    " transport will decide on the offer by the end of the year."
+                ),
+                (
+                    "A school in the hills has given its pupils a field of their own. Each class"
+                    " looks after one strip, from ploughing in autumn to selling the vegetables at"
+                    " the market in July. The headmistress says that arithmetic has never been so"
+                    " easy to teach, since the pupils want to know what their strip earns. Last"
+                    " year the potatoes failed after a wet spring, and the oldest class spent a"
+                    " month finding out why. Two neighbouring schools have asked for fields, but"
+                    " the council has land for only one of them."
+                ),
+                (
+                    "Divers have found the anchor of a trading ship that sank in the bay in 1743."
+                    " It lay under two metres of sand and came to light after the storms of last"
+                    " winter moved the seabed. The anchor weighs more than a tonne and carries the"
+                    " mark of a forge that closed in 1760. Historians hope that the ship's cargo of"
+                    " glass is still nearby, packed in barrels of ash. The museum has closed the"
+                    " site to visitors until the search is over, and will show the anchor once its"
+                    " rust has been stopped, which takes about two years."
+                ),
+                (
+                    "The town's bakers have agreed to bake bread with less salt. Over three years"
+                    " they will take out a quarter of it, in steps so small that customers should"
+                    " not notice. Doctors had asked for the change because bread is the largest"
+                    " source of salt in what people eat there. In a trial with two hundred"
+                    " volunteers only eleven could tell the new loaf from the old one. One bakery"
+                    " has refused, saying that its rye bread has followed the same recipe for"
+                    " ninety years and will go on doing so."
+                ),
+                (
+                    "A computer club has repaired more than a thousand old laptops and given them"
+                    " to families who could not afford one. Most of the machines came from offices"
+                    " that replaced them after three years. Volunteers clean them, put in new"
+                    " batteries and install free software. The club says that two thirds of the"
+                    " laptops it is offered can be saved, and the rest serve as spare parts. Its"
+                    " workshop is open on Saturdays, and since spring it also teaches people to"
+                    " repair their own machines. What it lacks most is chargers."
+                ),
+            )
+        ),
+    }.items()
+    for i, text in enumerate(texts)
+)
 
 def chosen_prompts(config) -> list[Prompt]: # of a DraftersConfig; domains in turn
     "The first of the fifteen, and the first of the held-out ones."
-    def first(some: Sequence[Prompt], count: int) -> list[Prompt]: return sorted(some, key=lambda p: (p.id.split("_")[1], p.domain))[:count]
+    def first(some: Sequence[Prompt], count: int) -> list[Prompt]:
+        return sorted(some, key=lambda p: (p.id.split("_")[1], p.domain))[:count]
+
     return first(prompts(), config.prompts) + first(HELD_OUT, config.held_out)
 
 # %% ../../nbs/bench/02_drafters.ipynb #ca93ae92
-PEERS = ("transformers", "prompt_lookup", "assisted")  # of transformers; the last two are its assisted modes
+# of transformers; the last two are its assisted modes
+PEERS = ("transformers", "prompt_lookup", "assisted")
 ASSISTED = ("prompt_lookup", "assisted")
 DRAFTERS = ("ngram", "suffix", "model", "head", "skip", "int4", "hybrid")
 
@@ -89,36 +160,78 @@ class DraftersConfig:
     dtype: str = "auto"
 
     def __post_init__(self):
-        for name, least, most in (("prompts", 0, 15), ("held_out", 0, 15), ("max_new_tokens", 2, None), ("repeats", 1, None)):
+        for name, least, most in (
+            ("prompts", 0, 15), ("held_out", 0, 15), ("max_new_tokens", 2, None),
+            ("repeats", 1, None),
+        ):
             value = getattr(self, name)
-            check(isinstance(value, int) and value >= least and (most is None or value <= most),
-                  f"{name} must be a whole number of at least {least}{'' if most is None else f' and at most {most}'}, not {value!r}.")
-        check(self.prompts + self.held_out > 0, "There is no prompt to measure on: prompts or held_out must be above 0.")
-        check(len(self.Ks) > 0 and all(isinstance(K, int) and K >= 1 for K in self.Ks), f"Ks must be whole numbers of at least 1, not {self.Ks}.")
-        check(len(self.temperatures) > 0 and all(0 <= t < math.inf for t in self.temperatures), f"temperatures must be finite numbers of at least 0, and there must be one; not {self.temperatures}.")
-        for name in self.drafters: check(name in DRAFTERS, f"Unknown drafter {name!r}: expected one of {', '.join(DRAFTERS)}.")
+            check(
+                isinstance(value, int) and value >= least and (most is None or value <= most),
+                f"{name} must be a whole number of at least"
+                f" {least}{'' if most is None else f' and at most {most}'}, not {value!r}.",
+            )
+        check(
+            self.prompts + self.held_out > 0,
+            "There is no prompt to measure on: prompts or held_out must be above 0.",
+        )
+        check(
+            len(self.Ks) > 0 and all(isinstance(K, int) and K >= 1 for K in self.Ks),
+            f"Ks must be whole numbers of at least 1, not {self.Ks}.",
+        )
+        check(
+            len(self.temperatures) > 0 and all(0 <= t < math.inf for t in self.temperatures),
+            "temperatures must be finite numbers of at least 0, and there must be one; not"
+            f" {self.temperatures}.",
+        )
+        for name in self.drafters:
+            check(
+                name in DRAFTERS,
+                f"Unknown drafter {name!r}: expected one of {', '.join(DRAFTERS)}.",
+            )
 
     @property
     def command(self) -> str:
         "The command that measures this."
-        many = [("--only", self.drafters), ("-K", self.Ks), ("--temperature", self.temperatures), ("--head", (self.head,) if self.head else ()), ("--draft", (self.draft,) if self.draft else ())]
-        words = [f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}" for option, values in many for value in values]
-        return " ".join(["specdec bench drafters", *words, f"--prompts {self.prompts} --held-out {self.held_out} --max-new-tokens {self.max_new_tokens} --repeats {self.repeats}",
-                         f"--device {self.device} --dtype {self.dtype} --json"])
+        many = [
+            ("--only", self.drafters), ("-K", self.Ks), ("--temperature", self.temperatures),
+            ("--head", (self.head,) if self.head else ()),
+            ("--draft", (self.draft,) if self.draft else ()),
+        ]
+        words = [
+            f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}"
+            for option, values in many
+            for value in values
+        ]
+        return " ".join([
+            "specdec bench drafters",
+            *words,
+            (
+                f"--prompts {self.prompts} --held-out {self.held_out} --max-new-tokens"
+                f" {self.max_new_tokens} --repeats {self.repeats}"
+            ),
+            f"--device {self.device} --dtype {self.dtype} --json",
+        ])
 
 # %% ../../nbs/bench/02_drafters.ipynb #6b8cef78
-def find_drafters(config: DraftersConfig, target: CausalLM) -> tuple[dict[str, Drafter], dict[str, str]]: # by name; why others are missing
+# by name; why others are missing
+def find_drafters(
+    config: DraftersConfig, target: CausalLM
+) -> tuple[dict[str, Drafter], dict[str, str]]:
     "Every drafter for the target that this machine has what it takes for."
     def head(): return trained(config, "head", target)
     def model(): return trained(config, "draft", target)
-    makers = {"ngram": NGramDrafter, "suffix": SuffixDrafter, "model": model, "head": head,
-              "skip": lambda: ModelDrafter(target.skip(PAIRS["smollm2-skip"].skip), target.vocab_size),
-              "int4": lambda: ModelDrafter(quantised(target), target.vocab_size), "hybrid": lambda: HybridDrafter(SuffixDrafter(), head())}
+    makers = {
+        "ngram": NGramDrafter, "suffix": SuffixDrafter, "model": model, "head": head,
+        "skip": lambda: ModelDrafter(target.skip(PAIRS["smollm2-skip"].skip), target.vocab_size),
+        "int4": lambda: ModelDrafter(quantised(target), target.vocab_size),
+        "hybrid": lambda: HybridDrafter(SuffixDrafter(), head()),
+    }
     found, missing = {}, {}
     for name in config.drafters or makers:
-        try: found[name] = makers[name]()
+        try:found[name] = makers[name]()
         except Exception as error: missing[name] = reason(error)
     return found, missing
+
 
 def drafter_folder(config: DraftersConfig, kind: str) -> Path: # kind: "head" or "draft"
     "The folder that the settings name, or that of the shipped drafter."
@@ -126,27 +239,42 @@ def drafter_folder(config: DraftersConfig, kind: str) -> Path: # kind: "head" or
 
 def trained(config: DraftersConfig, kind: str, target: CausalLM) -> Drafter:
     "The drafter in that folder; the shipped one is for the default model."
-    check(getattr(config, kind) or config.model == "smollm2", f"There is no trained {kind} for {config.model}: train one with `specdec distill`, and name its folder.")
+    check(
+        getattr(config, kind) or config.model == "smollm2",
+        f"There is no trained {kind} for {config.model}: train one with `specdec distill`, and name"
+        " its folder.",
+    )
     return load_drafter(drafter_folder(config, kind), target)
 
 # %% ../../nbs/bench/02_drafters.ipynb #d42d1fad
-Seeded = Callable[[list[int], int, int], tuple[list[int], dict[str, float]]]  # (prompt ids, n, seed) → (n new ids, details)
+# (prompt ids, n, seed) → (n new ids, details)
+Seeded = Callable[[list[int], int, int], tuple[list[int], dict[str, float]]]
 
 def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float) -> Seeded:
-    "Our decoding with that drafter, with end-of-sequence ignored; the details hold all that α, τ and c need."
+    """Our decoding with that drafter, with end-of-sequence ignored; the details hold all that α, τ
+    and c need."""
     clocked = Clocked(drafter)
     pair = Pair(target, clocked)
     pair.eos_ids = frozenset()
     def run(ids: list[int], n: int, seed: int) -> tuple[list[int], dict[str, float]]:
         clocked.times.clear()
-        result = pair.generate(ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method="plain" if isinstance(drafter, NoDrafter) else "speculative")
+        result = pair.generate(
+            ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed,
+            method="plain" if isinstance(drafter, NoDrafter) else "speculative",
+        )
         if result.finish_reason == "interrupted": raise KeyboardInterrupt
-        return result.generated_ids, {"verify_seconds": result.verify_time_total_ms / 1000, "step_seconds": clocked.step_seconds, **counts(result.rounds)}
+        return result.generated_ids, {
+            "verify_seconds": result.verify_time_total_ms / 1000,
+            "step_seconds": clocked.step_seconds, **counts(result.rounds),
+        }
     return run
 
 def counts(rounds: Sequence[Round]) -> dict[str, float]:
     "Rounds and tokens, and how many drafts were tried and accepted at each position."
-    found = {"rounds": len(rounds), "emitted": sum(len(r.emitted) for r in rounds), "drafted": sum(len(r.drafted) for r in rounds)}
+    found = {
+        "rounds": len(rounds), "emitted": sum(len(r.emitted) for r in rounds),
+        "drafted": sum(len(r.drafted) for r in rounds),
+    }
     for i in range(max((len(r.drafted) for r in rounds), default=0)):
         found[f"tried_{i + 1}"] = sum(min(r.accepted + 1, len(r.drafted)) > i for r in rounds)
         found[f"accepted_{i + 1}"] = sum(r.accepted > i for r in rounds)
@@ -154,7 +282,8 @@ def counts(rounds: Sequence[Round]) -> dict[str, float]:
 
 def their_peer(model, temperature: float, **options) -> Seeded:
     "transformers' `generate`, from the whole distribution where it samples."
-    if temperature: options |= dict(do_sample=True, temperature=float(temperature), top_k=0, top_p=1.0)
+    if temperature:
+        options |= dict(do_sample=True, temperature=float(temperature), top_k=0, top_p=1.0)
     peer = transformers_peer(model, **options)
     def run(ids: list[int], n: int, seed: int) -> tuple[list[int], dict[str, float]]:
         torch.manual_seed(seed)
@@ -162,63 +291,108 @@ def their_peer(model, temperature: float, **options) -> Seeded:
     return run
 
 # %% ../../nbs/bench/02_drafters.ipynb #42af5a8a
-def method_name(name: str, temperature: float, K: int | None = None) -> str: # such as "head/4@1" or "plain@0"
+# such as "head/4@1" or "plain@0"
+def method_name(name: str, temperature: float, K: int | None = None) -> str:
     "What a measurement calls its method."
     return f"{name}{'' if K is None else f'/{K}'}@{temperature:g}"
 
-def load_everything(config: DraftersConfig, failed: dict[str, str]) -> tuple[dict[str, Seeded], Callable[[Prompt], list[int]]]: # by method name; a prompt's token ids
+
+# by method name; a prompt's token ids
+def load_everything(
+    config: DraftersConfig, failed: dict[str, str]
+) -> tuple[dict[str, Seeded], Callable[[Prompt], list[int]]]:
     "Our drafters and transformers' modes; those that can't be had get a line in `failed`."
     target = load(config.model, config.device, config.dtype)
-    alone = load(config.model, config.device, config.dtype, verifies=False) if target.packed else target  # plain decoding at its best
+    # plain decoding at its best
+    alone = (
+        load(config.model, config.device, config.dtype, verifies=False) if target.packed else target
+    )
     drafters, missing = find_drafters(config, target)
     failed |= missing
     peers = {}
     for t in config.temperatures:
         peers[method_name("plain", t)] = drafter_peer(alone, NoDrafter(), 1, t)
         for name, drafter in drafters.items():
-            for K in config.Ks: peers[method_name(name, t, K)] = drafter_peer(target, drafter, K, t)
+            for K in config.Ks:
+                peers[method_name(name, t, K)] = drafter_peer(target, drafter, K, t)
     try:
-        with quiet_logging(): model = quiet_transformers(PeersConfig(model=config.model, device=config.device, dtype=config.dtype))  # it imports torchao, if that is there
-    except Exception as error: failed |= dict.fromkeys(PEERS, reason(error))
+        # it imports torchao, if that is there
+        with quiet_logging():
+            model = quiet_transformers(
+                PeersConfig(model=config.model, device=config.device, dtype=config.dtype)
+            )
+    except Exception as error:
+        failed |= dict.fromkeys(PEERS, reason(error))
     else:
-        modes = {"transformers": {}, "prompt_lookup": dict(prompt_lookup_num_tokens=max(config.Ks)), "assisted": dict(assistant_early_exit=4)}
-        peers |= {method_name(name, t): their_peer(model, t, **options) for t in config.temperatures for name, options in modes.items()}
-    def encoded(prompt: Prompt) -> list[int]: return encode(target.tokenizer, prompt.messages if target.tokenizer.chat_template else prompt.text)
+        modes = {
+            "transformers": {}, "prompt_lookup": dict(prompt_lookup_num_tokens=max(config.Ks)),
+            "assisted": dict(assistant_early_exit=4),
+        }
+        peers |= {
+            method_name(name, t): their_peer(model, t, **options)
+            for t in config.temperatures
+            for name, options in modes.items()
+        }
+
+    def encoded(prompt: Prompt) -> list[int]:
+        return encode(
+            target.tokenizer, prompt.messages if target.tokenizer.chat_template else prompt.text
+        )
+
     return peers, encoded
 
-def interleaved(config: DraftersConfig, methods: Sequence[str]) -> Iterator[tuple[int, Prompt, str]]: # repeat, prompt, method
-    "Every method on one prompt before the next prompt, one temperature after the other; the first place moves on, and every second time it runs backwards."
+
+# repeat, prompt, method
+def interleaved(
+    config: DraftersConfig, methods: Sequence[str]
+) -> Iterator[tuple[int, Prompt, str]]:
+    """Every method on one prompt before the next prompt, one temperature after the other; the first
+    place moves on, and every second time it runs backwards."""
     for repeat in range(config.repeats):
         for i, prompt in enumerate(chosen_prompts(config)):
             for t in config.temperatures:
                 some = [method for method in methods if method.endswith(f"@{t:g}")]
                 first = i % len(some)
                 order = [*some[first:], *some[:first]]
-                for method in order if (repeat + i // 2) % 2 == 0 else reversed(order): yield repeat, prompt, method
+                for method in order if (repeat + i // 2) % 2 == 0 else reversed(order):
+                    yield repeat, prompt, method
 
 # %% ../../nbs/bench/02_drafters.ipynb #096fafa5
-def run_drafters(config: DraftersConfig, peers: dict[str, Seeded], encoded: Callable[[Prompt], list[int]],
-                 results: Results, run: str,  # where measurements go, and the fingerprint they carry
-                 failed: dict[str, str],      # gets a line for each method that fails
-                ) -> None:
-    "Measure all methods, after a short warm-up of each; what `results` holds already is skipped, a method that fails is left out from there on."
+def run_drafters(
+    config: DraftersConfig,
+    peers: dict[str, Seeded],
+    encoded: Callable[[Prompt], list[int]],
+    # where measurements go, and the fingerprint they carry
+    results: Results,
+    run: str,
+    failed: dict[str, str],  # gets a line for each method that fails
+) -> None:
+    """Measure all methods, after a short warm-up of each; what `results` holds already is skipped,
+    a method that fails is left out from there on."""
     def attempt(method: str, prompt: Prompt, tokens: int, seed: int):
         if method in failed: return None
-        try: return measure(lambda ids, n: peers[method](ids, n, seed), encoded(prompt), tokens)
+        try:return measure(lambda ids, n: peers[method](ids, n, seed), encoded(prompt), tokens)
         except Exception as error: failed[method] = reason(error)
-    missing = [job for job in interleaved(config, list(peers)) if (run, job[2], job[1].id, job[0]) not in results.by_key]
-    for method in progress(dict.fromkeys(method for _, _, method in missing), "warm-up"): attempt(method, chosen_prompts(config)[0], min(8, config.max_new_tokens), 0)
+    missing = [
+        job
+        for job in interleaved(config, list(peers))
+        if (run, job[2], job[1].id, job[0]) not in results.by_key
+    ]
+    for method in progress(dict.fromkeys(method for _, _, method in missing), "warm-up"):
+        attempt(method, chosen_prompts(config)[0], min(8, config.max_new_tokens), 0)
     bar = progress(missing, "bench drafters")
     for repeat, prompt, method in bar:
         bar.set_postfix_str(f"{prompt.id} {method}")
-        if sample := attempt(method, prompt, config.max_new_tokens, repeat): results.add(Measurement(run, method, prompt.id, prompt.domain, repeat, *sample))
+        if sample := attempt(method, prompt, config.max_new_tokens, repeat):
+            results.add(Measurement(run, method, prompt.id, prompt.domain, repeat, *sample))
 
 # %% ../../nbs/bench/02_drafters.ipynb #ce73b96b
 def total(measurements: Sequence[Measurement], method: str, name: str) -> float:
     "A detail of all measurements of one method, summed."
     return sum(m.details.get(name, 0.0) for m in measurements if m.method == method)
 
-def alphas(measurements: Sequence[Measurement], method: str) -> list[float]: # α at position 1, 2, …, as far as anything was tried
+# α at position 1, 2, …, as far as anything was tried
+def alphas(measurements: Sequence[Measurement], method: str) -> list[float]:
     "Accepted / tried by position."
     found, i = [], 1
     while tried := total(measurements, method, f"tried_{i}"):
@@ -226,14 +400,30 @@ def alphas(measurements: Sequence[Measurement], method: str) -> list[float]: # �
         i += 1
     return found
 
-def draft_costs(measurements: Sequence[Measurement], method: str, plain: str) -> dict[str, float]: # prompt → c
-    "The time of a draft token over that of a plain step on the same prompt; the median over repeats is `paired_ratios`' way."
-    def timed(m: Measurement, seconds: float) -> Measurement: return replace(m, tokens=1, seconds=1 / seconds)  # its tokens per second are the seconds
-    some = [timed(m, m.details["step_seconds"]) for m in measurements if m.method == method and m.details.get("step_seconds")]
-    some += [timed(m, m.details["verify_seconds"] / m.details["rounds"]) for m in measurements if m.method == plain]
+# prompt → c
+def draft_costs(measurements: Sequence[Measurement], method: str, plain: str) -> dict[str, float]:
+    """The time of a draft token over that of a plain step on the same prompt; the median over
+    repeats is `paired_ratios`' way."""
+    # its tokens per second are the seconds
+    def timed(m: Measurement, seconds: float) -> Measurement:
+        return replace(m, tokens=1, seconds=1 / seconds)
+
+    some = [
+        timed(m, m.details["step_seconds"])
+        for m in measurements
+        if m.method == method and m.details.get("step_seconds")
+    ]
+    some += [
+        timed(m, m.details["verify_seconds"] / m.details["rounds"])
+        for m in measurements
+        if m.method == plain
+    ]
     return paired_ratios(some, method, plain)
 
-def best_of(measurements: Sequence[Measurement], methods: Sequence[str], name: str) -> list[Measurement]:
+
+def best_of(
+    measurements: Sequence[Measurement], methods: Sequence[str], name: str
+) -> list[Measurement]:
     "The fastest of some methods on each prompt in each repeat, under one name."
     found = {}
     for m in sorted(measurements, key=lambda m: m.seconds):
@@ -241,95 +431,240 @@ def best_of(measurements: Sequence[Measurement], methods: Sequence[str], name: s
     return [replace(m, method=name) for m in found.values()]
 
 # %% ../../nbs/bench/02_drafters.ipynb #248ea2aa
-OTHERS = {"sd_vs_plain": "plain", "sd_vs_transformers": "transformers", "sd_vs_best_assisted": "best_assisted"}  # what a drafter's speed is divided by
+# what a drafter's speed is divided by
+OTHERS = {
+    "sd_vs_plain": "plain", "sd_vs_transformers": "transformers",
+    "sd_vs_best_assisted": "best_assisted",
+}
 
-def drafter_figures(measurements: Sequence[Measurement], name: str, t: float, K: int, domains: dict[str, str]) -> dict:
+
+def drafter_figures(
+    measurements: Sequence[Measurement], name: str, t: float, K: int, domains: dict[str, str]
+) -> dict:
     "All that is known of one drafter at one temperature and one K."
     method = method_name(name, t, K)
     rounds = total(measurements, method, "rounds")
-    by_position, cost = alphas(measurements, method), draft_costs(measurements, method, method_name("plain", t))
-    ratios = {ratio: summarise(paired_ratios(measurements, method, method_name(other, t)), domains) for ratio, other in OTHERS.items()}
+    by_position, cost = alphas(measurements, method), draft_costs(
+        measurements, method, method_name("plain", t)
+    )
+    ratios = {
+        ratio: summarise(paired_ratios(measurements, method, method_name(other, t)), domains)
+        for ratio, other in OTHERS.items()
+    }
     inside = {d: [m for m in measurements if m.domain == d] for d in sorted(set(domains.values()))}
-    return {"K": K, "alpha": by_position[0] if by_position else None, "alpha_by_position": by_position, "tau": total(measurements, method, "emitted") / rounds if rounds else None,
-            "c": quartiles(cost.values())[1] if cost else None, **{ratio: found["median"] if found else None for ratio, found in ratios.items()}, "spread": ratios,
-            "domains": {d: {"alpha": (alphas(some, method) or [None])[0], "tau": total(some, method, "emitted") / n if (n := total(some, method, "rounds")) else None} for d, some in inside.items()}}
+    return {
+        "K": K,
+        "alpha": by_position[0] if by_position else None,
+        "alpha_by_position": by_position,
+        "tau": total(measurements, method, "emitted") / rounds if rounds else None,
+        "c": quartiles(cost.values())[1] if cost else None,
+        **{ratio: found["median"] if found else None for ratio, found in ratios.items()},
+        "spread": ratios,
+        "domains": {
+            d: {
+                "alpha": (alphas(some, method) or [None])[0],
+                "tau": (
+                    total(some, method, "emitted") / n
+                    if (n := total(some, method, "rounds"))
+                    else None
+                ),
+            }
+            for d, some in inside.items()
+        },
+    }
 
-def choose_K(measurements: Sequence[Measurement], name: str, t: float, Ks: Sequence[int]) -> int | None: # None: nothing was measured
+
+# None: nothing was measured
+def choose_K(
+    measurements: Sequence[Measurement], name: str, t: float, Ks: Sequence[int]
+) -> int | None:
     "The K with the best median speed-up over plain decoding; the smallest of equals."
-    speeds = {K: paired_ratios(measurements, method_name(name, t, K), method_name("plain", t)) for K in sorted(Ks)}
+    speeds = {
+        K: paired_ratios(measurements, method_name(name, t, K), method_name("plain", t))
+        for K in sorted(Ks)
+    }
     speeds = {K: quartiles(found.values())[1] for K, found in speeds.items() if found}
     return max(speeds, key=speeds.get) if speeds else None
 
 # %% ../../nbs/bench/02_drafters.ipynb #23170c32
-FIGURES = ("alpha", "tau", "sd_vs_plain", "sd_vs_transformers", "sd_vs_best_assisted", "c", "alpha_by_position")
+FIGURES = (
+    "alpha", "tau", "sd_vs_plain", "sd_vs_transformers", "sd_vs_best_assisted", "c",
+    "alpha_by_position",
+)
 
-def make_drafters_report(config: DraftersConfig, machine: dict, measurements: Sequence[Measurement], failed: dict[str, str], complete: bool) -> dict:
-    "Each figure by temperature and then by drafter, at the drafter's best K; what they come from below."
-    known, names = {p.id for p in prompts()}, dict.fromkeys(m.method.split("/")[0] for m in measurements if "/" in m.method)
+
+def make_drafters_report(
+    config: DraftersConfig, machine: dict, measurements: Sequence[Measurement],
+    failed: dict[str, str], complete: bool,
+) -> dict:
+    """Each figure by temperature and then by drafter, at the drafter's best K; what they come from
+    below."""
+    known, names = {p.id for p in prompts()}, dict.fromkeys(
+        m.method.split("/")[0] for m in measurements if "/" in m.method
+    )
     for t in config.temperatures:
-        measurements = [*measurements, *best_of(measurements, [method_name(mode, t) for mode in ASSISTED], method_name("best_assisted", t))]
+        measurements = [
+            *measurements,
+            *best_of(
+                measurements, [method_name(mode, t) for mode in ASSISTED],
+                method_name("best_assisted", t),
+            ),
+        ]
     domains = {m.prompt: m.domain for m in measurements}
     seen = [m for m in measurements if m.prompt in known]
-    sets = {"all": measurements, "fifteen": seen, "held_out": [m for m in measurements if m.prompt not in known]}
-    found = {which: {f"{t:g}": {name: drafter_figures(some, name, t, K, domains) for name in names if (K := choose_K(seen or measurements, name, t, config.Ks))}
-                     for t in config.temperatures} for which, some in sets.items() if some or which == "all"}
-    def column(which: str, figure: str) -> dict: return {t: {name: row[figure] for name, row in rows.items()} for t, rows in found[which].items()}
-    return {**{figure: column("all", figure) for figure in FIGURES}, "best_K": column("all", "K"), "hybrid_vs_better": hybrid_ratios(config, measurements, found["all"], domains),
-            "sets": found, "by_K": {f"{t:g}": {name: {K: drafter_figures(measurements, name, t, K, domains) for K in config.Ks} for name in names} for t in config.temperatures},
-            "tokens_per_second": {method: quartiles(m.tokens_per_second for m in measurements if m.method == method)[1] for method in dict.fromkeys(m.method for m in measurements)},
-            "failed": failed, "complete": complete, "environment": machine, "settings": asdict(config), "command": config.command}
+    sets = {
+        "all": measurements, "fifteen": seen,
+        "held_out": [m for m in measurements if m.prompt not in known],
+    }
+    found = {
+        which: {
+            f"{t:g}": {
+                name: drafter_figures(some, name, t, K, domains)
+                for name in names
+                if (K := choose_K(seen or measurements, name, t, config.Ks))
+            }
+            for t in config.temperatures
+        }
+        for which, some in sets.items()
+        if some or which == "all"
+    }
 
-def hybrid_ratios(config: DraftersConfig, measurements: Sequence[Measurement], rows: dict, domains: dict[str, str]) -> dict: # by temperature
-    "The hybrid's speed over that of the better of its two, each at its best K, prompt by prompt; None where it wasn't measured."
+    def column(which: str, figure: str) -> dict:
+        return {
+            t: {name: row[figure] for name, row in rows.items()} for t, rows in found[which].items()
+        }
+
+    return {
+        **{figure: column("all", figure) for figure in FIGURES},
+        "best_K": column("all", "K"),
+        "hybrid_vs_better": hybrid_ratios(config, measurements, found["all"], domains),
+        "sets": found,
+        "by_K": {
+            f"{t:g}": {
+                name: {K: drafter_figures(measurements, name, t, K, domains) for K in config.Ks}
+                for name in names
+            }
+            for t in config.temperatures
+        },
+        "tokens_per_second": {
+            method: quartiles(m.tokens_per_second for m in measurements if m.method == method)[1]
+            for method in dict.fromkeys(m.method for m in measurements)
+        },
+        "failed": failed,
+        "complete": complete,
+        "environment": machine,
+        "settings": asdict(config),
+        "command": config.command,
+    }
+
+
+# by temperature
+def hybrid_ratios(
+    config: DraftersConfig, measurements: Sequence[Measurement], rows: dict, domains: dict[str, str]
+) -> dict:
+    """The hybrid's speed over that of the better of its two, each at its best K, prompt by prompt;
+    None where it wasn't measured."""
     found = {}
     for t in config.temperatures:
         row = rows[f"{t:g}"]
-        members = {name: method_name(name, t, row[name]["K"]) for name in ("suffix", "head") if name in row}
+        members = {
+            name: method_name(name, t, row[name]["K"]) for name in ("suffix", "head") if name in row
+        }
         if "hybrid" not in row or len(members) < 2: found[f"{t:g}"] = None; continue
         better = max(members, key=lambda name: row[name]["sd_vs_plain"])
-        found[f"{t:g}"] = {"better": better} | (summarise(paired_ratios(measurements, method_name("hybrid", t, row["hybrid"]["K"]), members[better]), domains) or {})
+        found[f"{t:g}"] = {"better": better} | (
+            summarise(
+                paired_ratios(
+                    measurements, method_name("hybrid", t, row["hybrid"]["K"]), members[better]
+                ),
+                domains,
+            )
+            or {}
+        )
     return found
 
 # %% ../../nbs/bench/02_drafters.ipynb #39c3aa23
 def drafter_digest(config: DraftersConfig) -> str: # a hash
     "Of the trained drafters' weights: measurements of others must not be taken for theirs."
-    files = [path for kind in ("head", "draft") for path in sorted(drafter_folder(config, kind).glob("*.safetensors"))]
+    files = [
+        path
+        for kind in ("head", "draft")
+        for path in sorted(drafter_folder(config, kind).glob("*.safetensors"))
+    ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 # %% ../../nbs/bench/02_drafters.ipynb #f85b0173
 def bench_drafters(config: DraftersConfig,
-                   out: Path | None = None, # keep measurements in this file, and skip those it holds
+                   # keep measurements in this file, and skip those it holds
+                   out: Path | None = None,
                   ) -> dict: # see `make_drafters_report`
-    "Compare drafters with each other, with plain decoding and with transformers, in one run. An interrupt returns what there is, with `complete` false."
+    """Compare drafters with each other, with plain decoding and with transformers, in one run. An
+    interrupt returns what there is, with `complete` false."""
     results, machine = Results(out), environment(config.device, config.dtype)
-    kept = {name: value for name, value in asdict(config).items() if name not in ("prompts", "held_out", "repeats", "drafters", "Ks", "temperatures")}
-    run, failed, complete = fingerprint(kept | {"weights": drafter_digest(config)}, machine), {}, False
+    kept = {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in ("prompts", "held_out", "repeats", "drafters", "Ks", "temperatures")
+    }
+    run, failed, complete = (
+        fingerprint(kept | {"weights": drafter_digest(config)}, machine), {}, False,
+    )
     try:
         peers, encoded = load_everything(config, failed)
         run_drafters(config, peers, encoded, results, run, failed)
         complete = True
-    except KeyboardInterrupt: pass
+    except KeyboardInterrupt:
+        pass
     chosen = {p.id for p in chosen_prompts(config)}
     wanted = {f"{t:g}" for t in config.temperatures}
-    measured = [m for m in results.of(run) if m.prompt in chosen and m.repeat < config.repeats and m.method.split("@")[-1] in wanted
-                and (not config.drafters or "/" not in m.method or m.method.split("/")[0] in config.drafters)]
+    measured = [
+        m
+        for m in results.of(run)
+        if m.prompt in chosen
+        and m.repeat < config.repeats
+        and m.method.split("@")[-1] in wanted
+        and (
+            not config.drafters or "/" not in m.method or m.method.split("/")[0] in config.drafters
+        )
+    ]
     return make_drafters_report(config, machine, measured, failed, complete)
 
 # %% ../../nbs/bench/02_drafters.ipynb #b7536ffc
 def drafters_text(report: dict) -> str: # several lines
     "The report for people: one table for each temperature, and by domain below."
     settings, machine, lines = report["settings"], report["environment"], []
-    lines.append(f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}; {settings['prompts']} prompt{'s' * (settings['prompts'] != 1)} "
-                 f"and {settings['held_out']} held-out one{'s' * (settings['held_out'] != 1)}, {settings['max_new_tokens']} tokens each, {settings['repeats']} interleaved repeat{'s' * (settings['repeats'] != 1)}")
+    lines.append(
+        f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']}"
+        f" thread{'s' * (machine['threads'] != 1)}; {settings['prompts']}"
+        f" prompt{'s' * (settings['prompts'] != 1)} and {settings['held_out']} held-out"
+        f" one{'s' * (settings['held_out'] != 1)}, {settings['max_new_tokens']} tokens each,"
+        f" {settings['repeats']} interleaved repeat{'s' * (settings['repeats'] != 1)}"
+    )
     for t, rows in report["sets"]["all"].items():
-        lines += ["", f"temperature {t}", row_line("drafter", "K", "α by position", "τ", "c", "× plain", "× transf.", "× assist.", "held out × plain")]
+        lines += [
+            "",
+            f"temperature {t}",
+            row_line(
+                "drafter", "K", "α by position", "τ", "c", "× plain", "× transf.", "× assist.",
+                "held out × plain",
+            ),
+        ]
         held = report["sets"].get("held_out", {}).get(t, {})
-        lines += [row_line(name, str(row["K"]), " ".join(f"{a:.2f}" for a in row["alpha_by_position"][:4]), *(shown(row[figure]) for figure in ("tau", "c", *OTHERS)),
-                           shown(held.get(name, {}).get("sd_vs_plain"))) for name, row in rows.items()]
+        lines += [
+            row_line(
+                name, str(row["K"]), " ".join(f"{a:.2f}" for a in row["alpha_by_position"][:4]),
+                *(shown(row[figure]) for figure in ("tau", "c", *OTHERS)),
+                shown(held.get(name, {}).get("sd_vs_plain")),
+            )
+            for name, row in rows.items()
+        ]
         lines += [domain_line(name, row) for name, row in rows.items()]
-        if ratio := report["hybrid_vs_better"][t]: lines.append(f"  hybrid / {ratio['better']}: {shown(ratio.get('median'))}")
+        if ratio := report["hybrid_vs_better"][t]:
+            lines.append(f"  hybrid / {ratio['better']}: {shown(ratio.get('median'))}")
     lines += [f"{name} is missing: {why}" for name, why in report["failed"].items()]
-    return "\n".join(lines if report["complete"] else [*lines, "Interrupted: this is what there was by then."])
+    return "\n".join(
+        lines if report["complete"] else [*lines, "Interrupted: this is what there was by then."]
+    )
 
 def shown(value: float | None) -> str:
     "Two digits, or a dash for what wasn't measured."
@@ -337,9 +672,15 @@ def shown(value: float | None) -> str:
 
 def row_line(*cells: str) -> str: # nine
     "Columns that stand below each other."
-    return "".join(f"{cell:{side}{width}}" for cell, side, width in zip(cells, "<<<>>>>>>", (10, 4, 24, 7, 7, 9, 11, 11, 18))).rstrip()
+    return "".join(
+        f"{cell:{side}{width}}"
+        for cell, side, width in zip(cells, "<<<>>>>>>", (10, 4, 24, 7, 7, 9, 11, 11, 18))
+    ).rstrip()
 
 def domain_line(name: str, row: dict) -> str:
     "One drafter's α, τ and speed-up over plain decoding in each domain."
     speed = (row["spread"]["sd_vs_plain"] or {"domains": {}})["domains"]
-    return f"  {name}: " + "; ".join(f"{d} α {shown(v['alpha'])} τ {shown(v['tau'])} × {shown(speed.get(d, {}).get('median'))}" for d, v in row["domains"].items())
+    return f"  {name}: " + "; ".join(
+        f"{d} α {shown(v['alpha'])} τ {shown(v['tau'])} × {shown(speed.get(d, {}).get('median'))}"
+        for d, v in row["domains"].items()
+    )

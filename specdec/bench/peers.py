@@ -36,13 +36,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..core import InputError, ModelError, check
-from ..models import Prompt, encode, find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts
+from specdec.models import (
+    Prompt, encode, find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts,
+)
 from ..pairs import Pair, load
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
 from ..transformer import CausalLM
 
 # %% ../../nbs/bench/01_peers.ipynb #3a43fef2
-def quartiles(values: Iterable[float]) -> tuple[float, float, float]: # lower quartile, median, upper quartile
+# lower quartile, median, upper quartile
+def quartiles(values: Iterable[float]) -> tuple[float, float, float]:
     "The middle of some numbers, and how far they spread; raises `InputError` if there are none."
     values = list(values)
     check(len(values) > 0, "There is nothing to summarise: no value was measured.")
@@ -60,65 +63,91 @@ METHODS = {
 
 @dataclass(frozen=True)
 class PeersConfig:
-    "What one comparison with peers runs. Everything is greedy, and every run makes the same number of tokens."
+    """What one comparison with peers runs. Everything is greedy, and every run makes the same
+    number of tokens."""
     model: str = "smollm2"    # as `specdec.load` takes it
     device: str = "auto"      # "auto", "cpu", "cuda", "mps"
     dtype: str = "auto"       # "auto", "float32", "bfloat16", "float16"
     prompts: int = 15         # how many of the fifteen, domains in turn
-    max_new_tokens: int = 128 # tokens that every run makes, at least 2: the first comes with the prompt and is no decoding step
+    # tokens that every run makes, at least 2: the first comes with the prompt and is no decoding
+    # step
+    max_new_tokens: int = 128
     repeats: int = 2          # runs of each method on each prompt
     K: int = 5                # draft tokens per round, at most; the same for both kinds of lookup
 
     def __post_init__(self):
         for name, least in dict(prompts=1, max_new_tokens=2, repeats=1, K=1).items():
             value = getattr(self, name)
-            check(isinstance(value, int) and value >= least, f"{name} must be a whole number of at least {least}, not {value!r}.")
-        check(self.prompts <= len(prompts()), f"There are {len(prompts())} prompts, so {self.prompts} can't be taken.")
+            check(
+                isinstance(value, int) and value >= least,
+                f"{name} must be a whole number of at least {least}, not {value!r}.",
+            )
+        check(
+            self.prompts <= len(prompts()),
+            f"There are {len(prompts())} prompts, so {self.prompts} can't be taken.",
+        )
 
     @property
     def command(self) -> str:
         "The command that measures this."
-        return (f"specdec bench peers --prompts {self.prompts} --max-new-tokens {self.max_new_tokens} --repeats {self.repeats} "
-                f"-K {self.K} --device {self.device} --dtype {self.dtype} --json")
+        return (
+            f"specdec bench peers --prompts {self.prompts} --max-new-tokens {self.max_new_tokens}"
+            f" --repeats {self.repeats} -K {self.K} --device {self.device} --dtype {self.dtype}"
+            " --json"
+        )
 
 # %% ../../nbs/bench/01_peers.ipynb #f1e02c55
 def choose_prompts(count: int) -> list[Prompt]:
     "That many of the fifteen prompts: the first of each domain, then the second of each, …"
     return sorted(prompts(), key=lambda p: (p.id.split("_")[1], p.domain))[:count]
 
-def schedule(config: PeersConfig, methods: Sequence[str]) -> Iterator[tuple[int, Prompt, str]]: # repeat, prompt, method
-    "The interleaved order: every method on one prompt before the next prompt. The first place moves on, and a prompt's next repeat runs the other way round."
+# repeat, prompt, method
+def schedule(config: PeersConfig, methods: Sequence[str]) -> Iterator[tuple[int, Prompt, str]]:
+    """The interleaved order: every method on one prompt before the next prompt. The first place
+    moves on, and a prompt's next repeat runs the other way round."""
     for repeat in range(config.repeats):
         for i, prompt in enumerate(choose_prompts(config.prompts)):
             first = i % len(methods)
             order = [*methods[first:], *methods[:first]]
-            for method in order if (repeat + i // 2) % 2 == 0 else reversed(order): yield repeat, prompt, method
+            for method in order if (repeat + i // 2) % 2 == 0 else reversed(order):
+                yield repeat, prompt, method
 
 # %% ../../nbs/bench/01_peers.ipynb #44b955fe
-Peer = Callable[[list[int], int], tuple[list[int], dict[str, float]]]  # (prompt ids, n) → (n new ids, details)
+# (prompt ids, n) → (n new ids, details)
+Peer = Callable[[list[int], int], tuple[list[int], dict[str, float]]]
 
 def specdec_peer(pair: Pair, method: str, K: int) -> Peer:
-    """Our decoding, with end-of-sequence ignored; tells the time inside the model's forwards, and the time of everything after the
-    first token, in seconds."""
+    """Our decoding, with end-of-sequence ignored; tells the time inside the model's forwards, and
+    the time of everything after the first token, in seconds."""
     pair.eos_ids = frozenset()
     def run(ids: list[int], n: int) -> tuple[list[int], dict[str, float]]:
         result = pair.generate(ids, K=K, max_new_tokens=n, method=method)
-        if result.finish_reason == "interrupted": raise KeyboardInterrupt  # it keeps what there is; a benchmark has to stop
-        return result.generated_ids, {"model_seconds": (result.prefill_time_ms + result.verify_time_total_ms) / 1000,
-                                      "decode_seconds": result.total_time - result.time_to_first_token,
-                                      "acceptance_rate": result.acceptance_rate, "tokens_per_step": result.tokens_per_step}
+        # it keeps what there is; a benchmark has to stop
+        if result.finish_reason == "interrupted": raise KeyboardInterrupt
+        return result.generated_ids, {
+            "model_seconds": (result.prefill_time_ms + result.verify_time_total_ms) / 1000,
+            "decode_seconds": result.total_time - result.time_to_first_token,
+            "acceptance_rate": result.acceptance_rate, "tokens_per_step": result.tokens_per_step,
+        }
     return run
 
 def transformers_peer(model, # a transformers causal LM
                       **options) -> Peer: # for its `generate`
-    "transformers' greedy `generate` with its own cache and its default attention, with end-of-sequence ignored."
+    """transformers' greedy `generate` with its own cache and its default attention, with
+    end-of-sequence ignored."""
     from transformers import GenerationConfig
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)  # no end-of-sequence, no sampling defaults
+    # no end-of-sequence, no sampling defaults
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     layers = model.config.num_hidden_layers
     def run(ids: list[int], n: int) -> tuple[list[int], dict[str, float]]:
         prompt = torch.tensor([ids], device=model.device)
-        try: output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n, **options)
-        finally: model.config.num_hidden_layers = layers  # an early exit that fails would leave a short model, and make the next peer fast
+        try:
+            output = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n, **options
+            )
+        # an early exit that fails would leave a short model, and make the next peer fast
+        finally:
+            model.config.num_hidden_layers = layers
         return output[0, len(ids):].tolist(), {}
     return run
 
@@ -136,10 +165,14 @@ def compile_folder(folder: str) -> Iterator[None]: # a path
 def compiled_peer(model,        # a transformers causal LM
                   longest: int, # positions of the longest run: its prompt and the new tokens
                  ) -> Peer:
-    """`generate` with one static cache for all runs and its own compilation of the decoding step (default settings of `CompileConfig`). It
-    compiles in its first run, from nothing, for the better part of a minute on a small machine, and it needs a C++ compiler."""
+    """`generate` with one static cache for all runs and its own compilation of the decoding step
+    (default settings of `CompileConfig`). It compiles in its first run, from nothing, for the
+    better part of a minute on a small machine, and it needs a C++ compiler."""
     from transformers import CompileConfig, StaticCache
-    cache, settings, folder = StaticCache(config=model.config, max_cache_len=longest), CompileConfig(), tempfile.TemporaryDirectory()
+    cache, settings, folder = (
+        StaticCache(config=model.config, max_cache_len=longest), CompileConfig(),
+        tempfile.TemporaryDirectory(),
+    )
     settings._compile_all_devices = True  # without it, only on GPUs
     generate = transformers_peer(model, past_key_values=cache, compile_config=settings)
     def run(ids: list[int], n: int) -> tuple[list[int], dict[str, float]]:
@@ -151,20 +184,27 @@ def compiled_peer(model,        # a transformers causal LM
 def weight_bytes(folder: Path,       # a model's folder with safetensors
                  dtype: torch.dtype, # the dtype it is loaded in
                 ) -> int:
-    "The parameters of a checkpoint, each counted once, in that dtype; read from the files' headers."
+    """The parameters of a checkpoint, each counted once, in that dtype; read from the files'
+    headers."""
     count = 0
     for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file: count += sum(int(np.prod(file.get_slice(name).get_shape())) for name in file.keys())
+        with safe_open(path, "pt") as file:
+            count += sum(int(np.prod(file.get_slice(name).get_shape())) for name in file.keys())
     return count * dtype.itemsize
 
 # %% ../../nbs/bench/01_peers.ipynb #b482bf89
-Sample = tuple[int, float, str, dict[str, float]]  # tokens, seconds, fingerprint of the text ("" if there is none), details
+# tokens, seconds, fingerprint of the text ("" if there is none), details
+Sample = tuple[int, float, str, dict[str, float]]
 Probe = Callable[[list[int]], Sample]              # a prompt's token ids → …
-PROBES = {"floor": "reading the weights once", "verify8": "specdec, verifying 8 tokens", "prefill": "specdec, a prompt of 1,024",
-          "prefill_transformers": "transformers, a prompt of 1,024"}
+PROBES = {
+    "floor": "reading the weights once", "verify8": "specdec, verifying 8 tokens",
+    "prefill": "specdec, a prompt of 1,024",
+    "prefill_transformers": "transformers, a prompt of 1,024",
+}
 
 def clocked(forward: Callable[[], Tensor]) -> float: # s
-    "The time until the logits that a forward returns, [B, T, V], can be read; on a GPU, that is when it has finished."
+    """The time until the logits that a forward returns, [B, T, V], can be read; on a GPU, that is
+    when it has finished."""
     start = time.perf_counter()
     forward()[0, -1, 0].item()
     return time.perf_counter() - start
@@ -177,7 +217,8 @@ def floor_probe(nbytes: int, device: torch.device) -> Probe: # bytes of the weig
     return run
 
 def verify_probe(model: CausalLM, tokens: int = 8, repeats: int = 7) -> Probe:
-    "The median time of a forward of that many tokens on a cache that holds the prompt, with logits for all of them."
+    """The median time of a forward of that many tokens on a cache that holds the prompt, with
+    logits for all of them."""
     def run(ids: list[int]) -> Sample:
         cache, seconds = model.new_cache(len(ids) + tokens), []
         model.forward(torch.tensor([ids]), cache, last=1)
@@ -197,17 +238,30 @@ def prefill_probe(read: Callable[[Tensor], Tensor], # ids [1, T] → logits of t
         return tokens, clocked(lambda: read(long)), "", {}
     return run
 
-def transformers_read(model) -> Callable[[Tensor], Tensor]: # ids [1, T] → logits, [1, 1, V] where the model can be asked for the last only
+# ids [1, T] → logits, [1, 1, V] where the model can be asked for the last only
+def transformers_read(model) -> Callable[[Tensor], Tensor]:
     "A transformers model's forward over a prompt, filling a cache, as `generate` does it."
-    only_last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    only_last = (
+        {"logits_to_keep": 1}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters
+        else {}
+    )
+
     @torch.inference_mode()
-    def read(ids: Tensor) -> Tensor: return model(ids.to(model.device), use_cache=True, **only_last).logits
+    def read(ids: Tensor) -> Tensor:
+        return model(ids.to(model.device), use_cache=True, **only_last).logits
+
     return read
 
 def specdec_probes(model: CausalLM, nbytes: int) -> dict[str, Probe]: # bytes of the weights
     "The probes that need nothing but our own model."
-    def read(ids: Tensor) -> Tensor: return model.forward(ids, model.new_cache(ids.shape[1]), last=1)
-    return {"floor": floor_probe(nbytes, model.device), "verify8": verify_probe(model), "prefill": prefill_probe(read)}
+    def read(ids: Tensor) -> Tensor:
+        return model.forward(ids, model.new_cache(ids.shape[1]), last=1)
+
+    return {
+        "floor": floor_probe(nbytes, model.device), "verify8": verify_probe(model),
+        "prefill": prefill_probe(read),
+    }
 
 # %% ../../nbs/bench/01_peers.ipynb #0d8a9b8e
 THEIRS = ("transformers", "compiled", "prompt_lookup", "assisted", "prefill_transformers")
@@ -220,18 +274,33 @@ class Loaded:
     missing: dict[str, str] = field(default_factory=dict)    # why others are not there
     seconds: dict[str, float] = field(default_factory=dict)  # what loading took, by peer
 
-def load_peers(config: PeersConfig, longest: int, # positions of the longest run
-              ) -> Loaded:
+
+def load_peers(config: PeersConfig, longest: int) -> Loaded:  # positions of the longest run
     "Load the model on both sides. A peer's failure is recorded, ours is raised."
     start = time.perf_counter()
     pair = Pair(load(config.model, config.device, config.dtype))
     between = time.perf_counter()
-    alone = Pair(load(config.model, config.device, config.dtype, verifies=False)) if pair.target.packed else pair
-    ours = {"plain": specdec_peer(alone, "plain", config.K), "ngram": specdec_peer(pair, "speculative", config.K)}
-    seconds = {"plain": time.perf_counter() - (between if alone is not pair else start), "ngram": between - start}
-    found = Loaded(ours, specdec_probes(pair.target, weight_bytes(find_model(config.model), pair.target.dtype)), seconds=seconds)
+    alone = (
+        Pair(load(config.model, config.device, config.dtype, verifies=False))
+        if pair.target.packed
+        else pair
+    )
+    ours = {
+        "plain": specdec_peer(alone, "plain", config.K),
+        "ngram": specdec_peer(pair, "speculative", config.K),
+    }
+    seconds = {
+        "plain": time.perf_counter() - (between if alone is not pair else start),
+        "ngram": between - start,
+    }
+    found = Loaded(
+        ours,
+        specdec_probes(pair.target, weight_bytes(find_model(config.model), pair.target.dtype)),
+        seconds=seconds,
+    )
     start = time.perf_counter()
-    try: model = quiet_transformers(config)
+    try:
+        model = quiet_transformers(config)
     except Exception as error:
         found.missing = dict.fromkeys(THEIRS, reason(error))
         return found
@@ -244,8 +313,11 @@ def load_peers(config: PeersConfig, longest: int, # positions of the longest run
 # %% ../../nbs/bench/01_peers.ipynb #555f16d3
 def their_peers(model, K: int, longest: int) -> dict[str, Peer]:
     "transformers' ways of decoding, each with its own documented settings."
-    return {"transformers": transformers_peer(model), "compiled": compiled_peer(model, longest),
-            "prompt_lookup": transformers_peer(model, prompt_lookup_num_tokens=K), "assisted": transformers_peer(model, assistant_early_exit=4)}
+    return {
+        "transformers": transformers_peer(model), "compiled": compiled_peer(model, longest),
+        "prompt_lookup": transformers_peer(model, prompt_lookup_num_tokens=K),
+        "assisted": transformers_peer(model, assistant_early_exit=4),
+    }
 
 def quiet_transformers(config: PeersConfig): # a transformers causal LM
     "Their model; transformers shows no progress and no warnings from here on."
@@ -265,7 +337,9 @@ def reason(error: Exception, length: int = 300) -> str: # one line
 class Measurement:
     "One timed run of one method on one prompt."
     run: str       # fingerprint of settings, code and machine
-    method: str    # a key of METHODS or PROBES, "memory", or the "load" or "startup" of the method that `prompt` names
+    # a key of METHODS or PROBES, "memory", or the "load" or "startup" of the method that `prompt`
+    # names
+    method: str
     prompt: str    # such as "code_000"
     domain: str    # "code", "conversation" or "summarization"
     repeat: int    # 0, 1, …
@@ -275,18 +349,33 @@ class Measurement:
     details: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self):
-        kinds = dict(run=str, method=str, prompt=str, domain=str, repeat=int, tokens=int, seconds=(int, float), text=str, details=dict)
-        wrong = next((name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)), None)
+        kinds = dict(
+            run=str, method=str, prompt=str, domain=str, repeat=int, tokens=int,
+            seconds=(int, float), text=str, details=dict,
+        )
+        wrong = next(
+            (name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)),
+            None,
+        )
         if wrong: raise TypeError(f"{wrong} can't be {getattr(self, wrong)!r}")
 
     @property
-    def key(self) -> tuple: return self.run, self.method, self.prompt, self.repeat
+    def key(self) -> tuple:
+        return self.run, self.method, self.prompt, self.repeat
+
     @property
-    def tokens_per_second(self) -> float: return self.tokens / self.seconds
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
     @property
     def steps_per_second(self) -> float:
-        "Tokens per second after the first one, which came with the prompt; of a probe, tokens per second."
-        return (self.tokens - 1) / self.details["decode_seconds"] if "decode_seconds" in self.details else self.tokens_per_second
+        """Tokens per second after the first one, which came with the prompt; of a probe, tokens per
+        second."""
+        return (
+            (self.tokens - 1) / self.details["decode_seconds"]
+            if "decode_seconds" in self.details
+            else self.tokens_per_second
+        )
 
 def fingerprint(*values) -> str: # 12 hexadecimal digits
     "A short SHA-256 of anything that JSON can hold; the same on every machine."
@@ -297,20 +386,32 @@ class Results:
     "Finished measurements, in memory and, if a file is given, one per line in that file."
     def __init__(self, file: Path | None = None): # JSON Lines; what it holds is read first
         self.file, self.by_key = file, {}
-        try: text = file.read_text(encoding="utf-8") if file and file.exists() else ""
-        except (OSError, UnicodeError) as error: raise InputError(f"The results in {file} can't be read ({error}): give another file.") from error
+        try:
+            text = file.read_text(encoding="utf-8") if file and file.exists() else ""
+        except (OSError, UnicodeError) as error:
+            raise InputError(
+                f"The results in {file} can't be read ({error}): give another file."
+            ) from error
         for number, line in enumerate(text.splitlines(), 1):
-            try: found = Measurement(**json.loads(line))
+            try:
+                found = Measurement(**json.loads(line))
             except (ValueError, TypeError) as error:
-                raise InputError(f"{file}, line {number} is not a measurement ({error}): delete that line, or give another file.") from error
+                raise InputError(
+                    f"{file}, line {number} is not a measurement ({error}): delete that line, or"
+                    " give another file."
+                ) from error
             self.by_key[found.key] = found
-        if file: self.write("" if text.endswith("\n") or not text else "\n")  # and see now, not after the first run, whether it can be written
+        # and see now, not after the first run, whether it can be written
+        if file: self.write("" if text.endswith("\n") or not text else "\n")
 
     def write(self, text: str) -> None:
         "Append to the file; raises `InputError` if it can't be written."
         try:
             with open(self.file, "a", encoding="utf-8") as file: file.write(text)
-        except OSError as error: raise InputError(f"Results can't be written to {self.file} ({error.strerror}): give another file.") from error
+        except OSError as error:
+            raise InputError(
+                f"Results can't be written to {self.file} ({error.strerror}): give another file."
+            ) from error
 
     def add(self, measurement: Measurement) -> None:
         "Keep one more."
@@ -327,18 +428,31 @@ def environment(device: str, dtype: str) -> dict: # names and numbers; nothing a
     import transformers
     where = pick_device(device)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else processor_name()
-    return {"processor": name, "device": where.type, "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."), "threads": torch.get_num_threads(),
-            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__, "system": platform.system(), "code": code_digest()}
+    return {
+        "processor": name, "device": where.type,
+        "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
+        "threads": torch.get_num_threads(), "python": platform.python_version(),
+        "torch": torch.__version__, "transformers": transformers.__version__,
+        "system": platform.system(), "code": code_digest(),
+    }
 
 def processor_name() -> str:
     "The processor's name where the system tells it, else its kind."
-    try: lines = Path("/proc/cpuinfo").read_text().splitlines()
+    try:lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError: lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
 
 def code_digest() -> str: # 12 hexadecimal digits
-    "A fingerprint of this package's source: after a change, old measurements are measurements of something else."
-    return fingerprint({f.name: f.read_text(encoding="utf-8") for f in resources.files("specdec").iterdir() if f.name.endswith(".py")})
+    """A fingerprint of this package's source: after a change, old measurements are measurements of
+    something else."""
+    return fingerprint({
+        f.name: f.read_text(encoding="utf-8")
+        for f in resources.files("specdec").iterdir()
+        if f.name.endswith(".py")
+    })
 
 def run_fingerprint(config: PeersConfig, machine: dict) -> str:
     "Everything that makes two measurements comparable; how many there are doesn't matter."
@@ -350,37 +464,63 @@ def measure(peer: Peer, ids: list[int], tokens: int) -> Sample:
     start = time.perf_counter()
     made, details = peer(ids, tokens)
     seconds = time.perf_counter() - start
-    if len(made) != tokens: raise ModelError(f"It made {len(made)} tokens where {tokens} were asked for.")
+    if len(made) != tokens:
+        raise ModelError(f"It made {len(made)} tokens where {tokens} were asked for.")
     return tokens, seconds, fingerprint(made), details
 
 def progress(items: Iterable, what: str) -> tqdm: # shown on standard error, if that is a terminal
     "A bar that says what is being measured."
     return tqdm(items, desc=what, unit="run", disable=None, file=sys.stderr)
 
-def warm_up(methods: Iterable[str], attempt: Callable[[str], Sample | None], results: Results, run: str) -> None:
+
+def warm_up(
+    methods: Iterable[str], attempt: Callable[[str], Sample | None], results: Results, run: str
+) -> None:
     "Run each method twice; what the first run took longer is kept as its start-up."
     bar = progress(methods, "warm-up")
     for method in bar:
         bar.set_postfix_str(method)
         cold, warm = attempt(method), attempt(method)
-        if cold and warm and method not in PROBES and (run, "startup", method, 0) not in results.by_key:
-            results.add(Measurement(run, "startup", method, "", 0, cold[0], max(0.0, cold[1] - warm[1]), ""))
+        if (
+            cold
+            and warm
+            and method not in PROBES
+            and (run, "startup", method, 0) not in results.by_key
+        ):
+            results.add(
+                Measurement(run, "startup", method, "", 0, cold[0], max(0.0, cold[1] - warm[1]), "")
+            )
 
 # %% ../../nbs/bench/01_peers.ipynb #1c7a7be1
-def run_peers(config: PeersConfig, peers: dict[str, Peer], encoded: Callable[[Prompt], list[int]], # a prompt's token ids
+# a prompt's token ids
+def run_peers(config: PeersConfig, peers: dict[str, Peer], encoded: Callable[[Prompt], list[int]],
               results: Results, run: str,   # where measurements go, and the fingerprint they carry
               failed: dict[str, str],       # gets a line for each method that fails
               probes: dict[str, Probe] | None = None, # measured between the peers' runs
              ) -> None:
-    "Measure all methods, interleaved, after a short warm-up; what `results` holds already is skipped, a method that fails is left out from there on."
+    """Measure all methods, interleaved, after a short warm-up; what `results` holds already is
+    skipped, a method that fails is left out from there on."""
     probes = probes or {}
     def attempt(method: str, prompt: Prompt, tokens: int) -> Sample | None:
         if method in failed: return None
-        try: return measure(peers[method], encoded(prompt), tokens) if method in peers else probes[method](encoded(prompt))
-        except Exception as error: failed[method] = reason(error)
-    missing = [job for job in schedule(config, [*peers, *probes]) if (run, job[2], job[1].id, job[0]) not in results.by_key]
+        try:
+            return (
+                measure(peers[method], encoded(prompt), tokens)
+                if method in peers
+                else probes[method](encoded(prompt))
+            )
+        except Exception as error:
+            failed[method] = reason(error)
+    missing = [
+        job
+        for job in schedule(config, [*peers, *probes])
+        if (run, job[2], job[1].id, job[0]) not in results.by_key
+    ]
     first, few = choose_prompts(1)[0], min(8, config.max_new_tokens)
-    warm_up(dict.fromkeys(method for _, _, method in missing), lambda method: attempt(method, first, few), results, run)
+    warm_up(
+        dict.fromkeys(method for _, _, method in missing),
+        lambda method: attempt(method, first, few), results, run,
+    )
     bar = progress(missing, "bench peers")
     for repeat, prompt, method in bar:
         bar.set_postfix_str(f"{prompt.id} {method}")
@@ -388,56 +528,94 @@ def run_peers(config: PeersConfig, peers: dict[str, Peer], encoded: Callable[[Pr
             results.add(Measurement(run, method, prompt.id, prompt.domain, repeat, *sample))
 
 # %% ../../nbs/bench/01_peers.ipynb #19522447
-def probe_memory(model: str, device: str, dtype: str, max_new_tokens: int,
-                 modules: Sequence[str] = (), # what to import before the first look
-                ) -> tuple[dict[str, int], list[str]]: # bytes, and all modules that are imported now
-    "Load a model, generate from the longest of our prompts, and say what it took. Meant for a fresh process on a CPU; see `memory_in_child`."
+def probe_memory(
+    model: str,
+    device: str,
+    dtype: str,
+    max_new_tokens: int,
+    modules: Sequence[str] = (),  # what to import before the first look
+) -> tuple[dict[str, int], list[str]]:  # bytes, and all modules that are imported now
+    """Load a model, generate from the longest of our prompts, and say what it took. Meant for a
+    fresh process on a CPU; see `memory_in_child`."""
     for name in modules:
         with suppress(Exception): import_module(name)  # a few can only be imported by others
     before, _ = resident_bytes()
     pair = Pair(load(model, device, dtype))
     pair.eos_ids = frozenset()
-    ids = max((encode(pair.tokenizer, p.messages if pair.tokenizer.chat_template else p.text) for p in prompts()), key=len)
+    ids = max(
+        (
+            encode(pair.tokenizer, p.messages if pair.tokenizer.chat_template else p.text)
+            for p in prompts()
+        ),
+        key=len,
+    )
     pair.generate(ids, max_new_tokens=max_new_tokens)
     _, peak = resident_bytes()
-    return {"after_imports": before, "peak": peak, "weights": weight_bytes(find_model(model), pair.target.dtype),
-            "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype)}, sorted(sys.modules)
+    return {
+        "after_imports": before, "peak": peak,
+        "weights": weight_bytes(find_model(model), pair.target.dtype),
+        "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype),
+    }, sorted(sys.modules)
 
 # %% ../../nbs/bench/01_peers.ipynb #4953396e
 def memory_in_child(config: PeersConfig, tokens: int = 128) -> dict[str, int]: # bytes
     "`probe_memory` in a process of its own; raises `ModelError` if that fails."
-    if pick_device(config.device).type != "cpu": raise ModelError("Resident memory says nothing about a model on a GPU: measured on a CPU only.")
-    code = "import json, sys; from specdec.bench.peers import probe_memory; print(json.dumps(probe_memory(*json.load(sys.stdin))))"
+    if pick_device(config.device).type != "cpu":
+        raise ModelError(
+            "Resident memory says nothing about a model on a GPU: measured on a CPU only."
+        )
+    code = (
+        "import json, sys; from specdec.bench.peers import probe_memory;"
+        " print(json.dumps(probe_memory(*json.load(sys.stdin))))"
+    )
     modules = []
     for _ in range(2):
         arguments = json.dumps([config.model, config.device, config.dtype, tokens, modules])
-        done = subprocess.run([sys.executable, "-c", code], input=arguments, capture_output=True, text=True)
-        if done.returncode: raise ModelError(f"The process that measures memory failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        done = subprocess.run(
+            [sys.executable, "-c", code], input=arguments, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise ModelError(
+                "The process that measures memory failed:"
+                f" {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+            )
         figures, modules = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 # %% ../../nbs/bench/01_peers.ipynb #c6d4e5f5
-def by_prompt(measurements: Iterable[Measurement], method: str, value: Callable[[Measurement], float]) -> dict[str, list[float]]:
+def by_prompt(
+    measurements: Iterable[Measurement], method: str, value: Callable[[Measurement], float]
+) -> dict[str, list[float]]:
     "A figure of every measurement of one method, by prompt, in the order of the repeats."
     found = {}
     for m in sorted(measurements, key=lambda m: m.repeat):
         if m.method == method: found.setdefault(m.prompt, []).append(value(m))
     return found
 
+
 def paired_ratios(measurements: Sequence[Measurement], a: str, b: str,
                   figure: str = "tokens_per_second", # an attribute of a measurement
                  ) -> dict[str, float]: # prompt → a's figure / b's
-    "The median over repeats of a figure of method a, divided by the same figure of method b, both measured next to each other."
+    """The median over repeats of a figure of method a, divided by the same figure of method b, both
+    measured next to each other."""
     figures = {(m.method, m.prompt, m.repeat): getattr(m, figure) for m in measurements}
     found = {}
     for method, prompt, repeat in figures:
-        if method == a and (b, prompt, repeat) in figures: found.setdefault(prompt, []).append(figures[a, prompt, repeat] / figures[b, prompt, repeat])
+        if method == a and (b, prompt, repeat) in figures:
+            found.setdefault(prompt, []).append(
+                figures[a, prompt, repeat] / figures[b, prompt, repeat]
+            )
     return {prompt: float(np.median(values)) for prompt, values in found.items()}
 
-def overheads(measurements: Sequence[Measurement], method: str = "ngram") -> dict[str, float]: # prompt → share of the time, 0…1
+# prompt → share of the time, 0…1
+def overheads(measurements: Sequence[Measurement], method: str = "ngram") -> dict[str, float]:
     "The share of the time that was spent outside the model's forwards."
-    return {prompt: float(np.median(values)) for prompt, values in
-            by_prompt(measurements, method, lambda m: 1 - m.details["model_seconds"] / m.seconds).items()}
+    return {
+        prompt: float(np.median(values))
+        for prompt, values in by_prompt(
+            measurements, method, lambda m: 1 - m.details["model_seconds"] / m.seconds
+        ).items()
+    }
 
 # %% ../../nbs/bench/01_peers.ipynb #68465439
 RATIOS = {  # name → (method, method it is divided by, figure)
@@ -451,9 +629,14 @@ RATIOS = {  # name → (method, method it is divided by, figure)
     "ngram_vs_assisted": ("ngram", "assisted", "tokens_per_second"),
 }
 TARGETS = {  # set for the default model in bfloat16 on two CPU cores, 128 new tokens
-    "plain_vs_transformers": ("at least", 2.5), "plain_vs_compiled": ("at least", 1.2), "plain_vs_floor": ("at least", 0.45),
-    "verify8_vs_floor": ("at most", 2.9), "prefill_vs_transformers": ("at least", 1.0), "ngram_vs_prompt_lookup": ("at least", 2.5),
-    "overhead": ("at most", 0.03), "memory_vs_model": ("at most", 1.3),
+    "plain_vs_transformers": ("at least", 2.5),
+    "plain_vs_compiled": ("at least", 1.2),
+    "plain_vs_floor": ("at least", 0.45),
+    "verify8_vs_floor": ("at most", 2.9),
+    "prefill_vs_transformers": ("at least", 1.0),
+    "ngram_vs_prompt_lookup": ("at least", 2.5),
+    "overhead": ("at most", 0.03),
+    "memory_vs_model": ("at most", 1.3),
 }
 
 ONCE = ("memory", "load", "startup")  # measured once, not with each prompt
@@ -469,135 +652,255 @@ def summarise(values: dict[str, float],  # prompt → value
     "Quartiles over prompts, in all and by domain; None where nothing was measured."
     if not values: return None
     low, middle, high = quartiles(values.values())
-    inside = {d: [v for p, v in values.items() if domains[p] == d] for d in sorted({domains[p] for p in values})}
-    return {"median": middle, "quartiles": [low, high], "prompts": len(values), "above_one": sum(v > 1 for v in values.values()),
-            "domains": {d: dict(zip(("low", "median", "high"), quartiles(v))) for d, v in inside.items()}}
+    inside = {
+        d: [v for p, v in values.items() if domains[p] == d]
+        for d in sorted({domains[p] for p in values})
+    }
+    return {
+        "median": middle,
+        "quartiles": [low, high],
+        "prompts": len(values),
+        "above_one": sum(v > 1 for v in values.values()),
+        "domains": {
+            d: dict(zip(("low", "median", "high"), quartiles(v))) for d, v in inside.items()
+        },
+    }
 
 # %% ../../nbs/bench/01_peers.ipynb #b7fdc0da
-def make_report(config: PeersConfig, machine: dict, measurements: Sequence[Measurement], failed: dict[str, str], complete: bool) -> dict:
+def make_report(
+    config: PeersConfig, machine: dict, measurements: Sequence[Measurement], failed: dict[str, str],
+    complete: bool,
+) -> dict:
     "Everything in one object for JSON: `ratios` first, then what they come from."
     timed = [m for m in measurements if m.method not in ONCE]
     domains = {m.prompt: m.domain for m in timed}
-    details = {name: summarise(paired_ratios(timed, *which), domains) for name, which in RATIOS.items()}
+    details = {
+        name: summarise(paired_ratios(timed, *which), domains) for name, which in RATIOS.items()
+    }
     details["overhead"] = summarise(overheads(timed), domains)
     ratios = {name: found["median"] if found else None for name, found in details.items()}
     memory = next((m.details for m in measurements if m.method == "memory"), None)
-    ratios["memory_vs_model"] = (memory["peak"] - memory["after_imports"]) / (memory["weights"] + memory["cache"]) if memory else None
-    return {"ratios": ratios, "targets": {name: " ".join(map(str, target)) for name, target in TARGETS.items()}, "goals_met": targets_met(ratios),
-            "spread": details, "methods": method_figures([m for m in timed if m.method not in PROBES], domains),
-            "startup_seconds": startup_figures(measurements), "floor": floor_figures(timed),
-            "memory_bytes": memory, "failed": failed, "complete": complete, "environment": machine, "settings": asdict(config), "command": config.command}
+    ratios["memory_vs_model"] = (
+        (memory["peak"] - memory["after_imports"]) / (memory["weights"] + memory["cache"])
+        if memory
+        else None
+    )
+    return {
+        "ratios": ratios,
+        "targets": {name: " ".join(map(str, target)) for name, target in TARGETS.items()},
+        "goals_met": targets_met(ratios), "spread": details,
+        "methods": method_figures([m for m in timed if m.method not in PROBES], domains),
+        "startup_seconds": startup_figures(measurements), "floor": floor_figures(timed),
+        "memory_bytes": memory, "failed": failed, "complete": complete, "environment": machine,
+        "settings": asdict(config), "command": config.command,
+    }
 
-def startup_figures(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]: # method → s
-    "What comes before the first token at full speed: loading, and what the first run took longer than the second."
+
+# method → s
+def startup_figures(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
+    """What comes before the first token at full speed: loading, and what the first run took longer
+    than the second."""
     found = {}
     for m in measurements:
-        if m.method in ("load", "startup"): found.setdefault(m.prompt, {})["load" if m.method == "load" else "first_run"] = m.seconds
+        if m.method in ("load", "startup"):
+            found.setdefault(m.prompt, {})[
+                "load" if m.method == "load" else "first_run"
+            ] = m.seconds
     return {method: found[method] for method in METHODS if "first_run" in found.get(method, {})}
 
 def floor_figures(measurements: Sequence[Measurement]) -> dict | None:
-    "What was read, how fast (bytes/s; quartiles over all measurements of the run) and how long that takes; None if it wasn't measured."
+    """What was read, how fast (bytes/s; quartiles over all measurements of the run) and how long
+    that takes; None if it wasn't measured."""
     found = [m for m in measurements if m.method == "floor"]
     if not found: return None
     low, middle, high = quartiles(m.details["bandwidth"] for m in found)
-    return {"weight_bytes": found[0].details["nbytes"], "bandwidth": {"median": middle, "quartiles": [low, high]}, "measured": len(found),
-            "seconds": quartiles(m.seconds for m in found)[1]}
+    return {
+        "weight_bytes": found[0].details["nbytes"],
+        "bandwidth": {"median": middle, "quartiles": [low, high]}, "measured": len(found),
+        "seconds": quartiles(m.seconds for m in found)[1],
+    }
 
 # %% ../../nbs/bench/01_peers.ipynb #be914428
 def method_figures(measurements: Sequence[Measurement], domains: dict[str, str]) -> dict:
-    """Tokens per second of each method: quartiles over prompts, each prompt's median, and how much repeats of one prompt vary (largest less
-    smallest over the median; None without repeats)."""
+    """Tokens per second of each method: quartiles over prompts, each prompt's median, and how much
+    repeats of one prompt vary (largest less smallest over the median; None without repeats)."""
     texts = {(m.method, m.prompt): m.text for m in measurements}
     found = {}
     for method in dict.fromkeys(m.method for m in measurements):
         runs = by_prompt(measurements, method, lambda m: m.tokens_per_second)
         noise = [(max(v) - min(v)) / float(np.median(v)) for v in runs.values() if len(v) > 1]
         equal = sum(texts[method, p] == texts.get(("plain", p)) for p in runs)
-        found[method] = {"tokens_per_second": summarise({p: float(np.median(v)) for p, v in runs.items()}, domains), "repeats_vary_by": float(np.median(noise)) if noise else None,
-                         "texts_equal_to_plain": equal, "by_prompt": {p: float(np.median(v)) for p, v in sorted(runs.items())}}
+        found[method] = {
+            "tokens_per_second": summarise(
+                {p: float(np.median(v)) for p, v in runs.items()}, domains
+            ),
+            "repeats_vary_by": float(np.median(noise)) if noise else None,
+            "texts_equal_to_plain": equal,
+            "by_prompt": {p: float(np.median(v)) for p, v in sorted(runs.items())},
+        }
     return {method: found[method] for method in sorted(found, key=[*METHODS, *found].index)}
 
 # %% ../../nbs/bench/01_peers.ipynb #a3310e37
 def report_text(report: dict) -> str: # several lines
     "The report for people."
-    lines = [*heading(report), "",
-             table_line("tokens/s over the prompts", "median", "quartiles", "repeats vary by", "text as plain", "start-up"),
-             *(method_line(method, report) for method in report["methods"]), *floor_line(report["floor"]), "",
-             table_line("ratio", "median", "quartiles", "target", "above 1"), *(ratio_line(name, report) for name in report["ratios"]), "", targets_line(report["goals_met"])]
-    lines += ["", *(f"{(METHODS | PROBES).get(name, name)} is missing: {why}" for name, why in report["failed"].items())] if report["failed"] else []
-    return "\n".join(lines if report["complete"] else [*lines, "", "Interrupted: this is what there was by then."])
+    lines = [
+        *heading(report),
+        "",
+        table_line(
+            "tokens/s over the prompts", "median", "quartiles", "repeats vary by", "text as plain",
+            "start-up",
+        ),
+        *(method_line(method, report) for method in report["methods"]),
+        *floor_line(report["floor"]),
+        "",
+        table_line("ratio", "median", "quartiles", "target", "above 1"),
+        *(ratio_line(name, report) for name in report["ratios"]),
+        "",
+        targets_line(report["goals_met"]),
+    ]
+    lines += (
+        [
+            "",
+            *(
+                f"{(METHODS | PROBES).get(name, name)} is missing: {why}"
+                for name, why in report["failed"].items()
+            ),
+        ]
+        if report["failed"]
+        else []
+    )
+    return "\n".join(
+        lines
+        if report["complete"]
+        else [*lines, "", "Interrupted: this is what there was by then."]
+    )
 
 def heading(report: dict) -> list[str]: # two lines
     "The machine and the settings."
     machine, settings = report["environment"], report["settings"]
-    return [f"{settings['model']} in {machine['dtype']} on {machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}, torch {machine['torch']}, "
-            f"transformers {machine['transformers']}",
-            f"{settings['prompts']} prompt{'s' * (settings['prompts'] != 1)}, {settings['max_new_tokens']} tokens each, {settings['repeats']} interleaved "
-            f"repeat{'s' * (settings['repeats'] != 1)}, K = {settings['K']}, greedy"]
+    return [
+        (
+            f"{settings['model']} in {machine['dtype']} on {machine['processor']},"
+            f" {machine['threads']} thread{'s' * (machine['threads'] != 1)}, torch"
+            f" {machine['torch']}, transformers {machine['transformers']}"
+        ),
+        (
+            f"{settings['prompts']} prompt{'s' * (settings['prompts'] != 1)},"
+            f" {settings['max_new_tokens']} tokens each, {settings['repeats']} interleaved"
+            f" repeat{'s' * (settings['repeats'] != 1)}, K = {settings['K']}, greedy"
+        ),
+    ]
 
 def table_line(*cells: str) -> str: # up to six
     "Columns that stand below each other."
-    return "".join(f"{cell:{side}{width}}" for cell, side, width in zip(cells, "<>>>>>", (27, 8, 17, 22, 14, 9))).rstrip()
+    return "".join(
+        f"{cell:{side}{width}}"
+        for cell, side, width in zip(cells, "<>>>>>", (27, 8, 17, 22, 14, 9))
+    ).rstrip()
 
 # %% ../../nbs/bench/01_peers.ipynb #aab15cbb
 def method_line(method: str, report: dict) -> str:
-    "One method's speed, its spread over the prompts, its noise and the time before its first token at full speed."
+    """One method's speed, its spread over the prompts, its noise and the time before its first
+    token at full speed."""
     found, start = report["methods"][method], report["startup_seconds"].get(method)
     speed, noise = found["tokens_per_second"], found["repeats_vary_by"]
-    return table_line(METHODS.get(method, method), f"{speed['median']:.1f}", "{:.1f} to {:.1f}".format(*speed["quartiles"]), "" if noise is None else f"{noise:.0%}",
-                      f"{found['texts_equal_to_plain']} of {speed['prompts']}", "" if start is None else f"{sum(start.values()):.1f} s")
+    return table_line(
+        METHODS.get(method, method), f"{speed['median']:.1f}",
+        "{:.1f} to {:.1f}".format(*speed["quartiles"]), "" if noise is None else f"{noise:.0%}",
+        f"{found['texts_equal_to_plain']} of {speed['prompts']}",
+        "" if start is None else f"{sum(start.values()):.1f} s",
+    )
 
 def floor_line(floor: dict | None) -> list[str]: # one line, or none
     "What the memory allows."
     if not floor: return []
     low, high = (rate / 1e9 for rate in floor["bandwidth"]["quartiles"])
-    return [f"{PROBES['floor']}: {floor['weight_bytes'] / 1e6:.0f} MB at {floor['bandwidth']['median'] / 1e9:.1f} GB/s ({low:.1f} to {high:.1f}, measured {floor['measured']} "
-            f"time{'s' * (floor['measured'] != 1)}) take {1000 * floor['seconds']:.2f} ms"]
+    return [
+        f"{PROBES['floor']}: {floor['weight_bytes'] / 1e6:.0f} MB at"
+        f" {floor['bandwidth']['median'] / 1e9:.1f} GB/s ({low:.1f} to {high:.1f}, measured"
+        f" {floor['measured']} time{'s' * (floor['measured'] != 1)}) take"
+        f" {1000 * floor['seconds']:.2f} ms"
+    ]
 
 def ratio_line(name: str, report: dict) -> str:
     "One ratio, its spread over the prompts and its target."
     value, found = report["ratios"][name], report["spread"].get(name)
     if value is None: return table_line(name, "-", "", "not measured")
-    target = f"{report['targets'][name]}: {'met' if report['goals_met'][name] else 'missed'}" if name in report["targets"] else ""
-    wins = f"{found['above_one']} of {found['prompts']}" if name in RATIOS and not name.endswith("_floor") else ""
-    return table_line(name, f"{value:.3f}", "{:.3f} to {:.3f}".format(*found["quartiles"]) if found else "", target, wins)
+    target = (
+        f"{report['targets'][name]}: {'met' if report['goals_met'][name] else 'missed'}"
+        if name in report["targets"]
+        else ""
+    )
+    wins = (
+        f"{found['above_one']} of {found['prompts']}"
+        if name in RATIOS and not name.endswith("_floor")
+        else ""
+    )
+    return table_line(
+        name, f"{value:.3f}", "{:.3f} to {:.3f}".format(*found["quartiles"]) if found else "",
+        target, wins,
+    )
 
 def targets_line(met: dict[str, bool]) -> str:
     "How many targets are met, and which are not."
     missed, unknown = [name for name in met if not met[name]], len(TARGETS) - len(met)
-    return (f"Of {len(TARGETS)} targets (for two CPU cores, bfloat16, 128 new tokens) {sum(met.values())} met, {len(missed)} missed{': ' * bool(missed)}{', '.join(missed)}"
-            + f", {unknown} not measured" * bool(unknown) + ".")
+    return (
+        f"Of {len(TARGETS)} targets (for two CPU cores, bfloat16, 128 new tokens)"
+        f" {sum(met.values())} met, {len(missed)} missed{': ' * bool(missed)}{', '.join(missed)}"
+        + f", {unknown} not measured" * bool(unknown)
+        + "."
+    )
 
 # %% ../../nbs/bench/01_peers.ipynb #c6dfe2dd
 def bench_peers(config: PeersConfig,
                 out: Path | None = None, # keep measurements in this file, and skip those it holds
-                leave_out: Sequence[str] = (), # methods and probes that are not to be measured, such as "compiled" or "memory"
+                # methods and probes that are not to be measured, such as "compiled" or "memory"
+                leave_out: Sequence[str] = (),
                ) -> dict: # see `make_report`
-    "Compare with transformers on this machine, in one run. An interrupt returns what there is, with `complete` false."
+    """Compare with transformers on this machine, in one run. An interrupt returns what there is,
+    with `complete` false."""
     results, machine = Results(out), environment(config.device, config.dtype)
-    run, failed, complete = run_fingerprint(config, machine), dict.fromkeys(leave_out, "it was to be left out."), False
+    run, failed, complete = (
+        run_fingerprint(config, machine), dict.fromkeys(leave_out, "it was to be left out."), False,
+    )
     chosen = {p.id for p in choose_prompts(config.prompts)}
     try:
         measure_memory(config, results, run, failed)
         measure_speed(config, results, run, failed)
         complete = True
-    except KeyboardInterrupt: pass
-    kept = [m for m in results.of(run) if m.method in ONCE or (m.prompt in chosen and m.repeat < config.repeats)]
+    except KeyboardInterrupt:
+        pass
+    kept = [
+        m
+        for m in results.of(run)
+        if m.method in ONCE or (m.prompt in chosen and m.repeat < config.repeats)
+    ]
     return make_report(config, machine, kept, failed, complete)
 
 def measure_memory(config: PeersConfig, results: Results, run: str, failed: dict[str, str]) -> None:
     "Keep what `memory_in_child` found, unless that is known already; or why it could not be found."
     if "memory" in failed or any(m.method == "memory" for m in results.of(run)): return
-    try: results.add(Measurement(run, "memory", "longest", "", 0, 128, 0.0, "", memory_in_child(config)))
-    except Exception as error: failed["memory"] = reason(error)
+    try:
+        results.add(
+            Measurement(run, "memory", "longest", "", 0, 128, 0.0, "", memory_in_child(config))
+        )
+    except Exception as error:
+        failed["memory"] = reason(error)
 
 def measure_speed(config: PeersConfig, results: Results, run: str, failed: dict[str, str]) -> None:
     "Load both sides and run what is missing."
     tokenizer = load_tokenizer(find_model(config.model))
-    ids = {p.id: encode(tokenizer, p.messages if tokenizer.chat_template else p.text) for p in choose_prompts(config.prompts)}
+    ids = {
+        p.id: encode(tokenizer, p.messages if tokenizer.chat_template else p.text)
+        for p in choose_prompts(config.prompts)
+    }
     loaded = load_peers(config, max(map(len, ids.values())) + config.max_new_tokens)
     failed |= loaded.missing
     for method, seconds in loaded.seconds.items():
-        if (run, "load", method, 0) not in results.by_key: results.add(Measurement(run, "load", method, "", 0, 0, seconds, ""))
-    peers, probes = ({name: work for name, work in found.items() if name not in failed} for found in (loaded.peers, loaded.probes))
+        if (run, "load", method, 0) not in results.by_key:
+            results.add(Measurement(run, "load", method, "", 0, 0, seconds, ""))
+    peers, probes = (
+        {name: work for name, work in found.items() if name not in failed}
+        for found in (loaded.peers, loaded.probes)
+    )
     run_peers(config, peers, lambda prompt: ids[prompt.id], results, run, failed, probes)

@@ -38,12 +38,17 @@ import torch
 from torch import Tensor
 
 from ..autoregressive import Transform
-from ..core import FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check
+from specdec.core import (
+    FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check,
+)
 from ..models import TextStream, encode, prompts
 from ..pairs import list_pairs, load, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..speculative import Draft, Drafter, NoDrafter, speculate
-from ..speedup import AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor, wilson_interval
+from specdec.speedup import (
+    AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor,
+    wilson_interval,
+)
 from ..transformer import CausalLM
 
 # %% ../../nbs/use/02_playground.ipynb #166811fe
@@ -51,14 +56,18 @@ K_MAX = 16  # the longest draft that the slider offers
 
 @dataclass(frozen=True)
 class Settings:
-    "What the sliders say about the next round. Raises `InputError` for values that can't be served."
+    """What the sliders say about the next round. Raises `InputError` for values that can't be
+    served."""
     K: int = 5                # draft tokens per round, at most; 1…16
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0        # probability to keep, in (0, 1]; 1 keeps all
 
     def __post_init__(self):
-        check(isinstance(self.K, int) and 1 <= self.K <= K_MAX, f"K, the number of draft tokens per round, must be a whole number from 1 to {K_MAX}, not {self.K}. "
-              "For no drafts at all, choose plain decoding.")
+        check(
+            isinstance(self.K, int) and 1 <= self.K <= K_MAX,
+            f"K, the number of draft tokens per round, must be a whole number from 1 to {K_MAX},"
+            f" not {self.K}. For no drafts at all, choose plain decoding.",
+        )
         self.transform  # checks the others
 
     @property
@@ -68,7 +77,8 @@ class Settings:
 
 # %% ../../nbs/use/02_playground.ipynb #515e0ef1
 class RecordingSource(TorchSource):
-    "A seeded source that remembers the uniform numbers it drew. Everything it draws is made of one uniform number, so nothing escapes it."
+    """A seeded source that remembers the uniform numbers it drew. Everything it draws is made of
+    one uniform number, so nothing escapes it."""
     def __init__(self, seed: int | None = None): # as for `TorchSource`
         super().__init__(seed)
         self.drawn = []  # [draws], in order
@@ -82,14 +92,18 @@ class RecordingSource(TorchSource):
 @dataclass(frozen=True)
 class Place:
     "One place of a round, as the verify rule saw it."
-    ids: list[int]          # the likeliest tokens under p or q, and those that were said here; by falling p, [n]
+    # the likeliest tokens under p or q, and those that were said here; by falling p, [n]
+    ids: list[int]
     p: list[float]          # the target's probability of each, [n]
     q: list[float] | None   # the draft's, [n]; None where nothing was drafted
     drafted: int | None     # the draft token; None where nothing was drafted
     own: int | None         # the token that the target drew here; None if it drew none here
     fate: str               # "accepted", "rejected", "untried", "bonus" or "target"
-    overlap: float          # Σ min(p, q) over the whole vocabulary: the chance that a draft is accepted here; 0 without a draft
-    u_accept: float | None = None # the uniform number that decided on the draft; None at temperature 0 and where none was tried
+    # Σ min(p, q) over the whole vocabulary: the chance that a draft is accepted here; 0 without a
+    # draft
+    overlap: float
+    # the uniform number that decided on the draft; None at temperature 0 and where none was tried
+    u_accept: float | None = None
     u_draw: float | None = None   # the one that picked the target's own token
 
     def p_of(self, token: int) -> float: return self.p[self.ids.index(token)]
@@ -102,10 +116,15 @@ class Place:
 
     @property
     def residual(self) -> list[float]: # [n]
-        "max(p - q, 0), as probabilities: where the target's own token is drawn from after a rejection."
+        """max(p - q, 0), as probabilities: where the target's own token is drawn from after a
+        rejection."""
         if not self.q: return list(self.p)
         left = [max(p - q, 0.0) for p, q in zip(self.p, self.q)]
-        return [weight / (1 - self.overlap) for weight in left] if self.overlap < 1 - 1e-6 else list(self.p)
+        return (
+            [weight / (1 - self.overlap) for weight in left]
+            if self.overlap < 1 - 1e-6
+            else list(self.p)
+        )
 
 # %% ../../nbs/use/02_playground.ipynb #1e5b3318
 SHOWN = 8  # tokens of a place that are kept: a row of the whole vocabulary would take 200 kB
@@ -120,7 +139,10 @@ def look(p: Tensor,           # the target's distribution here, [V]
     ids = list(dict.fromkeys([*said, *most.topk(min(SHOWN, len(p))).indices.tolist()]))[:SHOWN]
     ids.sort(key=lambda token: -p[token].item())
     overlap = 0.0 if q is None else acceptance_probability(p, q).item()
-    return Place(ids, p[ids].tolist(), None if q is None else q[ids].tolist(), **{"drafted": None, "own": None} | known, overlap=overlap)
+    return Place(
+        ids, p[ids].tolist(), None if q is None else q[ids].tolist(),
+        **{"drafted": None, "own": None} | known, overlap=overlap,
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #a2d8d0b5
 def look_at_round(p: Tensor,              # [n + 1, V]
@@ -128,21 +150,34 @@ def look_at_round(p: Tensor,              # [n + 1, V]
                   tokens: Sequence[int],  # drafted, [n]
                   accepted: int,          # 0…n
                   own: int,               # the target's token
-                  drawn: Sequence[float], # uniform numbers of the verify rule, in order; none at temperature 0
+                  # uniform numbers of the verify rule, in order; none at temperature 0
+                  drawn: Sequence[float],
                  ) -> list[Place]: # n + 1 of them
     "Every place of a round: the drafts, and the place after the last."
     places, tries = [], drawn[:-1]
     for i, token in enumerate(tokens):
         fate = "accepted" if i < accepted else "rejected" if i == accepted else "untried"
         row = delta(p[i], token) if q is None else q[i]
-        places.append(look(p[i], row, drafted=token, own=own if fate == "rejected" else None, fate=fate, u_accept=tries[i] if i < len(tries) else None,
-                           u_draw=drawn[-1] if fate == "rejected" and drawn else None))
-    if accepted == len(tokens): places.append(look(p[-1], None, own=own, fate="bonus" if tokens else "target", u_draw=drawn[-1] if drawn else None))
+        places.append(
+            look(
+                p[i], row, drafted=token, own=own if fate == "rejected" else None, fate=fate,
+                u_accept=tries[i] if i < len(tries) else None,
+                u_draw=drawn[-1] if fate == "rejected" and drawn else None,
+            )
+        )
+    if accepted == len(tokens):
+        places.append(
+            look(
+                p[-1], None, own=own, fate="bonus" if tokens else "target",
+                u_draw=drawn[-1] if drawn else None,
+            )
+        )
     return places
 
 # %% ../../nbs/use/02_playground.ipynb #a05cb05f
 class LiveDrafter:
-    "Passes on what a drafter says, under a session's settings of this round. Guessing less or differently never changes what the text follows."
+    """Passes on what a drafter says, under a session's settings of this round. Guessing less or
+    differently never changes what the text follows."""
     def __init__(self, session, drafter: Drafter): # the `Session` that it draws for
         self.session, self.drafter, self.layers = session, drafter, drafter.layers
         self.prefill, self.commit = drafter.prefill, drafter.commit
@@ -174,13 +209,18 @@ class Record:
 
     def add(self, done: Round, places: list[Place], seconds: float, draft_seconds: float) -> None:
         "One more round."
-        if len(done.emitted) <= done.accepted: places = places[:len(done.emitted)]  # the text ended inside the draft
-        for kept, new in zip((self.rounds, self.places, self.seconds, self.draft_seconds), (done, places, seconds, draft_seconds)): kept.append(new)
+        # the text ended inside the draft
+        if len(done.emitted) <= done.accepted: places = places[:len(done.emitted)]
+        for kept, new in zip(
+            (self.rounds, self.places, self.seconds, self.draft_seconds),
+            (done, places, seconds, draft_seconds),
+        ):
+            kept.append(new)
 
 # %% ../../nbs/use/02_playground.ipynb #64564907
 class Session(Record):
-    """One text that grows round by round in the production loop, `speculate`. Its settings may change between rounds. Raises `InputError` for
-    a request that can't be served."""
+    """One text that grows round by round in the production loop, `speculate`. Its settings may
+    change between rounds. Raises `InputError` for a request that can't be served."""
     def __init__(self, target: CausalLM, drafter: Drafter,
                  prompt: list[int],         # token ids
                  settings: Settings,        # for the first round; set `.settings` to change them
@@ -189,9 +229,13 @@ class Session(Record):
                  eos_ids: frozenset[int] = frozenset()):
         super().__init__()
         self.prompt, self.eos_ids, self.finished = list(prompt), eos_ids, False
-        self.settings = self.current = settings  # what was asked for, and what this round is made with
+        # what was asked for, and what this round is made with
+        self.settings = self.current = settings
         self.source, self.timer = RecordingSource(seed), PhaseTimer(target.device)
-        self.loop = speculate(target, LiveDrafter(self, drafter), self.prompt, self.transform, self.source, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer)
+        self.loop = speculate(
+            target, LiveDrafter(self, drafter), self.prompt, self.transform, self.source, K_MAX,
+            max_new_tokens, eos_ids, self.verify, self.timer,
+        )
 
     def transform(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
         "Logits to p, under the settings of this round."
@@ -199,22 +243,30 @@ class Session(Record):
         return self.p
 
     def verify(self, p, q, tokens, source) -> tuple[int, int]:
-        "The rule that `speculate` would choose; its arguments, its draws and its answer are written down."
-        rule, before = greedy_match if self.current.temperature == 0 else speculative_sampling, len(source.drawn)
+        """The rule that `speculate` would choose; its arguments, its draws and its answer are
+        written down."""
+        rule, before = greedy_match if self.current.temperature == 0 else speculative_sampling, len(
+            source.drawn
+        )
         accepted, own = rule(p, q, tokens, source)
         self.seen = p, q, tokens, accepted, own, source.drawn[before:]
         return accepted, own
 
     def step(self) -> bool: # False: the text is over, and nothing was added
         "One round."
-        if self.settings != self.current: self.current, self.since = self.settings, max(1, len(self.rounds))
+        if self.settings != self.current:
+            self.current, self.since = self.settings, max(1, len(self.rounds))
         drafting, start = self.timer.seconds("draft"), time.perf_counter()
         done = next(self.loop, None)
         seconds = time.perf_counter() - start
         self.finished = done is None
         if done is None: return False
-        if not self.rounds:  # no rule was asked: the first token is drawn from the prompt's last row
-            self.seen = self.p[-1:], None, [], 0, done.emitted[0], self.source.drawn[-1:] if self.current.temperature else []
+        # no rule was asked: the first token is drawn from the prompt's last row
+        if not self.rounds:
+            self.seen = (
+                self.p[-1:], None, [], 0, done.emitted[0],
+                self.source.drawn[-1:] if self.current.temperature else [],
+            )
         self.add(done, look_at_round(*self.seen), seconds, self.timer.seconds("draft") - drafting)
         return True
 
@@ -241,13 +293,16 @@ class Transcript:
         for n in range(self.rounds, len(self.session.places)):
             i = 0
             for token, fate in self.session.rounds[n].fates():
-                self.said.append(Said(token, self.text(token, fate), fate, n, i + 1, self.session.places[n][i]))
+                self.said.append(
+                    Said(token, self.text(token, fate), fate, n, i + 1, self.session.places[n][i])
+                )
                 i += fate != "rejected"  # the token after a rejected one stands at the same place
             self.rounds = n + 1
         return self.said
 
     def text(self, token: int, fate: str) -> str:
-        "A character made of several tokens stands at the last of them; special tokens go by their names."
+        """A character made of several tokens stands at the last of them; special tokens go by their
+        names."""
         piece = "" if fate == "rejected" else self.stream.step(token)
         if piece: return piece
         alone = self.tokenizer.decode([token])
@@ -269,34 +324,69 @@ def explain(s: Said) -> str: # one line
     words.append(f"p = {number(place.p_of(s.token))}")
     if s.fate in ("accepted", "rejected"):
         words.append(f"q = {number(place.q_of(s.token))}")
-        if place.u_accept is None: words.append("greedy: nothing is drawn")
-        else: words.append(f"u = {place.u_accept:.3f} {'<' if s.fate == 'accepted' else '≥'} min(1, p/q) = {number(place.chance)}")
-    elif place.u_draw is None: words.append("greedy: nothing is drawn")
-    else: words.append(f"drawn from {'the residual' if s.fate == 'replacement' else 'p'} with u = {place.u_draw:.3f}")
+        if place.u_accept is None:
+            words.append("greedy: nothing is drawn")
+        else:
+            words.append(
+                f"u = {place.u_accept:.3f} {'<' if s.fate == 'accepted' else '≥'} min(1, p/q) ="
+                f" {number(place.chance)}"
+            )
+    elif place.u_draw is None:
+        words.append("greedy: nothing is drawn")
+    else:
+        words.append(
+            f"drawn from {'the residual' if s.fate == 'replacement' else 'p'} with u ="
+            f" {place.u_draw:.3f}"
+        )
     return " · ".join(words)
 
 # %% ../../nbs/use/02_playground.ipynb #06c5cb10
-MOVE = ("const t=[...this.querySelectorAll('[data-tip]')],i=t.indexOf(document.activeElement),"  # arrow keys walk from token to token
-        "n={ArrowRight:i+1,ArrowLeft:i-1,Home:0,End:t.length-1}[event.key];"
-        "if(i>=0&&t[n]){event.preventDefault();event.stopPropagation();t[i].tabIndex=-1;t[n].tabIndex=0;t[n].focus()}")
+# arrow keys walk from token to token
+MOVE = (
+    "const t=[...this.querySelectorAll('[data-tip]')],i=t.indexOf(document.activeElement),"
+    "n={ArrowRight:i+1,ArrowLeft:i-1,Home:0,End:t.length-1}[event.key];"
+    "if(i>=0&&t[n]){event.preventDefault();event.stopPropagation();t[i].tabIndex=-1;t[n].tabIndex=0;t[n].focus()}"
+)
 
 def token_html(s: Said, first: bool = False) -> str: # first: the one that the Tab key reaches
-    "A token in the look of its fate; its explanation appears under the text when the mouse or the keyboard reaches it."
+    """A token in the look of its fate; its explanation appears under the text when the mouse or the
+    keyboard reaches it."""
     tag, why = {"rejected": "del", "replacement": "ins"}.get(s.fate, "span"), escape(explain(s))
-    text = s.text if s.fate == "target" else s.text.replace("\n", "⏎" if s.fate == "rejected" else "⏎\n")
-    return f'<{tag} class="sp-token" role="note" tabindex="{0 if first else -1}" data-tip="{why}" aria-label="{why}" style="{FATE_STYLES[s.fate]}">{escape(text).replace(chr(10), "&#10;")}</{tag}>'
+    text = (
+        s.text
+        if s.fate == "target"
+        else s.text.replace("\n", "⏎" if s.fate == "rejected" else "⏎\n")
+    )
+    return (
+        f'<{tag} class="sp-token" role="note" tabindex="{0 if first else -1}" data-tip="{why}"'
+        f' aria-label="{why}"'
+        f' style="{FATE_STYLES[s.fate]}">{escape(text).replace(chr(10), "&#10;")}</{tag}>'
+    )
 
 def key_html() -> str: # an HTML fragment
     "What the looks mean."
-    return '<p class="sp-key">' + " ".join(f'<span style="{style}" title="{FATE_MEANINGS[fate]}">&nbsp;{fate}&nbsp;</span>' for fate, style in FATE_STYLES.items()) + "</p>"
+    return (
+        '<p class="sp-key">'
+        + " ".join(
+            f'<span style="{style}" title="{FATE_MEANINGS[fate]}">&nbsp;{fate}&nbsp;</span>'
+            for fate, style in FATE_STYLES.items()
+        )
+        + "</p>"
+    )
 
 def text_html(said: Sequence[Said],
               empty: str = "", # what to say while there is no text
              ) -> str: # an HTML fragment
     "The text, each token in the look of its fate. Whatever a model says is escaped."
-    tokens = "".join(token_html(s, i == 0) for i, s in enumerate(said)) or f'<span class="sp-faint">{escape(empty)}</span>'
-    return (f'<div class="sp-text"><div class="sp-scroll"><div role="group" aria-label="Generated text; the arrow keys walk from token to token" '
-            f'data-lm-suppress-shortcuts="true" onkeydown="{escape(MOVE)}">{tokens}</div></div></div>')
+    tokens = (
+        "".join(token_html(s, i == 0) for i, s in enumerate(said))
+        or f'<span class="sp-faint">{escape(empty)}</span>'
+    )
+    return (
+        '<div class="sp-text"><div class="sp-scroll"><div role="group" aria-label="Generated text;'
+        ' the arrow keys walk from token to token" data-lm-suppress-shortcuts="true"'
+        f' onkeydown="{escape(MOVE)}">{tokens}</div></div></div>'
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #826f9fd5
 @dataclass(frozen=True)
@@ -307,9 +397,11 @@ class Measures:
     with_drafts: int                # those in which the drafter said something
     tau: float                      # τ, tokens per round; 0 before any round
     alpha: AlphaEstimate | None     # None before any draft was tried
-    rate: float                     # tokens/s of the loop, without the prompt's forward; 0 before any round
+    # tokens/s of the loop, without the prompt's forward; 0 before any round
+    rate: float
     plain: float | None             # tokens/s of plain decoding; None where it wasn't measured yet
-    c: float                        # what a draft token costs, in plain steps; 0 where that isn't known yet
+    # what a draft token costs, in plain steps; 0 where that isn't known yet
+    c: float
 
     @property
     def speedup(self) -> float | None:
@@ -321,23 +413,42 @@ def measure(session: Session, plain: float | None = None, # tokens/s
     "Sum up a session."
     recent, seconds = session.recent, sum(session.seconds[session.since:])
     tokens = sum(len(r.emitted) for r in recent)
-    costs = [s / len(r.drafted) for r, s in zip(recent, session.draft_seconds[session.since:]) if r.drafted]
-    return Measures(len(session.ids), len(recent), len(costs), tokens / len(recent) if recent else 0.0, estimate_alpha(recent) if costs else None,
-                    tokens / seconds if recent else 0.0, plain, statistics.median(costs) * plain if costs and plain else 0.0)
+    costs = [
+        s / len(r.drafted)
+        for r, s in zip(recent, session.draft_seconds[session.since :])
+        if r.drafted
+    ]
+    return Measures(
+        len(session.ids), len(recent), len(costs), tokens / len(recent) if recent else 0.0,
+        estimate_alpha(recent) if costs else None, tokens / seconds if recent else 0.0, plain,
+        statistics.median(costs) * plain if costs and plain else 0.0,
+    )
 
 def measures_html(m: Measures | None) -> str: # an HTML fragment
     "The figures of a session, as tiles."
     dash = "–"
-    alpha = m and m.alpha and f"{m.alpha.alpha:.2f} <small>{m.alpha.low:.2f}–{m.alpha.high:.2f}</small>"
-    tiles = [("tokens", m and m.tokens), ("rounds", m and m.rounds and f"{m.rounds} <small>{m.with_drafts} with drafts</small>"), ("tokens/round, τ", m and m.rounds and f"{m.tau:.2f}"),
-             ("acceptance, α", alpha), ("tokens/s", m and m.rounds and f"{m.rate:.1f}"), ("plain tokens/s", m and m.plain and f"{m.plain:.1f}"),
-             ("speed-up", m and m.speedup and f"{m.speedup:.2f}×")]
-    return '<div class="sp-tiles">' + "".join(f"<div><span>{name}</span> <b>{value or dash}</b></div>" for name, value in tiles) + "</div>"
+    alpha = (
+        m and m.alpha and f"{m.alpha.alpha:.2f} <small>{m.alpha.low:.2f}–{m.alpha.high:.2f}</small>"
+    )
+    tiles = [
+        ("tokens", m and m.tokens),
+        ("rounds", m and m.rounds and f"{m.rounds} <small>{m.with_drafts} with drafts</small>"),
+        ("tokens/round, τ", m and m.rounds and f"{m.tau:.2f}"), ("acceptance, α", alpha),
+        ("tokens/s", m and m.rounds and f"{m.rate:.1f}"),
+        ("plain tokens/s", m and m.plain and f"{m.plain:.1f}"),
+        ("speed-up", m and m.speedup and f"{m.speedup:.2f}×"),
+    ]
+    return (
+        '<div class="sp-tiles">'
+        + "".join(f"<div><span>{name}</span> <b>{value or dash}</b></div>" for name, value in tiles)
+        + "</div>"
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #9b08b6fc
 @dataclass(frozen=True)
 class Figure:
-    "A drawing in SVG. Its ink is the colour of the text around it, so that it suits a light page and a dark one."
+    """A drawing in SVG. Its ink is the colour of the text around it, so that it suits a light page
+    and a dark one."""
     width: int
     height: int
     alt: str   # one sentence, for those who can't see it
@@ -346,24 +457,37 @@ class Figure:
     def svg(self, background: str = "") -> str: # an <svg> element; background: a colour behind it
         "For a page."
         paper = f'<rect width="100%" height="100%" fill="{background}"/>' if background else ""
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" role="img" aria-label="{escape(self.alt)}" '
-                f'font-family="system-ui, sans-serif" font-size="12" fill="currentColor" style="max-width:100%;height:auto">{paper}{self.body}</svg>')
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
+            f' width="{self.width}" role="img" aria-label="{escape(self.alt)}"'
+            ' font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
+            f' style="max-width:100%;height:auto">{paper}{self.body}</svg>'
+        )
 
     def _repr_svg_(self) -> str: return self.svg(background="white")
 
-INK, P_COLOUR, Q_COLOUR, YES, NO = "currentColor", "#3b82c4", "#c8701a", "#2f9e5f", "#d1495b"  # readable on white and on black
+# readable on white and on black
+INK, P_COLOUR, Q_COLOUR, YES, NO = "currentColor", "#3b82c4", "#c8701a", "#2f9e5f", "#d1495b"
 
 def _text(x: float, y: float, words: str, anchor: str = "start", more: str = "") -> str:
     "Words at a point."
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(str(words))}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(str(words))}</text>'
+    )
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
     "A box."
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}" fill="{fill}" {more}/>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
+        f' fill="{fill}" {more}/>'
+    )
 
 def _line(points: Sequence[tuple[float, float]], colour: str = INK, more: str = "") -> str:
     "A line through points."
-    return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" stroke="{colour}" {more}/>'
+    return (
+        f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none"'
+        f' stroke="{colour}" {more}/>'
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #afd62bd2
 @dataclass(frozen=True)
@@ -377,25 +501,51 @@ class Axes:
     top: int = 30
     bottom: int = 188
 
-    def x(self, value: float) -> float: return self.left + (value - self.x_min) / (self.x_max - self.x_min) * (self.right - self.left)
-    def y(self, value: float) -> float: return self.bottom - value / self.y_max * (self.bottom - self.top)
+    def x(self, value: float) -> float:
+        return self.left + (value - self.x_min) / (self.x_max - self.x_min) * (
+            self.right - self.left
+        )
 
-    def frame(self, title: str, x_label: str, y_label: str, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> str:
+    def y(self, value: float) -> float:
+        return self.bottom - value / self.y_max * (self.bottom - self.top)
+
+    def frame(
+        self, title: str, x_label: str, y_label: str, x_ticks: Sequence[float],
+        y_ticks: Sequence[float],
+    ) -> str:
         "Title, axes, ticks and grid lines."
-        parts = [_text(self.left - 34, 16, title, more='font-size="13" font-weight="600"'), _text(self.right, 230, x_label, "end", 'opacity=".8"'),
-                 _text(self.left - 34, 230, y_label, more='opacity=".8"')]
+        parts = [
+            _text(self.left - 34, 16, title, more='font-size="13" font-weight="600"'),
+            _text(self.right, 230, x_label, "end", 'opacity=".8"'),
+            _text(self.left - 34, 230, y_label, more='opacity=".8"'),
+        ]
         for t in y_ticks:
-            parts.append(_line([(self.left, self.y(t)), (self.right, self.y(t))], more=f'opacity="{.6 if t == 0 else .15}"'))
+            parts.append(
+                _line(
+                    [(self.left, self.y(t)), (self.right, self.y(t))],
+                    more=f'opacity="{.6 if t == 0 else .15}"',
+                )
+            )
             parts.append(_text(self.left - 6, self.y(t) + 4, f"{t:g}", "end"))
-        return "".join([*parts, *(_text(self.x(t), self.bottom + 16, f"{t:g}", "middle") for t in x_ticks)])
+        return "".join(
+            [*parts, *(_text(self.x(t), self.bottom + 16, f"{t:g}", "middle") for t in x_ticks)]
+        )
+
 
 def _note(title: str, words: str) -> Figure:
     "In place of a figure that has nothing to show yet."
-    return Figure(420, 238, f"{title}: {words}", Axes(1, 1).frame(title, "", "", [], [0]) + _text(227, 115, words, "middle", 'opacity=".7"'))
+    return Figure(
+        420, 238, f"{title}: {words}",
+        Axes(1, 1).frame(title, "", "", [], [0]) + _text(227, 115, words, "middle", 'opacity=".7"'),
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #9b0de7f7
 DASHES = {"replacement": "4 2", "bonus": "1 2"}  # of the underline
-LOOKS = {fate: (style[11:18] if style else "none", DASHES.get(fate, "")) for fate, style in FATE_STYLES.items()}  # paper, from "background:#rrggbb"; dashes
+# paper, from "background:#rrggbb"; dashes
+LOOKS = {
+    fate: (style[11:18] if style else "none", DASHES.get(fate, ""))
+    for fate, style in FATE_STYLES.items()
+}
 
 def draw_text(said: Sequence[Said],
               columns: int = 76, # characters a line
@@ -403,19 +553,42 @@ def draw_text(said: Sequence[Said],
     "The coloured text as a drawing, for pages that show pictures only."
     x, y, advance, line, parts = 0, 0, 7.2, 21, []
     for s in said:
-        for i, part in enumerate((s.text.replace("\n", "⏎") if s.fate == "rejected" else s.text).split("\n")):
+        for i, part in enumerate(
+            (s.text.replace("\n", "⏎") if s.fate == "rejected" else s.text).split("\n")
+        ):
             if i: x, y = 0, y + 1
             if x and x + len(part) > columns: x, y = 0, y + 1
             if not part: continue
-            left, top, width, (paper, dashes) = 10 + x * advance, 10 + y * line, len(part) * advance, LOOKS[s.fate]
+            left, top, width, (paper, dashes) = (
+                10 + x * advance, 10 + y * line, len(part) * advance, LOOKS[s.fate],
+            )
             if paper != "none": parts.append(_rect(left, top, width - .8, 17, paper, 'rx="2"'))
             ink = 'fill="#1f2933"' if paper != "none" else ""
-            parts.append(_text(left, top + 12.5, part, more=f'{ink} font-family="ui-monospace, monospace" textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs" xml:space="preserve"'))
+            parts.append(
+                _text(
+                    left,
+                    top + 12.5,
+                    part,
+                    more=(
+                        f'{ink} font-family="ui-monospace, monospace" textLength="{width:.1f}"'
+                        ' lengthAdjust="spacingAndGlyphs" xml:space="preserve"'
+                    ),
+                )
+            )
             mark = top + (8.5 if s.fate == "rejected" else 15.5)
-            if s.fate != "target": parts.append(_line([(left, mark), (left + width - .8, mark)], "#1f2933", f'stroke-dasharray="{dashes}"' if dashes else ""))
+            if s.fate != "target":
+                parts.append(
+                    _line(
+                        [(left, mark), (left + width - 0.8, mark)], "#1f2933",
+                        f'stroke-dasharray="{dashes}"' if dashes else "",
+                    )
+                )
             x += len(part)
     words = "".join(s.text for s in said if s.fate != "rejected")
-    return Figure(int(20 + columns * advance), 20 + line * (y + 1), f"A text, each token in the look of its fate: {words}", "".join(parts))
+    return Figure(
+        int(20 + columns * advance), 20 + line * (y + 1),
+        f"A text, each token in the look of its fate: {words}", "".join(parts),
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #764de1b7
 def draw_acceptance(rounds: Sequence[Round]) -> Figure:
@@ -426,59 +599,133 @@ def draw_acceptance(rounds: Sequence[Round]) -> Figure:
     n = len(alpha)
     axes = Axes(x_min=.4, x_max=max(n, 5) + .6, y_max=1)
     low, high = wilson_interval(alpha * tried, tried)
-    width, body = min(.7 * (axes.x(1) - axes.x(0)), 44), [axes.frame(title, "draft position", "share accepted, of those tried", range(1, n + 1), [0, .5, 1])]
+    width, body = min(0.7 * (axes.x(1) - axes.x(0)), 44), [
+        axes.frame(
+            title, "draft position", "share accepted, of those tried", range(1, n + 1), [0, 0.5, 1]
+        )
+    ]
     for i, (a, t) in enumerate(zip(alpha, tried), start=1):
         middle = axes.x(i)
         body.append(_rect(middle - width / 2, axes.y(a), width, axes.bottom - axes.y(a), YES))
-        body.append(_line([(middle, axes.y(low[i - 1])), (middle, axes.y(high[i - 1]))], more='stroke-width="1.5"'))
-        body.append(_text(middle, axes.bottom + 27, f"of {t:.0f}", "middle", 'font-size="9" opacity=".8"'))
-    return Figure(420, 238, f"{title}: " + ", ".join(f"{i} {a:.2f}" for i, a in enumerate(alpha, start=1)), "".join(body))
+        body.append(
+            _line(
+                [(middle, axes.y(low[i - 1])), (middle, axes.y(high[i - 1]))],
+                more='stroke-width="1.5"',
+            )
+        )
+        body.append(
+            _text(middle, axes.bottom + 27, f"of {t:.0f}", "middle", 'font-size="9" opacity=".8"')
+        )
+    return Figure(
+        420, 238, f"{title}: " + ", ".join(f"{i} {a:.2f}" for i, a in enumerate(alpha, start=1)),
+        "".join(body),
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #d6c0f188
 def draw_rounds(rounds: Sequence[Round], last: int = 40, # how many rounds to show
                ) -> Figure:
-    "Tokens of each of the last rounds, accepted drafts below and the target's own token on top, with the mean of all."
+    """Tokens of each of the last rounds, accepted drafts below and the target's own token on top,
+    with the mean of all."""
     title = "Tokens per round"
     if not rounds: return _note(title, "no round yet")
     shown, mean = rounds[-last:], sum(len(r.emitted) for r in rounds) / len(rounds)
     first = len(rounds) - len(shown) + 1
-    axes = Axes(x_min=first - .6, x_max=first + max(len(shown), 10) - .4, y_max=max(4, *(len(r.emitted) for r in shown)) + .3)
+    axes = Axes(
+        x_min=first - 0.6, x_max=first + max(len(shown), 10) - 0.4,
+        y_max=max(4, *(len(r.emitted) for r in shown)) + 0.3,
+    )
     step = max(1, math.ceil(axes.y_max / 6))
     every = 1 if len(shown) <= 10 else 5
     ticks = [n for n in range(first, first + len(shown)) if n % every == 0]
-    body = [axes.frame(title, "round", f"filled: accepted; outlined: the target's own; mean {mean:.2f}", ticks, range(0, int(axes.y_max) + 1, step))]
+    body = [
+        axes.frame(
+            title, "round", f"filled: accepted; outlined: the target's own; mean {mean:.2f}", ticks,
+            range(0, int(axes.y_max) + 1, step),
+        )
+    ]
     width = .8 * (axes.x(first + 1) - axes.x(first))
     for i, r in enumerate(shown, start=first):
         kept = min(r.accepted, len(r.emitted))
-        body.append(_rect(axes.x(i) - width / 2, axes.y(kept), width, axes.bottom - axes.y(kept), YES))
-        body.append(_rect(axes.x(i) - width / 2 + .5, axes.y(len(r.emitted)), width - 1, axes.y(kept) - axes.y(len(r.emitted)), "none", f'stroke="{P_COLOUR}"'))
-    body.append(_line([(axes.left, axes.y(mean)), (axes.right, axes.y(mean))], more='stroke-dasharray="5 3" stroke-width="1.5"'))
-    return Figure(420, 238, f"{title}: {mean:.2f} on average over {len(rounds)} rounds.", "".join(body))
+        body.append(
+            _rect(axes.x(i) - width / 2, axes.y(kept), width, axes.bottom - axes.y(kept), YES)
+        )
+        body.append(
+            _rect(
+                axes.x(i) - width / 2 + 0.5, axes.y(len(r.emitted)), width - 1,
+                axes.y(kept) - axes.y(len(r.emitted)), "none", f'stroke="{P_COLOUR}"',
+            )
+        )
+    body.append(
+        _line(
+            [(axes.left, axes.y(mean)), (axes.right, axes.y(mean))],
+            more='stroke-dasharray="5 3" stroke-width="1.5"',
+        )
+    )
+    return Figure(
+        420, 238, f"{title}: {mean:.2f} on average over {len(rounds)} rounds.", "".join(body)
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #ea9aa65c
 def draw_speedup(K: int,                        # where the slider stands
                  m: Measures | None,
-                 v: Sequence[float] | None = None, # what verifying 1, 2, … K_MAX drafts costs, in plain steps; None: nothing, as in theory
+                 # what verifying 1, 2, … K_MAX drafts costs, in plain steps; None: nothing, as in
+                 # theory
+                 v: Sequence[float] | None = None,
                 ) -> Figure:
-    "The speed-up that α, c and v promise for each K, where the slider stands on that curve, and what was measured."
+    """The speed-up that α, c and v promise for each K, where the slider stands on that curve, and
+    what was measured."""
     title, Ks = "Speed-up: theory, and where you are", np.arange(1, K_MAX + 1)
     if m is None or m.alpha is None: return _note(title, "no draft was tried yet")
     if m.plain is None: v = None  # then c isn't known either
     cost, c = (np.ones(K_MAX), 0.0) if v is None else (np.asarray(v), m.c)
-    curves = {a: walltime_factor(getattr(m.alpha, a), Ks, c, cost) for a in ("low", "alpha", "high")}
+    curves = {
+        a: walltime_factor(getattr(m.alpha, a), Ks, c, cost) for a in ("low", "alpha", "high")
+    }
     free = walltime_factor(m.alpha.alpha, Ks, 0, 1)
     here = float(curves["alpha"][K - 1])
     axes = Axes(x_min=.5, x_max=K_MAX + .5, y_max=1.3 * max(1.5, free.max(), m.speedup or 0))
     ticks = np.arange(0, axes.y_max, .5 if axes.y_max < 3.5 else 1 if axes.y_max < 7 else 2)
-    at = {name: [(axes.x(k), min(axes.bottom, max(axes.top, axes.y(value)))) for k, value in zip(Ks, curve)] for name, curve in (curves | {"free": free}).items()}
+    at = {
+        name: [
+            (axes.x(k), min(axes.bottom, max(axes.top, axes.y(value))))
+            for k, value in zip(Ks, curve)
+        ]
+        for name, curve in (curves | {"free": free}).items()
+    }
     band = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*at["low"], *at["high"][::-1]])
-    body = [axes.frame(title, "K", "times plain; dashed: if all but the target were free", range(2, K_MAX + 1, 2), ticks), f'<polygon points="{band}" fill="{P_COLOUR}" opacity=".2"/>',
-            _line([(axes.left, axes.y(1)), (axes.right, axes.y(1))], more='stroke-dasharray="2 3"'), _line(at["free"], INK, 'stroke-dasharray="6 3" opacity=".7"'),
-            _line(at["alpha"], P_COLOUR, 'stroke-width="2.5"'), f'<circle cx="{axes.x(K):.1f}" cy="{axes.y(here):.1f}" r="6" fill="{P_COLOUR}" stroke="currentColor" stroke-width="1.5"/>']
-    if m.speedup: body.append(f'<path d="M{axes.x(K):.1f},{axes.y(m.speedup):.1f} l7,7 l-7,7 l-7,-7 z" transform="translate(0,-7)" fill="{Q_COLOUR}" stroke="currentColor" stroke-width="1.5"/>')
-    known = f"c = {c:.2f}, v({K}) = {cost[K - 1]:.2f}" if v is not None else "free drafts and free verification"
-    words = f"K = {K}, α = {m.alpha.alpha:.2f}, {known}: {here:.2f}×" + (f"; measured {m.speedup:.2f}×" if m.speedup else "")
-    legend = _text(axes.left + 6, 42, f"● theory {here:.2f}×" + (f"   ◆ measured {m.speedup:.2f}×" if m.speedup else ""), more='font-weight="600" xml:space="preserve"')
+    body = [
+        axes.frame(
+            title, "K", "times plain; dashed: if all but the target were free",
+            range(2, K_MAX + 1, 2), ticks,
+        ),
+        f'<polygon points="{band}" fill="{P_COLOUR}" opacity=".2"/>',
+        _line([(axes.left, axes.y(1)), (axes.right, axes.y(1))], more='stroke-dasharray="2 3"'),
+        _line(at["free"], INK, 'stroke-dasharray="6 3" opacity=".7"'),
+        _line(at["alpha"], P_COLOUR, 'stroke-width="2.5"'),
+        (
+            f'<circle cx="{axes.x(K):.1f}" cy="{axes.y(here):.1f}" r="6" fill="{P_COLOUR}"'
+            ' stroke="currentColor" stroke-width="1.5"/>'
+        ),
+    ]
+    if m.speedup:
+        body.append(
+            f'<path d="M{axes.x(K):.1f},{axes.y(m.speedup):.1f} l7,7 l-7,7 l-7,-7 z"'
+            f' transform="translate(0,-7)" fill="{Q_COLOUR}" stroke="currentColor"'
+            ' stroke-width="1.5"/>'
+        )
+    known = (
+        f"c = {c:.2f}, v({K}) = {cost[K - 1]:.2f}"
+        if v is not None
+        else "free drafts and free verification"
+    )
+    words = f"K = {K}, α = {m.alpha.alpha:.2f}, {known}: {here:.2f}×" + (
+        f"; measured {m.speedup:.2f}×" if m.speedup else ""
+    )
+    legend = _text(
+        axes.left + 6, 42,
+        f"● theory {here:.2f}×" + (f"   ◆ measured {m.speedup:.2f}×" if m.speedup else ""),
+        more='font-weight="600" xml:space="preserve"',
+    )
     return Figure(420, 238, f"{title}. {words}", "".join(body) + legend)
 
 # %% ../../nbs/use/02_playground.ipynb #62c8cd63
@@ -486,32 +733,97 @@ def draw_place(place: Place,
                words: Callable[[int], str], # a token's text
               ) -> Figure:
     "p and q as bars over the likeliest tokens, and min(p, q), what both agree on, shaded."
-    title = "p, the target, and q, the draft" if place.q else "p, the target (nothing was drafted here)"
-    most, parts = max([*place.p, *(place.q or [])]), [_text(10, 16, title, more='font-size="13" font-weight="600"')]
+    title = (
+        "p, the target, and q, the draft" if place.q else "p, the target (nothing was drafted here)"
+    )
+    most, parts = max([*place.p, *(place.q or [])]), [
+        _text(10, 16, title, more='font-size="13" font-weight="600"')
+    ]
     def x(value: float) -> float: return 132 + 170 * value / most
     for i, token in enumerate(place.ids):
-        y, p, q, mark = 44 + 23 * i, place.p[i], place.q[i] if place.q else None, " ◂ draft" if token == place.drafted else ""
+        y, p, q, mark = (
+            44 + 23 * i, place.p[i], place.q[i] if place.q else None,
+            " ◂ draft" if token == place.drafted else "",
+        )
         mark += " ◂ own" if token == place.own else ""
-        parts.append(_text(126, y + 13, visible(words(token))[:14], "end", 'font-family="ui-monospace, monospace" font-size="11"' + (' font-weight="700"' if mark else "")))
+        parts.append(
+            _text(
+                126,
+                y + 13,
+                visible(words(token))[:14],
+                "end",
+                'font-family="ui-monospace, monospace" font-size="11"'
+                + (' font-weight="700"' if mark else ""),
+            )
+        )
         parts.append(_rect(132, y, x(p) - 132, 9, P_COLOUR))
         if q is not None:
-            parts.append(_rect(132.5, y + 9.5, x(q) - 133, 8, "none", f'stroke="{Q_COLOUR}" stroke-width="1.5"'))
+            parts.append(
+                _rect(
+                    132.5, y + 9.5, x(q) - 133, 8, "none", f'stroke="{Q_COLOUR}" stroke-width="1.5"'
+                )
+            )
             parts.append(_rect(132, y, x(min(p, q)) - 132, 18, INK, 'opacity=".28"'))
-        parts.append(_text(x(max(p, q or 0)) + 5, y + 13, f"{number(p)}" + (f" / {number(q)}" if q is not None else "") + mark, more='font-size="10.5"'))
-    legend = [_rect(10, 25, 12, 9, P_COLOUR), _text(27, 34, "p"), *([_rect(45.5, 25.5, 11, 8, "none", f'stroke="{Q_COLOUR}" stroke-width="1.5"'), _text(62, 34, "q"),
-              _rect(82, 24, 12, 11, INK, 'opacity=".28"'), _text(99, 34, f"min(p, q); over all tokens it sums to {place.overlap:.3f}")] if place.q else [])]
-    rows = [f"{visible(words(t))}: p {number(p)}" + (f", q {number(place.q[i])}" if place.q else "") for i, (t, p) in enumerate(zip(place.ids, place.p))]
-    return Figure(430, 44 + 23 * len(place.ids) + 6, f"{title}. " + "; ".join(rows), "".join([*parts, *legend]))
+        parts.append(
+            _text(
+                x(max(p, q or 0)) + 5, y + 13,
+                f"{number(p)}" + (f" / {number(q)}" if q is not None else "") + mark,
+                more='font-size="10.5"',
+            )
+        )
+    legend = [
+        _rect(10, 25, 12, 9, P_COLOUR),
+        _text(27, 34, "p"),
+        *(
+            [
+                _rect(45.5, 25.5, 11, 8, "none", f'stroke="{Q_COLOUR}" stroke-width="1.5"'),
+                _text(62, 34, "q"), _rect(82, 24, 12, 11, INK, 'opacity=".28"'),
+                _text(99, 34, f"min(p, q); over all tokens it sums to {place.overlap:.3f}"),
+            ]
+            if place.q
+            else []
+        ),
+    ]
+    rows = [
+        f"{visible(words(t))}: p {number(p)}" + (f", q {number(place.q[i])}" if place.q else "")
+        for i, (t, p) in enumerate(zip(place.ids, place.p))
+    ]
+    return Figure(
+        430, 44 + 23 * len(place.ids) + 6, f"{title}. " + "; ".join(rows),
+        "".join([*parts, *legend]),
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #81d10272
 def draw_decision(place: Place, words: Callable[[int], str]) -> Figure:
-    "The accept/reject draw: the chance min(1, p/q) as a part of the unit interval, and where the uniform number fell."
-    if place.drafted is None: return Figure(430, 26, "No draft token to decide on here.", _text(10, 16, "No draft token to decide on here.", more='font-size="13" font-weight="600"'))
+    """The accept/reject draw: the chance min(1, p/q) as a part of the unit interval, and where the
+    uniform number fell."""
+    if place.drafted is None:
+        return Figure(
+            430,
+            26,
+            "No draft token to decide on here.",
+            _text(
+                10, 16, "No draft token to decide on here.", more='font-size="13" font-weight="600"'
+            ),
+        )
     name = visible(words(place.drafted))
-    ratio = f"min(1, p/q) = min(1, {number(place.p_of(place.drafted))} / {number(place.q_of(place.drafted))}) = {number(place.chance)}"
-    if place.fate == "untried": told = f"{name} was never tried: an earlier draft was rejected."
-    elif place.u_accept is None: told = f"Greedy: {name} is {'the likeliest token: accepted' if place.fate == 'accepted' else 'not the likeliest token: rejected'}. Nothing is drawn."
-    else: told = f"{name}: u = {place.u_accept:.3f} is {'below' if place.fate == 'accepted' else 'not below'} {ratio}: {place.fate}."
+    ratio = (
+        f"min(1, p/q) = min(1, {number(place.p_of(place.drafted))} /"
+        f" {number(place.q_of(place.drafted))}) = {number(place.chance)}"
+    )
+    if place.fate == "untried":
+        told = f"{name} was never tried: an earlier draft was rejected."
+    elif place.u_accept is None:
+        told = (
+            f"Greedy: {name} is"
+            f" {'the likeliest token: accepted' if place.fate == 'accepted' else 'not the likeliest token: rejected'}."
+            " Nothing is drawn."
+        )
+    else:
+        told = (
+            f"{name}: u = {place.u_accept:.3f} is"
+            f" {'below' if place.fate == 'accepted' else 'not below'} {ratio}: {place.fate}."
+        )
     return _strip(told, place.chance, place.u_accept)
 
 def _strip(told: str, chance: float, u: float | None) -> Figure:
@@ -519,33 +831,87 @@ def _strip(told: str, chance: float, u: float | None) -> Figure:
     def x(value: float) -> float: return 14 + 400 * value
     lines = textwrap.wrap(told, 52)
     top = 16 * len(lines) + 26
-    parts = [_text(10, 16 * n, line, more='font-size="13" font-weight="600"') for n, line in enumerate(lines, start=1)]
-    parts += [_rect(x(0), top, 400 * chance, 20, YES), _rect(x(chance), top, 400 * (1 - chance), 20, "none", f'stroke="{NO}" stroke-width="2" stroke-dasharray="4 3"')]
-    if chance > .15: parts.append(_text(x(chance / 2), top + 14, "accept", "middle", 'fill="#062013" font-weight="600" font-size="11"'))
-    if chance < .85: parts.append(_text(x((1 + chance) / 2), top + 14, "reject", "middle", 'font-size="11"'))
-    parts += [_text(x(t), top + 36, f"{t:g}", "middle", 'font-size="10" opacity=".8"') for t in (0, .5, 1)]
-    if u is not None: parts.append(_line([(x(u), top - 6), (x(u), top + 26)], more='stroke-width="2.5"') + _text(x(u), top - 9, f"u = {u:.3f}", "start" if u < .85 else "end", 'font-size="11" font-weight="600"'))
+    parts = [
+        _text(10, 16 * n, line, more='font-size="13" font-weight="600"')
+        for n, line in enumerate(lines, start=1)
+    ]
+    parts += [
+        _rect(x(0), top, 400 * chance, 20, YES),
+        _rect(
+            x(chance), top, 400 * (1 - chance), 20, "none",
+            f'stroke="{NO}" stroke-width="2" stroke-dasharray="4 3"',
+        ),
+    ]
+    if chance > 0.15:
+        parts.append(
+            _text(
+                x(chance / 2), top + 14, "accept", "middle",
+                'fill="#062013" font-weight="600" font-size="11"',
+            )
+        )
+    if chance < 0.85:
+        parts.append(_text(x((1 + chance) / 2), top + 14, "reject", "middle", 'font-size="11"'))
+    parts += [
+        _text(x(t), top + 36, f"{t:g}", "middle", 'font-size="10" opacity=".8"')
+        for t in (0, 0.5, 1)
+    ]
+    if u is not None:
+        parts.append(
+            _line([(x(u), top - 6), (x(u), top + 26)], more='stroke-width="2.5"')
+            + _text(
+                x(u), top - 9, f"u = {u:.3f}", "start" if u < 0.85 else "end",
+                'font-size="11" font-weight="600"',
+            )
+        )
     return Figure(430, top + 42, told, "".join(parts))
 
 # %% ../../nbs/use/02_playground.ipynb #5af02375
 def draw_residual(place: Place, words: Callable[[int], str]) -> Figure:
-    "Where the target's own token is drawn from: the residual after a rejection, p itself where all drafts were accepted."
+    """Where the target's own token is drawn from: the residual after a rejection, p itself where
+    all drafts were accepted."""
     rest = place.residual
-    title = "The residual, max(p − q, 0), scaled to sum to one" if place.q else "Drawn from: p as it is"
-    most, parts = max(max(rest), 1e-9), [_text(10, 16, title, more='font-size="13" font-weight="600"')]
+    title = (
+        "The residual, max(p − q, 0), scaled to sum to one" if place.q else "Drawn from: p as it is"
+    )
+    most, parts = max(max(rest), 1e-9), [
+        _text(10, 16, title, more='font-size="13" font-weight="600"')
+    ]
     for i, (token, weight) in enumerate(zip(place.ids, rest)):
         y, width = 44 + 23 * i, 200 * weight / most
-        parts.append(_text(126, y + 13, visible(words(token))[:14], "end", 'font-family="ui-monospace, monospace" font-size="11"' + (' font-weight="700"' if token == place.own else "")))
+        parts.append(
+            _text(
+                126,
+                y + 13,
+                visible(words(token))[:14],
+                "end",
+                'font-family="ui-monospace, monospace" font-size="11"'
+                + (' font-weight="700"' if token == place.own else ""),
+            )
+        )
         parts.append(_rect(132, y + 2, width, 14, YES if token == place.own else P_COLOUR))
-        parts.append(_text(137 + width, y + 13, f"{number(weight)}" + (" ◂ drawn" if token == place.own else ""), more='font-size="10.5"'))
-    told = {"rejected": "the target's own token is drawn from these", "bonus": "every draft was accepted: the bonus token", "target": "a plain step: the target's own token"}
+        parts.append(
+            _text(
+                137 + width, y + 13,
+                f"{number(weight)}" + (" ◂ drawn" if token == place.own else ""),
+                more='font-size="10.5"',
+            )
+        )
+    told = {
+        "rejected": "the target's own token is drawn from these",
+        "bonus": "every draft was accepted: the bonus token",
+        "target": "a plain step: the target's own token",
+    }
     told = told.get(place.fate, "would be drawn from if the draft were rejected")
     if place.u_draw is not None: told += f", with u = {place.u_draw:.3f}"
-    return Figure(430, 44 + 23 * len(place.ids) + 6, f"{title}. {told}", "".join(parts) + _text(10, 34, told, more='opacity=".85"'))
+    return Figure(
+        430, 44 + 23 * len(place.ids) + 6, f"{title}. {told}",
+        "".join(parts) + _text(10, 34, told, more='opacity=".85"'),
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #8c0c73b8
 class Throttle:
-    "Lets work through at most once per interval. What is asked for too early is done when the interval is over, once."
+    """Lets work through at most once per interval. What is asked for too early is done when the
+    interval is over, once."""
     def __init__(self, interval: float, # s
                  clock: Callable[[], float] = time.monotonic):
         self.interval, self.clock = interval, clock
@@ -571,7 +937,8 @@ class Mailbox:
     def __init__(self):
         self.wake = threading.Condition()
         self.job: Iterator | None = None                     # what it works on
-        self.asked, self.busy, self.closed = False, False, False # whether it should paint; whether it has work in hand; whether it should end
+        # whether it should paint; whether it has work in hand; whether it should end
+        self.asked, self.busy, self.closed = False, False, False
 
     def tell(self, **news) -> None:
         "Change what the thread looks at, and wake it."
@@ -589,12 +956,17 @@ class Mailbox:
 
     def join(self, seconds: float = 60) -> bool: # False: the time ran out
         "Wait until there is nothing left to do."
-        with self.wake: return self.wake.wait_for(lambda: self.job is None and not self.asked and not self.busy, seconds)
+        with self.wake:
+            return self.wake.wait_for(
+                lambda: self.job is None and not self.asked and not self.busy, seconds
+            )
 
 # %% ../../nbs/use/02_playground.ipynb #0308df84
 class Worker(Mailbox):
-    "One thread for everything that takes time. A job is an iterator: after each of its steps there is a chance to paint, and to be told something else."
-    def __init__(self, paint: Callable[[], float | None],  # → after how many seconds it wants to be called again; None: not by itself
+    """One thread for everything that takes time. A job is an iterator: after each of its steps
+    there is a chance to paint, and to be told something else."""
+    # → after how many seconds it wants to be called again; None: not by itself
+    def __init__(self, paint: Callable[[], float | None],
                  failed: Callable[[Exception], None]):     # gets what a job raised
         super().__init__()
         self.paint, self.failed = paint, failed
@@ -615,7 +987,8 @@ class Worker(Mailbox):
             self.tell(busy=pause is not None)
 
     def advance(self, job: Iterator) -> None:
-        "One step of the job; one that ended or failed is put away, unless another took its place meanwhile."
+        """One step of the job; one that ended or failed is put away, unless another took its place
+        meanwhile."""
         try: next(job)
         except Exception as end:
             with self.wake:
@@ -629,18 +1002,31 @@ class Worker(Mailbox):
 
 # %% ../../nbs/use/02_playground.ipynb #071eb07a
 PLAIN = "plain decoding"  # the last entry of the drafter menu
-PROMPT = prompts()[1].text  # asks for code that is already there, so that even drafts that are looked up are often right
+# asks for code that is already there, so that even drafts that are looked up are often right
+PROMPT = prompts()[1].text
 
 def missing_models(name: str) -> list[str]:
     "The models of a registered pair that would have to be downloaded."
     from huggingface_hub import try_to_load_from_cache
     spec = list_pairs()[name]
-    hub = [model for model in (spec.target, spec.draft) if model and model.count("/") == 1 and not Path(model).exists()]
-    return [model for model in hub if not isinstance(try_to_load_from_cache(model, "config.json"), str)]
+    hub = [
+        model
+        for model in (spec.target, spec.draft)
+        if model and model.count("/") == 1 and not Path(model).exists()
+    ]
+    return [
+        model for model in hub if not isinstance(try_to_load_from_cache(model, "config.json"), str)
+    ]
 
 def drafter_menu() -> list[tuple[str, str]]: # (label, name)
     "Every registered pair, and plain decoding."
-    return [*((name + (" (not on this machine)" if missing_models(name) else ""), name) for name in list_pairs()), (PLAIN, PLAIN)]
+    return [
+        *(
+            (name + (" (not on this machine)" if missing_models(name) else ""), name)
+            for name in list_pairs()
+        ),
+        (PLAIN, PLAIN),
+    ]
 
 @dataclass(frozen=True)
 class Request:
@@ -651,11 +1037,11 @@ class Request:
     max_new_tokens: int
 
 # %% ../../nbs/use/02_playground.ipynb #714d9541
-def plain_rate(target: CausalLM,
-               prompt: list[int],    # token ids
-               transform: Transform,
-               tokens: int = 32,
-              ) -> Iterator[float]: # tokens/s so far, without the prompt's forward; one after each token but the first
+def plain_rate(
+    target: CausalLM, prompt: list[int], transform: Transform, tokens: int = 32  # token ids
+) -> Iterator[
+    float
+]:  # tokens/s so far, without the prompt's forward; one after each token but the first
     "Measure plain decoding, a step at a time."
     loop = speculate(target, NoDrafter(), prompt, transform, TorchSource(0), 1, tokens)
     next(loop)
@@ -666,10 +1052,12 @@ def plain_rate(target: CausalLM,
         seconds.append(time.perf_counter() - start)
         yield 1 / statistics.mean(seconds)
 
+
 def verification_curve(target: CausalLM,
                        plain: CausalLM, # the same model, for plain decoding
                       ) -> Iterator[list[float]]: # v for 1, 2, … K_MAX; whole after the last step
-    "Measure what verifying costs, in plain steps: at some K, a step at a time, and in between by straight lines."
+    """Measure what verifying costs, in plain steps: at some K, a step at a time, and in between by
+    straight lines."""
     Ks, v, held = [1, 2, 3, 4, 6, 8, 12, K_MAX], [], min(64, target.context_length - K_MAX - 1)
     for K in Ks:
         v.append(float(verification_cost(target, [K], held, 3, plain)[0]))
@@ -683,20 +1071,30 @@ class Shelf:
 
     @property
     def plain_target(self) -> CausalLM:
-        "The target of the pair in use as plain decoding likes it best, which may be another copy; see `specdec.load`."
+        """The target of the pair in use as plain decoding likes it best, which may be another copy;
+        see `specdec.load`."""
         name = list_pairs()[self.pair.name].target
-        if name not in self.alone: self.alone[name] = load(name, verifies=False) if self.pair.target.packed else self.pair.target
+        if name not in self.alone:
+            self.alone[name] = (
+                load(name, verifies=False) if self.pair.target.packed else self.pair.target
+            )
         return self.alone[name]
 
     def load(self, name: str) -> None: # a registered pair, or PLAIN: whichever is in use
-        "Make a pair the one in use; raises `InputError` for one that would have to be downloaded first."
+        """Make a pair the one in use; raises `InputError` for one that would have to be downloaded
+        first."""
         if name == PLAIN: name = self.pair.name if self.pair else next(iter(list_pairs()))
         if name not in self.pairs:
             gone = missing_models(name)
-            check(not gone, f"{name} needs {' and '.join(gone)}, not on this machine yet. Download it with `specdec generate --pair {name} Hello`, or choose another drafter.")
+            check(
+                not gone,
+                f"{name} needs {' and '.join(gone)}, not on this machine yet. Download it with"
+                f" `specdec generate --pair {name} Hello`, or choose another drafter.",
+            )
             pair = load_pair(name)
             pair.name = name
-            pair.generate([0, 1, 2], K=K_MAX, max_new_tokens=8)  # the first forwards of a process are slow
+            # the first forwards of a process are slow
+            pair.generate([0, 1, 2], K=K_MAX, max_new_tokens=8)
             self.pairs[name] = pair
         self.pair = self.pairs[name]
 
@@ -706,7 +1104,8 @@ class Shelf:
 
 # %% ../../nbs/use/02_playground.ipynb #89c46804
 class Engine(Shelf):
-    "Starts sessions and measures plain decoding: what the panel does, without the panel. For one thread."
+    """Starts sessions and measures plain decoding: what the panel does, without the panel. For one
+    thread."""
     def __init__(self):
         super().__init__()
         self.plain: dict[tuple, float] = {}      # tokens/s, by pair, prompt and transform
@@ -718,14 +1117,30 @@ class Engine(Shelf):
         self.session, self.request, self.transcript = None, None, None
 
     def open(self, request: Request, settings: Settings) -> Session:
-        "The session of a request: the one at hand if it can go on, else a new one. Raises `InputError` or `ModelError`."
-        if self.session and request == self.request and not self.session.finished: self.session.settings = settings
+        """The session of a request: the one at hand if it can go on, else a new one. Raises
+        `InputError` or `ModelError`."""
+        if self.session and request == self.request and not self.session.finished:
+            self.session.settings = settings
         else:
             self.load(request.drafter)
             tokenizer = self.pair.tokenizer
-            ids = encode(tokenizer, [{"role": "user", "content": request.prompt}] if tokenizer.chat_template else request.prompt)
-            target, drafter = (self.plain_target, NoDrafter()) if request.drafter == PLAIN else (self.pair.target, self.pair.drafter)
-            self.session = Session(target, drafter, ids, settings, request.seed, request.max_new_tokens, self.pair.eos_ids)
+            ids = encode(
+                tokenizer,
+                (
+                    [{"role": "user", "content": request.prompt}]
+                    if tokenizer.chat_template
+                    else request.prompt
+                ),
+            )
+            target, drafter = (
+                (self.plain_target, NoDrafter())
+                if request.drafter == PLAIN
+                else (self.pair.target, self.pair.drafter)
+            )
+            self.session = Session(
+                target, drafter, ids, settings, request.seed, request.max_new_tokens,
+                self.pair.eos_ids,
+            )
             self.request, self.transcript = request, Transcript(self.session, tokenizer)
         return self.session
 
@@ -735,7 +1150,8 @@ class Engine(Shelf):
         return self.pair.name, tuple(self.session.prompt), self.session.settings.transform
 
     def compare(self) -> Iterator[None]:
-        "Measure plain decoding of this prompt, and what verifying costs, where that wasn't done before; a step at a time."
+        """Measure plain decoding of this prompt, and what verifying costs, where that wasn't done
+        before; a step at a time."""
         key, rate, curve = self.key, None, None
         if key not in self.plain:
             for rate in plain_rate(self.plain_target, *key[1:]): yield
@@ -752,31 +1168,55 @@ class Engine(Shelf):
 def ended(session: Session) -> str:
     "Why a session stands still."
     if not session.finished: return "One round done."
-    return "The text is complete." if session.ids[-1] in session.eos_ids else "As many tokens as were asked for."
+    return (
+        "The text is complete."
+        if session.ids[-1] in session.eos_ids
+        else "As many tokens as were asked for."
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #709ac983
 def widgets():
     "The ipywidgets package; raises `ModelError` if it isn't installed."
-    try: import ipywidgets
-    except ImportError as error: raise ModelError("The panel needs the package ipywidgets: pip install ipywidgets") from error
+    try:
+        import ipywidgets
+    except ImportError as error:
+        raise ModelError(
+            "The panel needs the package ipywidgets: pip install ipywidgets"
+        ) from error
     return ipywidgets
 
 def controls() -> dict: # name → widget
     "What the reader can move, type into and press."
     w, style = widgets(), {"description_width": "86px"}
-    def button(text, icon, tip, **more): return w.Button(description=text, icon=icon, tooltip=tip, **more)
+    def button(text, icon, tip, **more):
+        return w.Button(description=text, icon=icon, tooltip=tip, **more)
+
     return dict(
-        prompt=w.Textarea(PROMPT, rows=5, placeholder="Ask something", description="Prompt", style=style),
-        example=w.Dropdown(options=[("take one …", ""), *((p.id, p.text) for p in prompts())], description="Example", style=style),
+        prompt=w.Textarea(
+            PROMPT, rows=5, placeholder="Ask something", description="Prompt", style=style
+        ),
+        example=w.Dropdown(
+            options=[("take one …", ""), *((p.id, p.text) for p in prompts())],
+            description="Example", style=style,
+        ),
         drafter=w.Dropdown(options=drafter_menu(), description="Drafter", style=style),
-        K=w.IntSlider(5, 0, K_MAX, description="K", style=style, tooltip="Draft tokens per round, at most"),
-        temperature=w.FloatSlider(0.7, min=0, max=2, step=.1, readout_format=".1f", description="Temperature", style=style),
-        top_p=w.FloatSlider(1, min=.05, max=1, step=.05, description="Top-p", style=style),
+        K=w.IntSlider(
+            5, 0, K_MAX, description="K", style=style, tooltip="Draft tokens per round, at most"
+        ),
+        temperature=w.FloatSlider(
+            0.7, min=0, max=2, step=0.1, readout_format=".1f", description="Temperature",
+            style=style,
+        ),
+        top_p=w.FloatSlider(1, min=0.05, max=1, step=0.05, description="Top-p", style=style),
         max_new_tokens=w.IntSlider(96, 8, 256, 8, description="Tokens", style=style),
         seed=w.IntText(0, description="Seed", style=style),
-        run=button("Run", "play", "Go on to the end", button_style="primary"), step=button("Step", "step-forward", "One round"),
-        stop=button("Stop", "stop", "After this round", disabled=True), reset=button("Reset", "undo", "Forget the text"),
-        round=w.IntSlider(0, 0, 1, description="Round", style=style), place=w.IntSlider(1, 1, 2, description="Position", style=style))
+        run=button("Run", "play", "Go on to the end", button_style="primary"),
+        step=button("Step", "step-forward", "One round"),
+        stop=button("Stop", "stop", "After this round", disabled=True),
+        reset=button("Reset", "undo", "Forget the text"),
+        round=w.IntSlider(0, 0, 1, description="Round", style=style),
+        place=w.IntSlider(1, 1, 2, description="Position", style=style),
+    )
 
 # %% ../../nbs/use/02_playground.ipynb #a536c18f
 STYLE = """<style>
@@ -814,21 +1254,42 @@ DARK = """<style>@media (prefers-color-scheme: dark) { html:root { color-scheme:
   body { background: #15181b !important; } }</style>"""
 
 # %% ../../nbs/use/02_playground.ipynb #c67ca0b0
-VIEWS = ("error", "status", "note", "text", "tiles", "acceptance", "rounds", "speedup", "told", "decision", "place", "residual")
+VIEWS = (
+    "error", "status", "note", "text", "tiles", "acceptance", "rounds", "speedup", "told",
+    "decision", "place", "residual",
+)
 
 class Layout:
     "The panel's widgets in their places; nothing happens yet."
-    def __init__(self, system_theme: bool = False): # follow the browser's dark mode, where no notebook does
+    # follow the browser's dark mode, where no notebook does
+    def __init__(self, system_theme: bool = False):
         w = widgets()
         self.controls, self.views = controls(), {name: w.HTML() for name in VIEWS}
         c, v = self.controls, self.views
         def box(name, *children): return w.VBox(children).add_class(f"sp-{name}")
-        left = box("controls", c["prompt"], c["example"], c["drafter"], v["note"], c["K"], c["temperature"], c["top_p"], c["max_new_tokens"], c["seed"],
-                   box("buttons", c["run"], c["step"], c["stop"], c["reset"]), v["status"])
+        left = box(
+            "controls", c["prompt"], c["example"], c["drafter"], v["note"], c["K"],
+            c["temperature"], c["top_p"], c["max_new_tokens"], c["seed"],
+            box("buttons", c["run"], c["step"], c["stop"], c["reset"]), v["status"],
+        )
         middle = box("main", v["error"], v["text"], w.HTML(key_html()), v["tiles"])
-        micro = box("micro", w.HTML("<h2>One round under the microscope</h2>"), box("picks", c["round"], c["place"]), v["told"], v["decision"], box("strip", v["place"], v["residual"]))
-        body = box("body", left, middle, box("figures", v["acceptance"], v["rounds"], v["speedup"]), micro)
-        self.root = box("all", w.HTML(STYLE + (DARK if system_theme else "") + "<h1>Speculative decoding, token by token</h1>"), body).add_class("sp")
+        micro = box(
+            "micro", w.HTML("<h2>One round under the microscope</h2>"),
+            box("picks", c["round"], c["place"]), v["told"], v["decision"],
+            box("strip", v["place"], v["residual"]),
+        )
+        body = box(
+            "body", left, middle, box("figures", v["acceptance"], v["rounds"], v["speedup"]), micro
+        )
+        self.root = box(
+            "all",
+            w.HTML(
+                STYLE
+                + (DARK if system_theme else "")
+                + "<h1>Speculative decoding, token by token</h1>"
+            ),
+            body,
+        ).add_class("sp")
 
     def show(self, view: str, html: str) -> None:
         "Put HTML into a view, if it is new there."
@@ -841,7 +1302,11 @@ class Layout:
     def complain(self, error: Exception | None) -> None:
         "Show an error in the panel; None takes it away."
         if error is None: return self.show("error", "")
-        words = str(error) if isinstance(error, SpecdecError) else f"{type(error).__name__}: {error}. This is a bug in specdec."
+        words = (
+            str(error)
+            if isinstance(error, SpecdecError)
+            else f"{type(error).__name__}: {error}. This is a bug in specdec."
+        )
         self.show("error", f'<p class="sp-error" role="alert">{escape(words)}</p>')
 
     def _repr_mimebundle_(self, **options): return self.root._repr_mimebundle_(**options)
@@ -852,17 +1317,23 @@ class Microscope(Layout):
     def __init__(self, system_theme: bool = False):
         super().__init__(system_theme)
         self.engine = Engine()
-        self.following, self.moving = True, False  # whether it follows the newest round; whether we, not the reader, move its sliders
+        # whether it follows the newest round; whether we, not the reader, move its sliders
+        self.following, self.moving = True, False
 
     def aim(self, places: list[list[Place]]) -> tuple[int, int]: # round, 0…; position, 1…
-        "Give the sliders their ranges; unless the reader picked a round, move them to the newest, and to the place where it was decided."
+        """Give the sliders their ranges; unless the reader picked a round, move them to the newest,
+        and to the place where it was decided."""
         c, newest = self.controls, len(places) - 1
         self.moving = True
         c["round"].max = max(1, newest)
         if self.following: c["round"].value = newest
         n = min(c["round"].value, newest)
         c["place"].max = max(2, len(places[n]))
-        if self.following: c["place"].value = next((i for i, place in enumerate(places[n], start=1) if place.own is not None), len(places[n]))
+        if self.following:
+            c["place"].value = next(
+                (i for i, place in enumerate(places[n], start=1) if place.own is not None),
+                len(places[n]),
+            )
         self.moving = False
         return n, min(c["place"].value, len(places[n]))
 
@@ -874,9 +1345,21 @@ class Microscope(Layout):
         if places:
             n, i = self.aim(places)
             done, place = session.rounds[n], places[n][i - 1]
-            what = f"{len(done.drafted)} drafted, {done.accepted} accepted; position {i} of {len(places[n])}: {place.fate}." if n else "the prompt's own, for the first token."
-            shown = [f"<p>Round {n}: {what}</p>", *(draw(place, self.engine.word).svg() for draw in (draw_decision, draw_place, draw_residual))]
-        else: shown = ['<p class="sp-faint">Nothing to look at yet.</p>', "", "", ""]
+            what = (
+                f"{len(done.drafted)} drafted, {done.accepted} accepted; position {i} of"
+                f" {len(places[n])}: {place.fate}."
+                if n
+                else "the prompt's own, for the first token."
+            )
+            shown = [
+                f"<p>Round {n}: {what}</p>",
+                *(
+                    draw(place, self.engine.word).svg()
+                    for draw in (draw_decision, draw_place, draw_residual)
+                ),
+            ]
+        else:
+            shown = ['<p class="sp-faint">Nothing to look at yet.</p>', "", "", ""]
         for view, html in zip(views, shown): self.show(view, html)
 
 # %% ../../nbs/use/02_playground.ipynb #d588ed24
@@ -890,12 +1373,25 @@ class Painted(Microscope):
         "Paint what was asked for and is due."
         if self.texts.take(): self.paint_text()
         if self.figures.take(): self.paint_figures()
-        return min((wait for throttle in (self.texts, self.figures) if (wait := throttle.wait()) is not None), default=None)
+        return min(
+            (
+                wait
+                for throttle in (self.texts, self.figures)
+                if (wait := throttle.wait()) is not None
+            ),
+            default=None,
+        )
 
     def paint_text(self) -> None:
         "The text, and its figures in numbers."
         transcript = self.engine.transcript
-        self.show("text", text_html(transcript.read() if transcript else [], "Press Run, or Step for one round at a time."))
+        self.show(
+            "text",
+            text_html(
+                transcript.read() if transcript else [],
+                "Press Run, or Step for one round at a time.",
+            ),
+        )
         self.show("tiles", measures_html(self.engine.summary()))
 
     def paint_figures(self) -> None:
@@ -904,12 +1400,18 @@ class Painted(Microscope):
         recent = engine.session.recent if engine.session else []
         self.show("acceptance", draw_acceptance(recent).svg())
         self.show("rounds", draw_rounds(recent).svg())
-        self.show("speedup", draw_speedup(K, engine.summary(), engine.costs.get(engine.pair.name) if engine.session else None).svg())
+        self.show(
+            "speedup",
+            draw_speedup(
+                K, engine.summary(), engine.costs.get(engine.pair.name) if engine.session else None
+            ).svg(),
+        )
         self.paint_microscope()
 
 # %% ../../nbs/use/02_playground.ipynb #d0ab2858
 class Working(Painted):
-    "The panel with a thread that works, so that nothing takes long in the thread that answers the controls."
+    """The panel with a thread that works, so that nothing takes long in the thread that answers the
+    controls."""
     def __init__(self, system_theme: bool = False):
         super().__init__(system_theme)
         self.worker = Worker(self.paint, self.failed)
@@ -928,8 +1430,13 @@ class Working(Painted):
         self.status("Ready.", running=False)
 
     def write(self, request: Request, settings: Settings, rounds: int | None) -> Iterator[None]:
-        "The job of Run and Step: some rounds, or all; then plain decoding of the same prompt, for comparison."
-        self.status("Writing …" if request.drafter in (*self.engine.pairs, PLAIN) else f"Loading {request.drafter} …")
+        """The job of Run and Step: some rounds, or all; then plain decoding of the same prompt, for
+        comparison."""
+        self.status(
+            "Writing …"
+            if request.drafter in (*self.engine.pairs, PLAIN)
+            else f"Loading {request.drafter} …"
+        )
         yield
         session, done = self.engine.open(request, settings), 0
         self.status("Writing …")
@@ -946,7 +1453,10 @@ class Working(Painted):
         if forget: self.engine.close()
         self.complain(None)
         going = self.engine.session and not self.engine.session.finished
-        self.status("Ready." if forget else "Stopped. Run goes on from here." if going else "Stopped.", running=False)
+        self.status(
+            "Ready." if forget else "Stopped. Run goes on from here." if going else "Stopped.",
+            running=False,
+        )
         yield
 
     def failed(self, error: Exception) -> None:
@@ -962,29 +1472,46 @@ def read_settings(controls: dict) -> Settings:
 
 def read_request(controls: dict) -> Request:
     "What the boxes say; raises `InputError` for an empty prompt."
-    request = Request(*(controls[name].value for name in ("drafter", "prompt", "seed", "max_new_tokens")))
+    request = Request(
+        *(controls[name].value for name in ("drafter", "prompt", "seed", "max_new_tokens"))
+    )
     check(request.prompt.strip(), "The prompt is empty: write something into the prompt box.")
     return request
 
 # %% ../../nbs/use/02_playground.ipynb #c8fb6de7
 class Playground(Working):
-    "The live panel: `Playground()` as the last line of a notebook cell, or `specdec playground` in a shell. Raises `ModelError` without ipywidgets."
-    def __init__(self, system_theme: bool = False): # follow the browser's dark mode, where no notebook does
+    """The live panel: `Playground()` as the last line of a notebook cell, or `specdec playground`
+    in a shell. Raises `ModelError` without ipywidgets."""
+    # follow the browser's dark mode, where no notebook does
+    def __init__(self, system_theme: bool = False):
         super().__init__(system_theme)
-        actions = dict(run=lambda _: self.go(None), step=lambda _: self.go(1), stop=lambda _: self.worker.do(self.halt()), reset=lambda _: self.worker.do(self.halt(forget=True)))
+        actions = dict(
+            run=lambda _: self.go(None), step=lambda _: self.go(1),
+            stop=lambda _: self.worker.do(self.halt()),
+            reset=lambda _: self.worker.do(self.halt(forget=True)),
+        )
         for name, action in actions.items(): self.controls[name].on_click(action)
-        for name in ("K", "temperature", "top_p", "drafter"): self.controls[name].observe(lambda _: self.changed(), "value")
+        for name in ("K", "temperature", "top_p", "drafter"):
+            self.controls[name].observe(lambda _: self.changed(), "value")
         for name in ("round", "place"): self.controls[name].observe(self.picked, "value")
-        self.controls["example"].observe(lambda change: change.new and setattr(self.controls["prompt"], "value", change.new), "value")
+        self.controls["example"].observe(
+            lambda change: change.new and setattr(self.controls["prompt"], "value", change.new),
+            "value",
+        )
         self.changed()
         self.worker.do(self.warm_up(self.controls["drafter"].value))
 
     def changed(self) -> None:
         "A slider was moved: it counts from the next round on, and in the figures at once."
         name = self.controls["drafter"].value
-        self.show("note", f'<p class="sp-faint">{escape("the target alone, one token a round" if name == PLAIN else list_pairs()[name].note)}</p>')
-        try: settings = read_settings(self.controls)
-        except SpecdecError as error: return self.complain(error)
+        self.show(
+            "note",
+            f'<p class="sp-faint">{escape("the target alone, one token a round" if name == PLAIN else list_pairs()[name].note)}</p>',
+        )
+        try:
+            settings = read_settings(self.controls)
+        except SpecdecError as error:
+            return self.complain(error)
         self.complain(None)
         if self.engine.session: self.engine.session.settings = settings
         self.figures.ask()
@@ -999,7 +1526,7 @@ class Playground(Working):
 
     def go(self, rounds: int | None) -> None: # how many; None: to the end
         "Run and Step. What can be checked at once is; the rest is the worker's."
-        try: job = self.write(read_request(self.controls), read_settings(self.controls), rounds)
+        try:job = self.write(read_request(self.controls), read_settings(self.controls), rounds)
         except SpecdecError as error: return self.complain(error)
         self.complain(None)
         self.following = True
@@ -1015,48 +1542,84 @@ def free_port() -> int:
 def check_server() -> None:
     "Raise `ModelError`, with the command that helps, unless what serves the panel is installed."
     gone = [name for name in ("voila", "ipywidgets", "ipykernel") if find_spec(name) is None]
-    if gone: raise ModelError(f"The playground needs {' and '.join(gone)}: pip install voila ipywidgets ipykernel")
+    if gone:
+        raise ModelError(
+            f"The playground needs {' and '.join(gone)}: pip install voila ipywidgets ipykernel"
+        )
 
 def app_files() -> dict[str, str]: # path → text
-    "A notebook with one cell, the panel; and a template for Voilà: its own, without the icons that it would fetch from another site (it has them itself)."
+    """A notebook with one cell, the panel; and a template for Voilà: its own, without the icons
+    that it would fetch from another site (it has them itself)."""
     source = "from specdec.playground.app import Playground\nPlayground(system_theme=True)"
-    cell = dict(cell_type="code", id="panel", source=source, metadata={}, outputs=[], execution_count=None)
+    cell = dict(
+        cell_type="code", id="panel", source=source, metadata={}, outputs=[], execution_count=None
+    )
     kernel = dict(name="python3", display_name="python3", language="python")
-    notebook = dict(cells=[cell], metadata=dict(kernelspec=kernel, language_info=dict(name="python")), nbformat=4, nbformat_minor=5)
-    template = ("{%- extends 'voila/templates/lab/index.html.j2' -%}{%- block notebook_css -%}"
-                "{% for line in super().split('\\n') if '=\"https://' not in line %}{{ line | safe }}\n{% endfor %}{%- endblock notebook_css -%}")
+    notebook = dict(
+        cells=[cell], metadata=dict(kernelspec=kernel, language_info=dict(name="python")),
+        nbformat=4, nbformat_minor=5,
+    )
+    template = (
+        "{%- extends 'voila/templates/lab/index.html.j2' -%}{%- block notebook_css -%}{% for line"
+        " in super().split('\\n') if '=\"https://' not in line %}{{ line | safe }}\n{% endfor %}{%-"
+        " endblock notebook_css -%}"
+    )
     where = "voila/templates/playground"
-    return {"playground.ipynb": json.dumps(notebook), f"{where}/conf.json": '{"base_template": "lab"}', f"{where}/index.html.j2": template}
+    return {
+        "playground.ipynb": json.dumps(notebook), f"{where}/conf.json": '{"base_template": "lab"}',
+        f"{where}/index.html.j2": template,
+    }
 
 # %% ../../nbs/use/02_playground.ipynb #7cf65bd2
 @contextmanager
 def serve_playground(port: int | None = None, # None: a free one
                      wait: float = 60,        # s to wait until it answers
                     ) -> Iterator[str]: # the address to open in a browser on this machine
-    """Run the panel's server while the `with` block runs: Voilà, on 127.0.0.1 only, with the panel and nothing else. Each visitor gets a process with a
-    model of their own. Raises `ModelError` if it is not installed or does not start, `InputError` for a port that is taken."""
+    """Run the panel's server while the `with` block runs: Voilà, on 127.0.0.1 only, with the panel
+    and nothing else. Each visitor gets a process with a model of their own. Raises `ModelError` if
+    it is not installed or does not start, `InputError` for a port that is taken."""
     check_server()
     port = port or free_port()
-    with socket.socket() as probe: check(probe.connect_ex(("127.0.0.1", port)) != 0, f"Port {port} is taken: give another, or none to have a free one chosen.")
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+    with socket.socket() as probe:
+        check(
+            probe.connect_ex(("127.0.0.1", port)) != 0,
+            f"Port {port} is taken: give another, or none to have a free one chosen.",
+        )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
+    ):
         for name, text in app_files().items():
             (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        options = [f"--port={port}", "--Voila.ip=127.0.0.1", "--Voila.port_retries=0", "--no-browser", "--template=playground", "--show_tracebacks=True",
-                   "--VoilaConfiguration.extension_denylist=['jupyterlab-jupytext']"]
-        server = subprocess.Popen([sys.executable, "-m", "voila", "playground.ipynb", *options], cwd=folder, stdout=log, stderr=log,
-                                  env=os.environ | {"JUPYTER_PATH": os.pathsep.join(filter(None, [folder, os.environ.get("JUPYTER_PATH")]))})
+        options = [
+            f"--port={port}", "--Voila.ip=127.0.0.1", "--Voila.port_retries=0", "--no-browser",
+            "--template=playground", "--show_tracebacks=True",
+            "--VoilaConfiguration.extension_denylist=['jupyterlab-jupytext']",
+        ]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "voila", "playground.ipynb", *options],
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {
+                "JUPYTER_PATH": os.pathsep.join(
+                    filter(None, [folder, os.environ.get("JUPYTER_PATH")])
+                )
+            },
+        )
         try:
             wait_until_served(server, port, wait, log)
             yield f"http://127.0.0.1:{port}/"
         finally:
             server.terminate()
-            try: server.wait(10)
+            try:server.wait(10)
             except subprocess.TimeoutExpired: server.kill()
 
 # %% ../../nbs/use/02_playground.ipynb #7ee0243b
 def wait_until_served(server: subprocess.Popen, port: int, seconds: float, log) -> None:
-    "Return once the port accepts a connection; raises `ModelError` with the server's last line if it ends before, or takes too long."
+    """Return once the port accepts a connection; raises `ModelError` with the server's last line if
+    it ends before, or takes too long."""
     end = time.monotonic() + seconds
     while True:
         with socket.socket() as probe:
@@ -1064,16 +1627,27 @@ def wait_until_served(server: subprocess.Popen, port: int, seconds: float, log) 
         if server.poll() is not None or time.monotonic() > end:
             log.seek(0)
             last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise ModelError(f"The playground's server {'ended at once' if server.poll() is not None else f'did not answer within {seconds:g} s'}: {last}")
+            raise ModelError(
+                "The playground's server"
+                f" {'ended at once' if server.poll() is not None else f'did not answer within {seconds:g} s'}:"
+                f" {last}"
+            )
         time.sleep(.05)
 
 def open_playground(port: int | None = None, # None: a free one
                     browser: bool = True,    # open it in the default browser
                    ) -> None:
-    "Serve the panel until Ctrl-C; its address goes to standard error. Raises what `serve_playground` raises."
+    """Serve the panel until Ctrl-C; its address goes to standard error. Raises what
+    `serve_playground` raises."""
     with serve_playground(port) as address:
-        print(f"The playground is at {address} (Ctrl-C ends it). The model loads when the page is opened.", file=sys.stderr, flush=True)
+        print(
+            f"The playground is at {address} (Ctrl-C ends it). The model loads when the page is"
+            " opened.",
+            file=sys.stderr,
+            flush=True,
+        )
         if browser: webbrowser.open(address)
         try:
             while True: time.sleep(3600)
-        except KeyboardInterrupt: print("Closed.", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("Closed.", file=sys.stderr)
