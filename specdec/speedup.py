@@ -25,17 +25,16 @@ def in_range(values: ArrayLike, # one number or many
              strict: bool = False, # the ends themselves are out of range
             ) -> np.ndarray: # float64, of the same shape
     "The values as floats; raises `InputError` unless each is finite and in the range (and whole)."
-    kind = "a whole number" if whole else "a number"
-    span = f"from {low:g} to {high:g}"
-    if strict: span = f"between {low:g} and {high:g}"
-    if high == np.inf: span = f"above {low:g}" if strict else f"of at least {low:g}"
-    message = f"{name} must be {kind} {span}, not {values!r}."
     try: array = np.asarray(values, dtype=float)
-    except (TypeError, ValueError): raise InputError(message) from None
+    except (TypeError, ValueError): array = np.array(np.nan)  # no number at all
     inside = (array > low) & (array < high) if strict else (array >= low) & (array <= high)
-    check(bool((inside & np.isfinite(array)).all()), message)
-    if whole: check(bool((array == np.floor(array)).all()), message)
-    return array
+    fits = inside & np.isfinite(array)
+    if whole: fits = fits & (array == np.floor(array))
+    if fits.all(): return array
+    kind = "a whole number" if whole else "a number"
+    span = f"between {low:g} and {high:g}" if strict else f"from {low:g} to {high:g}"
+    if high == np.inf: span = f"above {low:g}" if strict else f"of at least {low:g}"
+    raise InputError(f"{name} must be {kind} {span}, not {values!r}.")
 
 # %% ../nbs/path/05_speedup.ipynb #00f1f79f
 def tokens_per_round(alpha: ArrayLike, # α, acceptance probability, 0…1

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from ..autoregressive import Transform
+from ..bench.alpha import AlphaEstimate, alpha_by_position, estimate_alpha, wilson_interval
 from specdec.core import (
     FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check,
 )
@@ -45,10 +46,7 @@ from ..models import TextStream, encode, prompts
 from ..pairs import list_pairs, load, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..speculative import Draft, Drafter, NoDrafter, speculate
-from specdec.speedup import (
-    AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor,
-    wilson_interval,
-)
+from ..speedup import verification_cost, walltime_factor
 from ..transformer import CausalLM
 
 # %% ../../nbs/use/02_playground.ipynb #166811fe
