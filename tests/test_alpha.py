@@ -120,8 +120,8 @@ def test_design_effect_needs_two_groups(groups):
 
 
 def test_design_effect_restores_the_promise(texts=25, rounds=12, K=4, runs=250):
-    """Texts with an α of their own: grouped by text at least 87 % of 95 % intervals hold the truth, as independent tries
-    less than 80 %."""
+    """Texts with an α of their own: grouped by text at least 87 % of 95 % intervals hold the truth; as independent
+    tries less than 80 %."""
     rng = np.random.default_rng(1)
     many = toss(rng.beta(4, 2, (40_000, 1)).repeat(rounds, 1), K, (40_000, rounds), rng)
     truth = many.sum() / np.minimum(many + 1, K).sum()

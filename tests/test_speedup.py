@@ -1,4 +1,4 @@
-"""The speed-up formulas against exact fractions and the papers' tables; measured costs on a clock that moves when told to.
+"""The speed-up formulas against exact fractions and the papers' tables; measured costs on a clock held in our hands.
 
 Every random test has a fixed seed; the false-alarm rate is what it would be under a fresh one."""
 from fractions import Fraction
@@ -62,8 +62,10 @@ TABLE_1 = [  # α, K, operations, speed
     (.8, 5, 1.63, 3.69), (.9, 2, 1.11, 2.71), (.9, 10, 1.60, 6.86),
 ]
 TABLE_2 = [  # K, α, c, expected speed
-    (7, .75, .02, 3.2), (7, .80, .04, 3.3), (7, .82, .11, 2.5), (7, .62, .02, 2.3), (5, .68, .04, 2.4), (3, .71, .11, 2.0),
-    (5, .65, .02, 2.4), (5, .73, .04, 2.6), (3, .74, .11, 2.0), (5, .53, .02, 1.9), (3, .55, .04, 1.8), (3, .56, .11, 1.6),
+    (7, .75, .02, 3.2), (7, .80, .04, 3.3), (7, .82, .11, 2.5),
+    (7, .62, .02, 2.3), (5, .68, .04, 2.4), (3, .71, .11, 2.0),
+    (5, .65, .02, 2.4), (5, .73, .04, 2.6), (3, .74, .11, 2.0),
+    (5, .53, .02, 1.9), (3, .55, .04, 1.8), (3, .56, .11, 1.6),
 ]
 
 
@@ -91,8 +93,8 @@ def test_table_2_would_notice_a_wrong_formula():
 
 @pytest.mark.parametrize("alpha", [.3, .7, .95])
 def test_simulated_rounds_give_the_formula(alpha, count=40_000, K=6):
-    """A z-test of the mean, false alarms 1e-9. The control, the formula for one draft fewer, must fail it (at α = .3 the
-    sixth draft hardly matters)."""
+    """A z-test of the mean, false alarms 1e-9. The control, the formula for one draft fewer, must fail it (at α = .3
+    the sixth draft hardly matters)."""
     accepted = toss(np.full(count, alpha), K, (count,), np.random.default_rng(0))
     error = accepted.std() / count**.5
     limit = NormalDist().inv_cdf(1 - 1e-9 / 2)
