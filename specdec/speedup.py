@@ -132,7 +132,8 @@ def best_K(alpha: ArrayLike,   # α, acceptance probability, 0…1
     v = in_range(v, "v", 0, strict=True)
     check(v.shape in [(), (int(K_max),)],
           f"v must be one number or K_max = {K_max} of them, not an array of shape {v.shape}.")
-    factor = walltime_factor(alpha[..., None], np.arange(1, int(K_max) + 1), c[..., None], v)
+    Ks = np.arange(1, int(K_max) + 1)
+    factor = np.asarray(walltime_factor(alpha[..., None], Ks, c[..., None], v))
     best = np.where(factor.max(-1) > 1 + 1e-12, factor.argmax(-1) + 1, 0)
     return best if best.ndim else int(best)
 
