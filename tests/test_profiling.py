@@ -1,5 +1,5 @@
-"""The formulas for work and traffic against PyTorch's own counter and real tensors, the roofline against brute force, and the meters
-on work whose time or memory is known. Nothing here asserts how fast the machine is."""
+"""The formulas for work and traffic against PyTorch's own counter and real tensors, the roofline against brute force,
+and the meters on work whose time or memory is known. Nothing here asserts how fast the machine is."""
 import json
 import subprocess
 import sys
@@ -15,14 +15,20 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaCo
 import specdec.profiling as profiling
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.profiling import (MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens, matrix_rate, matrix_weights,
-                               memory_bandwidth, operation_seconds, readers, reset_resident_peak, resident_bytes, weight_bytes_read)
+from specdec.profiling import (
+    MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens,
+    least_seconds, matrix_rate, matrix_weights, memory_bandwidth, operation_seconds, readers, reset_resident_peak,
+    resident_bytes, weight_bytes_read,
+)
 from specdec.drafters.base import NGramDrafter
 from specdec.speculative import speculate
 from specdec.transformer import TransformersLM
 
 CPU = torch.device("cpu")
-SHAPE = dict(vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=128)
+SHAPE = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
+    max_position_embeddings=128,
+)
 CONFIGS = {
     "grouped, tied": LlamaConfig(**SHAPE, num_key_value_heads=2, tie_word_embeddings=True),
     "every head its own, untied": LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=False),
@@ -91,11 +97,18 @@ def test_matrix_rate_counts_a_multiplication_and_an_addition(monkeypatch):
     assert counter.get_total_flops() == 2 * 24**3
 
 
-@pytest.mark.parametrize("call", [lambda: memory_bandwidth(size=2**20 - 1), lambda: memory_bandwidth(size=1e9), lambda: memory_bandwidth(repeats=0),
-                                  lambda: matrix_rate(size=0), lambda: matrix_rate(repeats=0), lambda: matrix_rate(size=2.5),
-                                  lambda: fastest(print, torch.device("cpu"), 0), lambda: operation_seconds(print, repeats=0)])
-def test_wrong_sizes_are_refused(call):
-    with pytest.raises(InputError): call()
+@pytest.mark.parametrize("call, given, words", [
+    (memory_bandwidth, dict(size=2**20 - 1), "at least 1048576"),
+    (memory_bandwidth, dict(size=1e9), "size must be"),
+    (memory_bandwidth, dict(repeats=0), "repeats"),
+    (matrix_rate, dict(size=0), "size must be"),
+    (matrix_rate, dict(size=2.5), "size must be"),
+    (matrix_rate, dict(repeats=0), "repeats"),
+    (fastest, dict(work=print, device=CPU, repeats=0), "repeats"),
+    (operation_seconds, dict(work=print, repeats=0), "repeats"),
+], ids=lambda value: getattr(value, "__name__", str(value)))
+def test_wrong_sizes_are_refused(call, given, words):
+    with pytest.raises(InputError, match=words): call(**given)
 
 
 def test_floor():
@@ -109,7 +122,8 @@ def test_floor():
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("T, S", [(1, 0), (1, 9), (5, 0), (4, 17)])
 def test_flops_are_what_pytorch_counts(name, T, S):
-    """Written out, attention computes the T (T − 1) / 2 pairs that the mask then hides; a fused one, and the formula, do not."""
+    """Written out, attention computes the T (T − 1) / 2 pairs that the mask then hides; a fused one, and the formula,
+    do not."""
     config, model = CONFIGS[name], library(CONFIGS[name])
     with torch.no_grad():
         cache = DynamicCache(config=model.config)
@@ -128,17 +142,23 @@ def test_bytes_are_the_parameters_and_the_cache(name):
     cache = own.new_cache(11)
     own.forward(ids, cache)
     embedding = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
-    inside = sum(p.numel() for n, p in model.named_parameters() if "q_norm" in n or "k_norm" in n)  # Qwen3's, a few numbers: left out
+    # Qwen3's norms inside of attention, a few numbers, are left out
+    inside = sum(p.numel() for n, p in model.named_parameters() if "q_norm" in n or "k_norm" in n)
     assert weight_bytes_read(config, torch.float32) == 4 * (model.num_parameters() - embedding - inside)
     assert context_bytes(config, 11, torch.float32) == cache.nbytes
     assert forward_bytes(config, 8, 3, torch.float32) == weight_bytes_read(config, torch.float32) + cache.nbytes
     assert forward_bytes(config, 8, 3, torch.bfloat16) * 2 == forward_bytes(config, 8, 3, torch.float32)
-    assert matrix_weights(config) == sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n) + (97 * 32 if config.tie_word_embeddings else 0)
+    matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
+    head = 97 * 32 if config.tie_word_embeddings else 0  # else it is among them
+    assert matrix_weights(config) == matrices + head
 
 
 def test_llama_2_7b_has_the_known_number_of_parameters():
     """6,738,415,616, as published with the weights; the embedding is not read."""
-    config = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, vocab_size=32000)
+    config = LlamaConfig(
+        hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+        vocab_size=32000,
+    )
     assert weight_bytes_read(config, torch.float16) == 2 * (6_738_415_616 - 32000 * 4096)
 
 
@@ -148,11 +168,23 @@ def test_the_head_can_be_left_out_for_all_but_the_last():
     assert forward_flops(config, 2, 4, last=5) == forward_flops(config, 2, 4)
 
 
-def test_what_the_formulas_do_not_cover_is_refused():
-    config = CONFIGS["grouped, tied"]
-    for call in (lambda: forward_flops(config, 0, 1), lambda: forward_flops(config, 1, -1), lambda: forward_flops(config, 2, 1, last=-3), lambda: forward_flops(config, 2, 1, last=1.5), lambda: forward_bytes(config, 1.0, 1, torch.float32),
-                 lambda: forward_flops(GPT2Config(), 1, 1), lambda: forward_bytes(GPT2Config(), 1, 1, torch.float32), lambda: matrix_weights(GPT2Config())):
-        with pytest.raises(InputError): call()
+@pytest.mark.parametrize("call, given, words", [
+    (forward_flops, (0, 1), "T, the number of new tokens"),
+    (forward_flops, (1, -1), "S, the positions"),
+    (forward_flops, (2, 1, -3), "last must be"),
+    (forward_flops, (2, 1, 1.5), "last must be"),
+    (forward_bytes, (1.0, 1, torch.float32), "T, the number of new tokens"),
+    (forward_bytes, (1, -1, torch.float32), "S, the positions"),
+], ids=lambda value: getattr(value, "__name__", str(value)))
+def test_numbers_that_can_not_be_are_refused(call, given, words):
+    with pytest.raises(InputError, match=words): call(CONFIGS["grouped, tied"], *given)
+
+
+@pytest.mark.parametrize("call, given", [
+    (forward_flops, (1, 1)), (forward_bytes, (1, 1, torch.float32)), (matrix_weights, ()),
+], ids=["flops", "bytes", "weights"])
+def test_what_the_formulas_do_not_cover_is_refused(call, given):
+    with pytest.raises(InputError, match="gpt2"): call(GPT2Config(), *given)
 
 
 # --- Roofline ---------------------------------------------------------------------------------------------------------
@@ -163,7 +195,8 @@ positive = st.floats(1e3, 1e15)
 def test_time_is_work_over_what_is_attainable(bandwidth, rate, flops, nbytes):
     roof = Roofline(bandwidth, rate)
     assert roof.seconds(flops, nbytes) == pytest.approx(flops / roof.attainable(flops / nbytes), rel=1e-9)
-    assert roof.attainable(roof.ridge) == pytest.approx(rate) and roof.attainable(roof.ridge / 2) == pytest.approx(rate / 2)
+    assert roof.attainable(roof.ridge) == pytest.approx(rate)
+    assert roof.attainable(roof.ridge / 2) == pytest.approx(rate / 2)
     assert roof.attainable([roof.ridge * 3, roof.ridge * 5]).tolist() == [rate, rate]
 
 
@@ -172,8 +205,9 @@ def test_time_is_work_over_what_is_attainable(bandwidth, rate, flops, nbytes):
 def test_free_tokens_by_trying_all(bandwidth, ridge, S, slack):
     roof, config = Roofline(bandwidth, bandwidth * ridge), CONFIGS["grouped, tied"]
     n = free_tokens(roof, config, S, torch.float16, slack)
-    time = lambda T: roof.seconds(forward_flops(config, T, S), forward_bytes(config, T, S, torch.float16))
-    within = [time(T) <= (1 + slack) * time(1) for T in range(1, n + 2)]
+    times = [least_seconds(roof, config, T, S, torch.float16) for T in range(1, n + 2)]
+    assert times[0] == roof.seconds(forward_flops(config, 1, S), forward_bytes(config, 1, S, torch.float16))
+    within = [time <= (1 + slack) * times[0] for time in times]
     assert within == [True] * n + [False]
 
 
@@ -188,13 +222,16 @@ def test_wrong_rooflines_are_refused():
 def test_operations_are_told_apart():
     torch.manual_seed(0)
     x, w, q = torch.randn(64, 256), torch.randn(256, 256), torch.randn(1, 4, 64, 64)
-    works = {"matrix products": lambda: F.linear(x, w), "attention": lambda: F.scaled_dot_product_attention(q, q, q), "norms": lambda: F.rms_norm(x, (256,)),
-             "other operations": lambda: x * 2 + 1}
+    works = {
+        "matrix products": lambda: F.linear(x, w), "attention": lambda: F.scaled_dot_product_attention(q, q, q),
+        "norms": lambda: F.rms_norm(x, (256,)), "other operations": lambda: x * 2 + 1,
+    }
     for kind, work in works.items():
         spent = operation_seconds(lambda: [work() for _ in range(20)], repeats=1)
         assert set(spent) == {*works, "between operations"}
         assert [k for k in works if spent[k] > 0] == [kind], (kind, spent)
-    batched = operation_seconds(lambda: q @ q.transpose(-1, -2), repeats=1)  # attention written out is a batched product
+    # attention written out is a batched product
+    batched = operation_seconds(lambda: q @ q.transpose(-1, -2), repeats=1)
     assert batched["attention"] > 0 and batched["matrix products"] == 0
 
 
@@ -245,7 +282,8 @@ def test_phases_do_not_see_each_others_peaks():
 def test_it_takes_the_timers_place_in_the_loop():
     model = TransformersLM(library(CONFIGS["grouped, tied"]))
     meter = MemoryMeter()
-    rounds = list(speculate(model, NGramDrafter(), [1, 2, 3, 1, 2], Transform(), TorchSource(0), K=3, max_new_tokens=12, timer=meter))
+    prompt, greedy, source = [1, 2, 3, 1, 2], Transform(), TorchSource(0)
+    rounds = list(speculate(model, NGramDrafter(), prompt, greedy, source, K=3, max_new_tokens=12, timer=meter))
     assert sum(len(r.emitted) for r in rounds) == 12
     assert {name for name, *_ in meter.spans} == {"prefill", "sample", "draft", "verify"}
     assert all(before <= peak and after <= peak for _, before, peak, after in meter.spans)
@@ -268,7 +306,10 @@ def test_cuda_is_asked_through_its_allocator(monkeypatch):
     state, calls = {"now": 100, "peak": 900}, []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: state["now"])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: state["peak"])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(str(device)) or state.update(peak=state["now"]))
+    def reset(device):
+        calls.append(str(device))
+        state.update(peak=state["now"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
     meter = MemoryMeter("cuda:0")
     with meter.phase("first"): state.update(now=150, peak=400)
     with meter.phase("second"): state.update(now=160, peak=170)

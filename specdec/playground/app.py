@@ -46,10 +46,8 @@ from ..pairs import list_pairs, load, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..drafters.base import Draft, Drafter, NoDrafter
 from ..speculative import speculate
-from specdec.speedup import (
-    AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor,
-    wilson_interval,
-)
+from ..bench.alpha import AlphaEstimate, alpha_by_position, estimate_alpha, wilson_interval
+from ..speedup import verification_cost, walltime_factor
 from ..transformer import CausalLM
 
 # %% ../../nbs/use/02_playground.ipynb #166811fe
