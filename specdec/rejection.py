@@ -59,7 +59,7 @@ def delta(
     q[token] = 1
     return q
 
-# %% ../nbs/path/03_rejection.ipynb #354b340f
+# %% ../nbs/path/03_rejection.ipynb #d65f6a9a
 def speculative_sampling(
     p: Tensor,              # target distributions, [n + 1, V], float32 or better
     q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
@@ -72,14 +72,13 @@ def speculative_sampling(
     `InputError` at a token outside the vocabulary, and at one with q = 0: it can't have been drawn
     from q."""
     for i, token in enumerate(tokens):
-        _check_token(i, token, p, q)
-        q_row = delta(p[i], token) if q is None else q[i]
-        if not source.bernoulli(min(p[i][token] / q_row[token], 1)):
+        if not source.bernoulli(min(p[i][token] / _probability(i, token, p, q), 1)):
+            q_row = delta(p[i], token) if q is None else q[i]
             return i, source.categorical(residual(p[i], q_row))
     return len(tokens), source.categorical(p[len(tokens)])
 
-def _check_token(i: int, token: int, p: Tensor, q: Tensor | None) -> None:
-    "Raise `InputError` unless draft token i is in the vocabulary and could be drawn from its q."
+def _probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Tensor | int:
+    "That of draft token i in its q; raises `InputError` if it can't have been drawn from it."
     size = p.shape[-1]
     name = f"Draft token {i} (id {token})"
     check(0 <= token < size, f"{name} is outside the target's vocabulary of {size}.")
@@ -90,6 +89,7 @@ def _check_token(i: int, token: int, p: Tensor, q: Tensor | None) -> None:
         "was drawn from another distribution. Report the one it was drawn from, after temperature, "
         "top-k and top-p; None for a sure guess.",
     )
+    return probability
 
 # %% ../nbs/path/03_rejection.ipynb #83cc5660
 def acceptance_probability(
