@@ -72,7 +72,8 @@ def speculative_sampling(
     `InputError` at a token outside the vocabulary, and at one with q = 0: it can't have been drawn
     from q."""
     for i, token in enumerate(tokens):
-        if not source.bernoulli(min(p[i][token] / _probability(i, token, p, q), 1)):
+        q_token = _probability(i, token, p, q)
+        if not source.bernoulli(min(p[i][token] / q_token, 1)):
             q_row = delta(p[i], token) if q is None else q[i]
             return i, source.categorical(residual(p[i], q_row))
     return len(tokens), source.categorical(p[len(tokens)])

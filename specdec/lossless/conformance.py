@@ -27,7 +27,10 @@ from ..autoregressive import Transform, check_logits
 from ..core import Round, Source, SpecdecError, check, exact_law
 from .draws import drawn_from
 from .gallery import GALLERY, Broken
-from .proof import Drafting, Language, Law, Next, Text, completed, distance, language_pairs, law_of_rounds, memory_of, one_round, sampled, sure, target_law
+from specdec.lossless.proof import (
+    Drafting, Language, Law, Next, Text, completed, distance, language_pairs, law_of_rounds,
+    memory_of, one_round, sampled, sure, target_law,
+)
 from ..rejection import VerifyRule, delta
 
 # %% ../../nbs/lossless/06_conformance.ipynb #428bf574
@@ -63,19 +66,32 @@ class VerifyCase:
     draft: Drafting
     def __str__(self): return f"{self.name}, K = {self.K}, V = {self.V}"
 
-def verify_cases(sizes: Sequence[tuple[int, int]] = SIZES, seeds: int = 3, none: bool = False, draft: Drafting | None = None) -> Iterator[VerifyCase]:
-    "Every kind of p and q in every size; drafts that are sampled, sure as one-hot rows, and with `none` sure without a q; or the drafting that is given."
-    drafts = {"given": draft} if draft else {"sampled": sampled, "sure": certain} | ({"sure, q = None": sure} if none else {})
+
+def verify_cases(
+    sizes: Sequence[tuple[int, int]] = SIZES, seeds: int = 3, none: bool = False,
+    draft: Drafting | None = None,
+) -> Iterator[VerifyCase]:
+    """Every kind of p and q in every size; drafts that are sampled, sure as one-hot rows, and with
+    `none` sure without a q; or the drafting that is given."""
+    drafts = (
+        {"given": draft}
+        if draft
+        else {"sampled": sampled, "sure": certain} | ({"sure, q = None": sure} if none else {})
+    )
     for K, V in sizes:
         for seed in range(seeds):
             for kind, p, q in language_pairs(V, seed):
-                for name, draft in drafts.items(): yield VerifyCase(f"{kind}, {name} drafts", K, V, p, q, draft)
+                for name, draft in drafts.items():
+                    yield VerifyCase(f"{kind}, {name} drafts", K, V, p, q, draft)
 
 # %% ../../nbs/lossless/06_conformance.ipynb #3d00eb3c
 def on_tensors(fn: VerifyRule, dtype: torch.dtype = torch.float64) -> VerifyRule:
     "The same rule, given tensors; what it draws with torch's own functions comes from the source."
     def verify(p, q, tokens, source):
-        p, q = (None if rows is None else torch.tensor(rows.astype(float), dtype=dtype) for rows in (p, q))
+        p, q = (
+            None if rows is None else torch.tensor(rows.astype(float), dtype=dtype)
+            for rows in (p, q)
+        )
         with drawn_from(source): return fn(p, q, list(tokens), source)
     return verify
 
@@ -90,8 +106,12 @@ def checked(fn: VerifyRule) -> VerifyRule:
     "The same rule; raises `ValueError` if what it returns can't be an answer."
     def verify(p, q, tokens, source):
         accepted, following = (int(n) for n in fn(p, q, tokens, source))
-        if not 0 <= accepted <= len(tokens): raise ValueError(f"It says that {accepted} of {len(tokens)} draft tokens are accepted.")
-        if not 0 <= following < p.shape[1]: raise ValueError(f"It says that token {following} follows, in a vocabulary of {p.shape[1]}.")
+        if not 0 <= accepted <= len(tokens):
+            raise ValueError(f"It says that {accepted} of {len(tokens)} draft tokens are accepted.")
+        if not 0 <= following < p.shape[1]:
+            raise ValueError(
+                f"It says that token {following} follows, in a vocabulary of {p.shape[1]}."
+            )
         return accepted, following
     return verify
 
@@ -110,25 +130,36 @@ class Watched:
     def categorical(self, weights) -> int:
         self.look(weights)
         return self.source.categorical(weights)
-    def look(self, numbers) -> None: self.exact &= all(isinstance(w, (int, np.integer, Fraction)) for w in numbers)
+
+    def look(self, numbers) -> None:
+        self.exact &= all(isinstance(w, (int, np.integer, Fraction)) for w in numbers)
 
 # %% ../../nbs/lossless/06_conformance.ipynb #37bb733f
 def pick_route(fn: VerifyRule, dtype: torch.dtype) -> str: # "fractions" or "tensors"
-    """Fractions if the function computes with them and draws with nothing else, tensors otherwise. Raises `InputError` if the same draws
-    lead to different answers: then it has a randomness of its own that can't be followed."""
+    """Fractions if the function computes with them and draws with nothing else, tensors otherwise.
+    Raises `InputError` if the same draws lead to different answers: then it has a randomness of its
+    own that can't be followed."""
     a, b = Language(3, "a"), Language(3, "b")
-    easy = VerifyCase("easy", 1, 3, lambda text: (a(text) + 1) / 4, lambda text: (b(text) + 1) / 4, sampled)  # no zeros
+    # no zeros
+    easy = VerifyCase(
+        "easy", 1, 3, lambda text: (a(text) + 1) / 4, lambda text: (b(text) + 1) / 4, sampled
+    )
     exact = []
     def watching(p, q, tokens, source):
         watched = Watched(source)
         try:
             with drawn_from(watched): return fn(p, q, tokens, watched)
-        finally: exact.append(watched.exact)
+        finally:
+            exact.append(watched.exact)
     for route, rule in (("fractions", watching), ("tensors", on_tensors(fn, dtype))):
         try: first, second = (laws(checked(rule), easy)[0] for _ in range(2))
         except Exception: continue  # the cases will tell what is wrong
-        check(first == second, "The same draws gave different answers: the function takes randomness from a place that can't be followed, such as numpy "
-              "or a compiled library. Draw through `source` or with torch's functions.")
+        check(
+            first == second,
+            "The same draws gave different answers: the function takes randomness from a place that"
+            " can't be followed, such as numpy or a compiled library. Draw through `source` or with"
+            " torch's functions.",
+        )
         if route == "tensors" or all(exact): return route
     return "tensors"
 
@@ -154,41 +185,76 @@ class VerifyReport(Report):
         "Count a case; keep the one whose law is furthest off."
         error = distance(found, expected)
         self.cases, self.lossy = self.cases + 1, self.lossy + (error > self.tolerance)
-        if self.worst is None or error > self.error: self.error, self.worst, self.found, self.expected = error, case, found, expected
+        if self.worst is None or error > self.error:
+            self.error, self.worst, self.found, self.expected = error, case, found, expected
 
     def summary(self) -> str:
         "Verdict, route, size of the error and the case where it is largest."
         verdict = "lossless" if self.lossless else "NOT LOSSLESS" if self.lossy else "no verdict"
-        lines = [f"{self.name}: {verdict} on {self.cases} cases ({self.route}, " + ("error exactly 0 wanted)" if not self.tolerance else f"tolerance {self.tolerance:g})")]
+        lines = [
+            f"{self.name}: {verdict} on {self.cases} cases ({self.route}, "
+            + (
+                "error exactly 0 wanted)"
+                if not self.tolerance
+                else f"tolerance {self.tolerance:g})"
+            )
+        ]
         if self.raised: lines.append(f"It failed: {self.raised}")
-        if self.error: lines.append(f"largest error: total variation {float(self.error):.3g}{f' = {self.error}' if self.error.denominator < 10 ** 6 else ''}, case: {self.worst}")
+        if self.error:
+            lines.append(
+                "largest error: total variation"
+                f" {float(self.error):.3g}{f' = {self.error}' if self.error.denominator < 10 ** 6 else ''},"
+                f" case: {self.worst}"
+            )
         if self.lossy:
-            text = max(self.found.keys() | self.expected.keys(), key=lambda x: abs(self.found.get(x, 0) - self.expected.get(x, 0)))
-            lines.append(f"there the text {text} has probability {float(self.found.get(text, 0)):.4g} where the target gives it {float(self.expected.get(text, 0)):.4g}")
+            text = max(
+                self.found.keys() | self.expected.keys(),
+                key=lambda x: abs(self.found.get(x, 0) - self.expected.get(x, 0)),
+            )
+            lines.append(
+                f"there the text {text} has probability {float(self.found.get(text, 0)):.4g} where"
+                f" the target gives it {float(self.expected.get(text, 0)):.4g}"
+            )
         return "\n".join(lines)
 
 # %% ../../nbs/lossless/06_conformance.ipynb #2125ecb0
-def check_verify(fn: VerifyRule,              # (p [K + 1, V], q [K, V], tokens [K], source) → (accepted, following)
-                 sizes: Sequence[tuple[int, int]] = SIZES, # pairs of K and V
-                 seeds: int = 3,              # languages of each kind and size
-                 none: bool = False,          # sure drafts also with q = None, which our own rules take
-                 draft: Drafting | None = None, # somebody's own way to draft, instead of ours
-                 route: str = "auto",         # "fractions", "tensors", or "auto": fractions if the function can
-                 dtype: torch.dtype = torch.float64, # of the tensors
-                 tolerance: float = 1e-6,     # on tensors, what counts as rounding (total variation)
-                ) -> VerifyReport:
-    """Walk every branch of a verify function on many small cases and compare the joint law of K + 1 tokens with the target's. Raises
-    `InputError` for arguments that can't be served and for functions whose randomness can't be told from their draws; what the function raises, refusals
+# (p [K + 1, V], q [K, V], tokens [K], source) → (accepted, following)
+def check_verify(
+    fn: VerifyRule,
+    sizes: Sequence[tuple[int, int]] = SIZES,  # pairs of K and V
+    seeds: int = 3,  # languages of each kind and size
+    # sure drafts also with q = None, which our own rules take
+    none: bool = False,
+    draft: Drafting | None = None,  # somebody's own way to draft, instead of ours
+    # "fractions", "tensors", or "auto": fractions if the function can
+    route: str = "auto",
+    dtype: torch.dtype = torch.float64,  # of the tensors
+    # on tensors, what counts as rounding (total variation)
+    tolerance: float = 1e-6,
+) -> VerifyReport:
+    """Walk every branch of a verify function on many small cases and compare the joint law of K + 1
+    tokens with the target's. Raises `InputError` for arguments that can't be served and for
+    functions whose randomness can't be told from their draws; what the function raises, refusals
     among it, is in the report."""
     check(callable(fn), f"A verify function is needed, not {fn!r}.")
-    check(route in ("auto", "fractions", "tensors"), f"The route must be auto, fractions or tensors, not {route!r}.")
-    check(seeds >= 1 and len(sizes) > 0 and all(K >= 1 and 2 <= V <= 16 for K, V in sizes), "At least one seed and one size are needed, with K ≥ 1 and V from 2 to 16.")
+    check(
+        route in ("auto", "fractions", "tensors"),
+        f"The route must be auto, fractions or tensors, not {route!r}.",
+    )
+    check(
+        seeds >= 1 and len(sizes) > 0 and all(K >= 1 and 2 <= V <= 16 for K, V in sizes),
+        "At least one seed and one size are needed, with K ≥ 1 and V from 2 to 16.",
+    )
     check(0 < tolerance < 1, f"The tolerance must lie between 0 and 1, not {tolerance}.")
-    if route == "auto": route = pick_route(fn, dtype)
+    if route == "auto":
+        route = pick_route(fn, dtype)
     rule = checked(on_fractions(fn) if route == "fractions" else on_tensors(fn, dtype))
-    report = VerifyReport(getattr(fn, "__name__", type(fn).__name__), route, 0 if route == "fractions" else tolerance)
+    report = VerifyReport(
+        getattr(fn, "__name__", type(fn).__name__), route, 0 if route == "fractions" else tolerance
+    )
     for case in verify_cases(sizes, seeds, none, draft):
-        try: found, expected = laws(rule, case)
+        try:
+            found, expected = laws(rule, case)
         except Exception as error:
             report.raised = f"{type(error).__name__}: {error} (case: {case})"
             break
@@ -198,16 +264,26 @@ def check_verify(fn: VerifyRule,              # (p [K + 1, V], q [K, V], tokens 
 # %% ../../nbs/lossless/06_conformance.ipynb #c31aed73
 REST = -1  # in a bin: any other token
 NextLaw = Callable[[Text], np.ndarray]                 # the new tokens so far → float64 [V]
-Generate = Callable[[list[int], int, int], list[int]]  # prompt, how many new tokens, seed → new tokens
+# prompt, how many new tokens, seed → new tokens
+Generate = Callable[[list[int], int, int], list[int]]
 
 def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
-    """What the target may say after the prompt and some new tokens, in float64, each answer computed once. The target is a `CausalLM` or a function ids → logits `[V]`;
-    what isn't such a row raises `InputError`, and a row without a distribution `NumericalError`."""
+    """What the target may say after the prompt and some new tokens, in float64, each answer
+    computed once. The target is a `CausalLM` or a function ids → logits `[V]`; what isn't such a
+    row raises `InputError`, and a row without a distribution `NumericalError`."""
     @lru_cache(maxsize=None)
     def law(text: Text) -> np.ndarray:
         ids = [*prompt, *text]
-        logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1] if hasattr(target, "new_cache") else torch.as_tensor(target(ids))
-        check(logits.dim() == 1, f"The target must give one row of logits, [V], not a tensor of shape {tuple(logits.shape)}.")
+        logits = (
+            target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1]
+            if hasattr(target, "new_cache")
+            else torch.as_tensor(target(ids))
+        )
+        check(
+            logits.dim() == 1,
+            "The target must give one row of logits, [V], not a tensor of shape"
+            f" {tuple(logits.shape)}.",
+        )
         check_logits(logits, f"The target after {ids}")
         row = transform(logits.float().cpu()).double().numpy()
         return row / row.sum()
@@ -215,7 +291,8 @@ def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
 
 # %% ../../nbs/lossless/06_conformance.ipynb #881382c1
 class Bins:
-    "A tree of texts: after each, its likeliest tokens, and a bin for all others. Every text falls into exactly one bin."
+    """A tree of texts: after each, its likeliest tokens, and a bin for all others. Every text falls
+    into exactly one bin."""
     def __init__(self, law: NextLaw, length: int, width: int, eos_ids: Set[int] = frozenset()):
         self.length, self.width, self.eos_ids = length, width, eos_ids
         self.kept, self.texts, branches = {}, [], [()]  # kept: text → its likeliest tokens
@@ -244,7 +321,9 @@ class Bins:
         weights = {(): 1.0}
         for text, kept in self.kept.items():
             row = law(text)
-            weights |= {(*text, token): weights[text] * row[token] for token in kept} | {(*text, REST): weights[text] * np.delete(row, kept).sum()}
+            weights |= {(*text, token): weights[text] * row[token] for token in kept} | {
+                (*text, REST): weights[text] * np.delete(row, kept).sum()
+            }
         return np.array([weights[text] for text in self.texts])
 
     def groups(self, depth: int) -> np.ndarray: # [bins]
@@ -274,29 +353,46 @@ BETAS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2, 4)
 def shapes(bins: Bins, law: NextLaw) -> dict[str, np.ndarray]: # what it looks like → [bins]
     "Laws of decoders that change the shape of the distribution."
     how = {b: "sharper" if b > 1 else "flatter" for b in BETAS}
-    found = {f"{how[b]} than the target, as at {1 / b:.2g} times the temperature": bins.law(tempered(law, b)) for b in BETAS}
-    return found | {f"cut to the {k} likeliest tokens" if k > 1 else "always the likeliest token": bins.law(likeliest(law, k)) for k in range(1, bins.width + 1)}
+    found = {
+        f"{how[b]} than the target, as at {1 / b:.2g} times the temperature": bins.law(
+            tempered(law, b)
+        )
+        for b in BETAS
+    }
+    return found | {
+        f"cut to the {k} likeliest tokens" if k > 1 else "always the likeliest token": bins.law(
+            likeliest(law, k)
+        )
+        for k in range(1, bins.width + 1)
+    }
 
 # %% ../../nbs/lossless/06_conformance.ipynb #285ce981
 @dataclass(frozen=True)
 class Bettor:
-    "Somebody who bets that the samples don't come from the target. All that a bettor wins or loses depends on the counts alone."
+    """Somebody who bets that the samples don't come from the target. All that a bettor wins or
+    loses depends on the counts alone."""
     expected: np.ndarray             # the target's law, [bins]
     guess: np.ndarray | None = None  # a law that it always bets on, [bins]
     depth: int = 0                   # or: it learns the law of the first `depth` tokens …
     groups: np.ndarray | None = None # … whose bins have these numbers, [bins] …
-    trust: float = 50                # … beginning with the target's, as if it had seen so many samples of it
+    # … beginning with the target's, as if it had seen so many samples of it
+    trust: float = 50
 
     def log_wealth(self, counts: np.ndarray) -> np.ndarray: # [..., bins] → [...]
         "The logarithm of what 1 has become: the product of bet / expected over all samples."
         possible = self.expected > 0
         if self.guess is not None:
-            bets = 0.98 * self.guess[possible] / self.expected[possible] + 0.02  # never everything on one card
+            # never everything on one card
+            bets = 0.98 * self.guess[possible] / self.expected[possible] + 0.02
             return counts[..., possible] @ np.log(bets)
         member = np.eye(self.groups.max() + 1)[self.groups]
         n, t = counts @ member, self.expected @ member
         n, t = n[..., t > 0], t[t > 0]
-        return (_lgamma(self.trust * t + n) - _lgamma(self.trust * t) - n * np.log(t)).sum(-1) - _lgamma(self.trust + n.sum(-1)) + math.lgamma(self.trust)
+        return (
+            (_lgamma(self.trust * t + n) - _lgamma(self.trust * t) - n * np.log(t)).sum(-1)
+            - _lgamma(self.trust + n.sum(-1))
+            + math.lgamma(self.trust)
+        )
 
 def _lgamma(x): return torch.lgamma(torch.as_tensor(x, dtype=torch.float64)).numpy()
 
@@ -304,7 +400,11 @@ def _lgamma(x): return torch.lgamma(torch.as_tensor(x, dtype=torch.float64)).num
 def bettors(bins: Bins, law: NextLaw) -> list[Bettor]:
     "Those who learn, at every depth of the tree, and those who have a suspicion."
     expected = bins.law(law)
-    learners = [Bettor(expected, depth=depth, groups=bins.groups(depth), trust=trust) for depth in range(1, bins.length + 1) for trust in (5, 50, 500)]
+    learners = [
+        Bettor(expected, depth=depth, groups=bins.groups(depth), trust=trust)
+        for depth in range(1, bins.length + 1)
+        for trust in (5, 50, 500)
+    ]
     return learners + [Bettor(expected, guess) for guess in shapes(bins, law).values()]
 
 # %% ../../nbs/lossless/06_conformance.ipynb #b87793ea
@@ -315,7 +415,8 @@ def log_wealth(jury: list[Bettor], counts: np.ndarray) -> np.ndarray: # [..., bi
 # %% ../../nbs/lossless/06_conformance.ipynb #dc95d135
 def alternatives(expected: np.ndarray, # [bins]
                  distance: float) -> Iterator[np.ndarray]: # [bins]
-    "Laws at this total variation from the target's: sharper, flatter, and some where a random half of the bins gains and the other half loses."
+    """Laws at this total variation from the target's: sharper, flatter, and some where a random
+    half of the bins gains and the other half loses."""
     rng = np.random.default_rng(0)
     for end in (100.0, 0.0):
         near, far = 1.0, end
@@ -323,40 +424,58 @@ def alternatives(expected: np.ndarray, # [bins]
             middle = (near + far) / 2
             changed = np.where(expected > 0, expected, 1) ** middle * (expected > 0)
             changed /= changed.sum()
-            near, far = (near, middle) if abs(changed - expected).sum() / 2 > distance else (middle, far)
+            near, far = (
+                (near, middle) if abs(changed - expected).sum() / 2 > distance else (middle, far)
+            )
         if far != end: yield changed
     for _ in range(6):
         order = rng.permutation(len(expected))
         gains = np.zeros(len(expected), bool)
         gains[order[expected[order].cumsum() < 0.55]] = True
         if expected[gains].sum() > 0 and expected[~gains].sum() > distance:
-            yield expected * np.where(gains, 1 + distance / expected[gains].sum(), 1 - distance / expected[~gains].sum())
+            yield expected * np.where(
+                gains, 1 + distance / expected[gains].sum(), 1 - distance / expected[~gains].sum()
+            )
 
 # %% ../../nbs/lossless/06_conformance.ipynb #46a82eb5
-def power_of(jury: list[Bettor], samples: int, alarm: float, distance: float, runs: int = 400) -> float:
-    "In which share of simulated runs a decoder at this distance has been rejected after so many samples: the worst of `alternatives`."
+def power_of(
+    jury: list[Bettor], samples: int, alarm: float, distance: float, runs: int = 400
+) -> float:
+    """In which share of simulated runs a decoder at this distance has been rejected after so many
+    samples: the worst of `alternatives`."""
     rng, expected = np.random.default_rng(0), jury[0].expected
-    powers = [(log_wealth(jury, rng.multinomial(samples, wrong, size=runs)) >= -math.log(alarm)).mean() for wrong in alternatives(expected, distance)]
+    powers = [
+        (log_wealth(jury, rng.multinomial(samples, wrong, size=runs)) >= -math.log(alarm)).mean()
+        for wrong in alternatives(expected, distance)
+    ]
     if not powers and expected.max() < 1: return 0.0  # nothing so far away could be made up
-    return float(min(powers)) if powers else 1 - (1 - distance) ** samples  # a certain text: any other is proof
+    # a certain text: any other is proof
+    return float(min(powers)) if powers else 1 - (1 - distance) ** samples
+
 
 def samples_needed(jury: list[Bettor], alarm: float, distance: float, power: float = 0.9) -> int:
     "How many samples give that power, up to a few per cent."
     low, high = 0, 16
-    while power_of(jury, high, alarm, distance) < power and high < 2 ** 24: low, high = high, 2 * high
+    while power_of(jury, high, alarm, distance) < power and high < 2**24:
+        low, high = high, 2 * high
     while high - low > max(1, high // 20):
         middle = (low + high) // 2
-        low, high = (low, middle) if power_of(jury, middle, alarm, distance) >= power else (middle, high)
+        low, high = (
+            (low, middle) if power_of(jury, middle, alarm, distance) >= power else (middle, high)
+        )
     return high
 
 # %% ../../nbs/lossless/06_conformance.ipynb #f86b7c38
 def tv_interval(bins: Bins, expected: np.ndarray, counts: np.ndarray, # [bins], [bins]
-                planned: int, miss: float) -> tuple[float, float, float]: # estimate, lower end, upper end
-    """Total variation on the bins, with an interval that misses it with probability `miss` at most, wherever the test stopped. The estimate changes by at
-    most 1 / n with one sample (McDiarmid 1989) and is too large on average, by at most ½ √((bins - 1) / n)."""
+                # estimate, lower end, upper end
+                planned: int, miss: float) -> tuple[float, float, float]:
+    """Total variation on the bins, with an interval that misses it with probability `miss` at most,
+    wherever the test stopped. The estimate changes by at most 1 / n with one sample (McDiarmid
+    1989) and is too large on average, by at most ½ √((bins - 1) / n)."""
     n = int(counts.sum())
     if n == 0: return 0.0, 0.0, 1.0
-    share = miss / 2 if n == planned else miss / 2 / (n * (n + 1))  # half of it is for runs that go to the end, half is spread over all others
+    # half of it is for runs that go to the end, half is spread over all others
+    share = miss / 2 if n == planned else miss / 2 / (n * (n + 1))
     slack = math.sqrt(math.log(2 * bins.length / share) / (2 * n))
     ends = []
     for depth in range(1, bins.length + 1):
@@ -369,26 +488,45 @@ def tv_interval(bins: Bins, expected: np.ndarray, counts: np.ndarray, # [bins], 
 class BrokenDecoder:
     "A decoder with one of the gallery's mistakes, on languages: the loop at its shortest."
     def __init__(self, broken: Broken, p: Next, q: Next, V: int, K: int,
-                 drafts_first: bool = False): # whether the first token is drafted too; else it comes from the prompt's forward
-        self.broken, self.p, self.q, self.V, self.K, self.drafts_first = broken, p, q, V, K, drafts_first
+                 # whether the first token is drafted too; else it comes from the prompt's forward
+                 drafts_first: bool = False):
+        self.broken, self.p, self.q, self.V, self.K, self.drafts_first = (
+            broken, p, q, V, K, drafts_first,
+        )
 
     def rounds(self, source: Source) -> Iterator[Round]:
         "Rounds without an end."
         model = self.broken.model(self.p, self.V)
-        self.cache, text = model.new_cache(0), (0,)  # the text begins with a prompt of one token, which the languages don't see
-        def read(tokens): return np.array([[Fraction(w) for w in row] for row in model.forward(torch.tensor([tokens]), self.cache)[0].tolist()], dtype=object)
+        # the text begins with a prompt of one token, which the languages don't see
+        self.cache, text = model.new_cache(0), (0,)
+        def read(tokens):
+            return np.array(
+                [
+                    [Fraction(w) for w in row]
+                    for row in model.forward(torch.tensor([tokens]), self.cache)[0].tolist()
+                ],
+                dtype=object,
+            )
+
         while True:
-            if len(text) == 1 and not self.drafts_first: tokens, accepted, following = [], 0, source.categorical(read([0])[0])
+            if len(text) == 1 and not self.drafts_first:
+                tokens, accepted, following = [], 0, source.categorical(read([0])[0])
             else:
-                tokens, rows = self.broken.draft(lambda drafted: self.q((*text[1:], *drafted)), self.K, source)
-                accepted, following = self.broken.verify(read([text[-1], *tokens]), rows, tokens, source)
+                tokens, rows = self.broken.draft(
+                    lambda drafted: self.q((*text[1:], *drafted)), self.K, source
+                )
+                accepted, following = self.broken.verify(
+                    read([text[-1], *tokens]), rows, tokens, source
+                )
             yield Round(tokens, accepted, [*tokens[:accepted], following])
             text = (*text, *tokens[:accepted], following)
             self.cache.rollback(len(text) - 1)
 
     def law(self, length: int) -> Law:
         "The exact law of its first tokens."
-        return law_of_rounds(lambda source: (self.rounds(source), lambda: memory_of(self.cache)), length)
+        return law_of_rounds(
+            lambda source: (self.rounds(source), lambda: memory_of(self.cache)), length
+        )
 
     def text(self, length: int, source: Source) -> list[int]:
         "Its first tokens."
@@ -399,7 +537,8 @@ class BrokenDecoder:
 
 # %% ../../nbs/lossless/06_conformance.ipynb #4f1fab5b
 class Lumped:
-    "A law on the tree as a language: the kept tokens after a text, and one token for all others; in 4096ths."
+    """A law on the tree as a language: the kept tokens after a text, and one token for all others;
+    in 4096ths."""
     def __init__(self, bins: Bins, law: NextLaw): self.bins, self.law, self.rows = bins, law, {}
 
     def node(self, text: Text) -> Text:
@@ -416,7 +555,9 @@ class Lumped:
         node = self.node(text)
         if node not in self.rows:
             row, kept = self.law(node), self.bins.kept[node]
-            weights = np.array([*row[kept], *[0.0] * (self.bins.width - len(kept)), np.delete(row, kept).sum()])
+            weights = np.array(
+                [*row[kept], *[0.0] * (self.bins.width - len(kept)), np.delete(row, kept).sum()]
+            )
             parts = np.where(weights > 0, np.maximum(1, np.round(weights * 4096)), 0).astype(int)
             parts[parts.argmax()] += 4096 - parts.sum()
             self.rows[node] = np.array([Fraction(int(n), 4096) for n in parts], dtype=object)
@@ -442,22 +583,40 @@ class Suspect:
     does: str
     score: float  # log-likelihood of the counts, minus what the target's law has
 
-def gallery_suspects(bins: Bins, p: NextLaw, q: NextLaw, K: int) -> Iterator[tuple[str, str, np.ndarray]]: # name, what it does, law [bins]
-    "Every broken decoder of the gallery, run on the tree; with the first token drafted, and without. Exact up to V = width + 1, where nothing is lumped."
+
+# name, what it does, law [bins]
+def gallery_suspects(
+    bins: Bins, p: NextLaw, q: NextLaw, K: int
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Every broken decoder of the gallery, run on the tree; with the first token drafted, and
+    without. Exact up to V = width + 1, where nothing is lumped."""
     languages = Lumped(bins, p), Lumped(bins, q)
     for broken in GALLERY:
         for drafts_first in (False, True):
-            try: law = BrokenDecoder(broken, *languages, bins.width + 1, K, drafts_first).law(bins.length)
-            except (ArithmeticError, ValueError): continue  # it can't run here, so it isn't that
+            try:
+                law = BrokenDecoder(broken, *languages, bins.width + 1, K, drafts_first).law(
+                    bins.length
+                )
+            except (ArithmeticError, ValueError):
+                continue  # it can't run here, so it isn't that
             yield broken.name, broken.does, on_bins(bins, law)
 
 # %% ../../nbs/lossless/06_conformance.ipynb #895df72d
-def rank(counts: np.ndarray, expected: np.ndarray, laws: Iterator[tuple[str, str, np.ndarray]], learners: list[Bettor]) -> list[Suspect]:
-    "The suspects from the best explanation down, each once; among them `none of these`, which had to learn the law from the counts."
-    scores = {"none of these": Suspect("none of these", "Something else.", float(max(b.log_wealth(counts) for b in learners)))}
+def rank(
+    counts: np.ndarray, expected: np.ndarray, laws: Iterator[tuple[str, str, np.ndarray]],
+    learners: list[Bettor],
+) -> list[Suspect]:
+    """The suspects from the best explanation down, each once; among them `none of these`, which had
+    to learn the law from the counts."""
+    scores = {
+        "none of these": Suspect(
+            "none of these", "Something else.", float(max(b.log_wealth(counts) for b in learners))
+        )
+    }
     for name, does, law in laws:
         score = float(Bettor(expected, law).log_wealth(counts))
-        if name not in scores or score > scores[name].score: scores[name] = Suspect(name, does, score)
+        if name not in scores or score > scores[name].score:
+            scores[name] = Suspect(name, does, score)
     return sorted(scores.values(), key=lambda s: -s.score)
 
 # %% ../../nbs/lossless/06_conformance.ipynb #dc36f22f
@@ -477,55 +636,104 @@ class DecoderReport(Report):
     texts: set[Text] = field(default_factory=set)     # all that came out
     proof: str = ""          # what a right decoder can't do, if it did
     interrupted: bool = False
-    suspects: list[Suspect] = field(default_factory=list) # from the best explanation down, if it was rejected
+    # from the best explanation down, if it was rejected
+    suspects: list[Suspect] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     @property
     def samples(self) -> int: return int(self.counts.sum())
     @property
-    def rejected(self) -> bool: return bool(self.proof) or max(self.wealth, default=0) >= -math.log(self.alarm)
+    def rejected(self) -> bool:
+        return bool(self.proof) or max(self.wealth, default=0) >= -math.log(self.alarm)
+
     @property
-    def lossless(self) -> bool: return not self.rejected and not self.interrupted  # as far as this test can see
+    # as far as this test can see
+    def lossless(self) -> bool:
+        return not self.rejected and not self.interrupted
+
     @property
-    def tv(self) -> tuple[float, float, float]: return tv_interval(self.bins, self.expected, self.counts, self.planned, 1 - self.confidence)
+    def tv(self) -> tuple[float, float, float]:
+        return tv_interval(self.bins, self.expected, self.counts, self.planned, 1 - self.confidence)
 
     def summary(self) -> str:
         "Verdict, evidence, error rates, distance, diagnosis."
         tv, low, high = self.tv
-        verdict = "REJECTED" if self.rejected else "interrupted, no verdict" if self.interrupted else "no difference found"
-        evidence = f"proof: {self.proof}" if self.proof else f"evidence 10^{max(self.wealth, default=0) / math.log(10):.1f}, rejected at 10^{-math.log10(self.alarm):.1f}"
-        lines = [f"{verdict} after {self.samples} of {self.planned} samples; {evidence}",
-                 f"a right decoder is rejected with probability {self.alarm:g} at most; one at total variation {self.distance:g} with probability {self.power:.2f} (0.9 takes {self.needed} samples)"]
-        if self.samples: lines.append(f"total variation on {len(self.bins)} bins of the first {self.bins.length} tokens: {tv:.3f}, between {low:.3f} and {high:.3f} with confidence {self.confidence:g}")
+        verdict = (
+            "REJECTED"
+            if self.rejected
+            else "interrupted, no verdict" if self.interrupted else "no difference found"
+        )
+        evidence = (
+            f"proof: {self.proof}"
+            if self.proof
+            else (
+                f"evidence 10^{max(self.wealth, default=0) / math.log(10):.1f}, rejected at"
+                f" 10^{-math.log10(self.alarm):.1f}"
+            )
+        )
+        lines = [
+            f"{verdict} after {self.samples} of {self.planned} samples; {evidence}",
+            (
+                f"a right decoder is rejected with probability {self.alarm:g} at most; one at total"
+                f" variation {self.distance:g} with probability {self.power:.2f} (0.9 takes"
+                f" {self.needed} samples)"
+            ),
+        ]
+        if self.samples:
+            lines.append(
+                f"total variation on {len(self.bins)} bins of the first {self.bins.length} tokens:"
+                f" {tv:.3f}, between {low:.3f} and {high:.3f} with confidence {self.confidence:g}"
+            )
         if self.suspects and self.suspects[0].score > 3:
             best = self.suspects[0]
             close = [s.name for s in self.suspects[1:] if best.score - s.score < 3][:3]
-            lines.append(f"looks like: {best.name}" + (f" (or {', '.join(close)})" if close else ""))
+            lines.append(
+                f"looks like: {best.name}" + (f" (or {', '.join(close)})" if close else "")
+            )
         return "\n".join(lines + [f"remark: {remark}" for remark in self.remarks])
 
 # %% ../../nbs/lossless/06_conformance.ipynb #9c582d11
-def flaw(tokens, n: int, prompt: list[int], V: int, eos_ids: Set[int]) -> str: # empty if there is none
+# empty if there is none
+def flaw(tokens, n: int, prompt: list[int], V: int, eos_ids: Set[int]) -> str:
     "What is wrong with the form of an answer."
-    try: tokens = [operator.index(token) for token in tokens]  # not int(): text and fractions are no ids
+    # not int(): text and fractions are no ids
+    try: tokens = [operator.index(token) for token in tokens]
     except (TypeError, ValueError): return f"generate returned {tokens!r}, not a list of token ids."
-    if len(tokens) > n: return f"generate returned {len(tokens)} tokens where {n} were asked for" + (
-        ", beginning with the prompt: return the new ones only." if tokens[:len(prompt)] == prompt else ".")
-    if not all(0 <= token < V for token in tokens): return f"generate returned ids outside 0…{V - 1}: {tokens}."
+    if len(tokens) > n:
+        return f"generate returned {len(tokens)} tokens where {n} were asked for" + (
+            ", beginning with the prompt: return the new ones only."
+            if tokens[: len(prompt)] == prompt
+            else "."
+        )
+    if not all(0 <= token < V for token in tokens):
+        return f"generate returned ids outside 0…{V - 1}: {tokens}."
     ends = [i for i, token in enumerate(tokens) if token in eos_ids]
     if ends and ends[0] < len(tokens) - 1: return f"The text goes on after its end: {tokens}."
-    if len(tokens) < n and not ends: return f"generate returned {len(tokens)} tokens where {n} were asked for. If an end-of-sequence token ends the text, name it in eos_ids."
+    if len(tokens) < n and not ends:
+        return (
+            f"generate returned {len(tokens)} tokens where {n} were asked for. If an"
+            " end-of-sequence token ends the text, name it in eos_ids."
+        )
     return ""
 
 # %% ../../nbs/lossless/06_conformance.ipynb #d5680660
 def impossible(text: Text, law: NextLaw, bins: Bins) -> str: # empty if it isn't
     "The first token that the target can't say, as far as the tree goes."
     for i, token in enumerate(text):
-        if text[:i] in bins.kept and not law(text[:i])[token]: return f"token {token} came after {list(text[:i])}, where the target gives it probability 0."
+        if text[:i] in bins.kept and not law(text[:i])[token]:
+            return (
+                f"token {token} came after {list(text[:i])}, where the target gives it"
+                " probability 0."
+            )
     return ""
 
 # %% ../../nbs/lossless/06_conformance.ipynb #10ca3e32
-def watch(report: DecoderReport, jury: list[Bettor], law: NextLaw, answer: Callable[[int], list[int]], fault: Callable[[list[int]], str], stop: bool, progress: bool) -> None:
-    "Draw samples until the decoder is rejected (if that is to stop it), the samples are used up, or the user interrupts."
+def watch(
+    report: DecoderReport, jury: list[Bettor], law: NextLaw, answer: Callable[[int], list[int]],
+    fault: Callable[[list[int]], str], stop: bool, progress: bool,
+) -> None:
+    """Draw samples until the decoder is rejected (if that is to stop it), the samples are used up,
+    or the user interrupts."""
     try:
         for i in tqdm(range(report.planned), disable=None if progress else True, unit="samples"):
             tokens = answer(i)
@@ -536,9 +744,12 @@ def watch(report: DecoderReport, jury: list[Bettor], law: NextLaw, answer: Calla
             report.texts.add(text)
             report.counts[report.bins(text)] += 1
             report.proof = report.proof or impossible(text, law, report.bins)
-            report.wealth.append(math.inf if report.proof else float(log_wealth(jury, report.counts)))
+            report.wealth.append(
+                math.inf if report.proof else float(log_wealth(jury, report.counts))
+            )
             if report.rejected and stop: return
-    except KeyboardInterrupt: report.interrupted = True
+    except KeyboardInterrupt:
+        report.interrupted = True
 
 # %% ../../nbs/lossless/06_conformance.ipynb #1cd9cc13
 def remarks(report: DecoderReport, jury: list[Bettor]) -> Iterator[str]:
@@ -547,59 +758,111 @@ def remarks(report: DecoderReport, jury: list[Bettor]) -> Iterator[str]:
     if len(report.texts) == 1 and report.samples > 5:
         yield "every seed gave the same text: is the seed used, and is sampling switched on?"
         return
-    evidence = [max(b.log_wealth(report.counts) for b in jury if b.depth == depth) for depth in range(1, report.bins.length + 1)]
+    evidence = [
+        max(b.log_wealth(report.counts) for b in jury if b.depth == depth)
+        for depth in range(1, report.bins.length + 1)
+    ]
     wrong = next((depth for depth, e in enumerate(evidence, 1) if e > math.log(1000)), None)
-    if wrong == 1: yield "the first token's own law is wrong already."
-    elif wrong: yield (f"the first {'token alone does' if wrong == 2 else f'{wrong - 1} tokens alone do'}n't show it after {report.samples} samples. If that stays so with "
-                       "more of them (stop=False), look at what is done after the first draft token, at the bonus token, and at the caches.")
+    if wrong == 1:
+        yield "the first token's own law is wrong already."
+    elif wrong:
+        yield (
+            f"the first {'token alone does' if wrong == 2 else f'{wrong - 1} tokens alone do'}n't"
+            f" show it after {report.samples} samples. If that stays so with more of them"
+            " (stop=False), look at what is done after the first draft token, at the bonus token,"
+            " and at the caches."
+        )
 
-def explain(report: DecoderReport, jury: list[Bettor], law: NextLaw, draft_law: NextLaw | None, K: int | None) -> None:
+
+def explain(
+    report: DecoderReport, jury: list[Bettor], law: NextLaw, draft_law: NextLaw | None,
+    K: int | None,
+) -> None:
     "Put suspects and remarks into the report of a decoder that was rejected."
     report.remarks = list(remarks(report, jury))
     if not report.samples: return
-    laws = [(name, "Changes the shape of the distribution.", weights) for name, weights in shapes(report.bins, law).items()]
+    laws = [
+        (name, "Changes the shape of the distribution.", weights)
+        for name, weights in shapes(report.bins, law).items()
+    ]
     if draft_law: laws += gallery_suspects(report.bins, law, draft_law, K)
-    report.suspects = rank(report.counts, report.expected, laws, [b for b in jury if b.depth == report.bins.length])
+    report.suspects = rank(
+        report.counts, report.expected, laws, [b for b in jury if b.depth == report.bins.length]
+    )
 
 # %% ../../nbs/lossless/06_conformance.ipynb #c72ab7c0
 def _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K) -> None:
     "Raise `InputError` for what can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
-    for name, n in dict(length=length, width=width, samples=samples).items(): check(isinstance(n, int) and n >= 1, f"{name} must be a whole number of at least 1, not {n!r}.")
-    for name, x in dict(alarm=alarm, distance=distance, confidence=confidence).items(): check(0 < x < 1, f"{name} must lie between 0 and 1, not {x!r}.")
-    check((width + 1) ** length <= 2000, f"A tree of width {width} and length {length} has too many bins: nothing could be learned about each. Make it smaller.")
-    check((draft is None) == (K is None) and (K is None or isinstance(K, int) and K >= 1), "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.")
+    for name, n in dict(length=length, width=width, samples=samples).items():
+        check(
+            isinstance(n, int) and n >= 1,
+            f"{name} must be a whole number of at least 1, not {n!r}.",
+        )
+    for name, x in dict(alarm=alarm, distance=distance, confidence=confidence).items():
+        check(0 < x < 1, f"{name} must lie between 0 and 1, not {x!r}.")
+    check(
+        (width + 1) ** length <= 2000,
+        f"A tree of width {width} and length {length} has too many bins: nothing could be learned"
+        " about each. Make it smaller.",
+    )
+    check(
+        (draft is None) == (K is None) and (K is None or isinstance(K, int) and K >= 1),
+        "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.",
+    )
 
 # %% ../../nbs/lossless/06_conformance.ipynb #89a2a922
 def check_decoder(generate: Generate, target, # target: a CausalLM, or a function ids → logits [V]
                   prompt: Sequence[int],
                   transform: Transform = Transform(1.0), # what the decoder is told to sample with
-                  length: int = 3,            # tokens of each sample; K + 3 show a full draft and what it leaves behind
-                  width: int = 2,             # likeliest tokens that get bins of their own, after each text
+                  # tokens of each sample; K + 3 show a full draft and what it leaves behind
+                  length: int = 3,
+                  # likeliest tokens that get bins of their own, after each text
+                  width: int = 2,
                   samples: int = 3000,        # at most
                   alarm: float = 1e-6,        # probability of rejecting a right decoder, at most
-                  distance: float = 0.1,      # total variation (on the bins) that must be caught with probability 0.9 or more …
+                  # total variation (on the bins) that must be caught with probability 0.9 or more …
+                  distance: float = 0.1,
                   weak: bool = False,         # … unless this is set
-                  draft=None, K: int | None = None, # the draft, like the target, and its tokens per round: to name the mistake
+                  # the draft, like the target, and its tokens per round: to name the mistake
+                  draft=None, K: int | None = None,
                   eos_ids: Set[int] = frozenset(),  # tokens that end a text
-                  stop: bool = True,          # at once when it is rejected; False: use all samples, which names the mistake more surely
+                  # at once when it is rejected; False: use all samples, which names the mistake
+                  # more surely
+                  stop: bool = True,
                   confidence: float = 0.99,   # of the interval for the total variation
                   seed: int = 0,              # of the first sample; the others follow
                   progress: bool = True) -> DecoderReport:
-    """Test a black box against its target: one text for each seed, sequentially, with a false-alarm rate that holds at every moment (Shafer et al. 2011;
-    Ramdas et al. 2023). Raises `InputError` for arguments that can't be served, too few samples among them; what `generate` raises comes through."""
+    """Test a black box against its target: one text for each seed, sequentially, with a false-alarm
+    rate that holds at every moment (Shafer et al. 2011; Ramdas et al. 2023). Raises `InputError`
+    for arguments that can't be served, too few samples among them; what `generate` raises comes
+    through."""
     prompt = [int(token) for token in prompt]
     _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K)
-    law, draft_law = law_after(target, prompt, transform), None if draft is None else law_after(draft, prompt, transform)
-    check(draft is None or len(draft_law(())) == len(law(())), "Draft and target must give logits of one width: pad the draft's with -inf.")
+    law, draft_law = law_after(target, prompt, transform), (
+        None if draft is None else law_after(draft, prompt, transform)
+    )
+    check(
+        draft is None or len(draft_law(())) == len(law(())),
+        "Draft and target must give logits of one width: pad the draft's with -inf.",
+    )
     bins = Bins(law, length, width, eos_ids)
     jury, expected = bettors(bins, law), bins.law(law)
-    check(expected.max() == 1 or next(alternatives(expected, distance), None) is not None,
-          f"No decoder at total variation {distance:g} could be made up for this target, so nothing can be said about the power: give a smaller distance.")
+    check(
+        expected.max() == 1 or next(alternatives(expected, distance), None) is not None,
+        f"No decoder at total variation {distance:g} could be made up for this target, so nothing"
+        " can be said about the power: give a smaller distance.",
+    )
     power, needed = power_of(jury, samples, alarm, distance), samples_needed(jury, alarm, distance)
-    check(power >= 0.9 or weak, f"With {samples} samples, a decoder at total variation {distance:g} would be caught with probability {power:.2f} only; "
-          f"0.9 takes {needed}. Give more samples, a larger distance, or weak=True to test all the same.")
-    report = DecoderReport(bins, expected, samples, alarm, distance, power, needed, confidence, np.zeros(len(bins)))
+    check(
+        power >= 0.9 or weak,
+        f"With {samples} samples, a decoder at total variation {distance:g} would be caught with"
+        f" probability {power:.2f} only; 0.9 takes {needed}. Give more samples, a larger distance,"
+        " or weak=True to test all the same.",
+    )
+    report = DecoderReport(
+        bins, expected, samples, alarm, distance, power, needed, confidence, np.zeros(len(bins))
+    )
     watch(report, jury, law, lambda i: generate(list(prompt), length, seed + i),
           lambda tokens: flaw(tokens, length, prompt, len(law(())), eos_ids), stop, progress)
     if report.rejected: explain(report, jury, law, draft_law, K)
