@@ -119,10 +119,8 @@ def test_a_randomness_that_cannot_be_followed_is_refused():
 
 
 def test_routes():
-    assert (
-        pick_route(speculative_sampling, torch.float64) == "fractions"
-        and pick_route(with_torch, torch.float64) == "tensors"
-    )
+    assert pick_route(speculative_sampling, torch.float64) == "fractions"
+    assert pick_route(with_torch, torch.float64) == "tensors"
     epsilon = lambda p, q, tokens, source: (
         speculative_sampling(p, q, tokens, source)
         if source.bernoulli(0.5)
@@ -263,13 +261,8 @@ def test_interrupt_and_seeds():
         if len(seen) == 10: raise KeyboardInterrupt
         return sampler(P)(prompt, n, seed)
     report = check_decoder(generate, logits_of(P), START, samples=2000, distance=.2, seed=5)
-    assert (
-        report.interrupted
-        and report.samples == 9
-        and not report.lossless
-        and not report.rejected
-        and seen == list(range(5, 15))
-    )
+    assert report.interrupted and report.samples == 9 and seen == list(range(5, 15))
+    assert not report.lossless and not report.rejected
 
 
 @pytest.mark.parametrize(
@@ -308,7 +301,7 @@ def test_weak_tests_say_so():
 def test_the_example_for_other_projects(tmp_path):
     import json
     from pathlib import Path
-    cells = json.loads((Path(__file__).parents[1] / "nbs/06_conformance.ipynb").read_text())["cells"]
+    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/06_conformance.ipynb").read_text())["cells"]
     source = next("".join(c["source"]) for c in cells if "EXAMPLE = '''" in "".join(c["source"]))
     example = source.split("'''")[1]
     (tmp_path / "test_example.py").write_text(example)

@@ -223,24 +223,19 @@ def test_few_bits_as_the_generator_gives_them(dtype):
     c = torch.rand(N, generator=torch.Generator().manual_seed(2)).to(dtype)
     def close(count, exact): return abs(count.double().mean().item() - float(exact)) < 6 * math.sqrt(.25 / N)
     for t in torch.tensor([0., .004, .1, .3, .5, .75, .997, 1.], dtype=dtype):
-        assert close(u < t, chance(lambda: torch.rand((), dtype=dtype) < t)) and close(
-            u <= t, chance(lambda: torch.rand((), dtype=dtype) <= t)
-        )
-        assert close(u * 0.37 < t, chance(lambda: torch.rand((), dtype=dtype) * 0.37 < t)) and close(
-            1 - v <= t, chance(lambda: 1 - torch.rand((), dtype=dtype) <= t)
-        )
+        assert close(u < t, chance(lambda: torch.rand((), dtype=dtype) < t))
+        assert close(u <= t, chance(lambda: torch.rand((), dtype=dtype) <= t))
+        assert close(u * 0.37 < t, chance(lambda: torch.rand((), dtype=dtype) * 0.37 < t))
+        assert close(1 - v <= t, chance(lambda: 1 - torch.rand((), dtype=dtype) <= t))
         assert close(c >= t, chance(lambda: torch.rand(()).to(dtype) >= t))
     zero = chance(lambda: torch.rand((), dtype=dtype) <= 0)
     assert close(u == 0, zero) and zero >= F(1, 4096) and not chance(lambda: torch.rand((), dtype=dtype) < 0)
-    assert (
-        uniform_law(dtype) in ("grid", "rounded")
-        and uniform_law(dtype, "cuda") == "rounded"
-        and uniform_law(torch.float32) == "continuous"
-    )
+    assert uniform_law(dtype) in ("grid", "rounded")
+    assert uniform_law(dtype, "cuda") == "rounded"
+    assert uniform_law(torch.float32) == "continuous"
 
 
-# --- Verify functions
-# ---------------------------------------------------------------------------------------------------
+# --- Verify functions -------------------------------------------------------------------------------------------------
 
 def error(rule, dtype=torch.float32, K=2):
     def verify(p, q, tokens, source):
@@ -248,11 +243,8 @@ def error(rule, dtype=torch.float32, K=2):
         with drawn_from(source): return rule(p, q, tokens)
 
     def one(p, q):
-        return float(
-            distance(
-                completed(exact_law(lambda source: one_round(verify, p, q, K, source)), p, K + 1), target_law(p, K + 1)
-            )
-        )
+        found = completed(exact_law(lambda source: one_round(verify, p, q, K, source)), p, K + 1)
+        return float(distance(found, target_law(p, K + 1)))
 
     return max(one(p, q) for seed in range(3) for _, p, q in language_pairs(3, seed))
 
@@ -314,8 +306,7 @@ def test_the_empty_residual_of_transformers():
     assert found
 
 
-# --- What is refused
-# ----------------------------------------------------------------------------------------------------
+# --- What is refused --------------------------------------------------------------------------------------------------
 
 def raced_twice():
     e = torch.empty(3).exponential_()

@@ -468,8 +468,7 @@ def test_any_language_any_end(seed, size, limit, ends, greedy):
             )
 
 
-# --- The proof
-# ----------------------------------------------------------------------------------------------------------
+# --- The proof --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("K, V", SIZES)
 def test_the_rule_is_proven(K, V):

@@ -320,8 +320,8 @@ def _raced(func, u, dim=None, keepdim=False, **kwargs):
     dim, keepdim = kwargs.pop("axis", kwargs.pop("dim", dim)), kwargs.pop("keepdim", keepdim)
     name = func.__name__
     along_one = name.startswith("arg") if dim is None else not isinstance(dim, Tensor)
-    check(not kwargs and along_one, f"`{name}` of random numbers can be followed along one dimension "
-          "only; without one use argmax.")
+    check(not kwargs and along_one, f"`{name}` of random numbers can be followed along one "
+          "dimension only; without one use argmax.")
     rows = u.numbers.reshape(1, -1) if dim is None else np.moveaxis(u.numbers, dim, -1)
     winners = _each(lambda i: race(list(rows[i]), "max" in name), _indices(rows.shape[:-1]))
     indices = torch.tensor(winners.astype(np.int64))

@@ -39,11 +39,8 @@ class Broken:
     @property
     def part(self) -> str: # "rule", "draft" or "cache"
         "Which of the three is broken."
-        return (
-            "cache"
-            if self.model is not ExactModel
-            else "draft" if self.draft is not sampled else "rule"
-        )
+        if self.model is not ExactModel: return "cache"
+        return "rule" if self.draft is sampled else "draft"
 
 # %% ../../nbs/lossless/02_gallery.ipynb #fe11c397
 GALLERY = []  # of `Broken`; each section below hangs its own
@@ -166,9 +163,8 @@ def bonus_from_residual(p, q, tokens, source):
     for i, token in enumerate(tokens):
         if not source.bernoulli(_ratio(p[i], rows[i], token)):
             return i, source.categorical(residual(p[i], rows[i]))
-    return len(tokens), source.categorical(
-        residual(p[len(tokens) - 1], rows[-1]) if tokens else p[0]
-    )
+    weights = residual(p[len(tokens) - 1], rows[-1]) if tokens else p[0]
+    return len(tokens), source.categorical(weights)
 
 def unfiltered(p, q, tokens, source):
     """Verify against what the target was before its filter: here p, with a quarter spread over all
@@ -225,9 +221,8 @@ def draft_draws_replacement(p, q, tokens, source):
     for i, token in enumerate(tokens):
         if not source.bernoulli(_ratio(p[i], rows[i], token)):
             low = rows[i][:token].sum()
-            return i, source.categorical(
-                _on_part(residual(p[i], rows[i]), low, low + rows[i][token])
-            )
+            part = _on_part(residual(p[i], rows[i]), low, low + rows[i][token])
+            return i, source.categorical(part)
     return len(tokens), source.categorical(p[len(tokens)])
 
 def _bits(number, bits: int) -> Fraction: # in [0, 1]
@@ -284,9 +279,8 @@ def half_block(p, q, tokens, source):
     for i, token in enumerate(tokens):
         product = min(product * p[i][token] / rows[i][token], 1)
         if source.bernoulli(product): kept = i + 1
-    return kept, source.categorical(
-        p[kept] if kept == len(tokens) else residual(p[kept], rows[kept])
-    )
+    weights = p[kept] if kept == len(tokens) else residual(p[kept], rows[kept])
+    return kept, source.categorical(weights)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #ffe87034
 GALLERY += [
@@ -403,10 +397,9 @@ def evidence(broken: Broken,
         for target in (p, q):
             try:
                 if broken.part == "cache":
-                    found = loop_error(
-                        loop, lambda: model_drafter(ExactModel(q, V), V), target, K, V, broken.name,
-                        model=broken.model,
-                    )
+                    def drafter(): return model_drafter(ExactModel(q, V), V)
+                    model = broken.model
+                    found = loop_error(loop, drafter, target, K, V, broken.name, model=model)
                 else:
                     found = round_error(broken.verify, target, q, K, V, broken.name, broken.draft)
             except (ArithmeticError, InputError) as error:

@@ -37,20 +37,20 @@ class Language:
     some of them 0. The same seed gives the same language. All denominators are powers of two, and
     so are the probabilities themselves with `halves`. Raises `InputError` for sizes that don't fit.
     """
-    def __init__(self, V: int,                       # vocabulary size
-                 seed: int | str = 0,
-                 tokens: Sequence[int] | None = None, # the tokens that it can say; None: all V
-                 # how many of them may follow one text, at most; None: all
-                 most: int | None = None,
-                 # probabilities 1, 1/2, 1/4, … instead of sixteenths
-                 halves: bool = False):
+    def __init__(
+        self,
+        V: int,                               # vocabulary size
+        seed: int | str = 0,
+        tokens: Sequence[int] | None = None,  # the tokens that it can say; None: all V
+        most: int | None = None,              # how many of them may follow one text; None: all
+        halves: bool = False,                 # probabilities 1, 1/2, 1/4, …, not sixteenths
+    ):
         self.V, self.seed, self.halves, self.rows = V, seed, halves, {}
         self.tokens = list(range(V) if tokens is None else tokens)
         self.most = min(len(self.tokens) if most is None else most, len(self.tokens))
+        fit = set(self.tokens) <= set(range(V)) and len(set(self.tokens)) == len(self.tokens)
         check(
-            self.tokens
-            and set(self.tokens) <= set(range(V))
-            and len(set(self.tokens)) == len(self.tokens),
+            len(self.tokens) > 0 and fit,
             f"A language says at least one of its tokens 0…{V - 1}, each "
             f"named once, not {self.tokens}.",
         )
@@ -66,12 +66,12 @@ class Language:
             rng = random.Random(f"{self.seed} {text}")
             count = rng.randint(1, self.most)
             row = np.full(self.V, Fraction(0), dtype=object)
-            row[rng.sample(self.tokens, count)] = (
-                _halves(rng, count) if self.halves else _sixteenths(rng, count)
-            )
+            parts = _halves if self.halves else _sixteenths
+            row[rng.sample(self.tokens, count)] = parts(rng, count)
             self.rows[text] = row
         return self.rows[text]
 
+# %% ../../nbs/lossless/01_proof.ipynb #6973b467-2
 def _halves(rng: random.Random, n: int) -> list[Fraction]:
     "n probabilities that are powers of two: a whole, halved n - 1 times in random places."
     parts = [Fraction(1)]
@@ -167,9 +167,8 @@ def round_error(verify: VerifyRule, p: Next, q: Next,
     with the target's."""
     expected = target_law(p, K + 1)
     found = completed(exact_law(lambda source: one_round(verify, p, q, K, source, draft)), p, K + 1)
-    return Proven(
-        _name(verify), case, K, V, len(expected.keys() | found.keys()), distance(found, expected)
-    )
+    texts = len(expected.keys() | found.keys())
+    return Proven(_name(verify), case, K, V, texts, distance(found, expected))
 
 def _name(thing) -> str:
     "What a function or class calls itself."
@@ -259,10 +258,8 @@ class ExactModel:
         before = cache.length
         cache.tokens += ids[0].tolist()
         texts = [tuple(cache.tokens[1:before + i + 1]) for i in range(ids.shape[1])]
-        return torch.stack([
-            _float_row(self.language, text, self.vocab_size)
-            for text in texts[-last if last else 0 :]
-        ])[None]
+        wanted = texts[-last:] if last else texts
+        return torch.stack([_float_row(self.language, t, self.vocab_size) for t in wanted])[None]
 
 # %% ../../nbs/lossless/01_proof.ipynb #d2a34532
 def memory_of(thing) -> Hashable:
@@ -272,17 +269,12 @@ def memory_of(thing) -> Hashable:
     if isinstance(thing, Tensor):
         return "tensor", str(thing.dtype), thing.shape, tuple(thing.flatten().tolist())
     if isinstance(thing, np.ndarray): return "array", thing.shape, memory_of(thing.tolist())
-    # of a subclass
-    attributes = (
-        memory_of(vars(thing))
-        if isinstance(thing, (dict, set, frozenset, list, tuple, deque))
-        and hasattr(thing, "__dict__")
-        else ()
-    )
+    is_container = isinstance(thing, (dict, set, frozenset, list, tuple, deque))
+    is_subclass = is_container and hasattr(thing, "__dict__")
+    attributes = memory_of(vars(thing)) if is_subclass else ()
     if isinstance(thing, dict):
-        return (
-            "dict", frozenset((key, memory_of(value)) for key, value in thing.items()), attributes,
-        )
+        entries = frozenset((key, memory_of(value)) for key, value in thing.items())
+        return "dict", entries, attributes
     if isinstance(thing, (set, frozenset)):
         return "set", frozenset(map(memory_of, thing)), attributes
     if isinstance(thing, (list, tuple, deque)):
@@ -359,11 +351,8 @@ def _next_round(
             f"A round after {text} added no token: nothing says that such a text ever ends.",
         )
         to_do += source.open
-        yield (
-            (text, None, source, True)
-            if new is None
-            else ((*text, *new.emitted), memory(), source, False)
-        )
+        if new is None: yield text, None, source, True
+        else: yield (*text, *new.emitted), memory(), source, False
 
 # %% ../../nbs/lossless/01_proof.ipynb #0d9a0f54
 # what `specdec.speculative.speculate` is: (target, drafter, prompt, transform, source, K,
@@ -383,22 +372,19 @@ def loop_error(loop: Loop,
     """Walk a whole loop until K + 3 tokens exist, and compare their joint law with the target's:
     the prompt's token, a round that is accepted with its bonus, and one token more, so that what a
     full round leaves behind shows. With `max_new_tokens`: to the end, and the ends must agree."""
-    length, limit = (
-        (K + 3, 2 * (K + 3)) if max_new_tokens is None else (max_new_tokens, max_new_tokens)
-    )
+    length, limit = max_new_tokens, max_new_tokens
+    if max_new_tokens is None: length, limit = K + 3, 2 * (K + 3)
     def start(source: Source) -> Started:
         target, drafting = model(p, V), drafter()
-        rounds = loop(
-            target, drafting, [0], Transform() if greedy else AsIs(), source, K, limit, eos_ids
-        )
+        transform = Transform() if greedy else AsIs()
+        rounds = loop(target, drafting, [0], transform, source, K, limit, eos_ids)
         return rounds, lambda: (memory_of(target), memory_of(drafting))
     expected = target_law(_likeliest(p) if greedy else p, length, eos_ids)
     # with a limit one more, so that too much shows
     found = law_of_rounds(start, length + (max_new_tokens is not None), merge)
-    return Proven(
-        f"{_name(loop)}, {type(drafter()).__name__}", case, K, V,
-        len(expected.keys() | found.keys()), distance(found, expected),
-    )
+    name = f"{_name(loop)}, {type(drafter()).__name__}"
+    texts = len(expected.keys() | found.keys())
+    return Proven(name, case, K, V, texts, distance(found, expected))
 
 def _likeliest(p: Next) -> Next:
     "A language at temperature 0."

@@ -21,12 +21,11 @@ from ..rejection import delta, residual
 
 # %% ../../nbs/lossless/03_rules.ipynb #ac9b6f08
 def sample_and_match(
-    p: Tensor,  # target distributions, [n + 1, V]
-    q: Tensor | None,  # not looked at: any draft will do
+    p: Tensor,              # target distributions, [n + 1, V]
+    q: Tensor | None,       # not looked at: any draft will do
     tokens: Sequence[int],  # draft tokens, [n]
-    # draws one categorical for each token tried, and one for the bonus
-    source: Source,
-) -> tuple[int, int]:  # how many draft tokens are accepted (0…n), and the token that follows them
+    source: Source,         # draws one categorical for each token tried, and one for the bonus
+) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
     """Let the target draw its own token at each place, and accept the draft's while it is the same.
     Lossless, since every token that comes out is the target's own draw. Accepts Σ p·q, never more
     than the ratio test."""
@@ -98,9 +97,9 @@ class LossyLenience:
     def __str__(self) -> str: return f"LossyLenience(l={self.l})"
 
 # %% ../../nbs/lossless/03_rules.ipynb #5770cbd7
-# distribution, [V]; fractions are turned into floats, since a logarithm isn't one
-def entropy(p: Tensor,
-           ) -> float: # nats
+def entropy(
+    p: Tensor,  # distribution, [V]; fractions become floats, since a logarithm isn't one
+) -> float:     # nats
     "-Σ p log p in float64: 0 where one token is certain, log V where all are alike."
     weights = p.cpu().double() if isinstance(p, Tensor) else torch.from_numpy(p.astype(float))
     return torch.special.entr(weights).sum().item()
@@ -114,21 +113,15 @@ class LossyTypical:
     say the token. The threshold is computed in float64, for fractions too. Raises `InputError` for
     ε outside (0, 1) or δ not positive."""
     epsilon: float # ε: a token likelier than this is always accepted
-    # δ: where the target is unsure, so many times exp(-H) is enough; below 1 the target's likeliest
-    # token is always accepted
-    delta: float
+    delta: float   # δ: so many times exp(-H) is enough; below 1 the likeliest always passes
     lossy: ClassVar[bool] = True
 
     def __post_init__(self):
-        check(
-            _is_number(self.epsilon) and 0 < self.epsilon < 1,
-            f"epsilon must be a number in (0, 1), not {self.epsilon!r}.",
-        )
-        check(
-            _is_number(self.delta) and 0 < self.delta < float("inf"),
-            f"delta must be a positive number, not {self.delta!r}; Medusa takes the square root of"
-            " epsilon.",
-        )
+        epsilon, delta = self.epsilon, self.delta
+        check(_is_number(epsilon) and 0 < epsilon < 1,
+              f"epsilon must be a number in (0, 1), not {epsilon!r}.")
+        check(_is_number(delta) and 0 < delta < float("inf"), "delta must be a positive number, "
+              f"not {delta!r}; Medusa takes the square root of epsilon.")
 
     def threshold(self, p: Tensor) -> float: # for one p, [V]
         "min(ε, δ·exp(-H(p))): a token must be likelier than that."
