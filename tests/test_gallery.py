@@ -1,4 +1,5 @@
-"""The gallery: every broken decoder is caught by one check, right and harmless ones pass it, and its rules run on tensors too."""
+"""The gallery: every broken decoder is caught by one check, right and harmless ones pass it, and its rules run on
+tensors too."""
 from fractions import Fraction
 
 import numpy as np
@@ -35,7 +36,9 @@ def test_names_are_unique_and_every_sighting_is_told():
 def test_parts():
     assert {broken.part for broken in GALLERY} == {"rule", "draft", "cache"}
     for broken in GALLERY:  # one mistake each
-        assert (broken.verify is not speculative_sampling) + (broken.draft is not Broken("", "", "").draft) + (broken.model is not ExactModel) == 1
+        right = Broken("", "", "")
+        changed = broken.verify is not right.verify, broken.draft is not right.draft, broken.model is not right.model
+        assert sum(changed) == 1
 
 
 # --- Caught, or left in peace -----------------------------------------------------------------------------------------
@@ -43,7 +46,8 @@ def test_parts():
 @pytest.mark.parametrize("broken", GALLERY, ids=named)
 def test_caught(broken):
     line = found(broken)
-    assert isinstance(line, Exception) if broken.name == "no guard for p = q" else (isinstance(line, Proven) and 0 < line.error <= 1 and line.case == broken.name)
+    if broken.name == "no guard for p = q": assert isinstance(line, Exception)
+    else: assert isinstance(line, Proven) and 0 < line.error <= 1 and line.case == broken.name
 
 
 def test_evidence_returns_the_error_that_was_raised():
@@ -91,9 +95,17 @@ def block(p, q, tokens, source):
     return n, source.categorical(p[n] if n == K else residual(weight * p[n], q[n]))
 
 
-@pytest.mark.parametrize("harmless", [Broken("no bonus", "", "", no_bonus), Broken("match", "", "", match), Broken("match, greedy", "", "", match, greedy_softmax),
-                                      Broken("match, thrown away", "", "", match, drops_unlikely), Broken("block", "", "", block)], ids=named)
-def test_harmless_ones_pass(harmless): assert found(harmless) is None
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        Broken("no bonus", "", "", no_bonus), Broken("match", "", "", match),
+        Broken("match, greedy", "", "", match, greedy_softmax),
+        Broken("match, thrown away", "", "", match, drops_unlikely), Broken("block", "", "", block),
+    ],
+    ids=named,
+)
+def test_harmless_ones_pass(harmless):
+    assert found(harmless) is None
 
 
 # --- Where they show --------------------------------------------------------------------------------------------------
@@ -115,17 +127,24 @@ def test_needs_three_tokens(name):
 def test_known_distances():
     half = Fraction(1, 2)
     p, q = np.array([half, half], dtype=object), np.array([Fraction(1), Fraction(0)], dtype=object)
-    def said(broken): return exact_law(lambda source: one_round(broken.verify, lambda text: p, lambda text: q, 1, source, broken.draft)[0])
+    def said(broken):
+        return exact_law(
+            lambda source: one_round(broken.verify, lambda text: p, lambda text: q, 1, source, broken.draft)[0]
+        )
+
     assert said(BY_NAME["resample from p"]) == {0: Fraction(3, 4), 1: Fraction(1, 4)}
     assert said(BY_NAME["accept everything"]) == {0: 1}
     epsilon = Fraction(1, 10 ** 9)
     assert said(BY_NAME["epsilon in the residual"])[0] == half + half * epsilon / (half + 2 * epsilon)
-    # a draft that always says 0 and reports (.8, .2): 0 is kept with .6 / .8, and the residual is all on 1; so (.6, .4) becomes (.75, .25)
+    # a draft that always says 0 and reports (.8, .2): 0 is kept with .6 / .8, and the residual is all on 1; so (.6, .4)
+    # becomes (.75, .25)
     p, q = (np.array([Fraction(a, 10), Fraction(10 - a, 10)], dtype=object) for a in (6, 8))
     assert said(BY_NAME["greedy draft, softmax q"]) == {0: Fraction(3, 4), 1: Fraction(1, 4)}
     # q = (.6, .4), p = (.5, .5) gives (.7, .3) if the unlikely one is thrown away
     p, q = (np.array([Fraction(a, 10), Fraction(10 - a, 10)], dtype=object) for a in (5, 6))
-    law = exact_law(lambda source: one_round(speculative_sampling, lambda text: p, lambda text: q, 1, source, drops_unlikely)[0])
+    law = exact_law(
+        lambda source: one_round(speculative_sampling, lambda text: p, lambda text: q, 1, source, drops_unlikely)[0]
+    )
     assert law == {0: Fraction(7, 10), 1: Fraction(3, 10)}
 
 
@@ -143,7 +162,8 @@ def rows(V, n, seed): return np.stack([Language(V, f"{seed} {i}", halves=True)((
 @pytest.mark.parametrize("sure", [False, True])
 @pytest.mark.parametrize("broken", RULES, ids=named)
 def test_rule_runs_on_tensors_and_has_the_same_law(broken, sure):
-    "Rows of powers of two: float32 holds p, q and their ratios, so the law on tensors is the law on fractions, up to rounding."
+    """Rows of powers of two: float32 holds p, q and their ratios, so the law on tensors is the law on fractions, up to
+    rounding."""
     V, K = 3, 2
     for seed in range(6):
         p, q = rows(V, K + 1, f"p{seed}"), rows(V, K, f"q{seed}")
@@ -158,9 +178,18 @@ def test_rule_runs_on_tensors_and_has_the_same_law(broken, sure):
 @pytest.mark.parametrize("broken", RULES, ids=named)
 def test_rule_runs_under_a_seeded_source(broken):
     p, q = torch.tensor([[.5, .3, .2], [.25, .5, .25], [.1, .2, .7]]), torch.tensor([[.2, .3, .5], [.4, .4, .2]])
-    def play(seed): return [broken.verify(p, given, [2, 0], source) for source in [TorchSource(seed)] for given in (q, None) for _ in range(20)]
+    def play(seed):
+        return [
+            broken.verify(p, given, [2, 0], source)
+            for source in [TorchSource(seed)]
+            for given in (q, None)
+            for _ in range(20)
+        ]
+
     assert play(3) == play(3)
-    assert all(isinstance(accepted, int) and 0 <= accepted <= 2 and following in (0, 1, 2) for accepted, following in play(3))
+    assert all(
+        isinstance(accepted, int) and 0 <= accepted <= 2 and following in (0, 1, 2) for accepted, following in play(3)
+    )
 
 
 def test_no_draft_is_a_plain_step():

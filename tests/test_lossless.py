@@ -1,4 +1,5 @@
-"Losslessness on the real model: greedy texts equal transformers' and plain ones, and the joint law of the first three tokens is the target's."
+"""Losslessness on the real model: greedy texts equal transformers' and plain ones, and the joint law of the first three
+tokens is the target's."""
 from collections import Counter
 
 import numpy as np
@@ -23,7 +24,8 @@ def tokenizer(): return load_tokenizer(fetch())
 # Greedy, float32
 
 def assert_same_text(model, prompt, a, b, tie=1e-4):
-    "Equal, or parting where the two best logits are within `tie` (float32 rounding depends on how many tokens are read at once)."
+    """Equal, or parting where the two best logits are within `tie` (float32 rounding depends on how many tokens are
+    read at once)."""
     if a == b: return
     at = next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
     ids = torch.tensor([[*prompt, *a[:at]]])
@@ -41,33 +43,41 @@ def test_greedy_text_equals_plain_and_transformers(float32_models, tokenizer, in
     exact, reference = float32_models
     prompt, ends = encode(tokenizer, prompts()[index].messages), {tokenizer.eos_token_id}
     ids = torch.tensor([prompt])
-    expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, pad_token_id=tokenizer.eos_token_id)[0, len(prompt):].tolist()
+    expected = reference.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False,
+        pad_token_id=tokenizer.eos_token_id,
+    )[0, len(prompt) :].tolist()
     rounds = speculate(exact, NGramDrafter(), prompt, Transform(), TorchSource(0), K=5, max_new_tokens=48, eos_ids=ends)
     said = [token for r in rounds for token in r.emitted]
     assert_same_text(exact, prompt, said, expected)
     # plain decoding: each token has the largest logit after those before it, in one forward without a cache's past
-    logits = exact.forward(torch.tensor([[*prompt, *said]]), exact.new_cache(len(prompt) + len(said)), last=len(said) + 1)[0, :-1]
+    cache = exact.new_cache(len(prompt) + len(said))
+    logits = exact.forward(torch.tensor([[*prompt, *said]]), cache, last=len(said) + 1)[0, :-1]
     assert (logits.amax(-1) - logits[torch.arange(len(said)), said]).max() < 1e-4
 
 
 def test_plain_and_model_drafter_say_the_same(float32_models, tokenizer):
     exact, _ = float32_models
     prompt = encode(tokenizer, prompts()[7].messages)
-    plain, skipping = ([token for r in speculate(exact, drafter, prompt, Transform(), TorchSource(0), K=3, max_new_tokens=24) for token in r.emitted]
-                       for drafter in (NoDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)))
+    def text(drafter):
+        rounds = speculate(exact, drafter, prompt, Transform(), TorchSource(0), K=3, max_new_tokens=24)
+        return [token for r in rounds for token in r.emitted]
+    plain, skipping = text(NoDrafter()), text(ModelDrafter(exact.skip(SKIP), exact.vocab_size))
     assert_same_text(exact, prompt, skipping, plain)
 
 
 @pytest.mark.parametrize("K", [1, 4, 15])
 def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, tokenizer, K):
-    "No tie is excused where a row of logits doesn't depend on how many are read: greedy texts, and the logits themselves."
+    """No tie is excused where a row of logits doesn't depend on how many are read: greedy texts, and the logits
+    themselves."""
     exact, _ = float32_models
     prompt = encode(tokenizer, prompts()[1].messages)
     if not rows_stay_the_same(exact): pytest.skip("no oneDNN here whose rows stay the same")
     texts, rows = [], []
     for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)):
         noted = Noted(exact)
-        texts.append([token for r in speculate(noted, drafter, prompt, Transform(), TorchSource(0), K=K, max_new_tokens=48) for token in r.emitted])
+        rounds = speculate(noted, drafter, prompt, Transform(), TorchSource(0), K=K, max_new_tokens=48)
+        texts.append([token for r in rounds for token in r.emitted])
         rows.append(noted.kept(len(prompt) - 1, 48))
     assert texts[0] == texts[1] == texts[2]
     assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
@@ -79,7 +89,8 @@ def rows_stay_the_same(model):
     def keeps(linear):
         x = torch.randn(16, linear.inputs)
         return all(torch.equal(linear(x)[i], linear(x[i:i + 1])[0]) for i in range(16))
-    return model.same_rows and all(keeps(linear) for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down))
+    linears = layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+    return model.same_rows and all(map(keeps, linears))
 
 
 class Noted:
@@ -101,9 +112,10 @@ def test_a_real_difference_is_not_excused(float32_models, tokenizer):
     with pytest.raises(AssertionError, match="apart"): assert_same_text(exact, prompt, [best], [second])
 
 
-# Temperature 1, the machine's own dtype. One prompt, the joint law of three tokens; bins: the three likeliest tokens at each of three
-# positions, and a rest bin on each branch. N = 1800 texts; false alarms once in 10⁹; the power against the negative control depends a
-# little on the machine's bfloat16: it is computed exactly and asserted below (above .99). Logits after each prefix are computed once.
+# Temperature 1, the machine's own dtype. One prompt, the joint law of three tokens; bins: the three likeliest tokens at
+# each of three positions, and a rest bin on each branch. N = 1800 texts; false alarms once in 10⁹; the power against
+# the negative control depends a little on the machine's bfloat16: it is computed exactly and asserted below (above
+# .99). Logits after each prefix are computed once.
 
 COUNT, ALARM = 1800, 1e-9
 
@@ -119,7 +131,8 @@ class TokenCache:
 class Remembering:
     "The same model on texts that begin with `prompt`; the logits after each prefix are computed once."
     def __init__(self, model, prompt):
-        self.model, self.prompt, self.vocab_size, self.context_length, self.device = model, prompt, model.vocab_size, model.context_length, model.device
+        self.model, self.prompt = model, prompt
+        self.vocab_size, self.context_length, self.device = model.vocab_size, model.context_length, model.device
         self.cache = model.new_cache(len(prompt) + 16)
         self.rows = {(): model.forward(torch.tensor([prompt]), self.cache, last=1)[0, 0]}
 
@@ -128,14 +141,16 @@ class Remembering:
     def after(self, prefix):
         if prefix not in self.rows:
             self.cache.rollback(len(self.prompt))
-            for i, row in enumerate(self.model.forward(torch.tensor([prefix]), self.cache)[0]): self.rows.setdefault(prefix[:i + 1], row)
+            for i, row in enumerate(self.model.forward(torch.tensor([prefix]), self.cache)[0]):
+                self.rows.setdefault(prefix[: i + 1], row)
         return self.rows[prefix]
 
     def forward(self, ids, cache, last=None, layers=()):
         cache.tokens += ids[0].tolist()
         text = tuple(cache.tokens[len(self.prompt):])
         self.after(text)  # all of its prefixes in one forward
-        return torch.stack([self.after(text[:len(text) - back]) for back in reversed(range(last or ids.shape[1]))])[None]
+        wanted = last or ids.shape[1]
+        return torch.stack([self.after(text[:len(text) - back]) for back in reversed(range(wanted))])[None]
 
     def law(self, prefix):
         "Softmax in numpy and float64, apart from the code under test."
@@ -178,7 +193,8 @@ def bin_of(tokens, bins):
 
 
 def chi_squared(drafter, models, bins, K):
-    "Pearson's statistic, its degrees of freedom, and the expected law; bins that expect fewer than five texts are pooled."
+    """Pearson's statistic, its degrees of freedom, and the expected law; bins that expect fewer than five texts are
+    pooled."""
     law, source, counts = law_on(bins, models[0].law), TorchSource(0), Counter()
     for _ in range(COUNT):
         tokens = []

@@ -1,4 +1,5 @@
-"""The machinery of the executed proof: laws computed by hand, merging against no merging, and decoders that are broken on purpose.
+"""The machinery of the executed proof: laws computed by hand, merging against no merging, and decoders that are broken
+on purpose.
 
 The proof itself, of the rule and of the loop in all sizes, runs here as well."""
 import random
@@ -14,10 +15,12 @@ from hypothesis import given, settings, strategies as st
 
 from specdec.autoregressive import Transform
 from specdec.core import InputError, Round, TorchSource, exact_law
-from specdec.lossless.proof import (SIZES, AsIs, ExactModel, Language, Pages, Proven, Sure, completed, distance, language_pairs, law_of_rounds, loop_error, memory_of,
-                           one_round, prove_loop, prove_rule, round_error, sampled, sure, target_law)
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.lossless.proof import (
+    SIZES, AsIs, ExactModel, Language, Pages, Proven, Sure, completed, distance, language_pairs, law_of_rounds,
+    loop_error, memory_of, one_round, prove_loop, prove_rule, round_error, sampled, sure, target_law,
+)
 from specdec.rejection import residual, speculative_sampling
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.speculative import speculate
 
 HALF = Fraction(1, 2)
@@ -30,7 +33,9 @@ def constant(*weights): return lambda text: np.array([Fraction(w) for w in weigh
 
 def test_laws_of_small_programs_by_hand():
     assert exact_law(lambda s: s.bernoulli(Fraction(1, 3))) == {True: Fraction(1, 3), False: Fraction(2, 3)}
-    assert exact_law(lambda s: s.categorical([1, 2, 0]) + s.categorical([1, 1])) == {0: Fraction(1, 6), 1: HALF, 2: Fraction(1, 3)}
+    assert exact_law(lambda s: s.categorical([1, 2, 0]) + s.categorical([1, 1])) == {
+        0: Fraction(1, 6), 1: HALF, 2: Fraction(1, 3),
+    }
     until_tails = exact_law(lambda s: next((n for n in range(3) if s.bernoulli(HALF)), 3))
     assert until_tails == {0: HALF, 1: HALF ** 2, 2: HALF ** 3, 3: HALF ** 3}
 
@@ -38,21 +43,31 @@ def test_laws_of_small_programs_by_hand():
 def test_one_round_by_hand():
     "p = (3/4, 1/4), q = (1/2, 1/2): token 1 is rejected half the time, and then it becomes 0."
     law = exact_law(lambda s: one_round(speculative_sampling, constant("3/4", "1/4"), constant(HALF, HALF), 1, s))
-    assert law == {(0,): Fraction(1, 4), (0, 0): Fraction(3, 8), (0, 1): Fraction(1, 8), (1, 0): Fraction(3, 16), (1, 1): Fraction(1, 16)}
+    assert law == {
+        (0,): Fraction(1, 4), (0, 0): Fraction(3, 8), (0, 1): Fraction(1, 8), (1, 0): Fraction(3, 16),
+        (1, 1): Fraction(1, 16),
+    }
     assert completed(law, constant("3/4", "1/4"), 1) == {(0,): Fraction(3, 4), (1,): Fraction(1, 4)}
-    sure_law = exact_law(lambda s: one_round(speculative_sampling, constant("3/4", "1/4"), constant("1/4", "3/4"), 1, s, sure))
+    sure_law = exact_law(
+        lambda s: one_round(speculative_sampling, constant("3/4", "1/4"), constant("1/4", "3/4"), 1, s, sure)
+    )
     assert sure_law == {(0,): Fraction(3, 4), (1, 0): Fraction(3, 16), (1, 1): Fraction(1, 16)}
 
 
 def test_no_draft_is_a_plain_step():
     p = Language(3, "p")
-    for draft in (sampled, sure): assert exact_law(lambda s: one_round(speculative_sampling, p, p, 0, s, draft)) == target_law(p, 1)
+    for draft in (sampled, sure):
+        assert exact_law(lambda s: one_round(speculative_sampling, p, p, 0, s, draft)) == target_law(p, 1)
 
 
 def test_target_law_by_hand():
     p = constant("1/4", "3/4")
-    assert target_law(p, 2) == {(0, 0): Fraction(1, 16), (0, 1): Fraction(3, 16), (1, 0): Fraction(3, 16), (1, 1): Fraction(9, 16)}
-    assert target_law(p, 3, frozenset({1})) == {(1,): Fraction(3, 4), (0, 1): Fraction(3, 16), (0, 0, 1): Fraction(3, 64), (0, 0, 0): Fraction(1, 64)}
+    assert target_law(p, 2) == {
+        (0, 0): Fraction(1, 16), (0, 1): Fraction(3, 16), (1, 0): Fraction(3, 16), (1, 1): Fraction(9, 16),
+    }
+    assert target_law(p, 3, frozenset({1})) == {
+        (1,): Fraction(3, 4), (0, 1): Fraction(3, 16), (0, 0, 1): Fraction(3, 64), (0, 0, 0): Fraction(1, 64),
+    }
     assert target_law(constant(0, 1), 3) == {(1, 1, 1): 1} and target_law(p, 0) == {(): 1}
 
 
@@ -72,11 +87,18 @@ def test_target_law_is_a_law_and_completing_is_consistent(p, length):
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.integers(1, 5).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any)] * 2)))
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.tuples(*[st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any)] * 2)
+    )
+)
 def test_distance_is_the_largest_gap_of_an_event(pair):
     a, b = ({(i,): Fraction(w, sum(row)) for i, w in enumerate(row) if w} for row in pair)
     outcomes = sorted(a.keys() | b.keys())
-    gaps = [sum(a.get(x, 0) - b.get(x, 0) for x, chosen in zip(outcomes, event) if chosen) for event in product([0, 1], repeat=len(outcomes))]
+    gaps = [
+        sum(a.get(x, 0) - b.get(x, 0) for x, chosen in zip(outcomes, event) if chosen)
+        for event in product([0, 1], repeat=len(outcomes))
+    ]
     assert distance(a, b) == distance(b, a) == max(gaps)
 
 
@@ -92,7 +114,8 @@ def test_languages_are_distributions_with_denominators_that_floats_hold(V, halve
         assert all(w.denominator & (w.denominator - 1) == 0 for w in row)
         if halves: assert all(w.numerator <= 1 for w in row)
     again = Language(V, "test", halves=halves)
-    assert [list(again(text)) for text in [(1, 1), (), (0,)]] == [list(language(text)) for text in [(1, 1), (), (0,)]]  # in another order
+    # in another order
+    assert [list(again(text)) for text in [(1, 1), (), (0,)]] == [list(language(text)) for text in [(1, 1), (), (0,)]]
     if V > 2: assert any(0 in row for row in rows) and any(0 not in row for row in rows)
 
 
@@ -109,11 +132,20 @@ def test_language_pairs_are_what_they_say():
             assert list(rows("p = q")[0]) == list(rows("p = q")[1])
             assert not (rows("nothing in common")[0] * rows("nothing in common")[1]).any()
             assert rows("smaller draft vocabulary")[1][V - 1] == 0
-        assert any(list(p(text)) != list(q(text)) for p, q in [pairs["p and q differ"]] for text in [(), (0,), (1,), (0, 1)])
+        assert any(
+            list(p(text)) != list(q(text)) for p, q in [pairs["p and q differ"]] for text in [(), (0,), (1,), (0, 1)]
+        )
 
 
-@pytest.mark.parametrize("make, words", [(lambda: Language(2, tokens=[2]), "at least one"), (lambda: Language(2, tokens=[]), "at least one"), (lambda: Language(4, tokens=[0, 0, 1]), "once"), (lambda: law_of_rounds(None, 0), "length"), (lambda: Language(17), "sixteenths"),
-                                         (lambda: Language(3, most=0), "sixteenths"), (lambda: list(language_pairs(1)), "at least 2")])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: Language(2, tokens=[2]), "at least one"), (lambda: Language(2, tokens=[]), "at least one"),
+        (lambda: Language(4, tokens=[0, 0, 1]), "once"), (lambda: law_of_rounds(None, 0), "length"),
+        (lambda: Language(17), "sixteenths"), (lambda: Language(3, most=0), "sixteenths"),
+        (lambda: list(language_pairs(1)), "at least 2"),
+    ],
+)
 def test_sizes_that_do_not_fit_are_errors(make, words):
     with pytest.raises(InputError, match=words): make()
 
@@ -125,7 +157,9 @@ def test_exact_model_gives_the_row_of_what_its_cache_holds():
     model = ExactModel(language, 4)
     cache = model.new_cache(9)
     rows = model.forward(torch.tensor([[0, 3, 1]]), cache)
-    assert rows.shape == (1, 3, 4) and rows[0].tolist() == [[float(w) for w in language(text)] for text in [(), (3,), (3, 1)]]
+    assert rows.shape == (1, 3, 4) and rows[0].tolist() == [
+        [float(w) for w in language(text)] for text in [(), (3,), (3, 1)]
+    ]
     cache.rollback(2)
     assert model.forward(torch.tensor([[2, 2]]), cache, last=1)[0].tolist() == [[float(w) for w in language((3, 2, 2))]]
     assert cache.length == 4 and model.caches == [cache]
@@ -134,12 +168,17 @@ def test_exact_model_gives_the_row_of_what_its_cache_holds():
 def test_exact_model_refuses_what_it_cannot_do_exactly():
     model = ExactModel(constant("1/3", "2/3"), 2)
     with pytest.raises(InputError, match="without rounding"): model.forward(torch.tensor([[0]]), model.new_cache(3))
-    with pytest.raises(InputError, match="no layers"): model.forward(torch.tensor([[0]]), model.new_cache(3), layers=(1,))
+    with pytest.raises(InputError, match="no layers"):
+        model.forward(torch.tensor([[0]]), model.new_cache(3), layers=(1,))
 
 
 def test_rounding_is_an_error_that_the_walk_sees():
     "p/q with q = 3/16 has no end in binary; with a power of two it is exact."
-    def on_tensors(p, q, tokens, source): return speculative_sampling(torch.tensor(p.astype(float)).float(), torch.tensor(q.astype(float)).float(), tokens, source)
+    def on_tensors(p, q, tokens, source):
+        return speculative_sampling(
+            torch.tensor(p.astype(float)).float(), torch.tensor(q.astype(float)).float(), tokens, source
+        )
+
     p = constant("1/16", "15/16")
     assert 0 < round_error(on_tensors, p, constant("3/16", "13/16"), 1, 2, "").error < 1e-7
     assert round_error(on_tensors, p, constant(HALF, HALF), 1, 2, "").error == 0
@@ -158,7 +197,13 @@ def test_memory_tells_states_apart():
         return memory_of(target), memory_of(drafter)
     assert state() == state() and hash(state()) == hash(state())
     assert state((0, 1), (0,), (1.,)) == state((0, 1), (0,), (1.,))
-    assert len({state(), state((0,)), state((1,)), state((0, 1)), state((), (0,)), state((), (1,)), state((), (), (1.,)), state((), (), (2.,)), state((), (), ((1.,),))}) == 9
+    assert (
+        len({
+            state(), state((0,)), state((1,)), state((0, 1)), state((), (0,)), state((), (1,)), state((), (), (1.0,)),
+            state((), (), (2.0,)), state((), (), ((1.0,),)),
+        })
+        == 9
+    )
 
 
 class Slotted:
@@ -170,9 +215,13 @@ class Named(list):
 
 def test_memory_never_takes_different_things_for_equal():
     "What it can't look into equals nothing else; that costs merging, not correctness."
-    things = [1, "1", (1,), [1], {1: 1}, {1: 2}, {1}, np.array([1]), np.array([[1]]), torch.ones(1), torch.ones(1, 1), torch.ones(1, dtype=torch.float64), Pages(1), Pages(2), Slotted(), Slotted(),
-              torch.Generator(), torch.Generator(), iter([1]), len, lambda: 1, lambda: 1, {2}, deque([1]), deque([2]), random.Random(1), random.Random(2), partial(max, 1), partial(max, 2),
-              Pages(1).rollback, Pages(1).rollback, Named("a"), Named("b"), Language(2), Language(2), ExactModel(Language(2), 2), None]
+    things = [
+        1, "1", (1,), [1], {1: 1}, {1: 2}, {1}, np.array([1]), np.array([[1]]), torch.ones(1), torch.ones(1, 1),
+        torch.ones(1, dtype=torch.float64), Pages(1), Pages(2), Slotted(), Slotted(), torch.Generator(),
+        torch.Generator(), iter([1]), len, lambda: 1, lambda: 1, {2}, deque([1]), deque([2]), random.Random(1),
+        random.Random(2), partial(max, 1), partial(max, 2), Pages(1).rollback, Pages(1).rollback, Named("a"),
+        Named("b"), Language(2), Language(2), ExactModel(Language(2), 2), None,
+    ]
     for i, a in enumerate(things):
         for b in things[:i]:
             assert memory_of(a) != memory_of(b) and hash(memory_of(a)) is not None, (a, b)
@@ -251,7 +300,9 @@ def test_merging_keeps_the_law_of_broken_caches(model):
 
 def test_merging_by_text_alone_would_hide_a_broken_cache():
     p, q = Language(2, "p14"), Language(2, "q14", halves=True)
-    def error(remembers): return distance(law_of_rounds(starting(p, q, 2, 1, model=KeepsOne, remembers=remembers), 4), target_law(p, 4))
+    def error(remembers):
+        return distance(law_of_rounds(starting(p, q, 2, 1, model=KeepsOne, remembers=remembers), 4), target_law(p, 4))
+
     assert error(remembers=False) == 0 < error(remembers=True)
 
 
@@ -264,7 +315,8 @@ def test_randomness_from_elsewhere_and_rounds_without_tokens_are_errors():
         yield Round([], 0, [1])
         while True: yield Round([], 0, [])
     p = Language(3, "p")
-    with pytest.raises(InputError, match="doesn't come from its source"): loop_error(speculate, Elsewhere, constant("1/4", "1/2", "1/4"), 2, 3, "")
+    with pytest.raises(InputError, match="doesn't come from its source"):
+        loop_error(speculate, Elsewhere, constant("1/4", "1/2", "1/4"), 2, 3, "")
     with pytest.raises(InputError, match="added no token"): loop_error(silent, Nothing, p, 1, 3, "")
 
 
@@ -279,19 +331,28 @@ def drafter(): return ModelDrafter(ExactModel(Q, V), V)
 
 
 def drops_bonus(*arguments):
-    for i, r in enumerate(speculate(*arguments)): yield Round(r.drafted, r.accepted, r.emitted[:-1] if i and r.accepted == len(r.drafted) > 0 else r.emitted)
+    for i, r in enumerate(speculate(*arguments)):
+        yield Round(r.drafted, r.accepted, r.emitted[:-1] if i and r.accepted == len(r.drafted) > 0 else r.emitted)
 
 
 def repeats_bonus(*arguments):
-    for i, r in enumerate(speculate(*arguments)): yield Round(r.drafted, r.accepted, [*r.emitted, r.emitted[-1]] if i and r.accepted == len(r.drafted) > 0 else r.emitted)
+    for i, r in enumerate(speculate(*arguments)):
+        yield Round(
+            r.drafted, r.accepted, [*r.emitted, r.emitted[-1]] if i and r.accepted == len(r.drafted) > 0 else r.emitted
+        )
 
 
 def reports_drafts(*arguments):
     "Emits a rejected token in place of its replacement."
-    for r in speculate(*arguments): yield Round(r.drafted, r.accepted, [*r.drafted[:r.accepted], r.drafted[r.accepted]] if r.accepted < len(r.drafted) else r.emitted)
+    for r in speculate(*arguments):
+        yield Round(
+            r.drafted, r.accepted,
+            [*r.drafted[: r.accepted], r.drafted[r.accepted]] if r.accepted < len(r.drafted) else r.emitted,
+        )
 
 
-def runs_on(target, drafter, prompt, transform, source, K, limit, eos_ids): return speculate(target, drafter, prompt, transform, source, K, limit)
+def runs_on(target, drafter, prompt, transform, source, K, limit, eos_ids):
+    return speculate(target, drafter, prompt, transform, source, K, limit)
 
 
 def overlooks_end_in_draft(target, drafter, prompt, transform, source, K, limit, eos_ids):
@@ -304,17 +365,23 @@ def overlooks_end_in_draft(target, drafter, prompt, transform, source, K, limit,
 def drops_end(*arguments):
     "Leaves the end-of-sequence token out of the text."
     for r in speculate(*arguments):
-        if emitted := [token for token in r.emitted if token not in arguments[-1]]: yield Round(r.drafted, r.accepted, emitted)
+        if emitted := [token for token in r.emitted if token not in arguments[-1]]:
+            yield Round(r.drafted, r.accepted, emitted)
 
 
-def one_more(target, drafter, prompt, transform, source, K, limit, eos_ids): return speculate(target, drafter, prompt, transform, source, K, limit + 1, eos_ids)
+def one_more(target, drafter, prompt, transform, source, K, limit, eos_ids):
+    return speculate(target, drafter, prompt, transform, source, K, limit + 1, eos_ids)
 
 
-def one_less(target, drafter, prompt, transform, source, K, limit, eos_ids): return speculate(target, drafter, prompt, transform, source, K, limit - 1, eos_ids)
+def one_less(target, drafter, prompt, transform, source, K, limit, eos_ids):
+    return speculate(target, drafter, prompt, transform, source, K, limit - 1, eos_ids)
 
 
 def with_rule(verify):
-    def loop(target, drafter, prompt, transform, source, K, limit, eos_ids): return speculate(target, drafter, prompt, transform, source, K, limit, eos_ids, verify)
+
+    def loop(target, drafter, prompt, transform, source, K, limit, eos_ids):
+        return speculate(target, drafter, prompt, transform, source, K, limit, eos_ids, verify)
+
     return loop
 
 
@@ -341,12 +408,23 @@ class Misreports(ModelDrafter):
 
 
 BROKEN = {
-    "bonus dropped": dict(loop=drops_bonus), "bonus twice": dict(loop=repeats_bonus), "rejected token emitted": dict(loop=reports_drafts),
-    "runs on after the end": dict(loop=runs_on, eos_ids=END), "overlooks the end in a draft": dict(loop=overlooks_end_in_draft, eos_ids=END), "drops the end": dict(loop=drops_end, eos_ids=END),
-    "one token too many": dict(loop=one_more, max_new_tokens=K + 2), "one token too few": dict(loop=one_less, max_new_tokens=K + 2), "never more than one": dict(loop=one_less, max_new_tokens=2),
-    "resamples from p": dict(loop=with_rule(from_p)), "verifies the first only": dict(loop=with_rule(first_only)), "greedy, accepts all": dict(loop=with_rule(all_of_it), greedy=True),
+    "bonus dropped": dict(loop=drops_bonus),
+    "bonus twice": dict(loop=repeats_bonus),
+    "rejected token emitted": dict(loop=reports_drafts),
+    "runs on after the end": dict(loop=runs_on, eos_ids=END),
+    "overlooks the end in a draft": dict(loop=overlooks_end_in_draft, eos_ids=END),
+    "drops the end": dict(loop=drops_end, eos_ids=END),
+    "one token too many": dict(loop=one_more, max_new_tokens=K + 2),
+    "one token too few": dict(loop=one_less, max_new_tokens=K + 2),
+    "never more than one": dict(loop=one_less, max_new_tokens=2),
+    "resamples from p": dict(loop=with_rule(from_p)),
+    "verifies the first only": dict(loop=with_rule(first_only)),
+    "greedy, accepts all": dict(loop=with_rule(all_of_it), greedy=True),
     "misreports q": dict(drafter=lambda: Misreports(ExactModel(Q, V), V)),
-    "keeps a token": dict(model=KeepsOne), "drops a token": dict(model=DropsOne), "never rolls back": dict(model=KeepsAll), "keeps some": dict(model=KeepsFirstRejection),
+    "keeps a token": dict(model=KeepsOne),
+    "drops a token": dict(model=DropsOne),
+    "never rolls back": dict(model=KeepsAll),
+    "keeps some": dict(model=KeepsFirstRejection),
     "keeps a token, greedy": dict(model=KeepsOne, greedy=True),
 }
 
@@ -356,7 +434,9 @@ def test_broken_loops_have_an_error(name):
     options = dict(loop=speculate, drafter=drafter) | BROKEN[name]
     broken = loop_error(p=P, K=K, V=V, case=name, **options)
     assert 0 < broken.error <= 1
-    right = loop_error(p=P, K=K, V=V, case=name, **{**options, "loop": speculate, "drafter": drafter, "model": ExactModel})
+    right = loop_error(
+        p=P, K=K, V=V, case=name, **{**options, "loop": speculate, "drafter": drafter, "model": ExactModel}
+    )
     assert right.error == 0 and right.case == name and right.what == "speculate, ModelDrafter"
 
 
@@ -366,32 +446,47 @@ def test_greedy_law_is_the_likeliest_text():
     for _ in range(K + 3): text += (int(P(text).argmax()),)
     def start(source):
         target, drafting = ExactModel(P, V), drafter()
-        return speculate(target, drafting, [0], Transform(), source, K, 20), lambda: (memory_of(target), memory_of(drafting))
+        return speculate(target, drafting, [0], Transform(), source, K, 20), lambda: (
+            memory_of(target), memory_of(drafting),
+        )
     assert law_of_rounds(start, K + 3) == {text: 1}
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10 ** 6), size=st.sampled_from([(1, 2), (1, 3), (2, 2)]), limit=st.sampled_from([None, 1, 2, 3]), ends=st.sampled_from([(), (0,), (1,), (0, 1)]), greedy=st.booleans())
+@given(
+    seed=st.integers(0, 10**6), size=st.sampled_from([(1, 2), (1, 3), (2, 2)]), limit=st.sampled_from([None, 1, 2, 3]),
+    ends=st.sampled_from([(), (0,), (1,), (0, 1)]), greedy=st.booleans(),
+)
 def test_any_language_any_end(seed, size, limit, ends, greedy):
     K, V = size
     for case, p, q in language_pairs(V, seed, halves=True):
         for kind in (lambda: ModelDrafter(ExactModel(q, V), V), lambda: Sure(q), NGramDrafter, NoDrafter):
-            assert loop_error(speculate, kind, p, K, V, case, max_new_tokens=limit, eos_ids=frozenset(ends), greedy=greedy).error == 0
+            assert (
+                loop_error(
+                    speculate, kind, p, K, V, case, max_new_tokens=limit, eos_ids=frozenset(ends), greedy=greedy
+                ).error
+                == 0
+            )
 
 
-# --- The proof ----------------------------------------------------------------------------------------------------------
+# --- The proof --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("K, V", SIZES)
 def test_the_rule_is_proven(K, V):
     lines = list(prove_rule(speculative_sampling, seeds=4, sizes=[(K, V)]))
-    assert len(lines) == 4 * 4 * 2 and {(line.what, line.K, line.V, line.error) for line in lines} == {("speculative_sampling", K, V, 0)}
+    assert len(lines) == 4 * 4 * 2 and {(line.what, line.K, line.V, line.error) for line in lines} == {
+        ("speculative_sampling", K, V, 0)
+    }
 
 
 def epsilon(p, q, tokens, source):
     "The least that a rule can be wrong by: 1e-9 in the residual."
     for i, token in enumerate(tokens):
         if not source.bernoulli(min(p[i][token] / (1 if q is None else q[i][token]), 1)):
-            return i, source.categorical((residual(p[i], q[i]) if q is not None else p[i] * [j != token for j in range(len(p[i]))]) + Fraction(1, 10 ** 9))
+            return i, source.categorical(
+                (residual(p[i], q[i]) if q is not None else p[i] * [j != token for j in range(len(p[i]))])
+                + Fraction(1, 10**9)
+            )
     return len(tokens), source.categorical(p[len(tokens)])
 
 
@@ -414,7 +509,11 @@ def test_the_loop_is_proven(K, V):
     lines = list(prove_loop(watched, ModelDrafter, NGramDrafter, sizes=[(K, V)]))
     assert {line.error for line in lines} == {0}
     cases = " | ".join(line.case for line in lines)
-    for kind in ("greedy", "sure drafts", "n-gram drafts", "p = q", "nothing in common", "smaller draft vocabulary", "the end inside", "the limit inside a round"): assert kind in cases
+    for kind in (
+        "greedy", "sure drafts", "n-gram drafts", "p = q", "nothing in common", "smaller draft vocabulary",
+        "the end inside", "the limit inside a round",
+    ):
+        assert kind in cases
     assert (K, K, True) in seen
     assert {(K, accepted) for accepted in range(K)} <= {(drafted, accepted) for drafted, accepted, _ in seen}
 

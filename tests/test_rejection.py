@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from scipy.optimize import linprog
 from scipy.stats import chi2, ncx2
 
 from specdec.core import Enumerator, InputError, TorchSource, exact_law
@@ -17,7 +18,8 @@ from specdec.rejection import acceptance_probability, delta, greedy_match, resid
 # --- Exact laws -------------------------------------------------------------------------------------------------------
 
 class Language:
-    "A target p and a draft q with a row of their own for every context, and a sure guess (for delta drafts) for each context."
+    """A target p and a draft q with a row of their own for every context, and a sure guess (for delta drafts) for each
+    context."""
     def __init__(self, p, q, guess): self.p, self.q, self.guess = p, q, guess
 
     def draft(self, text, K, source, sampled):
@@ -62,7 +64,8 @@ def weights(draw, V):
 @st.composite
 def languages(draw, V, depth):
     where = contexts(V, depth)
-    return Language(*({c: fractions(draw(weights(V))) for c in where} for _ in range(2)), {c: draw(st.integers(0, V - 1)) for c in where})
+    p, q = ({c: fractions(draw(weights(V))) for c in where} for _ in range(2))
+    return Language(p, q, {c: draw(st.integers(0, V - 1)) for c in where})
 
 
 def is_lossless(language, rule, Ks, length, sampled):
@@ -100,7 +103,8 @@ def rule(accept=lambda p, q, token: min(p[token] / q[token], 1), resample=residu
 
 def residual_of_wrong_row(p, q, tokens, source):
     for i, token in enumerate(tokens):
-        if not source.bernoulli(min(p[i][token] / q[i][token], 1)): return i, source.categorical(residual(p[i + 1], q[i]))
+        if not source.bernoulli(min(p[i][token] / q[i][token], 1)):
+            return i, source.categorical(residual(p[i + 1], q[i]))
     return len(tokens), source.categorical(p[-1])
 
 
@@ -146,18 +150,23 @@ DELTA_MUTANTS = {
     "token 0 is an error": rule(accept=lambda p, q, token: p[token] if token else 0),
 }
 WHERE = contexts(3, 2)
-SOME_LANGUAGE = Language({c: fractions([1 + i % 4, 4 + i % 3, 2 + i % 5]) for i, c in enumerate(WHERE)},
-                         {c: fractions([5 - i % 3, 1 + i % 2, 3 + i % 4]) for i, c in enumerate(WHERE)}, {c: i % 3 for i, c in enumerate(WHERE)})
+SOME_LANGUAGE = Language(
+    {c: fractions([1 + i % 4, 4 + i % 3, 2 + i % 5]) for i, c in enumerate(WHERE)},
+    {c: fractions([5 - i % 3, 1 + i % 2, 3 + i % 4]) for i, c in enumerate(WHERE)},
+    {c: i % 3 for i, c in enumerate(WHERE)},
+)
 
 
 def is_lossless_for_every_guess(rule):
-    """Sure guesses are not random, so one language shows one first guess only, and a broken rule may be right for that one
-    ("accept the favourite" is, where the guess is another token). So all of them are tried."""
-    return all(is_lossless(Language(SOME_LANGUAGE.p, SOME_LANGUAGE.q, {**SOME_LANGUAGE.guess, (): first}), rule, [2], 3, sampled=False)
-               for first in range(3))
+    """Sure guesses are not random, so one language shows one first guess only, and a broken rule may be right for that
+    one ("accept the favourite" is, where the guess is another token). So all of them are tried."""
+    for first in range(3):
+        language = Language(SOME_LANGUAGE.p, SOME_LANGUAGE.q, {**SOME_LANGUAGE.guess, (): first})
+        if not is_lossless(language, rule, [2], 3, sampled=False): return False
+    return True
 
 
-@pytest.mark.parametrize("verify", [rule(), speculative_sampling])
+@pytest.mark.parametrize("verify", [rule(), speculative_sampling], ids=["from parts", "production"])
 def test_right_rules_pass_the_check_of_the_mutants(verify):
     assert is_lossless(SOME_LANGUAGE, verify, [2], 3, sampled=True)
     assert is_lossless_for_every_guess(verify)
@@ -182,6 +191,31 @@ def test_greedy_draft_that_reports_its_softmax_is_caught():
     greedy = {c: int(row.argmax()) for c, row in SOME_LANGUAGE.q.items()}
     assert not is_lossless(Lying(SOME_LANGUAGE.p, SOME_LANGUAGE.q, greedy), speculative_sampling, [2], 3, sampled=True)
     assert is_lossless(Language(SOME_LANGUAGE.p, SOME_LANGUAGE.q, greedy), speculative_sampling, [2], 3, sampled=False)
+
+
+def test_a_round_without_bonus_is_lossless_too():
+    "A round may end where it likes; leaving the bonus out wastes a token and biases nothing."
+    def emit(source):
+        tokens, q = SOME_LANGUAGE.draft((), 2, source, True)
+        p = np.stack([SOME_LANGUAGE.p[tuple(tokens[:i])] for i in range(3)])
+        accepted, following = speculative_sampling(p, q, tokens, source)
+        text = [*tokens[:accepted]] if accepted == 2 else [*tokens[:accepted], following]
+        while len(text) < 3: text.append(source.categorical(SOME_LANGUAGE.p[tuple(text)]))
+        return tuple(text)
+    assert exact_law(emit) == SOME_LANGUAGE.target_law(3)
+
+
+def test_textbook_rejection_sampling_is_lossless_and_keeps_less():
+    "Scaled until q covers p (von Neumann 1951): the target's law, and fewer tokens kept than α."
+    p, q = fractions([1, 1, 3, 10, 3, 2]), fractions([3, 2, 6, 5, 2, 2])
+    scale = max(p / q)
+    def one_token(source):
+        token = source.categorical(q)
+        if source.bernoulli(p[token] / (scale * q[token])): return token, True
+        return source.categorical(p), False
+    law = exact_law(one_token)
+    assert [law.get((x, True), 0) + law.get((x, False), 0) for x in range(6)] == list(p)
+    assert sum(w for (_, kept), w in law.items() if kept) == 1 / scale < acceptance_probability(p, q)
 
 
 # --- Properties, in fractions and in float32 --------------------------------------------------------------------------
@@ -236,8 +270,8 @@ def test_fractions_and_tensors_take_the_same_decisions(case, millionths):
     uniforms = [Fraction(n + 1, 1_000_003) for n in millionths]  # a prime: no tie with any of the probabilities
     for rows in (q, None):
         exact = speculative_sampling(p, rows, tokens, Played(uniforms))
-        doubles = speculative_sampling(torch.tensor(p.astype(float)), rows if rows is None else torch.tensor(rows.astype(float)), tokens,
-                                       Played([float(u) for u in uniforms]))
+        double_p, double_q = (None if x is None else torch.tensor(x.astype(float)) for x in (p, rows))
+        doubles = speculative_sampling(double_p, double_q, tokens, Played([float(u) for u in uniforms]))
         assert exact == doubles
 
 
@@ -297,27 +331,35 @@ def test_rounding_may_leave_no_residual(V, seed):
 
 def test_a_token_its_q_cannot_say_is_an_error():
     p, q = torch.full((2, 3), 1 / 3), torch.tensor([[.5, .5, 0.]])
-    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"): speculative_sampling(p, q, [2], TorchSource(0))
-    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability -0.5"): speculative_sampling(p, q - .5, [2], TorchSource(0))
-    with pytest.raises(InputError, match="has probability nan"): speculative_sampling(p, q * float("nan"), [2], TorchSource(0))
+    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"):
+        speculative_sampling(p, q, [2], TorchSource(0))
+    with pytest.raises(InputError, match="Draft token 0 .id 2. has probability -0.5"):
+        speculative_sampling(p, q - 0.5, [2], TorchSource(0))
+    with pytest.raises(InputError, match="has probability nan"):
+        speculative_sampling(p, q * float("nan"), [2], TorchSource(0))
     for token in (-1, 3):
         for rows in (q, None):
-            with pytest.raises(InputError, match="vocabulary of 3"): speculative_sampling(p, rows, [token], TorchSource(0))
-    with pytest.raises(InputError): speculative_sampling(np.stack([fractions([1, 1, 1])] * 2), fractions([1, 1, 0])[None], [2], Enumerator())
+            with pytest.raises(InputError, match="vocabulary of 3"):
+                speculative_sampling(p, rows, [token], TorchSource(0))
+    thirds, halves = np.stack([fractions([1, 1, 1])] * 2), fractions([1, 1, 0])[None]
+    with pytest.raises(InputError): speculative_sampling(thirds, halves, [2], Enumerator())
 
 
 @settings(max_examples=60, deadline=None)
 @given(rounds(), st.data())
 def test_greedy_match_is_speculative_sampling_of_one_hot_p(case, data):
     p, q, tokens = case
-    best = [data.draw(st.one_of(st.sampled_from(tokens), st.integers(0, p.shape[1] - 1)) if tokens else st.integers(0, p.shape[1] - 1)) for _ in p]
+    any_token = st.integers(0, p.shape[1] - 1)
+    often_drafted = st.one_of(st.sampled_from(tokens), any_token) if tokens else any_token
+    best = [data.draw(often_drafted) for _ in p]
     p = np.stack([delta(row, token) for row, token in zip(p, best)])
     expected = greedy_match(p, q, tokens, None)
     for rows in (q, None):
         assert exact_law(lambda source: speculative_sampling(p, rows, tokens, source)) == {expected: 1}
         rows = None if rows is None else tensor(rows)
         for source in (Rejects(0), Accepts(0), TorchSource(0)):
-            assert speculative_sampling(tensor(p), rows, tokens, source) == expected == greedy_match(tensor(p), rows, tokens, source)
+            assert speculative_sampling(tensor(p), rows, tokens, source) == expected
+            assert greedy_match(tensor(p), rows, tokens, source) == expected
 
 
 def test_greedy_match_compares_numbers_not_objects():
@@ -349,14 +391,28 @@ def test_arguments_are_left_alone():
 def test_alpha_is_one_minus_total_variation(case):
     "Against the definition of total variation as the largest difference in the probability of an event."
     p, q = case[0][0], case[1][0]
-    gap = max(sum((p - q)[list(event)]) for n in range(1, len(p) + 1) for event in [tuple(i for i in range(len(p)) if bits >> i & 1)
-              for bits in range(1, 2 ** len(p))])
+    gap = max(((p - q) * event).sum() for event in product([0, 1], repeat=len(p)))  # over all events
     alpha = acceptance_probability(p, q)
     assert alpha == 1 - gap == sum(map(min, p, q)) == 1 - abs(p - q).sum() / 2
     assert alpha == 1 - (p - q).clip(min=0).sum()
-    accepts = exact_law(lambda source: speculative_sampling(np.stack([p, p]), q[None], [source.categorical(q)], source)[0])
+    accepts = exact_law(
+        lambda source: speculative_sampling(np.stack([p, p]), q[None], [source.categorical(q)], source)[0]
+    )
     assert accepts.get(1, 0) == alpha
     assert acceptance_probability(tensor(p), tensor(q)).item() == pytest.approx(float(alpha), abs=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rounds(K=st.just(1)))
+def test_no_coupling_keeps_more(case):
+    "α is the largest P(X = Z) of all pairs with X ~ q and Z ~ p: a linear program over the table of their joint law."
+    p, q = case[0][0], case[1][0]
+    V = len(p)
+    cells = np.eye(V * V).reshape(V, V, -1)  # cells[x, z] picks one entry of the table
+    sums = np.concatenate([cells.sum(1), cells.sum(0)])
+    same = cells[range(V), range(V)].sum(0)
+    best = linprog(-same, A_eq=sums, b_eq=np.concatenate([q, p]).astype(float))
+    assert -best.fun == pytest.approx(float(acceptance_probability(p, q)), abs=1e-9)
 
 
 def test_alpha_of_a_batch_and_of_deltas():
@@ -368,8 +424,9 @@ def test_alpha_of_a_batch_and_of_deltas():
 
 # --- Counting under the seeded generator ------------------------------------------------------------------------------
 # The joint law of four tokens from a round with K = 3, for three tokens, each context with its own p and q. A rule is
-# rejected if three independent samples of N rounds all exceed the limit. Each does so with probability below 1e-3 if the
-# rule is right (asserted below), so the false-alarm rate is below 1e-9. The power against each broken rule is asserted too.
+# rejected if three independent samples of N rounds all exceed the limit. Each does so with probability below 1e-3 if
+# the rule is right (asserted below), so the false-alarm rate is below 1e-9. The power against each broken rule is
+# asserted too.
 
 N, LEVEL = 3000, 5e-4
 P, Q = (np.array([[Fraction(n, 16) for n in row] for row in rows], dtype=object)
@@ -420,6 +477,45 @@ def test_false_alarm_rate_of_the_count():
     assert EXPECTED.min() >= 5
     simulated = statistic(np.random.default_rng(0).multinomial(N, TARGET, size=50_000))
     assert (simulated > LIMIT).mean() < 1e-3
+
+
+def test_counted_acceptance_is_alpha():
+    "Drafts and coins of the seeded generator; a right program strays more than 5 standard errors twice in a million."
+    rounds_each = 4000
+    for i, (p, q) in enumerate(zip(P, Q)):
+        alpha, source, after = float(acceptance_probability(p, q)), TorchSource(1 + i), tensor(np.stack([p, p]))
+        kept = sum(speculative_sampling(after, tensor(q)[None], [source.categorical(tensor(q))], source)[0]
+                   for _ in range(rounds_each))
+        assert abs(kept / rounds_each - alpha) < 5 * (alpha * (1 - alpha) / rounds_each) ** .5
+
+
+def accepted_in_round(P, Q, K, source): # tables, [V, V]: row i is for what follows token i
+    "How many of K tokens drafted after token 0 are accepted."
+    text = [0]
+    for _ in range(K): text.append(source.categorical(Q[text[-1]]))
+    return speculative_sampling(P[text], Q[text[:-1]], text[1:], source)[0]
+
+
+def expected_words(K):
+    "1 + Σ P(the first i drafts are accepted), exactly: products of the table min(P, Q)."
+    alive, kept, total = delta(P[0], 0), np.minimum(P, Q), 1
+    for _ in range(K):
+        alive = alive @ kept
+        total += alive.sum()
+    return total
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_words_per_round_are_those_of_every_branch(K):
+    branches = exact_law(lambda source: 1 + accepted_in_round(P, Q, K, source))
+    assert expected_words(K) == sum(n * w for n, w in branches.items())
+
+
+@pytest.mark.parametrize("K", [1, 2, 4, 8])
+def test_words_per_round_as_counted(K):
+    source = TorchSource(K)
+    lengths = np.array([1 + accepted_in_round(tensor(P), tensor(Q), K, source) for _ in range(500)])
+    assert abs(lengths.mean() - float(expected_words(K))) < 5 * lengths.std() / 500 ** .5
 
 
 def test_counts_have_the_law_of_the_target():

@@ -1,4 +1,5 @@
-"""rules: the exact law of each, in fractions; what they decide on tensors; what they call themselves; and mutants that these tests catch."""
+"""rules: the exact law of each, in fractions; what they decide on tensors; what they call themselves; and mutants that
+these tests catch."""
 import math
 from fractions import Fraction as F
 from itertools import product
@@ -23,7 +24,10 @@ def row(*numbers) -> np.ndarray: # [V] of Fraction
 def tv(a, b): return abs(a - b).sum() / 2
 
 P, Q = row(1, 1, 3, 11, 4), row(3, 2, 6, 6, 3)
-SOME = [(P, Q), (Q, P), (P, P), (row(1, 0, 0), row(0, 1, 1)), (row(1, 2, 1), row(0, 0, 1)), (row(0, 0, 1), row(1, 2, 1)), (row(8, 4, 2, 1, 1), row(1, 1, 2, 4, 8))]
+SOME = [
+    (P, Q), (Q, P), (P, P), (row(1, 0, 0), row(0, 1, 1)), (row(1, 2, 1), row(0, 0, 1)), (row(0, 0, 1), row(1, 2, 1)),
+    (row(8, 4, 2, 1, 1), row(1, 1, 2, 4, 8)),
+]
 
 
 def enumerated(rule, p, q, draft=True): # acceptance, and the law [V] of the first token
@@ -40,7 +44,11 @@ def enumerated(rule, p, q, draft=True): # acceptance, and the law [V] of the fir
 # --- sample and match
 
 def errors(rule, draft=sampled): # of many small cases
-    return [round_error(rule, p, q, K, V, case, draft).error for K, V, seed in ((1, 2, 0), (1, 4, 1), (2, 3, 2), (3, 2, 3)) for case, p, q in language_pairs(V, seed)]
+    return [
+        round_error(rule, p, q, K, V, case, draft).error
+        for K, V, seed in ((1, 2, 0), (1, 4, 1), (2, 3, 2), (3, 2, 3))
+        for case, p, q in language_pairs(V, seed)
+    ]
 
 @pytest.mark.parametrize("draft", [sampled, sure])
 def test_sample_and_match_is_lossless(draft):
@@ -83,8 +91,14 @@ def lenience_holds(rule, l, p, q) -> bool:
     "What the paper promises, what the module promises, and the formula."
     accepted, law = enumerated(rule, p, q)
     formula = LossyLenience(l)
-    return (sum(law) == 1 and (law <= p / l).all() and accepted == np.minimum(q, p / l).sum() and tv(law, p) == accepted - acceptance_probability(p, q)
-            and accepted == formula.kept(p, q).sum() and (law == formula.law(p, q)).all())
+    return (
+        sum(law) == 1
+        and (law <= p / l).all()
+        and accepted == np.minimum(q, p / l).sum()
+        and tv(law, p) == accepted - acceptance_probability(p, q)
+        and accepted == formula.kept(p, q).sum()
+        and (law == formula.law(p, q)).all()
+    )
 
 @pytest.mark.parametrize("l", LENIENCES)
 def test_the_law_of_lenience(l):
@@ -97,21 +111,27 @@ def test_the_law_of_lenience(l):
 def test_lenience_is_the_ratio_test_at_one_and_lossy_below():
     assert all(error == 0 for error in errors(LossyLenience(1)))
     assert max(errors(LossyLenience(F(1, 2)))) > 0
-    assert LossyLenience(0.5).law(P, Q).tolist() == LossyLenience(F(1, 2)).law(P, Q).tolist()  # a float is the fraction it is
+    # a float is the fraction it is
+    assert LossyLenience(0.5).law(P, Q).tolist() == LossyLenience(F(1, 2)).law(P, Q).tolist()
 
 def lenient(accept=lambda p, q, token, l: p[token] / (l * q[token]), resample=lambda p, q, l: residual(p, q)):
     def make(l):
         def rule(p, q, tokens, source):
             for i, token in enumerate(tokens):
-                if not source.bernoulli(min(accept(p[i], q[i], token, l), 1)): return i, source.categorical(resample(p[i], q[i], l))
+                if not source.bernoulli(min(accept(p[i], q[i], token, l), 1)):
+                    return i, source.categorical(resample(p[i], q[i], l))
             return len(tokens), source.categorical(p[len(tokens)])
         return rule
     return make
 
 def test_mutants_of_lenience_are_caught():
     assert all(lenience_holds(lenient()(l), l, p, q) for l in LENIENCES for p, q in SOME)  # the same by other means
-    for mutant in (lenient(resample=lambda p, q, l: residual(p, l * q)), lenient(resample=lambda p, q, l: p), lenient(accept=lambda p, q, token, l: l * p[token] / q[token]),
-                   lenient(accept=lambda p, q, token, l: p[token] / q[token] + 1 - l), lenient(accept=lambda p, q, token, l: p[token] / l)):
+    for mutant in (
+        lenient(resample=lambda p, q, l: residual(p, l * q)), lenient(resample=lambda p, q, l: p),
+        lenient(accept=lambda p, q, token, l: l * p[token] / q[token]),
+        lenient(accept=lambda p, q, token, l: p[token] / q[token] + 1 - l),
+        lenient(accept=lambda p, q, token, l: p[token] / l),
+    ):
         assert not all(lenience_holds(mutant(l), l, p, q) for l in LENIENCES for p, q in SOME)
 
 
@@ -134,10 +154,16 @@ def test_the_law_of_typical_acceptance(epsilon, d):
     rule = LossyTypical(epsilon, d)
     for p, q in SOME:
         assert typical_holds(rule, epsilon, d, p, q)
-        assert (rule.law(p, q) == typical_law(p, q, epsilon, d)[1]).all() and rule.kept(p, q).sum() == typical_law(p, q, epsilon, d)[0]
+        assert (rule.law(p, q) == typical_law(p, q, epsilon, d)[1]).all() and rule.kept(p, q).sum() == typical_law(
+            p, q, epsilon, d
+        )[0]
         for token in range(len(p)):
             accepted, law = enumerated(rule, p, q, draft=token)
-            assert accepted in (0, 1) and (law == (delta(p, token) if accepted else p)).all() and (law == rule.law(p, delta(p, token))).all()
+            assert (
+                accepted in (0, 1)
+                and (law == (delta(p, token) if accepted else p)).all()
+                and (law == rule.law(p, delta(p, token))).all()
+            )
         if d < 1: assert enumerated(rule, p, q, draft=int(p.argmax()))[0] == 1  # the target's likeliest always passes
 
 def test_typical_acceptance_is_lossy():
@@ -153,23 +179,35 @@ def test_entropy_in_nats():
     assert entropy(row(1, 1, 1, 1)) == pytest.approx(math.log(4)) and entropy(row(0, 1, 0)) == 0
     assert entropy(torch.tensor([.5, .25, .25, 0.])) == pytest.approx(1.5 * math.log(2))
     assert entropy(torch.full((49152,), 1 / 49152)) == pytest.approx(math.log(49152), abs=1e-6)
-    assert LossyTypical(0.9, 0.5).threshold(row(1, 1, 1, 1)) == pytest.approx(0.125) and LossyTypical(0.1, 0.5).threshold(row(1, 1, 1, 1)) == 0.1
+    assert (
+        LossyTypical(0.9, 0.5).threshold(row(1, 1, 1, 1)) == pytest.approx(0.125)
+        and LossyTypical(0.1, 0.5).threshold(row(1, 1, 1, 1)) == 0.1
+    )
 
-def typical(threshold=lambda p, e, d: min(e, d * math.exp(-entropy(p))), passes=lambda x, t: x > t, resample=lambda p, q: p):
+
+def typical(
+    threshold=lambda p, e, d: min(e, d * math.exp(-entropy(p))), passes=lambda x, t: x > t, resample=lambda p, q: p
+):
     def make(epsilon, delta):
         def rule(p, q, tokens, source):
             for i, token in enumerate(tokens):
-                if not passes(p[i][token], threshold(p[i], epsilon, delta)): return i, source.categorical(resample(p[i], q[i]))
+                if not passes(p[i][token], threshold(p[i], epsilon, delta)):
+                    return i, source.categorical(resample(p[i], q[i]))
             return len(tokens), source.categorical(p[len(tokens)])
         return rule
     return make
 
+
 def test_mutants_of_typical_acceptance_are_caught():
     cases = [(e, d, p, q) for (e, d), (p, q) in product([*PARAMETERS, (0.25, 1.0)], [*SOME, (row(1, 3), row(3, 1))])]
     assert all(typical_holds(typical()(e, d), e, d, p, q) for e, d, p, q in cases)
-    for mutant in (typical(threshold=lambda p, e, d: max(e, d * math.exp(-entropy(p)))), typical(threshold=lambda p, e, d: min(e, d * 2 ** -entropy(p))), typical(threshold=lambda p, e, d: e),
-                   typical(threshold=lambda p, e, d: d * math.exp(-entropy(p))), typical(threshold=lambda p, e, d: min(e, d * math.exp(entropy(p)))), typical(passes=lambda x, t: x >= t),
-                   typical(resample=residual)):
+    for mutant in (
+        typical(threshold=lambda p, e, d: max(e, d * math.exp(-entropy(p)))),
+        typical(threshold=lambda p, e, d: min(e, d * 2 ** -entropy(p))), typical(threshold=lambda p, e, d: e),
+        typical(threshold=lambda p, e, d: d * math.exp(-entropy(p))),
+        typical(threshold=lambda p, e, d: min(e, d * math.exp(entropy(p)))), typical(passes=lambda x, t: x >= t),
+        typical(resample=residual),
+    ):
         assert not all(typical_holds(mutant(e, d), e, d, p, q) for e, d, p, q in cases)
 
 
@@ -185,7 +223,8 @@ def test_no_rule_accepts_more_than_its_distance_allows():
             if isinstance(rule, LossyLenience) or rule is speculative_sampling: assert tv(law, p) == accepted - alpha
 
 def round_by_formula(rule, p, q, K): # text → probability
-    "What one round emits: at each place the kept part goes on, and the rest of the token's law ends the round; after K comes the bonus."
+    """What one round emits: at each place the kept part goes on, and the rest of the token's law ends the round; after
+    K comes the bonus."""
     alive, law = {(): F(1)}, {}
     for _ in range(K):
         before, alive = alive, {}
@@ -212,31 +251,47 @@ def test_a_laxer_parameter_accepts_more():
     for p, q in SOME:
         by_lenience = [LossyLenience(l).kept(p, q).sum() for l in LENIENCES]
         by_threshold = [LossyTypical(e, e ** 0.5).kept(p, q).sum() for e in (0.5, 0.25, 0.09, 0.01)]
-        assert by_lenience == sorted(by_lenience) and by_threshold == sorted(by_threshold) and by_lenience[0] == acceptance_probability(p, q)
+        assert (
+            by_lenience == sorted(by_lenience)
+            and by_threshold == sorted(by_threshold)
+            and by_lenience[0] == acceptance_probability(p, q)
+        )
 
 def test_law_of_token_shares_out_what_is_not_kept():
     assert law_of_token(row(1, 1) / 2, row(1, 3)).tolist() == [F(3, 8), F(5, 8)]
 
 rows = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)
 
+
 @settings(max_examples=60, deadline=None)
-@given(p=st.tuples(rows, rows, rows), q=st.tuples(rows, rows), seed=st.integers(0, 10**6), certain=st.booleans(), rule=st.sampled_from([sample_and_match, *LOSSY]))
+@given(
+    p=st.tuples(rows, rows, rows), q=st.tuples(rows, rows), seed=st.integers(0, 10**6), certain=st.booleans(),
+    rule=st.sampled_from([sample_and_match, *LOSSY]),
+)
 def test_tensors_and_fractions_decide_alike_on_the_same_draws(p, q, seed, certain, rule):
     p, q = np.stack([row(*r) for r in p]), np.stack([row(*r) for r in q])
     p_tensor, q_tensor = (torch.tensor(x.astype(float), dtype=torch.float64) for x in (p, q))
     class Both(TorchSource):
         "Fractions are drawn with the same uniforms as tensors."
-        def categorical(self, weights): return super().categorical(weights if isinstance(weights, torch.Tensor) else torch.from_numpy(weights.astype(float)))
+        def categorical(self, weights):
+            return super().categorical(
+                weights if isinstance(weights, torch.Tensor) else torch.from_numpy(weights.astype(float))
+            )
+
     drawing = TorchSource(seed + 1)
     tokens = [drawing.categorical(r) for r in q_tensor]
     found = [rule(a, None if certain else b, tokens, Both(seed)) for a, b in ((p, q), (p_tensor, q_tensor))]
     assert found[0] == found[1]
 
+
 def test_formulas_on_tensors_are_those_on_fractions():
     for (p, q), rule in product(SOME, LOSSY):
         p_tensor, q_tensor = (torch.tensor(x.astype(float), dtype=torch.float64) for x in (p, q))
         for name in ("kept", "law"):
-            assert torch.allclose(getattr(rule, name)(p_tensor, q_tensor), torch.tensor(getattr(rule, name)(p, q).astype(float)), atol=1e-12)
+            assert torch.allclose(
+                getattr(rule, name)(p_tensor, q_tensor), torch.tensor(getattr(rule, name)(p, q).astype(float)),
+                atol=1e-12,
+            )
 
 @pytest.mark.parametrize("rule", [sample_and_match, LossyLenience(0.1), LossyTypical(0.05, 0.2)])
 def test_at_temperature_zero_every_rule_is_the_greedy_match(rule):
@@ -252,9 +307,16 @@ def test_a_plain_step_is_a_draw_from_p():
         assert exact_law(lambda source: rule(P[None], None, [], source)) == {(0, x): w for x, w in enumerate(P)}
 
 def test_names_say_lossy():
-    assert [getattr(rule, "lossy", False) for rule in (sample_and_match, speculative_sampling, greedy_match)] == [False] * 3
+    assert [getattr(rule, "lossy", False) for rule in (sample_and_match, speculative_sampling, greedy_match)] == [
+        False
+    ] * 3
     for rule in LOSSY:
-        assert rule.lossy and type(rule).__name__.startswith("Lossy") and "lossy" in type(rule).__doc__ and "Lossy" in type(rule).__call__.__doc__
+        assert (
+            rule.lossy
+            and type(rule).__name__.startswith("Lossy")
+            and "lossy" in type(rule).__doc__
+            and "Lossy" in type(rule).__call__.__doc__
+        )
     assert str(LossyLenience(0.5)) == "LossyLenience(l=0.5)" and str(LossyLenience(F(1, 2))) == "LossyLenience(l=1/2)"
     assert str(LossyTypical(0.09, 0.3)) == "LossyTypical(epsilon=0.09, delta=0.3)"
     assert "lossless" in sample_and_match.__doc__.lower()
@@ -268,7 +330,8 @@ def test_parameters_that_make_no_rule_are_input_errors(make, words):
     with pytest.raises(InputError, match=words): make()
 
 def test_what_is_no_distribution_is_an_error():
-    with pytest.raises(InputError, match="probability 0 in the q"): LossyLenience(0.5)(np.stack([P, P]), row(0, 1, 1, 1, 1)[None], [0], TorchSource(0))
+    with pytest.raises(InputError, match="probability 0 in the q"):
+        LossyLenience(0.5)(np.stack([P, P]), row(0, 1, 1, 1, 1)[None], [0], TorchSource(0))
     bad = torch.tensor([[float("nan"), .5], [.5, .5]])
     for rule in (sample_and_match, LossyLenience(0.5), LossyTypical(0.3, 0.5)):
         with pytest.raises(NumericalError): rule(bad, None, [0], TorchSource(0))

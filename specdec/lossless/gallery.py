@@ -18,16 +18,20 @@ from fractions import Fraction
 import numpy as np
 
 from ..core import InputError, Source, check
-from .proof import Drafting, ExactModel, Language, Loop, Next, Pages, Proven, loop_error, round_error, sampled
+from specdec.lossless.proof import (
+    Drafting, ExactModel, Language, Loop, Next, Pages, Proven, loop_error, round_error, sampled,
+)
 from ..rejection import VerifyRule, delta, residual, speculative_sampling
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7d5831d9
 @dataclass(frozen=True)
 class Broken:
-    "A decoder with one mistake: in its verify rule, in how it drafts, or in what its target's cache remembers."
+    """A decoder with one mistake: in its verify rule, in how it drafts, or in what its target's
+    cache remembers."""
     name: str
     does: str                                 # what it does wrong
-    seen: str                                 # the project and the thread where it was seen; "our own" if we know of none
+    # the project and the thread where it was seen; "our own" if we know of none
+    seen: str
     verify: VerifyRule = speculative_sampling # runs on arrays of fractions and on float tensors
     draft: Drafting = sampled
     model: type[ExactModel] = ExactModel      # the target, with its cache
@@ -35,7 +39,8 @@ class Broken:
     @property
     def part(self) -> str: # "rule", "draft" or "cache"
         "Which of the three is broken."
-        return "cache" if self.model is not ExactModel else "draft" if self.draft is not sampled else "rule"
+        if self.model is not ExactModel: return "cache"
+        return "rule" if self.draft is sampled else "draft"
 
 # %% ../../nbs/lossless/02_gallery.ipynb #fe11c397
 GALLERY = []  # of `Broken`; each section below hangs its own
@@ -58,18 +63,21 @@ def _replace_from(resample: Callable) -> VerifyRule: # resample(p, q) → weight
     def verify(p, q, tokens, source):
         rows = _rows(p, q, tokens)
         for i, token in enumerate(tokens):
-            if not source.bernoulli(_ratio(p[i], rows[i], token)): return i, source.categorical(resample(p[i], rows[i]))
+            if not source.bernoulli(_ratio(p[i], rows[i], token)):
+                return i, source.categorical(resample(p[i], rows[i]))
         return len(tokens), source.categorical(p[len(tokens)])
     return verify
 
 resamples_p = _replace_from(lambda p, q: p)
-adds_epsilon = _replace_from(lambda p, q: residual(p, q) + p.sum() / 10 ** 9)  # 1e-9, in the numbers that p is made of
+# 1e-9, in the numbers that p is made of
+adds_epsilon = _replace_from(lambda p, q: residual(p, q) + p.sum() / 10 ** 9)
 
 def late_replacement(p, q, tokens, source):
     "Draw the replacement from the row after the rejected token."
     rows = _rows(p, q, tokens)
     for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)): return i, source.categorical(p[i + 1])
+        if not source.bernoulli(_ratio(p[i], rows[i], token)):
+            return i, source.categorical(p[i + 1])
     return len(tokens), source.categorical(p[len(tokens)])
 
 def eager_residual(p, q, tokens, source):
@@ -77,15 +85,28 @@ def eager_residual(p, q, tokens, source):
     rows = _rows(p, q, tokens)
     leftovers = [(a - b).clip(min=0) / (a - b).clip(min=0).sum() for a, b in zip(p, rows)]
     for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)): return i, source.categorical(leftovers[i])
+        if not source.bernoulli(_ratio(p[i], rows[i], token)):
+            return i, source.categorical(leftovers[i])
     return len(tokens), source.categorical(p[len(tokens)])
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1eaf5bed
 GALLERY += [
-    Broken("resample from p", "After a rejection draws from the whole of p, not from the residual.", "Spec-RL issue 14, on purpose", resamples_p),
-    Broken("replacement one row late", "Draws the replacement from the row after the rejected token.", "openvino.genai issue 4190", late_replacement),
-    Broken("epsilon in the residual", "Adds 1e-9 to every entry of the residual.", "vllm pull request 2336, with a far smaller number", adds_epsilon),
-    Broken("no guard for p = q", "Divides the residual by its sum, which is 0 where p = q.", "speculative-sampling (jaymody) issue 5", eager_residual),
+    Broken(
+        "resample from p", "After a rejection draws from the whole of p, not from the residual.",
+        "Spec-RL issue 14, on purpose", resamples_p,
+    ),
+    Broken(
+        "replacement one row late", "Draws the replacement from the row after the rejected token.",
+        "openvino.genai issue 4190", late_replacement,
+    ),
+    Broken(
+        "epsilon in the residual", "Adds 1e-9 to every entry of the residual.",
+        "vllm pull request 2336, with a far smaller number", adds_epsilon,
+    ),
+    Broken(
+        "no guard for p = q", "Divides the residual by its sum, which is 0 where p = q.",
+        "speculative-sampling (jaymody) issue 5", eager_residual,
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1f974e66
@@ -94,7 +115,8 @@ def _accept_if(accept: Callable) -> VerifyRule: # accept(p, q, token) → probab
     def verify(p, q, tokens, source):
         rows = _rows(p, q, tokens)
         for i, token in enumerate(tokens):
-            if not source.bernoulli(accept(p[i], rows[i], token)): return i, source.categorical(residual(p[i], rows[i]))
+            if not source.bernoulli(accept(p[i], rows[i], token)):
+                return i, source.categorical(residual(p[i], rows[i]))
         return len(tokens), source.categorical(p[len(tokens)])
     return verify
 
@@ -111,15 +133,27 @@ def first_unverified(p, q, tokens, source):
     "Compare each token with the row after its own; nobody checks the first."
     rows = _rows(p, q, tokens)
     for i in range(1, len(tokens)):
-        if not source.bernoulli(_ratio(p[i], rows[i], tokens[i])): return i, source.categorical(residual(p[i], rows[i]))
+        if not source.bernoulli(_ratio(p[i], rows[i], tokens[i])):
+            return i, source.categorical(residual(p[i], rows[i]))
     return len(tokens), source.categorical(p[len(tokens)])
 
 # %% ../../nbs/lossless/02_gallery.ipynb #d5dd0874
 GALLERY += [
-    Broken("keep the greedy test", "Accepts the target's likeliest token and draws from p otherwise.", "our own", favourite),
-    Broken("accept everything", "A miscounted comparison lets every draft token pass.", "transformers pull request 28508; vllm-ascend issue 13730", accepts_everything),
-    Broken("first token unverified", "Compares token i with the target's row i + 1.", "lattice issue 243", first_unverified),
-    Broken("token 0 is an error", "Takes token id 0 for a failed draft.", "our own", rejects_token_0),
+    Broken(
+        "keep the greedy test", "Accepts the target's likeliest token and draws from p otherwise.",
+        "our own", favourite,
+    ),
+    Broken(
+        "accept everything", "A miscounted comparison lets every draft token pass.",
+        "transformers pull request 28508; vllm-ascend issue 13730", accepts_everything,
+    ),
+    Broken(
+        "first token unverified", "Compares token i with the target's row i + 1.",
+        "lattice issue 243", first_unverified,
+    ),
+    Broken(
+        "token 0 is an error", "Takes token id 0 for a failed draft.", "our own", rejects_token_0
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7197e6b9
@@ -127,18 +161,28 @@ def bonus_from_residual(p, q, tokens, source):
     "Draw the bonus token from the residual of the last draft token."
     rows = _rows(p, q, tokens)
     for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)): return i, source.categorical(residual(p[i], rows[i]))
-    return len(tokens), source.categorical(residual(p[len(tokens) - 1], rows[-1]) if tokens else p[0])
+        if not source.bernoulli(_ratio(p[i], rows[i], token)):
+            return i, source.categorical(residual(p[i], rows[i]))
+    weights = residual(p[len(tokens) - 1], rows[-1]) if tokens else p[0]
+    return len(tokens), source.categorical(weights)
 
 def unfiltered(p, q, tokens, source):
-    "Verify against what the target was before its filter: here p, with a quarter spread over all tokens."
+    """Verify against what the target was before its filter: here p, with a quarter spread over all
+    tokens."""
     V = p.shape[-1]
     return speculative_sampling((3 * V * p + 1) / (4 * V), q, tokens, source)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #c4838855
 GALLERY += [
-    Broken("bonus from the residual", "Draws the bonus token from the last residual.", "our own", bonus_from_residual),
-    Broken("target without its filter", "Applies top-p to the draft, and verifies against the target's row before it.", "vllm pull request 10198", unfiltered),
+    Broken(
+        "bonus from the residual", "Draws the bonus token from the last residual.", "our own",
+        bonus_from_residual,
+    ),
+    Broken(
+        "target without its filter",
+        "Applies top-p to the draft, and verifies against the target's row before it.",
+        "vllm pull request 10198", unfiltered,
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #69244ef7
@@ -156,7 +200,8 @@ def one_number(p, q, tokens, source):
     rows, below = _rows(p, q, tokens), 1  # the number is known to lie below this
     for i, token in enumerate(tokens):
         bound = _ratio(p[i], rows[i], token)
-        if not source.bernoulli(min(bound / below, 1)): return i, source.categorical(residual(p[i], rows[i]))
+        if not source.bernoulli(min(bound / below, 1)):
+            return i, source.categorical(residual(p[i], rows[i]))
         below = min(below, bound)
     return len(tokens), source.categorical(p[len(tokens)])
 
@@ -165,16 +210,19 @@ def verdict_draws_replacement(p, q, tokens, source):
     rows = _rows(p, q, tokens)
     for i, token in enumerate(tokens):
         bound = _ratio(p[i], rows[i], token)
-        if not source.bernoulli(bound): return i, source.categorical(_on_part(residual(p[i], rows[i]), bound, 1))
+        if not source.bernoulli(bound):
+            return i, source.categorical(_on_part(residual(p[i], rows[i]), bound, 1))
     return len(tokens), source.categorical(p[len(tokens)])
 
 def draft_draws_replacement(p, q, tokens, source):
-    "The number that made the draft say a token also picks its replacement, so it lies in that token's part of q."
+    """The number that made the draft say a token also picks its replacement, so it lies in that
+    token's part of q."""
     rows = _rows(p, q, tokens)
     for i, token in enumerate(tokens):
         if not source.bernoulli(_ratio(p[i], rows[i], token)):
             low = rows[i][:token].sum()
-            return i, source.categorical(_on_part(residual(p[i], rows[i]), low, low + rows[i][token]))
+            part = _on_part(residual(p[i], rows[i]), low, low + rows[i][token])
+            return i, source.categorical(part)
     return len(tokens), source.categorical(p[len(tokens)])
 
 def _bits(number, bits: int) -> Fraction: # in [0, 1]
@@ -182,15 +230,38 @@ def _bits(number, bits: int) -> Fraction: # in [0, 1]
     return Fraction(math.ceil(number * 2 ** bits), 2 ** bits)
 
 eight_bits = _accept_if(lambda p, q, token: _bits(_ratio(p, q, token), 8))
-less_or_equal = _accept_if(lambda p, q, token: min(Fraction(math.floor(_ratio(p, q, token) * 2 ** 24) + 1, 2 ** 24), 1))
+less_or_equal = _accept_if(
+    lambda p, q, token: min(Fraction(math.floor(_ratio(p, q, token) * 2**24) + 1, 2**24), 1)
+)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #855beb5d
 GALLERY += [
-    Broken("one number a round", "Takes the same uniform number for every verdict of a round.", "FastDeploy pull request 5568, one seed for all tokens of a step", one_number),
-    Broken("one number for verdict and replacement", "The number that rejected a token also draws its replacement.", "vllm-ascend pull request 16370", verdict_draws_replacement),
-    Broken("one number for draft and replacement", "The number that drew a token also draws its replacement.", "vllm pull request 47386, with Gumbel noise", draft_draws_replacement),
-    Broken("bfloat16 numbers", "Draws the uniform number with eight bits, as many as bfloat16 has above 1/2.", "our own", eight_bits),
-    Broken("less or equal", "Accepts if u <= p/q; u is 0 once in 2**24 draws of float32, and then a token with p = 0 passes.", "sglang issue 35771", less_or_equal),
+    Broken(
+        "one number a round", "Takes the same uniform number for every verdict of a round.",
+        "FastDeploy pull request 5568, one seed for all tokens of a step", one_number,
+    ),
+    Broken(
+        "one number for verdict and replacement",
+        "The number that rejected a token also draws its replacement.",
+        "vllm-ascend pull request 16370", verdict_draws_replacement,
+    ),
+    Broken(
+        "one number for draft and replacement",
+        "The number that drew a token also draws its replacement.",
+        "vllm pull request 47386, with Gumbel noise", draft_draws_replacement,
+    ),
+    Broken(
+        "bfloat16 numbers",
+        "Draws the uniform number with eight bits, as many as bfloat16 has above 1/2.", "our own",
+        eight_bits,
+    ),
+    Broken(
+        "less or equal",
+        "Accepts if u <= p/q; u is 0 once in 2**24 draws of float32, and then a token with p = 0"
+        " passes.",
+        "sglang issue 35771",
+        less_or_equal,
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #93e7fc36
@@ -202,21 +273,33 @@ def one_verdict(p, q, tokens, source):
     return 0, source.categorical(residual(p[0], rows[0]))
 
 def half_block(p, q, tokens, source):
-    "Keep the longest prefix whose running product passes; the residual is the one of a single token."
+    """Keep the longest prefix whose running product passes; the residual is the one of a single
+    token."""
     rows, product, kept = _rows(p, q, tokens), 1, 0
     for i, token in enumerate(tokens):
         product = min(product * p[i][token] / rows[i][token], 1)
         if source.bernoulli(product): kept = i + 1
-    return kept, source.categorical(p[kept] if kept == len(tokens) else residual(p[kept], rows[kept]))
+    weights = p[kept] if kept == len(tokens) else residual(p[kept], rows[kept])
+    return kept, source.categorical(weights)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #ffe87034
 GALLERY += [
-    Broken("one verdict for the draft", "Accepts or rejects the draft as a whole.", "our own", one_verdict),
-    Broken("half of block verification", "Verifies prefixes by their product, without the chances and the residual that belong to it.", "vllm-ascend issue 7807", half_block),
+    Broken(
+        "one verdict for the draft", "Accepts or rejects the draft as a whole.", "our own",
+        one_verdict,
+    ),
+    Broken(
+        "half of block verification",
+        "Verifies prefixes by their product, without the chances and the residual that belong"
+        " to it.",
+        "vllm-ascend issue 7807",
+        half_block,
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #96d096cd
-def _reported(change: Callable[[np.ndarray], np.ndarray]) -> Drafting: # weights drawn from, given q; both [V]
+# weights drawn from, given q; both [V]
+def _reported(change: Callable[[np.ndarray], np.ndarray]) -> Drafting:
     "Draft from other weights than the q that is reported."
     def draft(q: Next, K: int, source: Source):
         tokens, rows = [], []
@@ -242,10 +325,24 @@ def drops_unlikely(q: Next, K: int, source: Source):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1b331d21
 GALLERY += [
-    Broken("temperature not reported", "Draws the draft at a lower temperature than the q that it reports.", "transformers issue 47932; by rounding to bfloat16, DeepSpec issue 31", draft=sharpened),
-    Broken("top-k not reported", "Draws among the two likeliest, reports q before that.", "transformers issue 47932", draft=among_two),
-    Broken("greedy draft, softmax q", "Takes the likeliest token and reports the distribution it was picked from.", "transformers issue 32867; speculative-sampling (jaymody) issue 3", draft=greedy_softmax),
-    Broken("unlikely tokens thrown away", "Ends the draft at an unlikely token and drops that token.", "our own; llama.cpp pull request 22506 does it where it is harmless", draft=drops_unlikely),
+    Broken(
+        "temperature not reported",
+        "Draws the draft at a lower temperature than the q that it reports.",
+        "transformers issue 47932; by rounding to bfloat16, DeepSpec issue 31", draft=sharpened,
+    ),
+    Broken(
+        "top-k not reported", "Draws among the two likeliest, reports q before that.",
+        "transformers issue 47932", draft=among_two,
+    ),
+    Broken(
+        "greedy draft, softmax q",
+        "Takes the likeliest token and reports the distribution it was picked from.",
+        "transformers issue 32867; speculative-sampling (jaymody) issue 3", draft=greedy_softmax,
+    ),
+    Broken(
+        "unlikely tokens thrown away", "Ends the draft at an unlikely token and drops that token.",
+        "our own; llama.cpp pull request 22506 does it where it is harmless", draft=drops_unlikely,
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #71350295
@@ -262,33 +359,50 @@ class RollsBackTooLittle(ExactModel):
 class ReadsBonusTwice(ExactModel):
     "A target that has read its own bonus token when the next round feeds it again."
     def forward(self, ids, cache, last=None, layers=()):
-        all_accepted = getattr(cache, "full", None) == cache.length  # nothing was rolled back after the last draft
+        # nothing was rolled back after the last draft
+        all_accepted = getattr(cache, "full", None) == cache.length
         if all_accepted: super().forward(ids[:, :1], cache)
         rows = super().forward(ids, cache, last, layers)
-        cache.full = cache.length if ids.shape[1] > 1 and last is None else None  # a draft was read, not the prompt
+        # a draft was read, not the prompt
+        cache.full = cache.length if ids.shape[1] > 1 and last is None else None
         return rows
 
 # %% ../../nbs/lossless/02_gallery.ipynb #4c38e07b
 GALLERY += [
-    Broken("cache keeps a rejected token", "Rolls back one token too little.", "mlx-lm pull request 1109, where all of them stayed", model=RollsBackTooLittle),
-    Broken("bonus read twice", "Feeds the bonus token again in the next round.", "our own", model=ReadsBonusTwice),
+    Broken(
+        "cache keeps a rejected token", "Rolls back one token too little.",
+        "mlx-lm pull request 1109, where all of them stayed", model=RollsBackTooLittle,
+    ),
+    Broken(
+        "bonus read twice", "Feeds the bonus token again in the next round.", "our own",
+        model=ReadsBonusTwice,
+    ),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #a9aec1ea
 def evidence(broken: Broken,
-             loop: Loop,               # what `specdec.speculative.speculate` is; walked for broken caches
-             model_drafter: Callable,  # what `specdec.drafters.base.ModelDrafter` is
+             # what `specdec.speculative.speculate` is; walked for broken caches
+             loop: Loop,
+             model_drafter: Callable,  # what `specdec.speculative.ModelDrafter` is
              seeds: int = 20,          # random languages for each size
             ) -> Proven | Exception | None: # None: nothing was found
-    """The first case in which its law is not the target's, or the error that it raised. Cases grow: K = 1 and 2, within these V = 2 and 3, and
-    each draft is also tried as its own target."""
-    check(isinstance(seeds, int) and seeds >= 1, f"seeds must be a whole number of at least 1, not {seeds}.")
+    """The first case in which its law is not the target's, or the error that it raised. Cases grow:
+    K = 1 and 2, within these V = 2 and 3, and each draft is also tried as its own target."""
+    check(
+        isinstance(seeds, int) and seeds >= 1,
+        f"seeds must be a whole number of at least 1, not {seeds}.",
+    )
     for K, V, seed in ((K, V, seed) for K in (1, 2) for V in (2, 3) for seed in range(seeds)):
         q, p = Language(V, f"q{seed}", halves=broken.part == "cache"), Language(V, f"p{seed}")
         for target in (p, q):
             try:
-                if broken.part == "cache": found = loop_error(loop, lambda: model_drafter(ExactModel(q, V), V), target, K, V, broken.name, model=broken.model)
-                else: found = round_error(broken.verify, target, q, K, V, broken.name, broken.draft)
-            except (ArithmeticError, InputError) as error: return error
+                if broken.part == "cache":
+                    def drafter(): return model_drafter(ExactModel(q, V), V)
+                    model = broken.model
+                    found = loop_error(loop, drafter, target, K, V, broken.name, model=model)
+                else:
+                    found = round_error(broken.verify, target, q, K, V, broken.name, broken.draft)
+            except (ArithmeticError, InputError) as error:
+                return error
             if found.error: return found
     return None

@@ -28,23 +28,37 @@ from ..rejection import VerifyRule, delta
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
 Text = tuple[int, ...]               # token ids; the prompt is not part of it
 Law = dict[Text, Fraction]           # text → probability; they sum to 1
-Next = Callable[[Text], np.ndarray]  # text → what may follow it, [V] of Fraction: a model at its barest
+# text → what may follow it, [V] of Fraction: a model at its barest
+Next = Callable[[Text], np.ndarray]
 
 # %% ../../nbs/lossless/01_proof.ipynb #6973b467
 class Language:
-    """A model without rounding: after every text another distribution over V tokens, in fractions, some of them 0. The same seed gives the same
-    language. All denominators are powers of two, and so are the probabilities themselves with `halves`. Raises `InputError` for sizes that don't fit."""
-    def __init__(self, V: int,                       # vocabulary size
-                 seed: int | str = 0,
-                 tokens: Sequence[int] | None = None, # the tokens that it can say; None: all V
-                 most: int | None = None,            # how many of them may follow one text, at most; None: all
-                 halves: bool = False):              # probabilities 1, 1/2, 1/4, … instead of sixteenths
+    """A model without rounding: after every text another distribution over V tokens, in fractions,
+    some of them 0. The same seed gives the same language. All denominators are powers of two, and
+    so are the probabilities themselves with `halves`. Raises `InputError` for sizes that don't fit.
+    """
+    def __init__(
+        self,
+        V: int,                               # vocabulary size
+        seed: int | str = 0,
+        tokens: Sequence[int] | None = None,  # the tokens that it can say; None: all V
+        most: int | None = None,              # how many of them may follow one text; None: all
+        halves: bool = False,                 # probabilities 1, 1/2, 1/4, …, not sixteenths
+    ):
         self.V, self.seed, self.halves, self.rows = V, seed, halves, {}
         self.tokens = list(range(V) if tokens is None else tokens)
         self.most = min(len(self.tokens) if most is None else most, len(self.tokens))
-        check(self.tokens and set(self.tokens) <= set(range(V)) and len(set(self.tokens)) == len(self.tokens), f"A language says at least one of its tokens 0…{V - 1}, each "
-              f"named once, not {self.tokens}.")
-        check(1 <= self.most <= 16, f"Between 1 and 16 tokens may follow a text, since a row is made of sixteenths, not {self.most}: set `most`.")
+        fit = set(self.tokens) <= set(range(V)) and len(set(self.tokens)) == len(self.tokens)
+        check(
+            len(self.tokens) > 0 and fit,
+            f"A language says at least one of its tokens 0…{V - 1}, each "
+            f"named once, not {self.tokens}.",
+        )
+        check(
+            1 <= self.most <= 16,
+            "Between 1 and 16 tokens may follow a text, since a row is made of sixteenths, not"
+            f" {self.most}: set `most`.",
+        )
 
     def __call__(self, text: Text) -> np.ndarray: # [V] of Fraction, summing to 1
         "The distribution after a text."
@@ -52,10 +66,12 @@ class Language:
             rng = random.Random(f"{self.seed} {text}")
             count = rng.randint(1, self.most)
             row = np.full(self.V, Fraction(0), dtype=object)
-            row[rng.sample(self.tokens, count)] = _halves(rng, count) if self.halves else _sixteenths(rng, count)
+            parts = _halves if self.halves else _sixteenths
+            row[rng.sample(self.tokens, count)] = parts(rng, count)
             self.rows[text] = row
         return self.rows[text]
 
+# %% ../../nbs/lossless/01_proof.ipynb #6973b467-2
 def _halves(rng: random.Random, n: int) -> list[Fraction]:
     "n probabilities that are powers of two: a whole, halved n - 1 times in random places."
     parts = [Fraction(1)]
@@ -70,9 +86,11 @@ def _sixteenths(rng: random.Random, n: int) -> list[Fraction]:
     return [Fraction(b - a, 16) for a, b in zip([0, *cuts], [*cuts, 16])]
 
 # %% ../../nbs/lossless/01_proof.ipynb #ed47af24
-Drafting = Callable[[Next, int, Source], tuple[list[int], np.ndarray | None]]  # (q, K, source) → draft tokens [n], and the q they came from [n, V]
+# (q, K, source) → draft tokens [n], and the q they came from [n, V]
+Drafting = Callable[[Next, int, Source], tuple[list[int], np.ndarray | None]]
 
-def sampled(q: Next, K: int, source: Source) -> tuple[list[int], np.ndarray | None]: # tokens [K], and what each was drawn from, [K, V]
+# tokens [K], and what each was drawn from, [K, V]
+def sampled(q: Next, K: int, source: Source) -> tuple[list[int], np.ndarray | None]:
     "Draft as a model does: each token drawn from q after those before it."
     tokens, rows = [], []
     for _ in range(K):
@@ -80,7 +98,8 @@ def sampled(q: Next, K: int, source: Source) -> tuple[list[int], np.ndarray | No
         tokens.append(source.categorical(rows[-1]))
     return tokens, np.stack(rows) if rows else None
 
-def sure(q: Next, K: int, source: Source) -> tuple[list[int], np.ndarray | None]: # tokens [K], and None: each was certain
+# tokens [K], and None: each was certain
+def sure(q: Next, K: int, source: Source) -> tuple[list[int], np.ndarray | None]:
     "Draft greedily: q's likeliest token each time. That is a delta, and `source` is not used."
     tokens = []
     for _ in range(K): tokens.append(int(q(tuple(tokens)).argmax()))
@@ -144,10 +163,12 @@ def round_error(verify: VerifyRule, p: Next, q: Next,
                 K: int, V: int,
                 case: str, # what the line is called
                 draft: Drafting = sampled) -> Proven:
-    "Walk one round, let the target complete its texts to K + 1 tokens, compare their joint law with the target's."
+    """Walk one round, let the target complete its texts to K + 1 tokens, compare their joint law
+    with the target's."""
     expected = target_law(p, K + 1)
     found = completed(exact_law(lambda source: one_round(verify, p, q, K, source, draft)), p, K + 1)
-    return Proven(_name(verify), case, K, V, len(expected.keys() | found.keys()), distance(found, expected))
+    texts = len(expected.keys() | found.keys())
+    return Proven(_name(verify), case, K, V, texts, distance(found, expected))
 
 def _name(thing) -> str:
     "What a function or class calls itself."
@@ -188,7 +209,8 @@ class AsIs:
     def __call__(self, rows: Tensor) -> Tensor: return rows # [..., V]
 
 class Pages:
-    "A cache that holds the tokens themselves, so that what a model believes to have read can be looked at."
+    """A cache that holds the tokens themselves, so that what a model believes to have read can be
+    looked at."""
     def __init__(self, capacity: int): self.tokens, self.capacity = [], capacity
     @property
     def length(self) -> int: return len(self.tokens)
@@ -199,13 +221,18 @@ def _float_row(language: Next, text: Text, width: int) -> Tensor: # [width]
     "A row as float32; raises `InputError` if that would round it."
     exact = language(text)[:width]
     row = torch.tensor(exact.astype(float), dtype=torch.float32)
-    check(row.tolist() == exact.tolist(), f"float32 can't hold {[str(w) for w in exact]} without rounding: use fractions whose denominators are powers of two.")
+    check(
+        row.tolist() == exact.tolist(),
+        f"float32 can't hold {[str(w) for w in exact]} without rounding: use fractions whose"
+        " denominators are powers of two.",
+    )
     return row
 
 # %% ../../nbs/lossless/01_proof.ipynb #0fba1da1
 class ExactModel:
-    """A language behind the interface of a causal language model. Its logits *are* probabilities; use them with `AsIs`, or with
-    `Transform()` for greedy text. It answers to what its cache holds after the prompt's one token, so a cache that is wrong gives wrong rows."""
+    """A language behind the interface of a causal language model. Its logits *are* probabilities;
+    use them with `AsIs`, or with `Transform()` for greedy text. It answers to what its cache holds
+    after the prompt's one token, so a cache that is wrong gives wrong rows."""
     device, context_length = torch.device("cpu"), 10 ** 6
     def __init__(self, language: Next,
                  V: int): # width of its rows; tokens from V on have probability 0 in the language
@@ -221,40 +248,60 @@ class ExactModel:
                 last: int | None = None,     # how many rows; None: all T
                 layers: Sequence[int] = (),  # it has none
                ) -> Tensor: # [1, last or T, V]
-        "Read tokens, and give the row after each of them. Raises `InputError` if hidden features are asked for."
-        check(not layers, "An exact model has no layers, so it can't show what they hold: use a drafter that doesn't ask.")
+        """Read tokens, and give the row after each of them. Raises `InputError` if hidden features
+        are asked for."""
+        check(
+            not layers,
+            "An exact model has no layers, so it can't show what they hold: use a drafter that"
+            " doesn't ask.",
+        )
         before = cache.length
         cache.tokens += ids[0].tolist()
         texts = [tuple(cache.tokens[1:before + i + 1]) for i in range(ids.shape[1])]
-        return torch.stack([_float_row(self.language, text, self.vocab_size) for text in texts[-last if last else 0:]])[None]
+        wanted = texts[-last:] if last else texts
+        return torch.stack([_float_row(self.language, t, self.vocab_size) for t in wanted])[None]
 
 # %% ../../nbs/lossless/01_proof.ipynb #d2a34532
 def memory_of(thing) -> Hashable:
-    """All that an object remembers, as a value to compare. Numbers, containers, tensors and plain objects are looked into, to the bottom; a
-    language, a function or a class never changes and counts as itself; so does what can't be looked into, which then equals nothing else."""
-    if isinstance(thing, Tensor): return "tensor", str(thing.dtype), thing.shape, tuple(thing.flatten().tolist())
+    """All that an object remembers, as a value to compare. Numbers, containers, tensors and plain
+    objects are looked into, to the bottom; a language, a function or a class never changes and
+    counts as itself; so does what can't be looked into, which then equals nothing else."""
+    if isinstance(thing, Tensor):
+        return "tensor", str(thing.dtype), thing.shape, tuple(thing.flatten().tolist())
     if isinstance(thing, np.ndarray): return "array", thing.shape, memory_of(thing.tolist())
-    attributes = memory_of(vars(thing)) if isinstance(thing, (dict, set, frozenset, list, tuple, deque)) and hasattr(thing, "__dict__") else ()  # of a subclass
-    if isinstance(thing, dict): return "dict", frozenset((key, memory_of(value)) for key, value in thing.items()), attributes
-    if isinstance(thing, (set, frozenset)): return "set", frozenset(map(memory_of, thing)), attributes
-    if isinstance(thing, (list, tuple, deque)): return type(thing), tuple(map(memory_of, thing)), attributes
-    hidden = not hasattr(thing, "__dict__") or type(thing).__reduce__ is not object.__reduce__  # it says itself how to copy it: there is more than attributes
+    is_container = isinstance(thing, (dict, set, frozenset, list, tuple, deque))
+    is_subclass = is_container and hasattr(thing, "__dict__")
+    attributes = memory_of(vars(thing)) if is_subclass else ()
+    if isinstance(thing, dict):
+        entries = frozenset((key, memory_of(value)) for key, value in thing.items())
+        return "dict", entries, attributes
+    if isinstance(thing, (set, frozenset)):
+        return "set", frozenset(map(memory_of, thing)), attributes
+    if isinstance(thing, (list, tuple, deque)):
+        return type(thing), tuple(map(memory_of, thing)), attributes
+    # it says itself how to copy it: there is more than attributes
+    hidden = not hasattr(thing, "__dict__") or type(thing).__reduce__ is not object.__reduce__
     if isinstance(thing, (Language, FunctionType, type)) or hidden: return thing
     return type(thing), memory_of(vars(thing))
 
 # %% ../../nbs/lossless/01_proof.ipynb #6526b0fd
-Started = tuple[Iterator[Round], Callable[[], Hashable]]  # rounds that are running, and what tells all that the program remembers between them
+# rounds that are running, and what tells all that the program remembers between them
+Started = tuple[Iterator[Round], Callable[[], Hashable]]
 
 def law_of_rounds(start: Callable[[Source], Started], # starts a new text
                   length: int,                        # texts are cut there
-                  merge: bool = True,                 # whether paths to the same text and memory are walked on as one
+                  # whether paths to the same text and memory are walked on as one
+                  merge: bool = True,
                  ) -> Law:
-    """The exact law of the text that rounds produce. Paths that have led to the same text and the same memory have the same future, so one is
-    walked for all: else their number would grow exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
+    """The exact law of the text that rounds produce. Paths that have led to the same text and the
+    same memory have the same future, so one is walked for all: else their number would grow
+    exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
     check(length >= 1, f"The length must be at least 1, not {length}.")
-    law, levels = {}, [{} for _ in range(length)]  # by length of the text: state → text, rounds so far, the choices that led there, probability
+    # by length of the text: state → text, rounds so far, the choices that led there, probability
+    law, levels = {}, [{} for _ in range(length)]
     levels[0][()] = (), 0, (), Fraction(1)
-    for level in levels:  # rounds only add to a text: when a level's turn comes, nothing can join it any more
+    # rounds only add to a text: when a level's turn comes, nothing can join it any more
+    for level in levels:
         for text, rounds, path, weight in level.values():
             for new_text, memory, source, ended in _next_round(start, text, rounds, path):
                 new_weight = weight * source.weight
@@ -268,7 +315,8 @@ def law_of_rounds(start: Callable[[Source], Started], # starts a new text
 
 # %% ../../nbs/lossless/01_proof.ipynb #1f3fd649
 class _Resumed(Enumerator):
-    "An enumerator that takes its first choices again without weighing them: that was done when they were taken first."
+    """An enumerator that takes its first choices again without weighing them: that was done when
+    they were taken first."""
     def __init__(self, path: tuple[int, ...], known: int): # how many choices were weighed already
         super().__init__(path)
         self.known = known
@@ -281,21 +329,35 @@ class _Resumed(Enumerator):
     def bernoulli(self, prob) -> bool:
         return super().bernoulli(prob) if self.step >= self.known else self.categorical(()) == 1
 
-def _next_round(start, text: Text, rounds: int, path: tuple[int, ...]) -> Iterator[tuple[Text, Hashable, Enumerator, bool]]:
-    "Every way to go on for one round after `path`, which led to `text`: the new text, the memory, the source, whether the text had ended."
+
+def _next_round(
+    start, text: Text, rounds: int, path: tuple[int, ...]
+) -> Iterator[tuple[Text, Hashable, Enumerator, bool]]:
+    """Every way to go on for one round after `path`, which led to `text`: the new text, the memory,
+    the source, whether the text had ended."""
     to_do = [path]
     while to_do:
         source = _Resumed(to_do.pop(), len(path))
         running, memory = start(source)
         again = tuple(token for r in islice(running, rounds) for token in r.emitted)
-        check(again == text, f"The same choices led to {text} and to {again}: the program has randomness or memory that doesn't come from its source.")
+        check(
+            again == text,
+            f"The same choices led to {text} and to {again}: the program has randomness or memory"
+            " that doesn't come from its source.",
+        )
         new = next(running, None)
-        check(new is None or new.emitted, f"A round after {text} added no token: nothing says that such a text ever ends.")
+        check(
+            new is None or new.emitted,
+            f"A round after {text} added no token: nothing says that such a text ever ends.",
+        )
         to_do += source.open
-        yield (text, None, source, True) if new is None else ((*text, *new.emitted), memory(), source, False)
+        if new is None: yield text, None, source, True
+        else: yield (*text, *new.emitted), memory(), source, False
 
 # %% ../../nbs/lossless/01_proof.ipynb #0d9a0f54
-Loop = Callable[..., Iterator[Round]]  # what `specdec.speculative.speculate` is: (target, drafter, prompt, transform, source, K, max_new_tokens, eos_ids)
+# what `specdec.speculative.speculate` is: (target, drafter, prompt, transform, source, K,
+# max_new_tokens, eos_ids)
+Loop = Callable[..., Iterator[Round]]
 
 def loop_error(loop: Loop,
                drafter: Callable[[], object],         # makes a drafter
@@ -307,16 +369,22 @@ def loop_error(loop: Loop,
                greedy: bool = False,                  # at temperature 0
                merge: bool = True,                    # see `law_of_rounds`
               ) -> Proven:
-    """Walk a whole loop until K + 3 tokens exist, and compare their joint law with the target's: the prompt's token, a round that is accepted with its
-    bonus, and one token more, so that what a full round leaves behind shows. With `max_new_tokens`: to the end, and the ends must agree."""
-    length, limit = (K + 3, 2 * (K + 3)) if max_new_tokens is None else (max_new_tokens, max_new_tokens)
+    """Walk a whole loop until K + 3 tokens exist, and compare their joint law with the target's:
+    the prompt's token, a round that is accepted with its bonus, and one token more, so that what a
+    full round leaves behind shows. With `max_new_tokens`: to the end, and the ends must agree."""
+    length, limit = max_new_tokens, max_new_tokens
+    if max_new_tokens is None: length, limit = K + 3, 2 * (K + 3)
     def start(source: Source) -> Started:
         target, drafting = model(p, V), drafter()
-        rounds = loop(target, drafting, [0], Transform() if greedy else AsIs(), source, K, limit, eos_ids)
+        transform = Transform() if greedy else AsIs()
+        rounds = loop(target, drafting, [0], transform, source, K, limit, eos_ids)
         return rounds, lambda: (memory_of(target), memory_of(drafting))
     expected = target_law(_likeliest(p) if greedy else p, length, eos_ids)
-    found = law_of_rounds(start, length + (max_new_tokens is not None), merge)  # with a limit one more, so that too much shows
-    return Proven(f"{_name(loop)}, {type(drafter()).__name__}", case, K, V, len(expected.keys() | found.keys()), distance(found, expected))
+    # with a limit one more, so that too much shows
+    found = law_of_rounds(start, length + (max_new_tokens is not None), merge)
+    name = f"{_name(loop)}, {type(drafter()).__name__}"
+    texts = len(expected.keys() | found.keys())
+    return Proven(name, case, K, V, texts, distance(found, expected))
 
 def _likeliest(p: Next) -> Next:
     "A language at temperature 0."
@@ -325,7 +393,8 @@ def _likeliest(p: Next) -> Next:
 
 # %% ../../nbs/lossless/01_proof.ipynb #d6bc9fd2
 class Sure:
-    "A greedy drafter: the likeliest tokens of a language after the text so far, reported as certain."
+    """A greedy drafter: the likeliest tokens of a language after the text so far, reported as
+    certain."""
     layers = ()
     def __init__(self, language: Next): self.language = language
     def prefill(self, tokens, features, limit): self.tokens = list(tokens)
@@ -337,22 +406,29 @@ class Sure:
 
 # %% ../../nbs/lossless/01_proof.ipynb #eb3ecb80
 def prove_loop(loop: Loop,
-               model_drafter: Callable,                  # (model, V) → a drafter that samples from it
+               # (model, V) → a drafter that samples from it
+               model_drafter: Callable,
                lookup: Callable,                         # () → a drafter that looks into the text
                sizes: Sequence[tuple[int, int]] = SIZES, # (K, V)
                seed: int | str = 1,                      # another one, other languages
               ) -> Iterator[Proven]:
-    "Every kind of pair and of draft and every way to end; the numbers are exact in the loop's own float32."
+    """Every kind of pair and of draft and every way to end; the numbers are exact in the loop's own
+    float32."""
     for K, V in sizes:
         for case, p, q in language_pairs(V, f"{seed} {K}", most=max(2, 5 - K), halves=True):
             width = V - 1 if case == "smaller draft vocabulary" else V
             def drafter(): return model_drafter(ExactModel(q, width), V)
-            def line(case, drafter=drafter, **options): return loop_error(loop, drafter, p, K, V, case, **options)
+            def line(case, drafter=drafter, **options):
+                return loop_error(loop, drafter, p, K, V, case, **options)
+
             yield line(case)
             yield line(f"{case}, greedy", greedy=True)
             if case != "p and q differ": continue
-            for kind, other in (("sampled", drafter), ("sure", lambda: Sure(q)), ("n-gram", lookup)):
+            for kind, other in (
+                ("sampled", drafter), ("sure", lambda: Sure(q)), ("n-gram", lookup),
+            ):
                 if other is not drafter: yield line(f"{kind} drafts", other)
-                for end in range(V): yield line(f"{kind} drafts, the end inside", other, eos_ids=frozenset({end}))
+                for end in range(V):
+                    yield line(f"{kind} drafts, the end inside", other, eos_ids=frozenset({end}))
                 yield line(f"{kind} drafts, the limit inside a round", other, max_new_tokens=K + 3)
             if K * V <= 4: yield line("no paths merged", merge=False)

@@ -20,13 +20,15 @@ from ..core import Source, check
 from ..rejection import delta, residual
 
 # %% ../../nbs/lossless/03_rules.ipynb #ac9b6f08
-def sample_and_match(p: Tensor,             # target distributions, [n + 1, V]
-                     q: Tensor | None,      # not looked at: any draft will do
-                     tokens: Sequence[int], # draft tokens, [n]
-                     source: Source,        # draws one categorical for each token tried, and one for the bonus
-                    ) -> tuple[int, int]: # how many draft tokens are accepted (0…n), and the token that follows them
-    """Let the target draw its own token at each place, and accept the draft's while it is the same. Lossless, since every token that comes
-    out is the target's own draw. Accepts Σ p·q, never more than the ratio test."""
+def sample_and_match(
+    p: Tensor,              # target distributions, [n + 1, V]
+    q: Tensor | None,       # not looked at: any draft will do
+    tokens: Sequence[int],  # draft tokens, [n]
+    source: Source,         # draws one categorical for each token tried, and one for the bonus
+) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
+    """Let the target draw its own token at each place, and accept the draft's while it is the same.
+    Lossless, since every token that comes out is the target's own draw. Accepts Σ p·q, never more
+    than the ratio test."""
     for i, token in enumerate(tokens):
         own = source.categorical(p[i])
         if own != token: return i, own
@@ -38,48 +40,66 @@ def _is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 def _like(number: Real, p) -> Fraction | float:
-    "The parameter as the number that p computes with: a fraction for fractions, a float for tensors."
+    """The parameter as the number that p computes with: a fraction for fractions, a float for
+    tensors."""
     return Fraction(number) if isinstance(p, np.ndarray) else float(number)
 
 # %% ../../nbs/lossless/03_rules.ipynb #eba2ee3a
 def law_of_token(kept: Tensor, # probability that a token is drafted and accepted, [V]
                  rest: Tensor, # what is drawn from after a rejection: weights, [V]
                 ) -> Tensor: # probabilities, [V]
-    "The law of the token that a rule emits where a draft token is tried: the accepted part, and the rest shared out by its weights."
+    """The law of the token that a rule emits where a draft token is tried: the accepted part, and
+    the rest shared out by its weights."""
     return kept + (1 - kept.sum()) * rest / rest.sum()
 
 # %% ../../nbs/lossless/03_rules.ipynb #5cd2696b
 @dataclass(frozen=True)
 class LossyLenience:
-    """A lossy verify rule: the ratio test with q multiplied by a lenience l (Leviathan et al. 2023, appendix A.5), and the residual as it is.
-    No token becomes more than 1/l times as likely as it should be; l = 1 is the ratio test. Raises `InputError` for l outside (0, 1]."""
+    """A lossy verify rule: the ratio test with q multiplied by a lenience l (Leviathan et al. 2023,
+    appendix A.5), and the residual as it is. No token becomes more than 1/l times as likely as it
+    should be; l = 1 is the ratio test. Raises `InputError` for l outside (0, 1]."""
     l: float # lenience; the smaller, the more is accepted
     lossy: ClassVar[bool] = True
 
     def __post_init__(self):
-        check(_is_number(self.l) and 0 < self.l <= 1, f"The lenience l must be a number in (0, 1], not {self.l!r}; 1 is the lossless ratio test.")
+        check(
+            _is_number(self.l) and 0 < self.l <= 1,
+            f"The lenience l must be a number in (0, 1], not {self.l!r}; 1 is the lossless ratio"
+            " test.",
+        )
 
-    def __call__(self, p: Tensor, q: Tensor | None, tokens: Sequence[int], source: Source) -> tuple[int, int]:
-        "Accept each draft token with probability min(1, p / (l·q)); at the first rejection draw from the residual; see `VerifyRule`. Lossy."
+    def __call__(
+        self, p: Tensor, q: Tensor | None, tokens: Sequence[int], source: Source
+    ) -> tuple[int, int]:
+        """Accept each draft token with probability min(1, p / (l·q)); at the first rejection draw
+        from the residual; see `VerifyRule`. Lossy."""
         for i, token in enumerate(tokens):
             row = delta(p[i], token) if q is None else q[i]
-            check(row[token] > 0, f"Draft token {i} (id {token}) has probability 0 in the q that was reported with it: report the one it was drawn from, or None for a sure guess.")
-            if not source.bernoulli(min(p[i][token] / (_like(self.l, p) * row[token]), 1)): return i, source.categorical(residual(p[i], row))
+            check(
+                row[token] > 0,
+                f"Draft token {i} (id {token}) has probability 0 in the q that was reported with"
+                " it: report the one it was drawn from, or None for a sure guess.",
+            )
+            if not source.bernoulli(min(p[i][token] / (_like(self.l, p) * row[token]), 1)):
+                return i, source.categorical(residual(p[i], row))
         return len(tokens), source.categorical(p[len(tokens)])
 
-    def kept(self, p: Tensor, q: Tensor) -> Tensor: # [V]; the sum is how often a draft token is accepted
+    # [V]; the sum is how often a draft token is accepted
+    def kept(self, p: Tensor, q: Tensor) -> Tensor:
         "min(q, p / l): how likely each token is to be drafted and accepted, `[V]` from `[V]`."
         return q - (q - p / _like(self.l, p)).clip(min=0)
 
     def law(self, p: Tensor, q: Tensor) -> Tensor: # [V]
-        "The law of the token that comes out, for one p and q, `[V]`. Its total variation from p is the acceptance that was gained."
+        """The law of the token that comes out, for one p and q, `[V]`. Its total variation from p
+        is the acceptance that was gained."""
         return law_of_token(self.kept(p, q), residual(p, q))
 
     def __str__(self) -> str: return f"LossyLenience(l={self.l})"
 
 # %% ../../nbs/lossless/03_rules.ipynb #5770cbd7
-def entropy(p: Tensor, # distribution, [V]; fractions are turned into floats, since a logarithm isn't one
-           ) -> float: # nats
+def entropy(
+    p: Tensor,  # distribution, [V]; fractions become floats, since a logarithm isn't one
+) -> float:     # nats
     "-Σ p log p in float64: 0 where one token is certain, log V where all are alike."
     weights = p.cpu().double() if isinstance(p, Tensor) else torch.from_numpy(p.astype(float))
     return torch.special.entr(weights).sum().item()
@@ -87,30 +107,39 @@ def entropy(p: Tensor, # distribution, [V]; fractions are turned into floats, si
 # %% ../../nbs/lossless/03_rules.ipynb #dbacb7dd
 @dataclass(frozen=True)
 class LossyTypical:
-    """A lossy verify rule: typical acceptance (Cai et al. 2024, "Medusa", section 2.3.1). A draft token is accepted if
-    p(token) > min(ε, δ·exp(-H(p))), with H the entropy of p in nats; at the first that is not, the target's own is drawn from p. It is not
-    asked how likely the draft was to say the token. The threshold is computed in float64, for fractions too. Raises `InputError` for
+    """A lossy verify rule: typical acceptance (Cai et al. 2024, "Medusa", section 2.3.1). A draft
+    token is accepted if p(token) > min(ε, δ·exp(-H(p))), with H the entropy of p in nats; at the
+    first that is not, the target's own is drawn from p. It is not asked how likely the draft was to
+    say the token. The threshold is computed in float64, for fractions too. Raises `InputError` for
     ε outside (0, 1) or δ not positive."""
     epsilon: float # ε: a token likelier than this is always accepted
-    delta: float   # δ: where the target is unsure, so many times exp(-H) is enough; below 1 the target's likeliest token is always accepted
+    delta: float   # δ: so many times exp(-H) is enough; below 1 the likeliest always passes
     lossy: ClassVar[bool] = True
 
     def __post_init__(self):
-        check(_is_number(self.epsilon) and 0 < self.epsilon < 1, f"epsilon must be a number in (0, 1), not {self.epsilon!r}.")
-        check(_is_number(self.delta) and 0 < self.delta < float("inf"), f"delta must be a positive number, not {self.delta!r}; Medusa takes the square root of epsilon.")
+        epsilon, delta = self.epsilon, self.delta
+        check(_is_number(epsilon) and 0 < epsilon < 1,
+              f"epsilon must be a number in (0, 1), not {epsilon!r}.")
+        check(_is_number(delta) and 0 < delta < float("inf"), "delta must be a positive number, "
+              f"not {delta!r}; Medusa takes the square root of epsilon.")
 
     def threshold(self, p: Tensor) -> float: # for one p, [V]
         "min(ε, δ·exp(-H(p))): a token must be likelier than that."
         return min(float(self.epsilon), float(self.delta) * float(np.exp(-entropy(p))))
 
-    def __call__(self, p: Tensor, q: Tensor | None, tokens: Sequence[int], source: Source) -> tuple[int, int]:
-        "Accept draft tokens while each is likelier than the threshold, then draw from p; see `VerifyRule`; q is not looked at. Lossy."
+    def __call__(
+        self, p: Tensor, q: Tensor | None, tokens: Sequence[int], source: Source
+    ) -> tuple[int, int]:
+        """Accept draft tokens while each is likelier than the threshold, then draw from p; see
+        `VerifyRule`; q is not looked at. Lossy."""
         for i, token in enumerate(tokens):
             if not p[i][token] > self.threshold(p[i]): return i, source.categorical(p[i])
         return len(tokens), source.categorical(p[len(tokens)])
 
-    def kept(self, p: Tensor, q: Tensor) -> Tensor: # [V]; the sum is how often a draft token is accepted
-        "q where p is above the threshold, else 0: how likely each token is to be drafted and accepted, `[V]` from `[V]`."
+    # [V]; the sum is how often a draft token is accepted
+    def kept(self, p: Tensor, q: Tensor) -> Tensor:
+        """q where p is above the threshold, else 0: how likely each token is to be drafted and
+        accepted, `[V]` from `[V]`."""
         return q * (p > self.threshold(p))
 
     def law(self, p: Tensor, q: Tensor) -> Tensor: # [V]
