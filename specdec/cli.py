@@ -116,7 +116,7 @@ def read_prompt(text: str,  # the argument; "-" is standard input
 def read_settings(stop: list[str] | None, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
                   **others) -> dict:
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
-    from specdec.autoregressive import Transform
+    from specdec.sampling import Transform
     from specdec.core import TorchSource, check
     Transform(temperature, top_k, top_p)
     TorchSource(seed)

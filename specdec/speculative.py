@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .autoregressive import Transform, check_logits
+from .sampling import Transform, check_logits
 from .core import InputError, ModelError, PhaseTimer, Round, Source, check
 from .rejection import VerifyRule, greedy_match, speculative_sampling
 from .transformer import CausalLM

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import TorchSource
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
 from specdec.kvcache import KVCache
 from specdec.rejection import speculative_sampling

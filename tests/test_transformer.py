@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdec import transformer
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.models import fetch, load_transformers

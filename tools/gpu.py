@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import ModelError
 from specdec.gpu import DeviceDecoder, as_llama, count_waits, fused
 from specdec.models import encode, find_model, load_tokenizer, load_transformers

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autoregressive import Transform
+from ..sampling import Transform
 from ..core import FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check
 from ..models import TextStream, encode, prompts
 from ..pairs import list_pairs, load, load_pair
