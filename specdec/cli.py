@@ -186,7 +186,7 @@ def read_settings(
     seed: int | None, **others,
 ) -> dict:
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
-    from specdec.autoregressive import Transform
+    from specdec.sampling import Transform
     from specdec.core import TorchSource, check
     Transform(temperature, top_k, top_p)
     TorchSource(seed)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .autoregressive import Transform
+from .sampling import Transform
 from .core import (ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
                           check)
 from .kvcache import KVCache

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from threading import Lock, get_ident
 
-from .autoregressive import Transform
+from .sampling import Transform
 from specdec.core import (
     GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb,
 )

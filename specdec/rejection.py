@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .autoregressive import likeliest
+from .sampling import likeliest
 from .core import Source, check
 
 # %% ../nbs/path/03_rejection.ipynb #907f4911

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 import torch
 from torch import Tensor
 
-from .autoregressive import Transform, check_logits
+from .sampling import Transform, check_logits
 from .core import PhaseTimer, Round, Source
 from .drafters.base import Draft, Drafter, ask
 from .kvcache import KVCache

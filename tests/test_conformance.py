@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.lossless.conformance import (
     Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
     power_of, rank, samples_needed, tempered, tv_interval,

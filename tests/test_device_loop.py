@@ -17,7 +17,7 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import device_loop
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.lossless.conformance import check_verify
 from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
 from specdec.drafters.family import SuffixDrafter

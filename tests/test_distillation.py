@@ -18,7 +18,7 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.train import distillation
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.train.distillation import (LOSSES, DistillConfig, HeldOut, NarrowLM, SampleConfig, States, Teacher, Training, answer_marks, chat_prefix, check_run, claim, count_tokens,
                                   coverage, distill, distillation_loss, draw, entropies, frequent_tokens, hard_label, in_answers, kl, load_checkpoint, load_draft_model, make_optimizers,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.family import (Acceptance, Clocked, ColderDrafter, HybridDrafter, Int4Linear, SuffixDrafter, SuffixIndex, expected_acceptance, outcome, quantised,
                               replay, rows_on, search_layers, trial)

@@ -5,7 +5,7 @@ import torch
 from helpers import Failing, greedy, ids_of, tiny
 from hypothesis import given, strategies as st
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, ask
 from specdec.speculative import speculate

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource, exact_law
 from specdec.drafters.heads import (FastHead, Head, HeadConfig, HeadDrafter, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, load_head, output_rows, plain_weight,
                            save_head, share_embedding, target_embedding, unrolled_attention, vllm_command, vocabulary_maps, with_vocabulary)

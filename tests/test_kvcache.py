@@ -1,5 +1,6 @@
-"""After any sequence of appends and rollbacks the logits equal those of a forward without a cache: for the library's Llama and for
-ours, and for architectures with other positions, windows and head sizes. Caches with a bug are caught by the same property."""
+"""After any sequence of appends and rollbacks the logits equal those of a forward without a cache: for the library's
+Llama and for ours, and for architectures with other positions, windows and head sizes. Caches with a bug are caught by
+the same property."""
 import pytest
 import torch
 from hypothesis import Phase, given, settings, strategies as st
@@ -10,7 +11,8 @@ from specdec.kvcache import CacheFullError, KVCache, as_transformers_cache, cach
 from specdec.transformer import Llama, TransformersLM, load_model
 
 V, CAPACITY = 61, 24
-SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64, initializer_range=.2)
+SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+             max_position_embeddings=64, initializer_range=.2)
 GROUPED = SMALL | dict(num_key_value_heads=2, head_dim=8)
 FAMILIES = {
     "gpt2": dict(vocab_size=V, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=.2),
@@ -19,8 +21,9 @@ FAMILIES = {
     "gemma2": GROUPED | dict(sliding_window=5),
     "mistral": GROUPED | dict(sliding_window=5),
     "qwen2": GROUPED | dict(use_sliding_window=True, sliding_window=5, max_window_layers=1),
-    "deepseek_v3": SMALL | dict(num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, kv_lora_rank=16,
-                                q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12),  # keys of 16, values of 12 numbers
+    "deepseek_v3": SMALL | dict(  # keys of 16, values of 12 numbers
+        num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, n_group=2, topk_group=1,
+        num_experts_per_tok=2, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12),
 }
 
 
@@ -28,7 +31,8 @@ def build(kind, attention="sdpa", **config):
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **config)
     try: return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
-    except ValueError: return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # this one has no other
+    except ValueError:  # this one has no other
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,9 @@ def model(request, llama, tmp_path_factory):
     return native
 
 
-OPERATIONS = st.lists(st.one_of(st.tuples(st.just("append"), st.integers(1, 6)), st.tuples(st.just("rollback"), st.floats(0, 1))), min_size=2, max_size=12)
+APPENDS = st.tuples(st.just("append"), st.integers(1, 6))
+ROLLBACKS = st.tuples(st.just("rollback"), st.floats(0, 1))
+OPERATIONS = st.lists(st.one_of(APPENDS, ROLLBACKS), min_size=2, max_size=12)
 QUICK = dict(deadline=None, database=None, derandomize=True, report_multiple_bugs=False)
 
 
@@ -82,7 +88,9 @@ def check_property(model, reference, make_cache=KVCache, examples=150, **more):
 def test_cached_equals_uncached(model, llama): check_property(model, llama)
 
 
-def test_cached_equals_uncached_with_eager_attention(): check_property(TransformersLM(m := build("llama", "eager", **GROUPED)), m, examples=20)
+def test_cached_equals_uncached_with_eager_attention():
+    module = build("llama", "eager", **GROUPED)
+    check_property(TransformersLM(module), module, examples=20)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -118,7 +126,10 @@ class SharesTheFirstSequence(KVCache):
     def append(self, layer, keys, values): return super().append(layer, keys[:1].expand_as(keys), values)
 
 
-@pytest.mark.parametrize("mutant", [ForgetsToRollBack, RollsBackOneTooFew, EveryLayerMoves, WritesAtTheWrongOffset, SharesTheFirstSequence])
+MUTANTS = [ForgetsToRollBack, RollsBackOneTooFew, EveryLayerMoves, WritesAtTheWrongOffset, SharesTheFirstSequence]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_wrong_caches_are_caught(model, llama, mutant):
     with pytest.raises((AssertionError, RuntimeError, SpecdecError)):
         check_property(model, llama, mutant, phases=[Phase.generate])
@@ -139,7 +150,8 @@ def test_full_cache_is_an_error_and_unchanged(model):
     whole_buffers = [t.clone() for t in cache.keys + cache.values]
     with pytest.raises(CacheFullError, match="6 positions held, 3 more"): model.forward(ids[:, :3], cache)
     assert cache.length == 6
-    for now, then in zip(cache.keys + cache.values, whole_buffers): assert torch.equal(now.nan_to_num(), then.nan_to_num())  # all of it, not only what counts
+    for now, then in zip(cache.keys + cache.values, whole_buffers):
+        assert torch.equal(now.nan_to_num(), then.nan_to_num())  # all of it, not only what counts
     model.forward(ids[:, 6:], cache)
     assert cache.length == 8
 
@@ -181,13 +193,25 @@ def test_rollback_to_a_length_it_does_not_hold(length):
     assert cache.length == 3
 
 
-def test_what_does_not_fit_the_buffer():
+FITS = torch.zeros(3, 2, 1, 4)
+MISFITS = {
+    "batch": (FITS[:1], FITS[:1]),
+    "heads": (FITS[:, :1], FITS[:, :1]),
+    "dtype": (FITS.bfloat16(), FITS.bfloat16()),
+    "batch of the values": (FITS, FITS[:1]),
+    "more keys than values": (FITS.expand(3, 2, 2, 4), FITS),
+    "head size of the keys": (FITS[..., :1], FITS),
+    "head size of the values": (FITS, FITS[..., :2]),
+}
+
+
+@pytest.mark.parametrize("keys, values", MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit_the_buffer(keys, values):
     "PyTorch would broadcast or round each of these without a word."
-    cache, fits = KVCache(1, 8), torch.zeros(3, 2, 1, 4)
-    cache.append(0, fits, fits)
-    for keys, values in ((fits[:1], fits[:1]), (fits[:, :1], fits[:, :1]), (fits.bfloat16(), fits.bfloat16()), (fits, fits[:1]), (fits.expand(3, 2, 2, 4), fits), (fits[..., :1], fits), (fits, fits[..., :2])):
-        with pytest.raises(InputError, match="don't fit"): cache.append(0, keys, values)
-        assert cache.length == 1
+    cache = KVCache(1, 8)
+    cache.append(0, FITS, FITS)
+    with pytest.raises(InputError, match="don't fit"): cache.append(0, keys, values)
+    assert cache.length == 1
 
 
 def test_a_refused_first_append_leaves_no_buffers():
@@ -215,7 +239,9 @@ def test_memory(dtype, batch):
     cache = KVCache(2, 10)
     assert cache.nbytes == 0
     for layer in range(2): cache.append(layer, *torch.zeros(2, batch, 3, 1, 4, dtype=dtype))
-    assert cache.nbytes == cache_bytes(layers=2, kv_heads=3, head_dim=4, length=10, dtype=dtype, batch=batch) == 2 * 2 * batch * 3 * 10 * 4 * dtype.itemsize
+    expected = 2 * 2 * batch * 3 * 10 * 4 * dtype.itemsize
+    assert cache.nbytes == expected
+    assert cache_bytes(layers=2, kv_heads=3, head_dim=4, length=10, dtype=dtype, batch=batch) == expected
 
 
 def test_views_end_at_the_text(llama):
@@ -229,7 +255,8 @@ def test_views_end_at_the_text(llama):
 
 def test_generate_of_transformers_on_this_cache(llama):
     start = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    how = dict(attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=15, pad_token_id=0, eos_token_id=None)
+    how = dict(attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=15, pad_token_id=0,
+               eos_token_id=None)
     cache = KVCache(3, 20)
     adapter = as_transformers_cache(cache)
     assert torch.equal(llama.generate(start, past_key_values=adapter, **how), llama.generate(start, **how))
@@ -240,15 +267,16 @@ def test_generate_of_transformers_on_this_cache(llama):
 
 @pytest.mark.parametrize("capacity,multiple", [(20, 8), (16, 16), (5, 16), (9, 1)])
 def test_views_reach_to_a_multiple_and_are_finite_there(capacity, multiple):
-    "The text's own part is what was appended; behind it are zeros or what was rolled back, and capacity is what was asked for."
+    "The text's own part is what was appended, behind it zeros or what was rolled back; capacity is what was asked."
     cache, text = KVCache(2, capacity, multiple), []
     for n in (3, 1, capacity - 4):
         new = torch.randn(1, 2, n, 4)
         text.append(new)
         for layer in range(2): keys, values = cache.append(layer, new, -new)
         end = cache.length
-        assert keys.shape[2] == values.shape[2] == cache.span(end) and 0 <= cache.span(end) - end < multiple and cache.span(end) % multiple == 0
-        assert torch.equal(keys[:, :, :end], torch.cat(text, 2)) and torch.equal(values[:, :, :end], -torch.cat(text, 2))
+        span, so_far = cache.span(end), torch.cat(text, 2)
+        assert keys.shape[2] == values.shape[2] == span and 0 <= span - end < multiple and span % multiple == 0
+        assert torch.equal(keys[:, :, :end], so_far) and torch.equal(values[:, :, :end], -so_far)
         assert (keys[:, :, end:] == 0).all() and (values[:, :, end:] == 0).all()
     with pytest.raises(CacheFullError): cache.append(0, torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4))
     last = keys[:, :, capacity - 1].clone()

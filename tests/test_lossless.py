@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts

@@ -13,7 +13,7 @@ import torch
 from jinja2 import DictLoader, Environment
 
 from specdec.playground import app as playground
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.pairs import Pair, PairSpec
 from specdec.playground.app import (

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig, Qwen3Config
 
 import specdec.profiling as profiling
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.profiling import (
     MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, Round, TorchSource, exact_law
 from specdec.lossless.proof import (
     SIZES, AsIs, ExactModel, Language, Pages, Proven, Sure, completed, distance, language_pairs, law_of_rounds,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import Untouchable
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.requests import check_request, token_ids

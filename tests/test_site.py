@@ -16,7 +16,7 @@ import yaml
 from bs4 import BeautifulSoup
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
 from specdec.drafters.base import ModelDrafter
 from specdec.speculative import speculate

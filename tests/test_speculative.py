@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from helpers import CPU, Failing, greedy, ids_of, tiny
 from hypothesis import given, settings, strategies as st
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, NumericalError, Round, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.kvcache import KVCache

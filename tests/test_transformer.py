@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdec import transformer
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache

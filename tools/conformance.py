@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.lossless.conformance import check_decoder
 from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter

@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.core import ModelError
 from specdec.device_loop import DeviceDecoder, as_llama, compile_layers, count_waits
 from specdec.models import encode, find_model, load_tokenizer, load_transformers

@@ -17,7 +17,7 @@ from specdec.bench.peers import environment
 from specdec.core import TorchSource
 from specdec.models import encode, prompts
 from specdec.pairs import load_pair
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.drafters.base import NoDrafter
 from specdec.speculative import speculate
 

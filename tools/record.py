@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specdec.autoregressive import Transform
+from specdec.sampling import Transform
 from specdec.models import encode, prompts
 from specdec.pairs import Pair, load_pair
 from specdec.playground.app import RecordingSource

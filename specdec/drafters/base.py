@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autoregressive import Transform, check_logits
+from ..sampling import Transform, check_logits
 from ..core import ModelError, Source, check
 from ..transformer import CausalLM
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autoregressive import Transform
+from ..sampling import Transform
 from ..core import ModelError, PhaseTimer, Round, Source, TorchSource, check
 from .base import Draft, Drafter
 from .heads import plain_weight

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..autoregressive import Transform, check_logits, likeliest
+from ..sampling import Transform, check_logits, likeliest
 from ..core import InputError, ModelError, Source, check
 from .base import Draft
 from ..kvcache import KVCache

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..autoregressive import Transform, check_logits
+from ..sampling import Transform, check_logits
 from ..core import Round, Source, SpecdecError, check, exact_law
 from .draws import drawn_from
 from .gallery import GALLERY, Broken

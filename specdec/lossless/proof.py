@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autoregressive import Transform
+from ..sampling import Transform
 from ..core import Enumerator, Round, Source, check, exact_law
 from ..rejection import VerifyRule, delta
 

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autoregressive import Transform
+from ..sampling import Transform
 from specdec.core import (
     FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check,
 )
