@@ -40,8 +40,8 @@ def exercises(cells) -> list[Exercise]:
         checks = [i for i in range(stub, end) if is_check(cells[i])]
         solved = [SOLUTION.search(cell.source) for cell in cells[stub:end] if cell.cell_type == "markdown"]
         solutions = [match.group(1) for match in solved if match]
-        assert len(checks) == 1, f"The stub in cell {stub} has {len(checks)} checks before the next stub, not one."
-        assert len(solutions) == 1, f"The stub in cell {stub} has {len(solutions)} solutions before the next stub, not one."
+        assert len(checks) == 1, f"The stub in cell {stub} has {len(checks)} checks before the next, not one."
+        assert len(solutions) == 1, f"The stub in cell {stub} has {len(solutions)} solutions before the next, not one."
         found.append(Exercise(stub, checks[0], solutions[0]))
     return found
 
