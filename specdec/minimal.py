@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['Reader', 'lookup', 'probabilities', 'Dice', 'verify', 'one_round', 'generate']
 
-# %% ../nbs/path/00_tour.ipynb #c2553ccc
+# %% ../nbs/path/00_tour.ipynb #bb698a45
 from collections.abc import Iterator
 
 import torch
 from torch.nn.functional import one_hot
 from transformers import DynamicCache
 
-# %% ../nbs/path/00_tour.ipynb #5176423c
+# %% ../nbs/path/00_tour.ipynb #39b1470a
 class Reader:
     "A causal language model of transformers, and the text that it has read."
     def __init__(self, model):
@@ -29,7 +29,7 @@ class Reader:
         self.seen = list(text)
         return output.logits[0, -n:].float().cpu()
 
-# %% ../nbs/path/00_tour.ipynb #b4f78220
+# %% ../nbs/path/00_tour.ipynb #c16f9805
 def lookup(text: list[int], K: int, dice=None) -> tuple[list[int], None]:
     "Up to K tokens: what followed the last three, two or one where they stood before."
     for n in (3, 2, 1):
@@ -37,13 +37,13 @@ def lookup(text: list[int], K: int, dice=None) -> tuple[list[int], None]:
             if text[i:i + n] == text[-n:]: return text[i + n:i + n + K], None
     return [], None
 
-# %% ../nbs/path/00_tour.ipynb #c1a1e689
+# %% ../nbs/path/00_tour.ipynb #4fe24621
 def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     "What tokens are drawn from, [n, V]; at temperature 0 the likeliest is certain."
     if temperature == 0: return one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits / temperature).softmax(-1)
 
-# %% ../nbs/path/00_tour.ipynb #63eab314
+# %% ../nbs/path/00_tour.ipynb #4b67551f
 class Dice:
     "Where all randomness comes from: two kinds of draw, and a seed."
     def __init__(self, seed: int): self.rng = torch.Generator().manual_seed(seed)
@@ -56,7 +56,7 @@ class Dice:
         "An index, drawn in proportion to the weights, [V]."
         return torch.multinomial(weights, 1, generator=self.rng).item()
 
-# %% ../nbs/path/00_tour.ipynb #97d2d3a0
+# %% ../nbs/path/00_tour.ipynb #330cf60f
 def verify(p, q, tokens: list[int], dice) -> tuple[int, int]:
     "How many of n draft tokens are accepted, and what follows; p [n + 1, V], q [n, V]."
     for i, token in enumerate(tokens):
@@ -65,7 +65,7 @@ def verify(p, q, tokens: list[int], dice) -> tuple[int, int]:
             return i, dice.categorical(left if left.any() else p[i])  # none: rounding
     return len(tokens), dice.categorical(p[-1])
 
-# %% ../nbs/path/00_tour.ipynb #e2ccaba4
+# %% ../nbs/path/00_tour.ipynb #b5fb2887
 def one_round(target: Reader, draft, text: list[int], K: int, temperature: float,
               dice: Dice) -> list[int]:
     "The 1 to K + 1 tokens that join the text, for one forward of the target."
@@ -75,7 +75,7 @@ def one_round(target: Reader, draft, text: list[int], K: int, temperature: float
     accepted, following = verify(p, q, tokens, dice)
     return [*tokens[:accepted], following]
 
-# %% ../nbs/path/00_tour.ipynb #9c4803e6
+# %% ../nbs/path/00_tour.ipynb #82dbb9e4
 def generate(model, prompt: list[int], draft=lookup, K: int = 5, temperature=0.0,
              max_new_tokens=128, eos_ids=(), seed: int = 0) -> Iterator[list[int]]:
     "The new tokens, one list for each forward of the model (Leviathan et al. 2023)."
