@@ -1,0 +1,299 @@
+"""The smallest decoder: exact and statistical verdicts with mutants that must fail them, greedy texts equal to
+transformers', and its size."""
+import ast
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
+
+import specdec.minimal as minimal
+from specdec.autoregressive import Transform
+from specdec.lossless.conformance import check_decoder, check_verify
+from specdec.minimal import Dice, Reader, generate, lookup, one_round, probabilities, verify
+from specdec.models import encode, fetch, load_tokenizer, load_transformers, prompts
+
+V = 8
+SIZES = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=2)
+REPEATING = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]  # so that lookup has something to find
+
+
+def random_model(config, seed=0):
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+COMMON = dict(vocab_size=V, initializer_range=.4, eos_token_id=None)
+
+
+def llama(seed=0): return random_model(LlamaConfig(**COMMON, **SIZES), seed)
+
+
+def gpt2(): return random_model(GPT2Config(n_embd=16, n_layer=2, n_head=2, bos_token_id=0, **COMMON))
+
+
+def mistral(): return random_model(MistralConfig(sliding_window=6, **COMMON, **SIZES))
+
+
+TINY = {"llama": llama, "gpt2": gpt2, "sliding window": mistral}
+
+
+def flat(rounds): return [token for tokens in rounds for token in tokens]
+
+
+def drawn_by(model, temperature=1.0, said=1.0):
+    "A draft function that draws from a model; `said` is the temperature of the q that it reports."
+    reader = Reader(model)
+    def draft(text, K, dice):
+        tokens, rows = [], []
+        for _ in range(K):
+            logits = reader(text + tokens, 1)
+            tokens.append(dice.categorical(probabilities(logits, temperature)[0]))
+            rows.append(probabilities(logits, said)[0])
+        return tokens, torch.stack(rows) if rows else None
+    return draft
+
+
+# The rule
+
+def test_verify_is_exactly_lossless():
+    report = check_verify(verify)
+    assert (report.lossless, report.route, report.error) == (True, "fractions", 0) and report.cases > 100
+
+
+def test_verify_is_lossless_on_tensors():
+    report = check_verify(verify, sizes=[(1, 2), (1, 3), (2, 2), (2, 3)], route="tensors")
+    assert report.lossless and report.error < 1e-12
+
+
+def no_residual(p, q, tokens, dice):
+    for i, token in enumerate(tokens):
+        if not dice.bernoulli(min(1, p[i][token] / q[i][token])): return i, dice.categorical(p[i])
+    return len(tokens), dice.categorical(p[-1])
+
+
+def bonus_from_the_residual(p, q, tokens, dice):
+    accepted, following = verify(p, q, tokens, dice)
+    if accepted < len(tokens): return accepted, following
+    left = (p[-1] - q[-1]).clip(min=0)
+    return accepted, dice.categorical(left if left.any() else p[-1])
+
+
+def never_the_bonus_row(p, q, tokens, dice): return verify(p[:-1], q, tokens, dice)
+
+
+def ratio_upside_down(p, q, tokens, dice):
+    for i, token in enumerate(tokens):
+        if not dice.bernoulli(min(1, q[i][token] / p[i][token]) if p[i][token] else 0): return i, dice.categorical(p[i])
+    return len(tokens), dice.categorical(p[-1])
+
+
+MUTANTS = [no_residual, bonus_from_the_residual, never_the_bonus_row, ratio_upside_down]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda rule: rule.__name__)
+def test_check_verify_fails_mutants(mutant): assert not check_verify(mutant).lossless
+
+
+def test_a_residual_of_nothing_is_only_rounding():
+    "p = q up to rounding, and a rejection all the same: then p itself is drawn from."
+    class Unlucky:
+        def bernoulli(self, chance): return False
+        def categorical(self, weights): return int(weights.argmax())
+    row = torch.tensor([[.25, .75]])
+    assert verify(torch.cat([row, row]), row, [0], Unlucky()) == (0, 1)
+
+
+# The decoder as a black box
+
+def black_box(model, draft, K=2):
+    def answer(prompt, n, seed):
+        return flat(generate(model, prompt, draft, K, temperature=1.0, max_new_tokens=n, seed=seed))
+    return answer
+
+
+def verdict(model, answer):
+    def law(ids):
+        with torch.inference_mode(): return model(torch.tensor([ids])).logits[0, -1]
+    return check_decoder(answer, law, REPEATING, Transform(1.0), length=4, samples=1000, distance=.2, progress=False)
+
+
+@pytest.fixture(scope="module")
+def target(): return llama(0)
+
+
+@pytest.fixture(scope="module")
+def other(): return llama(1)
+
+
+@pytest.mark.parametrize("drafts", ["lookup", "a model"])
+def test_check_decoder_passes_it(target, other, drafts):
+    report = verdict(target, black_box(target, lookup if drafts == "lookup" else drawn_by(other)))
+    assert report.lossless and report.power > .9, report
+
+
+def test_check_decoder_fails_a_q_that_was_not_drawn_from(target, other):
+    assert not verdict(target, black_box(target, drawn_by(other, temperature=.3, said=1.0))).lossless
+
+
+def test_check_decoder_fails_a_dropped_residual(target, other, monkeypatch):
+    monkeypatch.setattr(minimal, "verify", no_residual)
+    assert not verdict(target, black_box(target, drawn_by(other))).lossless
+
+
+class Forgetless(Reader):
+    "Keeps what was rejected in its cache."
+    def __call__(self, text, n):
+        new = text[-n:] if self.cache.get_seq_length() else text
+        return self.model(torch.tensor([new]), past_key_values=self.cache).logits[0, -n:].detach()
+
+
+def test_check_decoder_fails_a_cache_that_forgets_nothing(target, other, monkeypatch):
+    draft = drawn_by(other)  # with a right reader
+    monkeypatch.setattr(minimal, "Reader", Forgetless)
+    assert not verdict(target, black_box(target, draft)).lossless
+
+
+# The reader
+
+@pytest.mark.parametrize("kind", TINY)
+def test_the_reader_reads_what_is_new_and_forgets_what_changed(kind):
+    model, fed = TINY[kind](), []
+    reader = Reader(model)
+    model.register_forward_pre_hook(lambda module, args, kwargs: fed.append(args[0].shape[1]), with_kwargs=True)
+    texts = [  # a text, rows asked for, tokens that are read
+        ([1, 2, 3, 4, 5, 6, 7, 1], 1, 8), ([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 2, 2),
+        ([1, 2, 3, 4, 5, 6, 7, 1, 2, 5], 1, 1), ([1, 2, 3, 4, 5, 6, 7, 1, 2, 5, 6], 3, 3),
+        ([1, 2, 3, 7], 2, 2), ([1, 2, 3, 7], 2, 2), ([1, 2], 1, 1), ([5], 1, 1)]
+    for text, n, count in texts:
+        fed.clear()
+        logits = reader(text, n)
+        assert fed == [count] and reader.seen == text
+        with torch.inference_mode(): expected = model(torch.tensor([text]), use_cache=False).logits[0, -n:]
+        assert torch.allclose(logits, expected, atol=1e-5)
+
+
+# The loop
+
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("K", [1, 3, 9])
+def test_greedy_text_of_small_models_equals_generate(kind, K):
+    model, ids = TINY[kind](), torch.tensor([REPEATING])
+    settings = dict(attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0)
+    expected = model.generate(ids, **settings)[0, ids.shape[1]:].tolist()
+    rounds = list(generate(model, REPEATING, K=K, max_new_tokens=24))
+    assert flat(rounds) == expected and all(1 <= len(tokens) <= K + 1 for tokens in rounds)
+
+
+def test_a_list_is_a_forward(target):
+    forwards = []
+    handle = target.register_forward_hook(lambda *_: forwards.append(1))
+    rounds = list(generate(target, REPEATING, max_new_tokens=20))
+    handle.remove()
+    assert len(rounds) == len(forwards) < 20
+
+
+def test_the_target_as_its_own_draft_has_everything_accepted(target):
+    rounds = list(generate(target, REPEATING, drawn_by(target), K=3, temperature=1.0, max_new_tokens=16))
+    assert [len(tokens) for tokens in rounds] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 17])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_as_many_tokens_as_asked_for(target, n, temperature):
+    def ones(text, K, dice): return [1] * K, None
+    assert len(flat(generate(target, REPEATING, ones, K=4, temperature=temperature, max_new_tokens=n))) == n
+
+
+@pytest.mark.parametrize("K", [1, 2, 4])
+def test_the_text_ends_after_an_end_wherever_it_stands_in_a_round(target, K):
+    plain = flat(generate(target, REPEATING, lambda text, K, dice: ([], None), max_new_tokens=12))
+    def knows(text, K, dice): return plain[len(text) - len(REPEATING):][:K], None  # guesses everything right
+    for end in set(plain):
+        said = flat(generate(target, REPEATING, knows, K=K, max_new_tokens=12, eos_ids={end}))
+        assert said == plain[:plain.index(end) + 1]
+
+
+def test_an_end_in_the_prompt_ends_nothing(target):
+    plain = flat(generate(target, REPEATING, max_new_tokens=6))
+    absent = next(token for token in range(V) if token not in plain)
+    assert flat(generate(target, [*REPEATING[:-1], absent], max_new_tokens=1, eos_ids={absent}))
+
+
+def test_the_same_seed_gives_the_same_text(target):
+    def text(seed): return flat(generate(target, REPEATING, temperature=1.0, max_new_tokens=20, seed=seed))
+    assert text(1) == text(1) and len({tuple(text(seed)) for seed in range(5)}) == 5
+
+
+WRONG = {"no prompt": ({"prompt": []}, "Empty prompt"), "no guesses": ({"K": 0}, "must be 1 or more, not 0")}
+
+
+@pytest.mark.parametrize("settings, message", WRONG.values(), ids=WRONG)
+def test_errors_say_what_to_do(target, settings, message):
+    with pytest.raises(ValueError, match=message): list(generate(target, **{"prompt": [1], **settings}))
+
+
+def test_lookup_takes_the_longest_and_latest_ending():
+    assert lookup([1, 2, 3, 4, 1, 2, 3], 2) == ([4, 1], None)
+    assert lookup([9, 2, 7, 1, 2, 8, 1, 2], 1) == ([8], None)  # the later place
+    assert lookup([1, 2, 3, 9, 3, 5, 1, 2, 3], 1) == ([9], None)  # the longer ending
+    assert lookup([1, 1], 5) == ([1], None)
+    assert lookup([1, 2, 3], 5) == ([], None) and lookup([1], 5) == ([], None) and lookup([1, 1], 0) == ([], None)
+
+
+def test_a_sure_draft_is_a_delta(target):
+    "Greedy and sure: the same round whether q is None or spelled out."
+    def certain(text, K, dice):
+        tokens, _ = lookup(text, K)
+        return tokens, torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.long), V).float()
+    for temperature in (0.0, 1.0):
+        a, b = (one_round(Reader(target), draft, REPEATING, 3, temperature, Dice(3)) for draft in (lookup, certain))
+        assert a == b
+
+
+def test_dice_draw_in_proportion():
+    dice, weights = Dice(0), torch.tensor([1., 0., 3.])
+    counts = np.bincount([dice.categorical(weights) for _ in range(4000)], minlength=3)
+    assert counts[1] == 0 and abs(counts[2] / 4000 - .75) < .04
+    assert abs(sum(dice.bernoulli(.3) for _ in range(4000)) / 4000 - .3) < .04
+    assert dice.bernoulli(1) and not dice.bernoulli(0) and not dice.bernoulli(Fraction(0))
+
+
+# The real model
+
+@pytest.fixture(scope="module")
+def real(): return load_transformers(fetch(), torch.device("cpu"), torch.float32), load_tokenizer(fetch())
+
+
+@pytest.mark.parametrize("index", [1, 7], ids=["code", "conversation"])
+def test_greedy_text_equals_generate(real, index):
+    model, tokenizer = real
+    prompt = encode(tokenizer, prompts()[index].messages)
+    ids = torch.tensor([prompt])
+    settings = dict(attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    expected = model.generate(ids, pad_token_id=tokenizer.eos_token_id, **settings)[0, len(prompt):].tolist()
+    said = flat(generate(model, prompt, max_new_tokens=40, eos_ids={tokenizer.eos_token_id}))
+    if said == expected: return
+    at = next(i for i, (a, b) in enumerate(zip(said, expected)) if a != b)  # only a tie may part them
+    logits = Reader(model)([*prompt, *said[:at]], 1)[0]
+    gap = (logits.max() - min(logits[said[at]], logits[expected[at]])).item()
+    assert gap < 1e-4, f"The texts part at token {at}, where the logits are {gap:.2g} apart."
+
+
+# Its size
+
+SOURCE = Path(minimal.__file__).read_text(encoding="utf-8")
+
+
+def test_it_is_small():
+    assert len(SOURCE.splitlines()) <= 100
+    assert max(map(len, SOURCE.split('"""', 2)[2].splitlines())) <= 90
+
+
+def test_it_imports_nothing_of_ours():
+    imports = [node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports}
+    assert modules == {"collections.abc", "torch", "torch.nn.functional", "transformers"}
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in imports)
