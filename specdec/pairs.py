@@ -20,9 +20,12 @@ from threading import Lock, get_ident
 
 from .autoregressive import Transform
 from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb
-from .train.distillation import load_draft_model
-from .drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
-from .drafters.heads import HeadDrafter, load_head
+from .drafters.colder import ColderDrafter
+from .drafters.head_drafter import HeadDrafter
+from .drafters.hybrid import HybridDrafter
+from .drafters.lookup import SuffixDrafter
+from .drafters.published import load_head
+from .drafters.small import load_draft_model
 from .models import TextStream, encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype, vocabulary_difference, weights_digest
 from .rejection import VerifyRule
 from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, speculate

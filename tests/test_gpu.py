@@ -20,7 +20,7 @@ from specdec import gpu
 from specdec.autoregressive import Transform
 from specdec.lossless.conformance import check_verify
 from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
-from specdec.drafters.family import SuffixDrafter
+from specdec.drafters.lookup import SuffixDrafter
 from specdec.lossless.draws import drawn_from, torch_law
 from specdec.gpu import (DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCache, as_llama, as_round, bucket, count_waits, device_residual, fused,
                          host_waits, lookup_on_device, match_on_device, not_finite, obstacle, race, read_at, speculate_on_device, static_positions, verify_on_device)

@@ -21,7 +21,10 @@ import torch
 from .peers import (Measurement, PeersConfig, Results, environment, fingerprint, measure, paired_ratios, progress, quartiles, quiet_transformers, reason, summarise,
                                transformers_peer)
 from ..core import Round, check
-from ..drafters.family import Clocked, HybridDrafter, SuffixDrafter, quantised, quiet_logging
+from .trial import Clocked
+from ..drafters.hybrid import HybridDrafter
+from ..drafters.int4 import quantised, quiet_logging
+from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, encode, prompts
 from ..pairs import PAIRS, Pair, load, load_drafter, shipped
 from ..speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter
