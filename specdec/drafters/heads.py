@@ -115,10 +115,9 @@ def vocabulary_maps(tokens: Tensor, # the draft vocabulary: target ids, rising, 
           "A draft vocabulary smaller than the target's needs to be told which tokens it has.")
     tokens = torch.as_tensor(tokens).cpu()
     a_list = not tokens.is_floating_point() and tokens.ndim == 1 and len(tokens) > 0
-    check(
-        a_list and bool((tokens.diff() > 0).all()) and 0 <= int(tokens[0]) and int(tokens[-1]) < V,
-        f"A draft vocabulary is a list of different ids in 0…{V - 1}, in rising order.",
-    )
+    rising = a_list and bool((tokens.diff() > 0).all())
+    check(rising and 0 <= int(tokens[0]) and int(tokens[-1]) < V,
+          f"A draft vocabulary is a list of different ids in 0…{V - 1}, in rising order.")
     tokens, t2d = tokens.long(), torch.zeros(V, dtype=torch.bool)
     t2d[tokens] = True
     return tokens - torch.arange(len(tokens)), t2d

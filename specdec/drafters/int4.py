@@ -24,7 +24,7 @@ def quiet_logging() -> Iterator[None]:
     "torchao reports at import which of its GPU kernels this machine can't load; nobody asked."
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    try:yield
+    try: yield
     finally: logging.disable(before)
 
 
@@ -66,9 +66,8 @@ class Int4Linear:
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
         rows = x.reshape(-1, x.shape[-1]).bfloat16()
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rows, self.weight, self.group_size, self.scales
-        )
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu
+        y = product(rows, self.weight, self.group_size, self.scales)
         y = y.to(x.dtype).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 

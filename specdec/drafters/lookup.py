@@ -133,11 +133,8 @@ def replay(drafter: Drafter,  # one that is certain of its guesses: its drafts h
     while at < len(text):
         n = min(K, len(text) - at - 1)
         draft = drafter.propose(n, Transform(), None) if n else Draft([])
-        check(
-            draft.q is None,
-            "Only drafters that are certain of their guesses can be replayed: this one reports"
-            " a q.",
-        )
+        check(draft.q is None, "Only drafters that are certain of their guesses can be replayed: "
+              "this one reports a q.")
         accepted, _ = outcome(draft.tokens, text[at:])
         emitted = text[at:at + accepted + 1]
         drafter.commit(emitted, None)

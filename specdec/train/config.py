@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'OPTIMIZERS', 'SCHEDULES', 'INITS', 'DistillConfig']
 
-# %% ../../nbs/drafters/15_settings.ipynb #1759f743
+# %% ../../nbs/drafters/15_settings.ipynb #3443943d
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core import check
 from .losses import LOSSES
 
-# %% ../../nbs/drafters/15_settings.ipynb #b3e3846d
+# %% ../../nbs/drafters/15_settings.ipynb #c64807eb
 KINDS = ("head", "lm")                     # reads the target's features; a small Llama of its own
 # Muon for the matrices, AdamW for the rest; AdamW for all
 OPTIMIZERS = ("muon", "adamw")
@@ -42,6 +42,7 @@ def _check_whole(config: "DistillConfig") -> None:
     check(isinstance(config.seed, int) and 0 <= config.seed < 2**31,
           f"seed must be a whole number in 0…2³¹ - 1, not {config.seed!r}.")
 
+# %% ../../nbs/drafters/15_settings.ipynb #f32726f3
 def _check_settings(config: "DistillConfig") -> None:
     "Raise `InputError` naming the first setting that can't be."
     _check_whole(config)
@@ -63,7 +64,7 @@ def _check_settings(config: "DistillConfig") -> None:
         "out. To go on with a run that was stopped, leave weights out.",
     )
 
-# %% ../../nbs/drafters/15_settings.ipynb #3d616f23
+# %% ../../nbs/drafters/15_settings.ipynb #3b069f24
 @dataclass(frozen=True)
 class DistillConfig:
     "Every setting of a training run; raises `InputError` for what can't be."

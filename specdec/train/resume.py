@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['written_whole', 'write_json', 'claim', 'training_tensors', 'save_checkpoint', 'load_checkpoint']
 
-# %% ../../nbs/drafters/20_resume.ipynb #d2444599
+# %% ../../nbs/drafters/20_resume.ipynb #171c888a
 import json
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..core import ModelError, check
 
-# %% ../../nbs/drafters/20_resume.ipynb #4c67ea1f
+# %% ../../nbs/drafters/20_resume.ipynb #4dd62b2b
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]: # where to write instead
     "A file that is there whole or not at all, even if the process is killed in between."
@@ -33,7 +33,7 @@ def write_json(path: Path, content: object) -> None:
     text = json.dumps(content, indent=1) + "\n"
     with written_whole(path) as partial: partial.write_text(text)
 
-# %% ../../nbs/drafters/20_resume.ipynb #fbd14fd3
+# %% ../../nbs/drafters/20_resume.ipynb #d705af2b
 def claim(path: Path, settings: dict) -> None:
     """Record the settings in a file; raises `InputError` if it records others, `ModelError` if it
     is damaged."""
@@ -49,7 +49,7 @@ def claim(path: Path, settings: dict) -> None:
     check(not changes, f"The folder was begun with other settings: {', '.join(changes)}. "
           "Take another folder, or the old settings.")
 
-# %% ../../nbs/drafters/20_resume.ipynb #e1eb9080
+# %% ../../nbs/drafters/20_resume.ipynb #764ac738
 def training_tensors(module: nn.Module,
                      optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Tensor]:
     """All that training changes: weights, and what the optimisers remember, each under a name of
@@ -69,6 +69,7 @@ def save_checkpoint(path: Path, module: nn.Module, optimizers: dict[str, torch.o
     tensors = {name: tensor.cpu().contiguous() for name, tensor in found.items()}
     with written_whole(path) as partial: save_file(tensors, partial, {"state": json.dumps(state)})
 
+# %% ../../nbs/drafters/20_resume.ipynb #4574e727
 def _load_weights(module: nn.Module, tensors: dict[str, Tensor]) -> None: # the others remain
     "Put weights back, and take them out of the tensors; raises `ValueError` for too many."
     for name, p in module.named_parameters():
