@@ -9,8 +9,6 @@ from specdec.speculative import ModelDrafter, NoDrafter
 
 @pytest.fixture(scope="module")
 def tiny(): return packable_llama()
-
-
 def test_a_trial_counts_and_times(tiny):
     one = trial(tiny, ModelDrafter(tiny, 96), [1, 2, 3], K=3, max_new_tokens=21)
     assert sum(len(r.emitted) for r in one.rounds) == 20 and all(r.accepted == len(r.drafted) for r in one.rounds)

@@ -18,6 +18,7 @@ def tiny(): return packable_llama()
 
 # what is known of acceptance
 
+
 def test_acceptance_counts_tried_guesses_only():
     estimate = Acceptance(0.5, weight=2, keep=1)
     estimate.observe(["a", "b", "c"], accepted=1, tried=2)
@@ -54,6 +55,7 @@ def test_old_tries_fade():
     assert low < 0.35 and estimate.alpha("a") == pytest.approx(0.9, abs=0.01) and estimate.alpha("unknown") == 0.5
 
 # the hybrid
+
 
 class Scripted:
     "Proposes what it is told to, knows what it is told to know, and logs everything."

@@ -15,8 +15,6 @@ from specdec.transformer import Linear
 
 @pytest.fixture(scope="module")
 def tiny(): return packable_llama()
-
-
 def four_bits(weight, group):
     "The nearest of 16 evenly spaced levels between each group's smallest and largest weight."
     parts = weight.double().unflatten(-1, (-1, group))

@@ -14,6 +14,7 @@ from specdec.speculative import Draft, NGramDrafter, NoDrafter, speculate
 
 # the index
 
+
 def search(tokens):
     """The longest ending that occurred before, and the position after its newest earlier occurrence, by looking
     everywhere."""
@@ -30,6 +31,7 @@ def index_of(tokens):
     return index
 
 texts = st.integers(1, 4).flatmap(lambda V: st.lists(st.integers(0, V - 1), min_size=1, max_size=30))
+
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(texts)
@@ -80,12 +82,14 @@ def fibonacci(n):
     while len(b) < n: a, b = b, b + a
     return b[:n]
 
+
 HARD = {
     "one token": lambda n: [0] * n, "no repeats": lambda n: list(range(n)),
     "random": lambda n: np.random.default_rng(0).integers(0, 3, n).tolist(),
     "a tail": lambda n: [0] * (n // 2) + [1] * (n // 2), "periodic": lambda n: [0, 1, 1] * (n // 3),
     "Fibonacci": lambda n: fibonacci(n),
 }
+
 
 @pytest.mark.parametrize("name", HARD)
 def test_time_and_memory_are_linear(name):
@@ -111,6 +115,7 @@ def test_the_count_of_looks_would_notice_a_walk_up_all_links():
     assert looks[1] > 1.8 * looks[0]
 
 # the drafter
+
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(texts, st.integers(1, 7), st.sampled_from([0.5, 1, 2, 3.5]))
@@ -158,6 +163,7 @@ def test_outcome_reads_what_the_loop_did(drafted, accepted, own, ended):
 
 # replaying
 
+
 class Recital:
     "A target that recites one text."
     vocab_size, context_length, device = 50, 10 ** 4, CPU
@@ -190,6 +196,7 @@ def test_only_certain_guesses_are_replayed():
     with pytest.raises(InputError, match="reports a q"): replay(Unsure(), [1, 2], [3, 4, 5], 2)
 
 # the executed proof
+
 
 @pytest.mark.parametrize("K, V", [(1, 2), (1, 3), (2, 2), (2, 3), (3, 2)])
 def test_a_lookup_is_lossless(K, V):

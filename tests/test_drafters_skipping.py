@@ -11,7 +11,9 @@ from specdec.drafters.skipping import expected_acceptance, rows_on, search_layer
 @pytest.fixture(scope="module")
 def tiny(): return packable_llama()
 
+
 WRITTEN = [([1, 2, 3], [4, 5, 6, 7, 8, 9]), ([9, 8], [7, 6, 5])]
+
 
 def test_rows_are_those_before_each_written_token(tiny):
     rows = rows_on(tiny, WRITTEN)

@@ -26,9 +26,8 @@ def target(folder): return load_model(folder, CPU, torch.float32)
 
 # what it proposes
 
+
 def t2d_complement(): return [i for i in range(V) if i not in DRAFT.tolist()]
-
-
 def test_first_row_of_q_is_the_batched_forward(target):
     head = random_head(target)
     text = torch.randint(V, (1, 12), generator=torch.Generator().manual_seed(5))
@@ -147,10 +146,9 @@ def test_a_drafter_for_another_target_is_refused(target, tiny):
 # the exact law
 LENGTH, PROMPT, TINY = 4, [0, 2], dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
 
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory): return random_target(tmp_path_factory.mktemp("tiny"), V=3, depth=3, **TINY)
-
-
 def chain_rule(target, transform):
     "What the target says alone, by the chain rule in float64, each row from a forward without a past."
     law = {(): 1.0}

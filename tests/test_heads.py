@@ -30,6 +30,7 @@ def target(folder): return load_model(folder, CPU, torch.float32)
 
 # two ways to run it
 
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_batched_and_incremental_agree_step_by_step(folder, name, dtype):
@@ -186,6 +187,7 @@ def test_what_can_not_be_unrolled_is_an_error(target):
         head(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, head.config.feature_size), 1)
 
 # vocabulary and initialisation
+
 
 def test_maps_lead_back_and_forth(target):
     d2t, t2d = vocabulary_maps(DRAFT, V)

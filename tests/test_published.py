@@ -30,6 +30,7 @@ def target(folder): return load_model(folder, CPU, torch.float32)
 
 # the folder
 
+
 @pytest.mark.parametrize("tokens", [DRAFT, torch.arange(V)], ids=["some tokens", "all tokens"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_saved_and_loaded(target, tmp_path, name, tokens):

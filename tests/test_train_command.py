@@ -39,6 +39,7 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
 
+
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
 
@@ -66,6 +67,7 @@ def test_a_whole_vocabulary_is_an_ordinary_checkpoint(folder, data, tmp_path):
     out = distill(settings(folder, data, tmp_path / "d", kind="lm", vocab=0, tokens=4 * 32))
     assert load(str(out), "cpu", "float32").vocab_size == V and not (out / "draft_tokens.safetensors").exists()
 
+
 SCRIPT = """
 import json, sys, torch
 torch.set_num_threads(1)
@@ -73,6 +75,7 @@ from specdec.train.command import distill
 from specdec.train.config import DistillConfig
 distill(DistillConfig(**json.loads(sys.argv[1])))
 """
+
 
 def test_resumes_after_kill_9_with_the_same_weights(folder, data, tmp_path):
     whole, killed = (

@@ -22,7 +22,6 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
-
 def test_draws_follow_the_softmax():
     logits, counts = torch.tensor([[2.0, 1.0, 0.0, -1.0, -30.0]]), {}
     for temperature in (0.5, 1.0):

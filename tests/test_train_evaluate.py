@@ -25,10 +25,9 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
 
+
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
-
-
 def test_tau_is_the_expected_length_of_a_round():
     a = [Fraction(1, 2), Fraction(1, 3), Fraction(3, 4)]
     expected = 1 + a[0] + a[0] * a[1] + a[0] * a[1] * a[2]

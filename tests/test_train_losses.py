@@ -9,8 +9,6 @@ from specdec.train.losses import LOSSES, entropies, hard_label, kl, step_weights
 
 
 def fractions(*values): return [Fraction(v) for v in values]
-
-
 def test_losses_are_exact():
     p, q = fractions("1/2", "1/4", "1/4"), fractions("1/4", "1/2", "1/4")
     tensors = lambda x: torch.tensor([float(v) for v in x], dtype=torch.float64)

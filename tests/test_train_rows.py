@@ -21,10 +21,9 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
 
+
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
-
-
 def test_rows_are_read_and_checked(data, tmp_path):
     assert read_rows(data, V).shape == (48, 32)
     with pytest.raises(InputError, match="no .npy"): read_rows(tmp_path, V)

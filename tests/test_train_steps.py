@@ -19,10 +19,9 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
 
+
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
-
-
 def test_every_row_once_per_epoch():
     seen = [i for step in range(5) for i in rows_of_step(step, 4, 10, seed=0)]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10)) and seen[:10] != seen[10:]

@@ -27,10 +27,9 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
 
+
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
-
-
 def test_small_embedding_keeps_what_fits():
     rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) @ torch.randn(
         3, 16, generator=torch.Generator().manual_seed(1)

@@ -17,10 +17,9 @@ def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target
 @pytest.fixture(scope="module")
 def target(folder): return load_model(folder, CPU, torch.float32)
 
+
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
-
-
 def test_kept_states_are_the_same_states(folder, data, tmp_path, target):
     rows = read_rows(data, V)
     teacher = Teacher(target, torch.arange(30), (1, 2))
