@@ -11,14 +11,19 @@ __all__ = ['HeadConfig', 'feature_layers', 'head_config', 'vocabulary_maps', 'un
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import InputError, ModelError, check
-from ..transformer import (CausalLM, Linear, head_size, positions, rms_norm, rope_frequencies,
-                                 rotate)
+from ..transformer import CausalLM, Linear, head_size, positions, rms_norm, rope_frequencies
+from ..transformer import rotate
+
+# %% ../../nbs/drafters/06_heads.ipynb #7e5c0d1f
+# for editors and type checkers; nothing runs
+if TYPE_CHECKING: from transformers import PretrainedConfig
 
 # %% ../../nbs/drafters/06_heads.ipynb #926127f7
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class HeadConfig:
     them."""
     # a transformers config (Llama or Qwen3) of the head's own layers; its vocab_size is the
     # target's V
-    decoder: object
+    decoder: "PretrainedConfig"
     # which of the target's hidden states it reads, rising, numbered as `CausalLM.forward` does;
     # vLLM expects three
     layers: tuple[int, ...]
@@ -69,8 +74,8 @@ def _check_features(layers: Sequence[int], # which hidden states
           f"(State {depth} is normalised here, and not where the head may be served.)")
 
 # %% ../../nbs/drafters/06_heads.ipynb #ff663ae3
-# a LlamaConfig
-def _decoder_config(target: CausalLM, num_layers: int, intermediate_size: int | None):
+def _decoder_config(target: CausalLM, num_layers: int,
+                    intermediate_size: int | None) -> "PretrainedConfig":
     "Decoder layers of the target's own sizes; a target may leave out what is a default."
     from transformers import LlamaConfig
     c = target.config
@@ -162,8 +167,8 @@ class _Norm(nn.Module):
 # %% ../../nbs/drafters/06_heads.ipynb #ef577fb0
 class HeadAttention(nn.Module):
     "The attention of a head's layer while training: each step's keys and values are kept in lists."
-    def __init__(self, decoder,   # a transformers config
-                 inputs: int):    # numbers that it reads at each position
+    def __init__(self, decoder: "PretrainedConfig",
+                 inputs: int): # numbers that it reads at each position
         super().__init__()
         size, bias = head_size(decoder), getattr(decoder, "attention_bias", False)
         heads, kv_heads = decoder.num_attention_heads, decoder.num_key_value_heads
@@ -193,7 +198,7 @@ class HeadAttention(nn.Module):
 # %% ../../nbs/drafters/06_heads.ipynb #7dd619db
 class HeadMLP(nn.Module):
     "SwiGLU, with the names of its weights."
-    def __init__(self, decoder): # a transformers config
+    def __init__(self, decoder: "PretrainedConfig"):
         super().__init__()
         size, inner = decoder.hidden_size, decoder.intermediate_size
         bias = getattr(decoder, "mlp_bias", False)

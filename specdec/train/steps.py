@@ -52,8 +52,8 @@ def make_optimizers(module: nn.Module,
     for name, p in module.named_parameters():
         if not p.requires_grad: continue
         of_tokens = "lm_head" in name or "embed" in name
-        by_muon = config.optimizer == "muon" and p.ndim == 2 and not of_tokens
-        (inside if by_muon else others).append(p)
+        if config.optimizer == "muon" and p.ndim == 2 and not of_tokens: inside.append(p)
+        else: others.append(p)
     adamw = torch.optim.AdamW(others, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.95))
     if not inside: return {"adamw": adamw}
     muon = torch.optim.Muon(inside, lr=config.matrix_lr, weight_decay=0.0)

@@ -61,12 +61,12 @@ def _first_head(config: DistillConfig, target: Llama,
         head = load_head(Path(config.weights), target, torch.float32)
         tokens = frequent_tokens(counts, head.config.draft_vocab_size, head.draft_tokens)
         return with_vocabulary(head, tokens, target)
-    copied = config.init == "layer" or config.init is None and not why_no_copy(target)
-    layer = len(target.layers) - 1 if copied else None
+    init = config.init or ("target" if why_no_copy(target) else "layer")
+    layer = len(target.layers) - 1 if init == "layer" else None
     tokens = frequent_tokens(counts, config.vocab)
     head = init_from_target(target, tokens, decoder_from=layer, seed=config.seed,
                             num_layers=config.layers)
-    if config.init == "random": _reset_matrices(head, config.seed)
+    if init == "random": _reset_matrices(head, config.seed)
     return head
 
 class HeadStudent:
