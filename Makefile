@@ -46,7 +46,7 @@ build/torchao: .venv/ready
 
 notebooks: setup model build/torchao ## run every notebook top to bottom on a clean kernel and save its outputs
 	for notebook in $(NOTEBOOKS); do echo $$notebook; \
-	  case $$notebook in nbs/drafters/*) export PYTHONPATH=$(CURDIR)/build/torchao;; *) unset PYTHONPATH;; esac; \
+	  case $$notebook in nbs/drafters/05_*|nbs/drafters/11_*) export PYTHONPATH=$(CURDIR)/build/torchao;; *) unset PYTHONPATH;; esac; \
 	  $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean

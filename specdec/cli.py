@@ -900,7 +900,7 @@ def distill(
 
     accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens
     50000000 --batch 256"""
-    from specdec.train import distillation
+    from specdec.train import command as training
 
     folders = {
         name: str(path) if path else None
@@ -908,7 +908,7 @@ def distill(
             data=data, prompts=prompts, weights=weights, keep_states=keep_states
         ).items()
     }
-    config = distillation.DistillConfig(
+    config = training.DistillConfig(
         target=target, kind=kind.value, out=str(out), tokens=tokens, seed=seed, layers=layers,
         hidden=hidden, vocab=vocab, loss=loss.value, optimizer=optimizer.value, lr=lr,
         matrix_lr=matrix_lr, batch=batch, device=device, dtype=dtype, **folders,
@@ -916,13 +916,13 @@ def distill(
     if target == "smollm2":
         announce_conversion()
     try:
-        folder = or_rebuild(lambda: distillation.distill(config))
+        folder = or_rebuild(lambda: training.distill(config))
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if not distillation.is_first_process():
+    if not training.is_first_process():
         return
-    command = distillation.served_by(folder, config)
+    command = training.served_by(folder, config)
     if as_json:
         return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
     typer.echo(f"The drafter is in {folder}. To decode with it: {decoded_with(folder, target)}")

@@ -22,9 +22,12 @@ from .sampling import Transform
 from specdec.core import (
     GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb,
 )
-from .train.distillation import load_draft_model
-from .drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
-from .drafters.heads import HeadDrafter, load_head
+from .drafters.small import load_draft_model
+from .drafters.colder import ColderDrafter
+from .drafters.hybrid import HybridDrafter
+from .drafters.lookup import SuffixDrafter
+from .drafters.head_drafter import HeadDrafter
+from .drafters.published import load_head
 from specdec.models import (
     TextStream, encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype,
     vocabulary_difference, weights_digest,

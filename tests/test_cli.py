@@ -554,11 +554,11 @@ def test_how_to_decode_where_no_pair_has_that_target():
 
 def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     "Every folder and file of the command reaches the configuration; what excludes each other is bad input."
-    from specdec.train import distillation
+    from specdec.train import command as training
     asked, told = tmp_path / "asked.jsonl", []
     asked.write_text('{"prompt": "Why?"}')
     (tmp_path / "before").mkdir()
-    monkeypatch.setattr(distillation, "distill", lambda config: told.append(config) or Path(config.out))
+    monkeypatch.setattr(training, "distill", lambda config: told.append(config) or Path(config.out))
     command = [
         "distill", "--out", str(tmp_path / "new"), "--target", str(tmp_path), "--kind", "lm", "--from",
         str(tmp_path / "before"), "--keep-states", str(tmp_path / "states"),

@@ -20,7 +20,7 @@ from specdec import device_loop
 from specdec.sampling import Transform
 from specdec.lossless.conformance import check_verify
 from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
-from specdec.drafters.family import SuffixDrafter
+from specdec.drafters.lookup import SuffixDrafter
 from specdec.lossless.draws import drawn_from, torch_law
 from specdec.device_loop import (
     DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCache, as_llama, as_round, bucket, count_waits, device_residual,

@@ -12,8 +12,10 @@ from hypothesis import assume, given, settings, strategies as st
 from specdec import pairs
 from specdec.core import GenerationResult, InputError, ModelError, NumericalError
 from specdec.drafters.base import ModelDrafter, NGramDrafter
-from specdec.drafters.family import ColderDrafter, HybridDrafter, SuffixDrafter
-from specdec.drafters.heads import HeadDrafter
+from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.models import fetch, load_tokenizer, prompts
 from specdec.pairs import (
     METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_drafter, load_pair, shipped,

@@ -1,12 +1,21 @@
-"""The data behind the figures of nbs/11_distillation.ipynb, kept in nbs/data/distillation.json.
+"""The data behind the figures of nbs/drafters/13_rows.ipynb and 22_distill.ipynb, kept in nbs/data/distillation.json.
 
-    python tools/distillation.py curve FOLDER --command "specdec distill …"   # the measurements of a run of `specdec distill --out FOLDER`
-    python tools/distillation.py compare --data SAMPLES                       # train the same head with one setting changed at a time
+The measurements of a run of `specdec distill --out FOLDER`:
 
-    python tools/distillation.py coverage --data SAMPLES                      # how much of the text small vocabularies cover
+    python tools/distillation.py curve FOLDER --command "specdec distill …"
 
-SAMPLES is a folder of shards as `specdec.train.distillation.sample` writes them. Each replaces its own part of the file and leaves the others.
+Train the same head with one setting changed at a time:
+
+    python tools/distillation.py compare --data SAMPLES
+
+How much of the text small vocabularies cover:
+
+    python tools/distillation.py coverage --data SAMPLES
+
+SAMPLES is a folder of shards as `specdec.train.data.sample` writes them. Each replaces its own part of the file and
+leaves the others.
 """
+
 import argparse
 import json
 import os
@@ -29,20 +38,22 @@ CHANGES = {  # name: what differs from the first
 
 def store(part: str, content) -> None:
     "Replace one part of the file."
-    from specdec.train.distillation import write_json
+    from specdec.train.resume import write_json
     whole = json.loads(DATA.read_text()) if DATA.exists() else {}
     DATA.parent.mkdir(exist_ok=True)
     write_json(DATA, whole | {part: content})
 
 
 def curve(folder: Path, command: str, name: str | None, before: int) -> None:
-    "What a run has measured so far, stored under a name (None: the drafter's kind); `before`: tokens that its first weights had been trained on."
+    """What a run has measured so far, stored under a name (None: the drafter's kind); `before`: tokens that its first
+    weights had been trained on."""
     training = folder / "training"
     lines = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
     config = json.loads((training / "config.json").read_text())
-    config = {key: value for key, value in config.items() if key != "weights"} | {"weights": bool(config.get("weights"))}  # no path of this machine
+    config["weights"] = bool(config.get("weights"))  # no path of this machine
     known = json.loads(DATA.read_text()).get("curve", {}) if DATA.exists() else {}
-    store("curve", known | {name or config["kind"]: {"command": command, "before": before, "config": config, "lines": lines}})
+    run = {"command": command, "before": before, "config": config, "lines": lines}
+    store("curve", known | {name or config["kind"]: run})
 
 
 def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -> None:
@@ -50,8 +61,10 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     import numpy as np
     import torch
 
-    from specdec.train.distillation import DistillConfig, Training, answer_marks, read_rows, train
     from specdec.models import find_model, load_tokenizer, pick_dtype
+    from specdec.train.config import DistillConfig
+    from specdec.train.loop import Training, train
+    from specdec.train.rows import answer_marks, read_rows
     from specdec.transformer import load_model
     device = torch.device("cpu")
     target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
@@ -59,27 +72,32 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     some = all_rows[np.random.default_rng(0).permutation(len(all_rows))[:rows]]
     found = json.loads(DATA.read_text()).get("compare", {}).get("results", {}) if DATA.exists() else {}
     for name, change in CHANGES.items():
-        if (only and name not in only) or (not only and name in found and found[name]["tokens"] >= tokens): continue
+        if only: unwanted = name not in only
+        else: unwanted = name in found and found[name]["tokens"] >= tokens
+        if unwanted: continue
         with tempfile.TemporaryDirectory() as out:
-            config = DistillConfig(out=out, tokens=tokens, batch=4, held_out=20, evaluate_rows=8, evaluate_every=10**6, checkpoint_every=10**6, warmup=5, keep_states=str(states), **change)
+            config = DistillConfig(out=out, tokens=tokens, batch=4, held_out=20, evaluate_rows=8, warmup=5,
+                                   evaluate_every=10**6, checkpoint_every=10**6, keep_states=str(states), **change)
             line = list(train(Training(config, target, some, marks=marks)))[-1]
         found[name] = {"change": change, **line}
         print(name, [round(a, 3) for a in line["alpha"]], [round(a, 3) for a in line["greedy"]], flush=True)
-        store("compare", {"command": "python tools/distillation.py compare --data SAMPLES", "rows": rows, "threads": torch.get_num_threads(), "results": found})
+        command = "python tools/distillation.py compare --data SAMPLES"
+        store("compare", {"command": command, "rows": rows, "threads": torch.get_num_threads(), "results": found})
 
 
 def coverage_of(data: Path) -> None:
     "Count on the rows to train on, and look at those held out as well."
     import numpy as np
 
-    from specdec.train.distillation import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
+    from specdec.train.rows import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
     V = 49152  # of the default model
     rows = read_rows(data, V)
     train, held = (side[:, shared_prefix(rows):] for side in split_rows(rows, 64))
     counts, sizes = count_tokens(train, V), [512, 1024, 2048, 4096, 8192, 16384, 32768]
     held_out = [float(np.isin(held, frequent_tokens(counts, size).numpy()).mean()) for size in sizes]
-    store("coverage", {"command": "python tools/distillation.py coverage --data SAMPLES", "tokens": int(rows.size), "sizes": sizes,
-                       "counted": [coverage(counts, size) for size in sizes], "held_out": held_out})
+    counted = [coverage(counts, size) for size in sizes]
+    store("coverage", {"command": "python tools/distillation.py coverage --data SAMPLES", "tokens": int(rows.size),
+                       "sizes": sizes, "counted": counted, "held_out": held_out})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""Put trained drafters where the package ships them: `python tools/ship.py head FOLDER` or `python tools/ship.py draft FOLDER`, FOLDER being what `specdec distill --out` wrote for the default model.
+"""Put trained drafters where the package ships them.
+
+    python tools/ship.py head FOLDER
+    python tools/ship.py draft FOLDER
+
+FOLDER is what `specdec distill --out` wrote for the default model.
 
 No file gets larger than 15 MB: a head's weights are split."""
 import argparse
@@ -8,21 +13,27 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from specdec.core import check
-from specdec.drafters.base import ModelDrafter
-from specdec.train.distillation import TOKENS_FILE
-from specdec.drafters.heads import HeadDrafter, load_head, save_head
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.published import load_head, save_head
+from specdec.drafters.small import TOKENS_FILE
 from specdec.pairs import load, load_drafter
+from specdec.drafters.base import ModelDrafter
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"
-VERIFIER = "HuggingFaceTB/SmolLM2-135M-Instruct"  # where a server finds the target; ours has the same weights, rounded to four bits a weight
+# where a server finds the target; ours has the same weights, rounded to four bits a weight
+VERIFIER = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def ship(kind: str, folder: Path) -> Path:
-    "Copy a trained drafter into the package; raises `InputError` or `ModelError` if it is none, or not for the default model."
+    """Copy a trained drafter into the package; raises `InputError` or `ModelError` if it is none, or not for the
+    default model."""
     target, place = load("smollm2"), DATA / f"smollm2-{kind}"
-    check(folder.resolve() != place.resolve(), f"{folder} is the place that is shipped: name the folder that was trained.")
-    check(isinstance(load_drafter(folder, target).drafter, {"head": HeadDrafter, "draft": ModelDrafter}[kind]), f"{folder} doesn't hold a {kind}.")
-    check(kind == "head" or (folder / TOKENS_FILE).exists(), f"{folder} has no {TOKENS_FILE}: a draft with the whole vocabulary isn't shipped.")
+    check(folder.resolve() != place.resolve(),
+          f"{folder} is the place that is shipped: name the folder that was trained.")
+    expected = {"head": HeadDrafter, "draft": ModelDrafter}[kind]
+    check(isinstance(load_drafter(folder, target).drafter, expected), f"{folder} doesn't hold a {kind}.")
+    check(kind == "head" or (folder / TOKENS_FILE).exists(),
+          f"{folder} has no {TOKENS_FILE}: a draft with the whole vocabulary isn't shipped.")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     if kind == "head":

@@ -1,9 +1,10 @@
-"""Our feature heads against the `speculators` library: its model class loads our folders, we load its folders, and the logits are compared step by step.
+"""Our feature heads against the `speculators` library: logits compared step by step.
 
     python tools/speculators.py build/speculators --out nbs/data/speculators.json
 
-The first argument is a folder for a virtual environment of its own (made once, about 1.5 GB: PyTorch for the CPU, and the library with what its import
-needs; torchvision, torchaudio and CUDA are left out). The features are the default model's, on a real prompt, in float32."""
+The library's model class loads our folders, and we load its folders. The first argument is a folder for a virtual
+environment of its own (made once, about 1.5 GB: PyTorch for the CPU, and the library with what its import needs;
+torchvision, torchaudio and CUDA are left out). The features are the default model's, on a real prompt, in float32."""
 import argparse
 import json
 import shutil
@@ -14,7 +15,8 @@ import venv
 from pathlib import Path
 
 LIBRARY = "speculators==0.9.0"
-NEEDS = ["torch==2.13.0", "transformers<=5.19.0", "pydantic>=2", "pydantic-settings>=2", "loguru<=0.7.3", "safetensors", "openai>=2", "datasets>=4,<=5.1.0"]
+NEEDS = ["torch==2.13.0", "transformers<=5.19.0", "pydantic>=2", "pydantic-settings>=2", "loguru<=0.7.3",
+         "safetensors", "openai>=2", "datasets>=4,<=5.1.0"]
 ALONE = ["hs-connectors==0.9.0", LIBRARY]  # installed without their dependencies
 STEPS = 4
 OURS = {  # options of the heads that we save
@@ -34,7 +36,7 @@ SHIPPED = "the trained head of the package, in two files"
 EVERY = 6  # the draft vocabulary is every sixth token, unless the options say otherwise
 
 
-# --- In the environment of its own: nothing of specdec is imported there ------------------------------------------------------
+# in the environment of its own: nothing of specdec is imported there
 
 def theirs(work: Path) -> None:
     "Load each of our folders and save their logits; make heads of their own, and save these with their logits."
@@ -45,8 +47,11 @@ def theirs(work: Path) -> None:
     given = load_file(work / "features.safetensors")
     def logits(model) -> dict:
         found = []
-        hook = model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output.detach()[0].contiguous()))
-        with torch.no_grad(): model.eval()(given["features"][:, :-1], given["tokens"][:, 1:], torch.zeros(1, given["tokens"].shape[1] - 1, dtype=torch.long), ttt_steps=STEPS)
+        def keep(module, inputs, output): found.append(output.detach()[0].contiguous())
+        hook = model.lm_head.register_forward_hook(keep)
+        tokens = given["tokens"][:, 1:]
+        documents = torch.zeros(1, tokens.shape[1], dtype=torch.long)
+        with torch.no_grad(): model.eval()(given["features"][:, :-1], tokens, documents, ttt_steps=STEPS)
         hook.remove()
         return {f"{step}": rows for step, rows in enumerate(found)}
 
@@ -57,19 +62,23 @@ def theirs(work: Path) -> None:
 
     for folder in sorted((work / "ours").iterdir()):
         model = Eagle3DraftModel.from_pretrained(folder, config=config_of(folder), dtype=torch.float32)
-        if not (folder / "embedded").exists(): model._load_verifier_weights(overwrite_embed_tokens=True)  # 0.9.0 takes an embedding that isn't stored for a loaded one
+        # 0.9.0 takes an embedding that isn't stored for a loaded one
+        if not (folder / "embedded").exists(): model._load_verifier_weights(overwrite_embed_tokens=True)
         save_file(logits(model), work / f"{folder.name}.theirs.safetensors")
     for i, options in enumerate(THEIRS.values()):
         stored = json.loads((work / "ours" / "0" / "config.json").read_text())
-        layer = stored["transformer_layer_config"] | dict(num_hidden_layers=options["num_layers"], model_type=options.get("model_type", "llama"))
+        kind = dict(num_hidden_layers=options["num_layers"], model_type=options.get("model_type", "llama"))
+        layer = stored["transformer_layer_config"] | kind
         del stored["specdec"], layer["dtype"]
         V, every = layer["vocab_size"], options.get("draft_every", EVERY)
-        stored |= dict(transformer_layer_config=layer, draft_vocab_size=len(range(0, V, every)), norm_before_residual=options.get("norm_before_residual", False))
+        stored |= dict(transformer_layer_config=layer, draft_vocab_size=len(range(0, V, every)),
+                       norm_before_residual=options.get("norm_before_residual", False))
         (work / "config.json").write_text(json.dumps(stored))
         torch.manual_seed(i)
         model = Eagle3DraftModel(config_of(work))
         ids = torch.arange(0, V, every)
-        model.load_vocab_mappings(torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True), ids - torch.arange(len(ids)))
+        known = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+        model.load_vocab_mappings(known, ids - torch.arange(len(ids)))
         model.load_verifier_weights()
         for name, parameter in model.named_parameters():
             if "norm" in name: parameter.data += 0.1 * torch.randn_like(parameter)
@@ -77,7 +86,7 @@ def theirs(work: Path) -> None:
         save_file(logits(model), work / "theirs" / f"{i}.safetensors")
 
 
-# --- In our own environment -------------------------------------------------------------------------------------------------
+# in our own environment
 
 def environment(folder: Path) -> Path: # its Python
     "Make the environment unless it is there."
@@ -102,7 +111,8 @@ def compare(python: Path, length: int = 96) -> dict:
     "Run both directions; the results as data."
     import torch
     from safetensors.torch import load_file, save_file
-    from specdec.drafters.heads import init_from_target, load_head, save_head, share_embedding
+    from specdec.drafters.heads import init_from_target, share_embedding
+    from specdec.drafters.published import load_head, save_head
     from specdec.models import encode, fetch, load_tokenizer, prompts
     from specdec.pairs import shipped
     from specdec.transformer import load_model
@@ -113,17 +123,23 @@ def compare(python: Path, length: int = 96) -> dict:
         head = init_from_target(target, torch.arange(0, target.vocab_size, draft_every), **options)
         with torch.no_grad():
             for name, parameter in head.named_parameters():
-                if "norm" in name: parameter += 0.1 * torch.randn_like(parameter)  # norms of 1 would hide one that is left out
+                # norms of 1 would hide one that is left out
+                if "norm" in name: parameter += 0.1 * torch.randn_like(parameter)
         return head
 
     torch.manual_seed(0)
-    heads = [made(**{name: value for name, value in options.items() if name != "embedding"}) for options in OURS.values()]
+    heads = []
+    for options in OURS.values():
+        heads.append(made(**{name: value for name, value in options.items() if name != "embedding"}))
     layers = heads[0].config.layers
     features = target.forward(tokens, target.new_cache(tokens.shape[1]), layers=layers)[1].clone()
     rows = []
     def line(direction, case, ours, stored):
-        found = [difference(step[0], stored[str(s)][:step.shape[1]]) for s, step in enumerate(ours)]
-        same = [torch.equal(step[0].argmax(-1), stored[str(s)][:step.shape[1]].argmax(-1)) for s, step in enumerate(ours)]
+        found, same = [], []
+        for s, step in enumerate(ours):
+            theirs = stored[str(s)][:step.shape[1]]
+            found.append(difference(step[0], theirs))
+            same.append(torch.equal(step[0].argmax(-1), theirs.argmax(-1)))
         rows.append(dict(direction=direction, case=case, differences=found, same_choices=same))
 
     with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
@@ -139,23 +155,32 @@ def compare(python: Path, length: int = 96) -> dict:
         config["speculators_config"]["verifier"]["name_or_path"] = str(fetch())  # there is no hub to take it from
         (trained / "config.json").write_text(json.dumps(config))
         heads.append(share_embedding(load_head(trained, target), target))
-        done = subprocess.run([str(python), "-I", "-W", "ignore", __file__, "--theirs", str(work)], capture_output=True, text=True)  # -I: or this file would be what `import speculators` finds
+        # -I: or this file would be what `import speculators` finds
+        command = [str(python), "-I", "-W", "ignore", __file__, "--theirs", str(work)]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode: raise SystemExit(f"The library failed:\n{done.stderr[-4000:]}")
-        for i, (case, head) in enumerate(zip([*OURS, SHIPPED], heads)): line("ours, loaded by speculators", case, head(tokens, features, STEPS), load_file(work / f"{i}.theirs.safetensors"))
+        for i, (case, head) in enumerate(zip([*OURS, SHIPPED], heads)):
+            stored = load_file(work / f"{i}.theirs.safetensors")
+            line("ours, loaded by speculators", case, head(tokens, features, STEPS), stored)
         for i, case in enumerate(THEIRS):
             head = load_head(work / "theirs" / str(i), target)
-            line("theirs, loaded by us", case, head(tokens, features, STEPS), load_file(work / "theirs" / f"{i}.safetensors"))
+            stored = load_file(work / "theirs" / f"{i}.safetensors")
+            line("theirs, loaded by us", case, head(tokens, features, STEPS), stored)
         wrong = made()
-        line("ours, against another head", "negative control", wrong(tokens, features, STEPS), load_file(work / "0.theirs.safetensors"))
-    versions = subprocess.run([str(python), "-c", "import json; from importlib.metadata import version as v; print(json.dumps({n: v(n) for n in ('speculators', 'torch', 'transformers')}))"],
-                              check=True, capture_output=True, text=True).stdout
-    return dict(command="python tools/speculators.py build/speculators --out nbs/data/speculators.json", model="SmolLM2-135M-Instruct", dtype="float32",
-                positions=tokens.shape[1], steps=STEPS, features=list(layers), versions=json.loads(versions), comparisons=rows)
+        stored = load_file(work / "0.theirs.safetensors")
+        line("ours, against another head", "negative control", wrong(tokens, features, STEPS), stored)
+    ask = ("import json; from importlib.metadata import version; "
+           "print(json.dumps({name: version(name) for name in ('speculators', 'torch', 'transformers')}))")
+    versions = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout
+    command = "python tools/speculators.py build/speculators --out nbs/data/speculators.json"
+    return dict(command=command, model="SmolLM2-135M-Instruct", dtype="float32", positions=tokens.shape[1],
+                steps=STEPS, features=list(layers), versions=json.loads(versions), comparisons=rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("environment", nargs="?", type=Path, help="folder of the virtual environment; made if it isn't there")
+    parser.add_argument("environment", nargs="?", type=Path,
+                        help="folder of the virtual environment; made if it isn't there")
     parser.add_argument("--out", type=Path, help="where the JSON goes; without it, it is printed")
     parser.add_argument("--theirs", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

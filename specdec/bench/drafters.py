@@ -24,7 +24,10 @@ from specdec.bench.peers import (
 )
 from ..core import Round, check
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from ..drafters.family import Clocked, HybridDrafter, SuffixDrafter, quantised, quiet_logging
+from .trial import Clocked
+from ..drafters.hybrid import HybridDrafter
+from ..drafters.int4 import quantised, quiet_logging
+from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, encode, prompts
 from ..pairs import PAIRS, Pair, load, load_drafter, shipped
 from ..transformer import CausalLM

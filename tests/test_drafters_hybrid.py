@@ -1,0 +1,295 @@
+"Two drafters and a choice: estimates under censoring, the hybrid's plans, and all of it in the executed proof."
+import numpy as np
+import pytest
+import torch
+from helpers_drafters import packable_llama
+
+from specdec.sampling import Transform
+from specdec.bench.trial import Clocked
+from specdec.core import InputError, TorchSource
+from specdec.drafters.hybrid import Acceptance, HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter, replay
+from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
+from specdec.drafters.base import Draft, ModelDrafter
+from specdec.speculative import speculate
+
+
+@pytest.fixture(scope="module")
+def tiny(): return packable_llama()
+
+# what is known of acceptance
+
+
+def test_acceptance_counts_tried_guesses_only():
+    estimate = Acceptance(0.5, weight=2, keep=1)
+    estimate.observe(["a", "b", "c"], accepted=1, tried=2)
+    assert estimate.counts == {"a": (1, 1), "b": (0, 1)}  # c was never tried
+    assert [estimate.alpha(k) for k in "abc"] == pytest.approx([2 / 3, 1 / 3, 1 / 2])
+    # b begins like a
+    assert estimate.expected(["a", "b"]) == pytest.approx([1 + 2 / 3, 1 + 2 / 3 + 2 / 3 * (2 * 2 / 3) / 3])
+
+
+def test_a_position_that_was_never_tried_is_like_the_one_before():
+    estimate = Acceptance(0.5, weight=1, keep=1)
+    for _ in range(200): estimate.observe([0, 1], 2, 2)
+    assert estimate.expected([0, 1, 2])[2] > 3.9 and estimate.alpha(2) == 0.5
+    # not in the prior: like the one before
+    assert Acceptance({"a": 0.9}).expected(["a", "b"]) == pytest.approx([1.9, 1.9 + 0.81])
+
+
+def test_acceptance_finds_the_truth_under_censoring_and_the_tempting_count_does_not():
+    rng, truth, K = np.random.default_rng(0), [0.8, 0.6, 0.3], 3
+    estimate, naive = Acceptance(0.5, keep=1), np.zeros(3)
+    for _ in range(3000):
+        accepted = next((i for i in range(K) if rng.random() > truth[i]), K)
+        estimate.observe(range(K), accepted, min(accepted + 1, K))
+        naive[:accepted] += 1
+    assert [estimate.alpha(i) for i in range(K)] == pytest.approx(truth, abs=0.04)
+    assert abs(naive[2] / 3000 - truth[2]) > 0.1  # accepted / drafted
+
+
+def test_old_tries_fade():
+    estimate = Acceptance({"a": 0.9}, weight=1, keep=0.5)
+    for _ in range(5): estimate.observe(["a"], 0, 1)
+    low = estimate.alpha("a")
+    for _ in range(10): estimate.observe(["b"], 1, 1)
+    assert low < 0.35 and estimate.alpha("a") == pytest.approx(0.9, abs=0.01) and estimate.alpha("unknown") == 0.5
+
+# the hybrid
+
+
+class Scripted:
+    "Proposes what it is told to, knows what it is told to know, and logs everything."
+    def __init__(self, tokens=(), layers=(), evidence=None):
+        self.tokens, self.layers, self.log = list(tokens), layers, []
+        if evidence is not None: self.reach, self.evidence = (lambda K: min(K, len(evidence))), (lambda i: evidence[i])
+    def prefill(self, tokens, features, limit): self.log.append(("prefill", list(tokens), features))
+    def commit(self, tokens, features): self.log.append(("commit", list(tokens), features))
+    def propose(self, K, transform, source):
+        self.log.append(("propose", K))
+        return Draft(self.tokens[:K])
+
+
+def test_the_plan_is_the_best_rate():
+    "Against every choice, by the formula."
+    first, second = Scripted(evidence=["x", "y", "z"]), Scripted()
+    priors, c, verify = ({"x": 0.9, "y": 0.2, "z": 0.9}, 0.7), (0.01, 0.3), 0.05
+    hybrid = HybridDrafter(first, second, c, verify, priors)
+    hybrid.prefill([1], None, 10)
+    rates = {(0, 0): 1.0}
+    for n, tokens in enumerate((1.9, 1.9 + .18, 1.9 + .18 + .162), 1): rates[0, n] = tokens / (1 + n * .06)
+    for n in range(1, 5): rates[1, n] = sum(.7 ** i for i in range(n + 1)) / (1 + n * .35)
+    who, evidence = hybrid.plan(4)
+    assert (who, len(evidence)) == max(rates, key=rates.get)
+    assert hybrid.plan(1) == (0, ["x"])
+
+
+def test_no_guess_is_better_than_a_bad_one():
+    hybrid = HybridDrafter(Scripted(evidence=["x"]), Scripted(), c=(0.1, 1.0), priors=({"x": 0.05}, 0.5))
+    hybrid.prefill([1], None, 10)
+    assert hybrid.plan(5) == (0, []) and hybrid.propose(5, None, None) == Draft([])
+    assert not any(entry[0] == "propose" for member in hybrid.members for entry in member.log)
+
+
+def test_both_members_hear_everything_and_the_proposer_learns():
+    first, second = Scripted([7, 8], evidence=["x", "x"]), Scripted([5, 6])
+    hybrid = HybridDrafter(first, second, c=(0, 0.1), priors=({"x": 0.9}, 0.5))
+    hybrid.prefill([1, 2], None, 10)
+    assert hybrid.propose(2, None, None).tokens == [7, 8]
+    hybrid.commit([7, 3], None)
+    assert hybrid.estimates[0].counts == {"x": (1.0, 2.0)} and hybrid.estimates[1].counts == {}
+    hybrid.commit([4], None)  # a round without a draft
+    assert hybrid.estimates[0].counts["x"] == pytest.approx((0.98, 1.96))  # what it knows grows old
+    for member in (first, second):
+        assert [e[:2] for e in member.log if e[0] != "propose"] == [
+            ("prefill", [1, 2]), ("commit", [7, 3]), ("commit", [4]),
+        ]
+    for _ in range(20):
+        drafted = hybrid.propose(2, None, None).tokens
+        if drafted[:1] == [5]: break  # the first has disappointed
+        hybrid.commit([9], None)
+    assert drafted[:1] == [5]
+    hybrid.prefill([1], None, 10)
+    assert hybrid.propose(2, None, None).tokens == [7, 8]  # a new text begins with the priors
+
+
+def test_who_was_unlucky_is_asked_again():
+    "While the other one drafts, old disappointments fade."
+    first, second = Scripted([7], evidence=["x"]), Scripted([5], evidence=["y"])
+    hybrid = HybridDrafter(first, second, c=(0.0, 0.1), priors=(0.5, 0.8))
+    hybrid.prefill([1], None, 10)
+    asked = []
+    for _ in range(400):
+        drafted = hybrid.propose(1, None, None).tokens
+        asked.append(drafted)
+        # the second is never right, the first one half of the time
+        hybrid.commit([9] if drafted == [5] else [7] if len(asked) % 2 else [9], None)
+    turned = asked.index([7])
+    assert [5] in asked[:turned] and [5] in asked[turned + 20:]
+
+
+def test_features_are_shared_out():
+    features = torch.arange(12.).view(2, 6)  # two tokens, layers 3, 1 and 9, two numbers each
+    first, second, third = Scripted(layers=(3, 1)), Scripted(layers=(1, 9)), Scripted()
+    hybrid = HybridDrafter(first, second)
+    assert hybrid.layers == (3, 1, 9)
+    hybrid.prefill([1, 2, 3], features, 10)
+    assert torch.equal(first.log[0][2], features[:, :4]) and torch.equal(second.log[0][2], features[:, [2, 3, 4, 5]])
+    hybrid = HybridDrafter(third, second)
+    hybrid.prefill([1, 2, 3], features[:, :4], 10)
+    assert third.log[0][2] is None and second.log[-1][2].tolist() == features[:, :4].tolist()
+
+
+def test_wrong_costs():
+    for wrong in (
+        dict(c=(-1, 0)), dict(verify=-0.1), dict(c=(0.1,)), dict(c=0.1), dict(c=(0, float("nan"))),
+        dict(c=(float("nan"), 0)), dict(verify=float("nan")),
+    ):
+        with pytest.raises(InputError, match="Costs"): HybridDrafter(Scripted(), Scripted(), **wrong)
+    with pytest.raises(InputError, match="prior"): HybridDrafter(Scripted(), Scripted(), priors=(0.5,))
+    for wrong in (dict(weight=0), dict(weight=-1), dict(keep=0), dict(keep=1.1)):
+        with pytest.raises(InputError, match="prior"): Acceptance(0.5, **wrong)
+
+
+def test_same_seed_same_tokens(tiny):
+
+    def text():
+        return [
+            r
+            for r in speculate(
+                tiny, HybridDrafter(SuffixDrafter(), ModelDrafter(tiny.skip([2]), 96)), [1, 2, 1, 2], Transform(0.7),
+                TorchSource(3), 4, 40,
+            )
+        ]
+
+    assert text() == text()
+
+
+def test_a_hybrid_in_the_loop_keeps_its_model_right(tiny):
+    "A target drafting for itself accepts everything, also after rounds in which the other one proposed."
+    class Often(SuffixDrafter):
+        def evidence(self, i): return "always"
+    own = ModelDrafter(tiny, 96)
+    hybrid = HybridDrafter(Often(), own, c=(0, 0.3), priors=({"always": 0.9}, 0.9))
+    proposals, real = [], hybrid.propose
+    def propose(K, transform, source):
+        draft = real(K, transform, source)
+        proposals.append(hybrid.pending[0])
+        return draft
+    hybrid.propose = propose
+    rounds = list(speculate(tiny, hybrid, [1, 2, 1, 2, 1], Transform(1.0), TorchSource(0), 3, 120))[1:]
+    assert {0, 1} <= set(proposals)
+    for who, r in zip(proposals, rounds):
+        if who == 1: assert r.accepted == len(r.drafted)
+
+
+def test_the_hybrid_is_not_slower_than_its_better_half():
+    """Two drafters that are right now and then, in texts where now the one, now the other is better; speeds by the cost
+    model."""
+    rng = np.random.default_rng(0)
+    class Knowing:
+        "Right with a probability that depends on the place."
+        layers = ()
+        def __init__(self, text, chances, seed):
+            self.text, self.right = text, np.random.default_rng(seed).random(len(text)) < chances
+
+        def prefill(self, tokens, features, limit): self.at = len(tokens)
+        def commit(self, tokens, features): self.at += len(tokens)
+        def propose(self, K, transform, source):
+            return Draft(
+                [t if ok else t + 100 for t, ok in zip(self.text[self.at : self.at + K], self.right[self.at :])]
+            )
+
+    text = rng.integers(0, 50, 4000).tolist()
+    for chances in [(0.8, 0.3), (0.3, 0.8), (0.6, 0.6), (0.05, 0.5)]:
+        def make(i): return Knowing(text, chances[i], i)
+        c = (0.02, 0.1)
+        def speed(drafter, cost):
+            rounds = replay(drafter, text[:1], text[1:], 4)
+            return sum(len(r.emitted) for r in rounds) / sum(1 + len(r.drafted) * .025 + cost(r) for r in rounds)
+        alone = [speed(make(i), lambda r, i=i: len(r.drafted) * c[i]) for i in (0, 1)]
+        hybrid, spent = HybridDrafter(make(0), make(1), c, .025, (0.5, 0.5)), []
+        real = hybrid.propose
+        def propose(K, transform, source):
+            draft = real(K, transform, source)
+            spent.append(len(draft.tokens) * c[hybrid.pending[0]])
+            return draft
+        hybrid.propose = propose
+        rounds = replay(hybrid, text[:1], text[1:], 4)
+        together = sum(len(r.emitted) for r in rounds) / (sum(1 + len(r.drafted) * .025 for r in rounds) + sum(spent))
+        assert together > 0.97 * max(alone), (chances, alone, together)
+
+# the executed proof
+
+
+def hybrid_of(q, width, V, **options):
+    return lambda: HybridDrafter(SuffixDrafter(), ModelDrafter(ExactModel(q, width), V), **options)
+
+
+@pytest.mark.parametrize("K, V", [(1, 2), (1, 3), (2, 2), (2, 3), (3, 2)])
+def test_every_drafter_is_lossless(K, V):
+    for case, p, q in language_pairs(V, f"drafters {K}", most=max(2, 5 - K), halves=True):
+        width = V - 1 if case == "smaller draft vocabulary" else V
+        for make in (
+            SuffixDrafter, lambda: SuffixDrafter(0.5), hybrid_of(q, width, V),
+            hybrid_of(q, width, V, c=(0.0, 0.0), priors=(0.9, 0.6)), lambda: Clocked(SuffixDrafter()),
+        ):
+            assert loop_error(speculate, make, p, K, V, case).error == 0, case
+        assert loop_error(speculate, hybrid_of(q, width, V), p, K, V, case, greedy=True).error == 0
+        if case == "p and q differ":
+            for end in range(V):
+                assert loop_error(speculate, hybrid_of(q, width, V), p, K, V, case, eos_ids=frozenset({end})).error == 0
+            assert loop_error(speculate, hybrid_of(q, width, V), p, K, V, case, max_new_tokens=K + 2).error == 0
+
+
+def test_in_the_proof_both_members_propose():
+    "Else the test above would prove less than it says."
+    seen = set()
+    class Seen(HybridDrafter):
+        def propose(self, K, transform, source):
+            draft = super().propose(K, transform, source)
+            seen.add(self.pending[0] if draft.tokens else None)
+            return draft
+    p, q = Language(2, "p", halves=True), Language(2, "q", halves=True)
+    assert (
+        loop_error(speculate, lambda: Seen(SuffixDrafter(), ModelDrafter(ExactModel(q, 2), 2)), p, 2, 2, "").error == 0
+    )
+    assert {0, 1} <= seen
+
+
+class Peeking(HybridDrafter):
+    "Wrong: lets the second draw first, and takes the first one's guesses where the drawn token is an unlikely one."
+    def propose(self, K, transform, source):
+        drawn = self.members[1].propose(K, transform, source)
+        if drawn.tokens and drawn.q[0][drawn.tokens[0]] >= 0.5: return drawn
+        return self.members[0].propose(K, transform, source)
+
+
+class Blending(HybridDrafter):
+    "Wrong: takes the first one's guesses and reports the second one's q."
+    def propose(self, K, transform, source):
+        sure = self.members[0].propose(K, transform, source)
+        drawn = self.members[1].propose(len(sure.tokens), transform, source) if sure.tokens else Draft([])
+        return Draft(sure.tokens, drawn.q)
+
+
+@pytest.mark.parametrize("wrong", [Peeking, Blending], ids=["chosen after the draw", "another's q"])
+def test_wrong_hybrids_are_caught(wrong):
+    errors = []
+    for seed in range(4):
+        p, q = Language(3, f"p{seed}", halves=True), Language(3, f"q{seed}", halves=True)
+        assert (
+            loop_error(
+                speculate, lambda: HybridDrafter(SuffixDrafter(), ModelDrafter(ExactModel(q, 3), 3)), p, 1, 3, ""
+            ).error
+            == 0
+        )
+        try:
+            errors.append(
+                loop_error(
+                    speculate, lambda: wrong(SuffixDrafter(), ModelDrafter(ExactModel(q, 3), 3)), p, 1, 3, ""
+                ).error
+            )
+        except InputError:
+            errors.append(1)  # a token with q = 0
+    assert max(errors) > 0

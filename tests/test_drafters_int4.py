@@ -1,0 +1,84 @@
+"Four bits: against the plain product, on weights that fit, and what is refused."
+import builtins
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers_drafters import packable_llama
+
+from specdec.sampling import Transform
+from specdec.core import InputError, ModelError, TorchSource
+from specdec.drafters.int4 import Int4Linear, quantised
+from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.speculative import speculate
+from specdec.transformer import Linear
+
+
+@pytest.fixture(scope="module")
+def tiny(): return packable_llama()
+def four_bits(weight, group):
+    "The nearest of 16 evenly spaced levels between each group's smallest and largest weight."
+    parts = weight.double().unflatten(-1, (-1, group))
+    low, high = parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True)
+    step = (high - low) / 15
+    return (low + ((parts - low) / step).round() * step).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 0.01), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("group", [32, 64])
+def test_four_bits_are_sixteen_levels_in_each_group(dtype, limit, group):
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    weight, x, bias = torch.randn(48, 128).to(dtype), torch.randn(2, 3, 128).to(dtype), torch.randn(48).to(dtype)
+    y = Int4Linear(Linear(weight, bias), group)(x)
+    wanted = x.double() @ four_bits(weight, group).T + bias.double()
+    assert y.dtype == dtype and y.shape == (2, 3, 48)
+    assert (y.double() - wanted).norm() / wanted.norm() < limit
+    exact = x.double() @ weight.double().T + bias.double()
+    assert (y.double() - exact).norm() / exact.norm() > 0.06  # it did quantise
+
+
+def test_weights_on_sixteen_levels_are_kept(tiny):
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    weight = torch.randint(0, 16, (32, 64)).float()
+    weight[:, ::32], weight[:, 1::32] = 0, 15  # both ends occur in each group
+    weight = weight / 8 - 0.5
+    x = torch.randn(1, 64).bfloat16().float()  # the product is taken in bfloat16, and rounded to it
+    torch.testing.assert_close(Int4Linear(Linear(weight))(x), x @ weight.T, rtol=1e-2, atol=1e-2)
+
+
+def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
+    pytest.importorskip("torchao")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    before = tiny.forward(ids, tiny.new_cache(8))
+    light = quantised(tiny)
+    after = light.forward(ids, light.new_cache(8))
+    assert torch.equal(before, tiny.forward(ids, tiny.new_cache(8)))
+    # random weights: far from any sixteen levels
+    assert not torch.allclose(before, after) and torch.nn.functional.cosine_similarity(before, after, -1).mean() > 0.5
+    assert isinstance(light.layers[0].mlp.down, Int4Linear) and isinstance(tiny.layers[0].mlp.down, Linear)
+    said = [
+        t
+        for r in speculate(tiny, ModelDrafter(light, 96), [1, 2, 3], Transform(), TorchSource(0), 3, 20)
+        for t in r.emitted
+    ]
+    plain = [t for r in speculate(tiny, NoDrafter(), [1, 2, 3], Transform(), TorchSource(0), 3, 20) for t in r.emitted]
+    assert said == plain
+
+
+def test_what_cannot_be_quantised():
+    pytest.importorskip("torchao")
+    with pytest.raises(InputError, match="Only our own decoder"): quantised(SimpleNamespace())
+    with pytest.raises(InputError, match="group_size"): Int4Linear(Linear(torch.ones(16, 64)), 48)
+    for shape in [(16, 48), (24, 64)]:
+        with pytest.raises(InputError, match="can't be packed"): Int4Linear(Linear(torch.ones(shape)))
+
+
+def test_without_torchao_the_error_names_the_command(monkeypatch):
+    real = builtins.__import__
+    def without(name, *args, **more):
+        if name.split(".")[0] == "torchao": raise ImportError("No module named 'torchao'")
+        return real(name, *args, **more)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModelError, match="pip install torchao"): Int4Linear(Linear(torch.ones(16, 32)))

@@ -1,0 +1,250 @@
+"The head's drafter: its q against the batched head, its bookkeeping after any history, and the exact law with it."
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
+
+from specdec.sampling import Transform
+from specdec.core import InputError, ModelError, TorchSource, exact_law
+from specdec.drafters.head_drafter import FastHead, HeadDrafter
+from specdec.speculative import speculate
+from specdec.transformer import load_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    random_target(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder): return load_model(folder, CPU, torch.float32)
+
+# what it proposes
+
+
+def t2d_complement(): return [i for i in range(V) if i not in DRAFT.tolist()]
+def test_first_row_of_q_is_the_batched_forward(target):
+    head = random_head(target)
+    text = torch.randint(V, (1, 12), generator=torch.Generator().manual_seed(5))
+    features = read(target, text, head.config.layers)
+    drafter = HeadDrafter(head, target)
+    drafter.prefill(text[0].tolist(), features[0, :-1], 30)
+    for transform in (Transform(1.0), Transform(.7, top_k=3), Transform(1.3, top_p=.6)):
+        q = proposals(drafter, 3, transform).q
+        assert q.shape == (3, V) and torch.allclose(q.sum(-1), torch.ones(3)) and not q[:, t2d_complement()].any()
+        expected = transform(head(text, features, 1)[0][0, -1].detach())
+        assert torch.allclose(q[0, DRAFT], expected, atol=1e-6)
+        assert ((q[0] > 0).sum() <= 3) or transform.top_k is None
+
+
+def test_tokens_are_drawn_from_the_reported_q(target):
+    "The draws of a source that remembers what it was asked to draw from."
+    class Remembering(TorchSource):
+        asked = []
+        def categorical(self, weights):
+            choice = super().categorical(weights)
+            self.asked.append((weights, choice))
+            return choice
+    head, source = random_head(target), Remembering(0)
+    drafter = HeadDrafter(head, target)
+    drafter.prefill([1, 2], read(target, torch.tensor([[1]]), head.config.layers)[0], 30)
+    draft = drafter.propose(4, Transform(.8), source)
+    assert draft.tokens == [DRAFT[choice].item() for _, choice in source.asked]
+    assert all(torch.equal(weights, row[DRAFT]) for (weights, _), row in zip(source.asked, draft.q))
+
+
+def test_greedy_drafts_are_certain_and_likeliest(target):
+    head = random_head(target)
+    text = torch.randint(V, (1, 12))
+    features = read(target, text, head.config.layers)
+    drafter = HeadDrafter(head, target)
+    drafter.prefill(text[0].tolist(), features[0, :-1], 30)
+    draft = drafter.propose(3, Transform(), None)  # nothing is drawn
+    assert draft.q is None and draft.tokens[0] == DRAFT[head(text, features, 1)[0][0, -1].argmax()].item()
+    assert draft.tokens == proposals(drafter, 3, Transform(1.0, top_k=1)).tokens
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_after_any_history_it_drafts_like_a_fresh_one(target, name):
+    "Rejections, full acceptance, rounds in which it isn't asked, and asked twice."
+    head, choose = random_head(target, **OPTIONS[name]), random.Random(0)
+    text = [1, 2, 3]
+    drafter = fresh(head, target, text)
+    while len(text) < 30:
+        for _ in range(choose.choice([0, 1, 1, 2])):
+            again = proposals(fresh(head, target, text))
+            draft = proposals(drafter)
+            assert draft.tokens == again.tokens and difference(draft.q, again.q) < 1e-4
+        new = [choose.randrange(V) for _ in range(choose.randint(1, 4))]
+        features = read(target, torch.tensor([text + new]), head.config.layers)[0, len(text) - 1:-1]
+        drafter.commit(new, features)
+        text += new
+
+
+class KeepsDrafts(HeadDrafter):
+    "Wrong: goes on from its own states instead of reading the accepted tokens again."
+    def commit(self, tokens, features):
+        super().commit(tokens, features)
+        kept = min(len(tokens), 1)
+        if self.read and self.last is not None:
+            self.unread, self.features = self.unread[kept:], [torch.cat(self.features)[kept:]]
+
+
+def test_keeping_its_own_states_would_be_noticed(target):
+    head, text, new = random_head(target), [1, 2, 3], [5, 6, 7]
+    drafters = [kind(head, target) for kind in (HeadDrafter, KeepsDrafts)]
+    features = read(target, torch.tensor([text + new]), head.config.layers)[0]
+    rows = []
+    for drafter in drafters:
+        drafter.prefill(text, features[:2], 40)
+        proposals(drafter)
+        drafter.commit(new, features[2:5])
+        rows.append(proposals(drafter).q[0])
+    expected = proposals(fresh(head, target, text + new)).q[0]
+    assert difference(rows[0], expected) < 1e-4 < difference(rows[1], expected)
+
+
+def test_the_context_ends(target):
+    head = random_head(target)
+    short = copy.deepcopy(head.config.decoder)
+    short.max_position_embeddings = 6
+    head.config = replace(head.config, decoder=short)
+    # three positions known, three more fit, and the last draft is never read
+    drafter = fresh(head, target, [1, 2, 3, 4])
+    assert len(proposals(drafter, 9).tokens) == 4
+    drafter.commit([5, 6], read(target, torch.tensor([[1, 2, 3, 4, 5, 6]]), head.config.layers)[0, 3:5])
+    assert len(proposals(drafter, 9).tokens) == 2
+    drafter.commit([7, 8], read(target, torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), head.config.layers)[0, 5:7])
+    assert proposals(drafter, 9).tokens == []
+    rounds = list(speculate(target, HeadDrafter(head, target), [1, 2, 3], Transform(1.0), TorchSource(0), 3, 20))
+    assert sum(len(r.emitted) for r in rounds) == 20
+
+
+def test_broken_logits_name_the_head(target):
+    head = random_head(target)
+    with torch.no_grad(): head.lm_head.weight[0] = float("nan")
+    with pytest.raises(ArithmeticError, match="The head"): proposals(fresh(head, target, [1, 2]))
+
+
+def test_half_precision_does_not_overflow(target):
+    "The first feature of a text can be thousands of times as large as the others."
+    head = random_head(target).half()
+    features = torch.full((1, head.config.feature_size), 6e4)
+    head.fc.weight.data.fill_(1.0)
+    fused = FastHead(head, lambda ids: torch.zeros(*ids.shape, 32)).fuse(features)
+    assert fused.dtype == torch.float16 and torch.isfinite(fused).all()
+
+
+def test_a_drafter_for_another_target_is_refused(target, tiny):
+    with pytest.raises(ModelError, match="vocabulary of 24"): HeadDrafter(random_head(target), tiny)
+
+# the exact law
+LENGTH, PROMPT, TINY = 4, [0, 2], dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory): return random_target(tmp_path_factory.mktemp("tiny"), V=3, depth=3, **TINY)
+def chain_rule(target, transform):
+    "What the target says alone, by the chain rule in float64, each row from a forward without a past."
+    law = {(): 1.0}
+    for _ in range(LENGTH):
+        law = {
+            (*text, token): weight * p
+            for text, weight in law.items()
+            for token, p in enumerate(
+                transform(target.forward(torch.tensor([[*PROMPT, *text]]), target.new_cache(9), last=1)[0, -1])
+                .double()
+                .tolist()
+            )
+            if p
+        }
+    return law
+
+
+def error(target, drafter, transform, K):
+    "Total variation between the walked law of the production loop and the chain rule."
+    def program(source):
+        return tuple(
+            token for r in speculate(target, drafter, PROMPT, transform, source, K, LENGTH) for token in r.emitted
+        )
+
+    found, expected = exact_law(program), chain_rule(target, transform)
+    assert sum(found.values()) == 1
+    return sum(abs(float(found.get(text, 0)) - expected.get(text, 0)) for text in found.keys() | expected.keys()) / 2
+
+
+class Misreports(HeadDrafter):
+    "Wrong: draws from the head's q, and reports a uniform one."
+    def propose(self, K, transform, source):
+        draft = super().propose(K, transform, source)
+        return replace(draft, q=(draft.q > 0) / (draft.q > 0).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    "K, tokens, transform",
+    [
+        (1, [0, 1, 2], Transform(1.0)), (2, [0, 2], Transform(1.0)), (2, [0, 1, 2], Transform(0.8, top_k=2)),
+        (3, [1, 2], Transform(1.5, top_p=0.8)), (2, [0, 2], Transform()),
+    ],
+    ids=["one guess", "two of three tokens", "top-k", "top-p", "greedy"],
+)
+def test_the_law_is_the_targets(tiny, K, tokens, transform):
+    """Softmax weights are no exact fractions, and float32 rows differ in the last bits with the number of tokens read
+    at once: so 1e-6, not 0."""
+    head = random_head(tiny, torch.tensor(tokens))
+    assert error(tiny, HeadDrafter(head, tiny), transform, K) < 1e-6
+
+
+@pytest.mark.parametrize("stop_below", [.2, .45, .7])
+def test_an_early_end_leaves_the_law_alone(tiny, stop_below):
+    head = random_head(tiny, torch.tensor([0, 2]))
+    drafter, lengths = HeadDrafter(head, tiny, stop_below), set()
+    propose = drafter.propose
+    def noted(*given):
+        draft = propose(*given)
+        lengths.add(len(draft.tokens))
+        return draft
+    drafter.propose = noted
+    assert error(tiny, drafter, Transform(1.0), 3) < 1e-6 and len(lengths) > 1  # it did end early, and not always
+
+
+class Forced:
+    "A source that draws what it is told."
+    def __init__(self, tokens): self.tokens = iter(tokens)
+    def categorical(self, weights): return next(self.tokens)
+
+
+def test_where_a_draft_ends(tiny):
+    "After the first token with which the product of their probabilities is below the limit; greedily, too."
+    head = random_head(tiny, torch.tensor([0, 1, 2]))
+    for transform in (Transform(1.0), Transform()):
+        for limit in (.05, .3, .6, .9):
+            drafters = [HeadDrafter(head, tiny, stop) for stop in (0.0, limit)]
+            for drafter in drafters:
+                drafter.prefill(
+                    [0, 2], tiny.forward(torch.tensor([[0, 2]]), tiny.new_cache(40), layers=drafter.layers)[1][0, :-1],
+                    40,
+                )
+            whole, short = (drafter.propose(5, transform, TorchSource(1)).tokens for drafter in drafters)
+            q = [row[token] for row, token in zip(drafters[0].propose(5, Transform(1.0), Forced(whole)).q, whole)]
+            products = torch.stack(q).cumprod(0).tolist()
+            assert short == whole[:next((i + 1 for i, product in enumerate(products) if product < limit), 5)]
+    for wrong in (-.1, 1.0):
+        with pytest.raises(InputError, match="stop_below"): HeadDrafter(head, tiny, wrong)
+
+
+def test_a_wrong_q_has_another_law(tiny):
+    head = random_head(tiny, torch.tensor([0, 2]))
+    assert error(tiny, Misreports(head, tiny), Transform(1.0), 2) > 1e-3
+
+
+def test_a_head_that_reads_the_wrong_features_is_lossless_all_the_same(tiny):
+    "Losslessness does not depend on what the drafter reads; only its usefulness does."
+    class Late(HeadDrafter):
+        def commit(self, tokens, features): super().commit(tokens, features.flip(0))
+    assert error(tiny, Late(random_head(tiny, torch.tensor([0, 2])), tiny), Transform(1.0), 2) < 1e-6
