@@ -23,7 +23,8 @@ from .autoregressive import Transform
 from .core import ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource, check
 from .kvcache import KVCache
 from .speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter, check_request, token_ids
-from .transformer import Checkpoint, Llama, Positions, check_window, head_size
+from .checkpoint import Checkpoint
+from .transformer import Llama, Positions, check_window, head_size
 
 # %% ../nbs/path/06_gpu.ipynb #0f42703e
 class StateDict(Checkpoint):

@@ -19,7 +19,7 @@ from torch import Tensor
 from .autoregressive import Transform, check_logits
 from .core import InputError, ModelError, PhaseTimer, Round, Source, check
 from .rejection import VerifyRule, greedy_match, speculative_sampling
-from .transformer import CausalLM
+from .protocol import CausalLM
 
 # %% ../nbs/path/04_speculative.ipynb #b9433072
 @dataclass

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from .core import Round, check
-from .transformer import CausalLM
+from .protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #5f622ee4
 def _numbers(values: ArrayLike, # one number or many

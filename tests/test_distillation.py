@@ -28,7 +28,7 @@ from specdec.drafters.heads import HeadDrafter, load_head, output_rows
 from specdec.models import load_tokenizer
 from specdec.pairs import load
 from specdec.speculative import ModelDrafter, speculate
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 V, CPU = 50, torch.device("cpu")

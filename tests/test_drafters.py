@@ -13,7 +13,7 @@ from specdec.drafters.family import (Acceptance, Clocked, ColderDrafter, HybridD
                               replay, rows_on, search_layers, trial)
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, speculate
-from specdec.transformer import Linear
+from specdec.layouts import Linear
 
 CPU = torch.device("cpu")
 
@@ -198,7 +198,7 @@ def tiny_llama(dtype=torch.float32, layers=4, seed=0):
     import tempfile
     from pathlib import Path
     from transformers import LlamaConfig, LlamaForCausalLM
-    from specdec.transformer import load_model
+    from specdec.loading import load_model
     torch.manual_seed(seed)
     config = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
                          tie_word_embeddings=False, initializer_range=0.2)

@@ -27,7 +27,7 @@ from specdec.gpu import (DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCac
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
-from specdec.transformer import load_model
+from specdec.loading import load_model
 from test_lossless import assert_same_text
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here

@@ -23,7 +23,9 @@ from specdec.drafters.heads import (FastHead, Head, HeadConfig, HeadDrafter, Hea
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
 from specdec.speculative import speculate
-from specdec.transformer import Linear, has_same_rows, load_model, positions, rope_frequencies
+from specdec.layouts import Linear, has_same_rows
+from specdec.loading import load_model
+from specdec.transformer import positions, rope_frequencies
 
 CPU, V = torch.device("cpu"), 24
 DRAFT = torch.tensor([0, 3, 4, 9, 10, 15, 20, 23])

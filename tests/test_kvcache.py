@@ -7,7 +7,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec.core import InputError, SpecdecError
 from specdec.kvcache import CacheFullError, KVCache, as_transformers_cache, cache_bytes
-from specdec.transformer import Llama, TransformersLM, load_model
+from specdec.adapter import TransformersLM
+from specdec.loading import load_model
+from specdec.transformer import Llama
 
 V, CAPACITY = 61, 24
 SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64, initializer_range=.2)

@@ -17,7 +17,7 @@ from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, li
 from specdec.rejection import greedy_match, speculative_sampling
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.speculative import ModelDrafter, NGramDrafter
-from specdec.transformer import TransformersLM
+from specdec.adapter import TransformersLM
 from test_speculative import Failing, Untouchable, greedy, tiny
 
 TOKENIZER = load_tokenizer(fetch())

@@ -18,7 +18,7 @@ from specdec.core import InputError, ModelError, TorchSource
 from specdec.profiling import (MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens, matrix_rate, matrix_weights,
                                memory_bandwidth, operation_seconds, readers, reset_resident_peak, resident_bytes, weight_bytes_read)
 from specdec.speculative import NGramDrafter, speculate
-from specdec.transformer import TransformersLM
+from specdec.adapter import TransformersLM
 
 CPU = torch.device("cpu")
 SHAPE = dict(vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=128)

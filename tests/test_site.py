@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.autoregressive import Transform
 from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
 from specdec.speculative import ModelDrafter, speculate
-from specdec.transformer import TransformersLM
+from specdec.adapter import TransformersLM
 
 ROOT = Path(__file__).parents[1]
 

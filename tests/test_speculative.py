@@ -14,7 +14,8 @@ from specdec.core import InputError, ModelError, NumericalError, Round, TorchSou
 from specdec.kvcache import KVCache
 from specdec.rejection import speculative_sampling
 from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, check_request, speculate
-from specdec.transformer import Llama, load_model
+from specdec.loading import load_model
+from specdec.transformer import Llama
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,11 @@ from specdec.core import InputError, ModelError, TorchSource
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.models import fetch, load_transformers
 from specdec.speculative import ModelDrafter, NGramDrafter, NoDrafter, speculate
-from specdec.transformer import FEW, Linear, Llama, StoredRows, TransformersLM, attention_apart, has_same_rows, is_native, load_model, positions
+from specdec.adapter import TransformersLM, is_native
+from specdec.checkpoint import StoredRows
+from specdec.layouts import FEW, Linear, attention_apart, has_same_rows
+from specdec.loading import load_model
+from specdec.transformer import Llama, positions
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

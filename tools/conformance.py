@@ -18,7 +18,7 @@ from specdec.lossless.conformance import check_decoder
 from specdec.core import TorchSource
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
 from specdec.speculative import ModelDrafter, speculate
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 CPU, SKIP, K = torch.device("cpu"), (3, 5, 9, 14, 25, 26), 1
 PROMPT = "red, blue, red, green, red,"

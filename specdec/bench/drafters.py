@@ -25,7 +25,7 @@ from ..drafters.family import Clocked, HybridDrafter, SuffixDrafter, quantised, 
 from ..models import Prompt, encode, prompts
 from ..pairs import PAIRS, Pair, load, load_drafter, shipped
 from ..speculative import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/bench/02_drafters.ipynb #b06ba000
 HELD_OUT = tuple(Prompt(f"{domain}_{5 + i:03}", domain, text) for domain, texts in {

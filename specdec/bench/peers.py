@@ -39,7 +39,7 @@ from ..core import InputError, ModelError, check
 from ..models import Prompt, encode, find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts
 from ..pairs import Pair, load
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/bench/01_peers.ipynb #3a43fef2
 def quartiles(values: Iterable[float]) -> tuple[float, float, float]: # lower quartile, median, upper quartile

@@ -24,7 +24,9 @@ from ..core import ModelError, PhaseTimer, Round, Source, TorchSource, check
 from .heads import plain_weight
 from ..rejection import acceptance_probability
 from ..speculative import Draft, Drafter, speculate
-from ..transformer import CausalLM, Linear, Llama
+from ..layouts import Linear
+from ..protocol import CausalLM
+from ..transformer import Llama
 
 # %% ../../nbs/drafters/01_family.ipynb #21154fd1
 class SuffixIndex:

@@ -27,7 +27,11 @@ from ..autoregressive import Transform, check_logits, likeliest
 from ..core import InputError, ModelError, Source, check
 from ..kvcache import KVCache
 from ..speculative import Draft
-from ..transformer import (MLP, Attention, CausalLM, Checkpoint, Linear, Positions, has_same_rows, head_size, is_native, positions, rms_norm, rope_frequencies, rotate)
+from ..adapter import is_native
+from ..checkpoint import Checkpoint
+from ..layouts import Linear, has_same_rows
+from ..protocol import CausalLM
+from ..transformer import MLP, Attention, Positions, head_size, positions, rms_norm, rope_frequencies, rotate
 
 # %% ../../nbs/drafters/02_heads.ipynb #9e2b2ea2
 @dataclass(frozen=True)
@@ -537,7 +541,7 @@ def save_head(head: Head,
     the head doesn't fit the target or can't be written."""
     check_fit(head.config, target)
     architectures = getattr(target.config, "architectures", None) or [type(target.config).__name__.replace("Config", "ForCausalLM")]
-    text = json.dumps(folder_config(head, verifier or getattr(target, "name", None), architectures, getattr(target, "digest", None), K), indent=2, sort_keys=True)
+    text = json.dumps(folder_config(head, verifier or target.name, architectures, target.digest, K), indent=2, sort_keys=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     if embedding and head.embed_tokens is None:
         tensors["embed_tokens.weight"] = target_embedding(target)(torch.arange(target.vocab_size, device=target.device)).detach().cpu().to(head.fc.weight.dtype)
@@ -568,7 +572,7 @@ def read_head_config(folder: Path, # config.json is in it
     kind = stored.get("speculators_model_type") if isinstance(stored, dict) else None
     if kind != "eagle3": raise ModelError(f"{folder} is no EAGLE-3 head in the format of speculators: its config.json says speculators_model_type {kind!r}. (Older heads can be turned into one by `speculators convert`.)")
     try:
-        digest, ours = dict(stored.get("specdec") or {}).get("target_digest"), getattr(target, "digest", None)
+        digest, ours = dict(stored.get("specdec") or {}).get("target_digest"), target.digest
         sizes = dict(stored["transformer_layer_config"])
         decoder = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
         layers, n = stored.get("eagle_aux_hidden_state_layer_ids"), target.config.num_hidden_layers

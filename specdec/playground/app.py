@@ -44,7 +44,7 @@ from ..pairs import list_pairs, load, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..speculative import Draft, Drafter, NoDrafter, speculate
 from ..speedup import AlphaEstimate, alpha_by_position, estimate_alpha, verification_cost, walltime_factor, wilson_interval
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/use/02_playground.ipynb #166811fe
 K_MAX = 16  # the longest draft that the slider offers
