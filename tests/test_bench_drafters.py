@@ -9,6 +9,7 @@ from specdec.bench.drafters import (DRAFTERS, HELD_OUT, DraftersConfig, alphas, 
 from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round
 from specdec.models import prompts
+from specdec.protocol import CausalLM
 from specdec.speculative import Draft, NoDrafter
 
 
@@ -132,7 +133,7 @@ def test_drafters_that_cannot_be_had_say_why(tmp_path):
     assert {name for some in find_drafters(DraftersConfig(model="other"), Target()) for name in some} == {*DRAFTERS}
 
 
-class Recital:
+class Recital(CausalLM):
     "A target that counts up."
     vocab_size, context_length, device = 50, 100, torch.device("cpu")
     def new_cache(self, capacity):

@@ -15,6 +15,7 @@ from specdec.kvcache import KVCache
 from specdec.rejection import speculative_sampling
 from specdec.speculative import Draft, ModelDrafter, NGramDrafter, NoDrafter, check_request, speculate
 from specdec.loading import load_model
+from specdec.protocol import CausalLM
 from specdec.transformer import Llama
 
 CPU = torch.device("cpu")
@@ -383,7 +384,7 @@ def test_broken_logits_name_the_step(value):
     with pytest.raises(NumericalError, match="The draft, after 4 tokens"): decode(tiny(), ModelDrafter(Failing(tiny(), 4, value), 24), [1, 2, 3])
 
 
-class Untouchable:
+class Untouchable(CausalLM):
     "A target that must not run."
     vocab_size, context_length, device = 24, 16, CPU
     def new_cache(self, capacity): raise AssertionError("work before validation")
