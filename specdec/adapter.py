@@ -23,29 +23,37 @@ if TYPE_CHECKING:  # for type checkers only: importing transformers takes second
 
 # %% ../nbs/engine/07_adapter.ipynb #6b221efb
 def as_transformers_cache(cache: KVCache) -> "Cache":
-    """A transformers `Cache` that keeps its keys and values in ours. It has no state of its own: make
-    one for each forward, or keep it. Raises `InputError` for a cache with rounded views."""
+    """A transformers `Cache` that keeps its keys and values in ours. It has no state of its own:
+    make one for each forward, or keep it. Raises `InputError` for a cache with rounded views."""
     from transformers.cache_utils import Cache, DynamicLayer
-    check(cache.multiple == 1, "transformers makes no mask for views that reach beyond the text: make "
-          f"the cache with multiple=1, not {cache.multiple}.")
+    check(
+        cache.multiple == 1,
+        "transformers makes no mask for views that reach beyond the text: make "
+        f"the cache with multiple=1, not {cache.multiple}.",
+    )
 
     class Layer(DynamicLayer):
         "One layer's view of the cache."
         def __init__(self, index):
             super().__init__()
             self.index = index
-        def update(self, keys, values, *args, **kwargs): return cache.append(self.index, keys, values)
+
+        def update(self, keys, values, *args, **kwargs):
+            return cache.append(self.index, keys, values)
+
         def get_seq_length(self): return cache.length
         def crop(self, *args):
-            raise SpecdecError("This cache is rolled back by its owner: call KVCache.rollback(length).")
+            raise SpecdecError(
+                "This cache is rolled back by its owner: call KVCache.rollback(length)."
+            )
         reset = crop
 
     return Cache(layers=[Layer(i) for i in range(len(cache.keys))])
 
 # %% ../nbs/engine/07_adapter.ipynb #85444210
 def context_length(config) -> int: # positions
-    """How far the model's positions reach with one set of rotary frequencies: longrope changes them all
-    beyond the original length."""
+    """How far the model's positions reach with one set of rotary frequencies: longrope changes them
+    all beyond the original length."""
     names = ("max_position_embeddings", "max_seq_len", "seq_length")
     known = [n for name in names if isinstance(n := getattr(config, name, None), int)]
     rope = getattr(config, "rope_parameters", None) or {}
@@ -72,8 +80,8 @@ def _why_not(model, config) -> list[str]: # empty: it can
 
 # %% ../nbs/engine/07_adapter.ipynb #8f80f643
 class TransformersLM(CausalLM):
-    """Any causal language model of transformers behind the same interface, on the same cache; raises
-    `ModelError` if it isn't causal or remembers more than keys and values."""
+    """Any causal language model of transformers behind the same interface, on the same cache;
+    raises `ModelError` if it isn't causal or remembers more than keys and values."""
     def __init__(self, model): # a transformers module; it is put into evaluation mode
         config = model.config.get_text_config()
         why = _why_not(model, config)
@@ -100,8 +108,10 @@ class TransformersLM(CausalLM):
                              "asked for.")
         check_wanted(last, layers, self.config.num_hidden_layers)
         keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
-        output = self.model(input_ids=ids.to(self.device), past_key_values=as_transformers_cache(cache),
-                            use_cache=True, output_hidden_states=bool(layers), **keep)
+        output = self.model(
+            input_ids=ids.to(self.device), past_key_values=as_transformers_cache(cache),
+            use_cache=True, output_hidden_states=bool(layers), **keep,
+        )
         if cache.length != end:
             raise ModelError(f"{type(self.model).__name__} did not keep its keys and values in the "
                              "cache it was given, so it can't be rolled back.")
@@ -111,8 +121,8 @@ class TransformersLM(CausalLM):
 
 # %% ../nbs/engine/07_adapter.ipynb #3be030a4
 def is_native(config) -> bool:
-    """Whether `Llama` computes what this config describes; rotary embeddings whose frequencies depend
-    on the length are left to transformers."""
+    """Whether `Llama` computes what this config describes; rotary embeddings whose frequencies
+    depend on the length are left to transformers."""
     if config.model_type not in ("llama", "mistral", "qwen2", "qwen3", "phi3"): return False
     rope, kinds = config.rope_parameters, set(getattr(config, "layer_types", None) or [])
     # of these families Phi-3 alone may turn only a part of each head

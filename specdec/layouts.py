@@ -14,8 +14,8 @@ from torch import Tensor
 
 # %% ../nbs/engine/05_layouts.ipynb #ea6f1c1a
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether it matters there how a weight lies in memory: in bfloat16 on a CPU that multiplies such
-    numbers."""
+    """Whether it matters there how a weight lies in memory: in bfloat16 on a CPU that multiplies
+    such numbers."""
     if device.type != "cpu" or dtype != torch.bfloat16: return False
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -28,24 +28,25 @@ def has_tiles() -> bool:
 FEW = 16  # new tokens that still count as few: for attention, and for what weights are packed for
 
 def has_same_rows(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a row of a product can be had that doesn't depend on how many rows there are: in float32
-    on an x86 processor (with AVX2), from the library oneDNN."""
+    """Whether a row of a product can be had that doesn't depend on how many rows there are: in
+    float32 on an x86 processor (with AVX2), from the library oneDNN."""
     if device.type != "cpu" or dtype != torch.float32: return False
     if not torch.backends.mkldnn.is_available(): return False
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 # %% ../nbs/engine/05_layouts.ipynb #dcd8da3a
 class Linear:
-    """y = W x + b. On a CPU the weight is either packed, in the layout that oneDNN multiplies fastest
-    by a few rows, or as it is. Packed in float32, a row doesn't depend on how many there are. As it is
-    in bfloat16, a single row is multiplied by PyTorch's own product."""
+    """y = W x + b. On a CPU the weight is either packed, in the layout that oneDNN multiplies
+    fastest by a few rows, or as it is. Packed in float32, a row doesn't depend on how many there
+    are. As it is in bfloat16, a single row is multiplied by PyTorch's own product."""
     SWITCH = threading.Lock() # oneDNN's switch is the whole process's
     # so many rows stand in for a single one, for which oneDNN has another kernel
     ALONE = 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 2
 
     def __init__(self, weight: Tensor,       # [out, in]
                  bias: Tensor | None = None, # [out]
-                 pack: bool = True, # whether it may be packed: in bfloat16, whether several rows are usual
+                 # whether it may be packed: in bfloat16, whether several rows are usual
+                 pack: bool = True,
                 ):
         device, dtype = weight.device, weight.dtype
         self.bias, self.inputs = bias, weight.shape[1]
@@ -82,12 +83,12 @@ def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, hea
                     v: Tensor,    # all values, [B, kv_heads, S, head_dim]
                     mask: Tensor, # added to the scores, [T, 1, 1, S]
                    ) -> Tensor: # [B, heads, T, head_dim]
-    """Attention that treats each new token as a sequence of its own, so that its bits don't depend on
-    the others."""
+    """Attention that treats each new token as a sequence of its own, so that its bits don't depend
+    on the others."""
     B, heads, T, size = q.shape
     q = q.transpose(1, 2).reshape(B * T, k.shape[1], -1, size)
     queries = q.shape[2]
-    # each thread's working memory, (S + size + 2) · queries numbers, then begins where a vector does
+    # then each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
     q = F.pad(q, (0, 0, 0, -queries % 8))
     k, v = (t.expand(B * T, -1, -1, -1) for t in (k, v))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -98,8 +99,8 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    span: int,          # S, positions that the cache's views have; start + T or more
                    groups: int,        # query heads per key-value head
                    dtype: torch.dtype, device: torch.device,
-                   apart: bool,        # whether each new token shall ask on its own, if there are few
-                  ) -> tuple[Tensor | None, int, bool]: # mask, heads that are folded into one, apart
+                   apart: bool,        # whether each new token shall ask on its own, if they are few
+                  ) -> tuple[Tensor | None, int, bool]: # mask, heads folded into one, apart
     """How T new tokens ask. The mask is added to the scores, `[fold · T, S]`, apart `[T, 1, 1, S]`;
     None: nothing hides but causal order."""
     fold = groups if T <= FEW and dtype != torch.float32 else 1
@@ -109,6 +110,7 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
     if not (apart or hides): return None, fold, apart
     mask = torch.full((T, span), float("-inf"), dtype=dtype, device=device).triu(start + 1)
     return (mask[:, None, None] if apart else mask.repeat(fold, 1)), fold, apart
+
 
 def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_dim]
                       k: Tensor, # all keys, [B, kv_heads, S, head_dim]
@@ -121,5 +123,5 @@ def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head
     B, heads, T, size = q.shape
     q = q.reshape(B, heads // fold, fold * T, size)
     causal, grouped = mask is None and T > 1, q.shape[1] != k.shape[1]
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
     return y.reshape(B, heads, T, size)

@@ -19,8 +19,8 @@ from .checkpoint import Checkpoint
 from .core import InputError, ModelError, check
 from .kvcache import KVCache
 from .layouts import has_same_rows, has_tiles
-from .models import (
-    find_model, first_line, load_tokenizer, load_transformers, pick_device, pick_dtype, weights_digest)
+from .models import find_model, first_line, load_tokenizer, load_transformers
+from .models import pick_device, pick_dtype, weights_digest
 from .protocol import CausalLM
 from .transformer import Llama
 
@@ -28,21 +28,23 @@ from .transformer import Llama
 TOKENS_FILE = "draft_tokens.safetensors"  # which of the target's tokens a draft model knows
 
 def narrow_ids(tokens: Tensor, vocab_size: int) -> Tensor: # [D] → [V]
-    """Where each of the target's tokens stands among the draft's; those it lacks share the place after
-    the last."""
+    """Where each of the target's tokens stands among the draft's; those it lacks share the place
+    after the last."""
     narrow = torch.full((vocab_size,), len(tokens))
     narrow[tokens] = torch.arange(len(tokens))
     return narrow
 
 class NarrowLM(CausalLM):
-    """A model that knows only some of the target's tokens, behind the target's ids: the other logits are
-    minus infinity."""
+    """A model that knows only some of the target's tokens, behind the target's ids: the other
+    logits are minus infinity."""
     def __init__(self, model: CausalLM, # over the draft's tokens and one for all others
                  tokens: Tensor,        # target ids, rising, [D]
                  vocab_size: int):      # the target's V
-        check(model.vocab_size > len(tokens),
-              f"A model with {model.vocab_size} tokens can't know {len(tokens)} of the target's and one "
-              "that stands for the others.")
+        check(
+            model.vocab_size > len(tokens),
+            f"A model with {model.vocab_size} tokens can't know {len(tokens)} of the target's and"
+            " one that stands for the others.",
+        )
         self.model, self.vocab_size, self.context_length = model, vocab_size, model.context_length
         self.device, self.dtype, self.config = model.device, model.dtype, model.config
         self.packed, self.target_digest = model.packed, model.target_digest
@@ -67,16 +69,18 @@ def load_model(folder: Path, # config.json and safetensors
                device: torch.device, dtype: torch.dtype,
                verifies: bool = True, # it will read several tokens at once; False: one at a time
               ) -> CausalLM:
-    """Our decoder for the Llama family, transformers' own for everything else; a draft that `distill`
-    trained answers in its target's vocabulary. Raises `ModelError` if the folder holds no whole model
-    of a known kind."""
+    """Our decoder for the Llama family, transformers' own for everything else; a draft that
+    `distill` trained answers in its target's vocabulary. Raises `ModelError` if the folder holds no
+    whole model of a known kind."""
     from transformers import AutoConfig
+
     pack = verifies or has_tiles() or has_same_rows(device, dtype)
     tensors = Checkpoint(folder, dtype, device, pack)  # looks at every file
     try: config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a strict config class may raise anything
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
-    model: CausalLM = Llama(config, tensors) if is_native(config) else _wrapped(folder, device, dtype)
+    native = is_native(config)
+    model: CausalLM = Llama(config, tensors) if native else _wrapped(folder, device, dtype)
     model.target_digest = getattr(config, "specdec_target_digest", None)
     return _with_tokens(model, folder / TOKENS_FILE)
 
@@ -102,14 +106,16 @@ def _with_tokens(model: CausalLM, path: Path) -> CausalLM:
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the hub
          device: str = "auto",  # "auto", "cpu", "cuda", "mps"
          dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16"
-         verifies: bool = True, # as a target of speculation; False: one token at a time, plainly or as
-                                # a draft, which is then faster on a CPU
+         # as a target of speculation; False: one token at a time, plainly or as a draft, which is
+         # then faster on a CPU
+         verifies: bool = True,
         ) -> CausalLM: # with its name, tokenizer, end-of-sequence ids and its weights' digest
     "A causal language model ready to decode; raises `ModelError` or `InputError` with what to do."
     place = pick_device(device)
     number = pick_dtype(dtype, place)
     folder = find_model(name)
-    tokenizer = load_tokenizer(folder)  # first: what it needs while loading is then free for weights
+    # first: what it needs while loading is then free for weights
+    tokenizer = load_tokenizer(folder)
     model = load_model(folder, place, number, verifies)
     model.name, model.digest = str(name), weights_digest(folder)
     model.tokenizer, model.eos_ids = tokenizer, end_tokens(folder, tokenizer)
@@ -124,7 +130,9 @@ def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids
         stored = json.loads(file.read_text(encoding="utf-8")) if file else {}
         ends = stored.get("eos_token_id", (stored.get("text_config") or {}).get("eos_token_id"))
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"Where texts end can't be read from {file} ({first_line(error)}).") from error
+        raise ModelError(
+            f"Where texts end can't be read from {file} ({first_line(error)})."
+        ) from error
     several = ends if isinstance(ends, list) else [ends]
     found = [end for end in [*several, tokenizer.eos_token_id] if end is not None]
     if not all(type(end) is int for end in found):

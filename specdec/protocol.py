@@ -40,20 +40,19 @@ class CausalLM(Protocol):
     @overload
     def forward(self, ids: Tensor, cache: KVCache, last: int | None = None) -> Tensor: ...
     @overload
-    def forward(
-        self, ids: Tensor, # token ids that follow what the cache holds, [B, T]
-        cache: KVCache,    # grows by T
-        last: int | None = None, # logits for the last positions only; None: for all T
-        layers: Sequence[int] = (), # also return these hidden states
-    ) -> Tensor | tuple[Tensor, Tensor]: # logits [B, last, V]; features [B, T, len(layers) · hidden]
+    def forward(self, ids: Tensor,          # token ids that follow what the cache holds, [B, T]
+                cache: KVCache,             # grows by T
+                last: int | None = None,    # logits for the last positions only; None: for all T
+                layers: Sequence[int] = (), # also return these hidden states
+               ) -> Tensor | tuple[Tensor, Tensor]: # logits [B, last, V]; with layers: and features
         """Append the tokens to the cache and say what may follow each: logits, and with `layers`
-        the features besides. Hidden state 0 is the embeddings, i comes out of layer i, and the last
-        one has been through the final norm."""
+        the features besides, `[B, T, len(layers) · hidden]`. Hidden state 0 is the embeddings, i
+        comes out of layer i, and the last one has been through the final norm."""
 
 # %% ../nbs/engine/03_protocol.ipynb #a0932a29
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (looked at only
-    on the CPU: a GPU would have to wait)."""
+    """Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (looked at
+    only on the CPU: a GPU would have to wait)."""
     check(ids.ndim == 2 and ids.numel() > 0,
           f"Token ids must have the shape [B, T] with at least one token, not {list(ids.shape)}.")
     if ids.device.type == "cpu":

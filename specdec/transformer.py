@@ -25,8 +25,8 @@ def rms_norm(x: Tensor,      # [..., n]
              weight: Tensor, # [n], or anything that broadcasts to x
              eps: float,     # added to the mean square
             ) -> Tensor: # [..., n], in x's dtype
-    """Divide by the root of the mean square, computed in float32, and scale (Zhang and Sennrich 2019,
-    section 4)."""
+    """Divide by the root of the mean square, computed in float32, and scale (Zhang and Sennrich
+    2019, section 4)."""
     n = x.shape[-1]
     if x.dtype == torch.float32 or x.device.type != "cpu":
         return weight * F.rms_norm(x, (n,), None, eps)
@@ -42,14 +42,15 @@ def head_size(config) -> int: # numbers per head
 def rope_frequencies(config, # a transformers config
                      device: torch.device = torch.device("cpu"),
                     ) -> tuple[Tensor, float]: # radians per position [rotary_dim / 2]; scale
-    """Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the checkpoint's
-    config says, and what cosines and sines are multiplied with."""
+    """Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the
+    checkpoint's config says, and what cosines and sines are multiplied with."""
     rope = config.rope_parameters
     if rope["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
         frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
         return frequencies.to(device), scale
-    dim = int(head_size(config) * rope.get("partial_rotary_factor", 1.0))  # Phi-3: the rest don't turn
+    # Phi-3: the rest don't turn
+    dim = int(head_size(config) * rope.get("partial_rotary_factor", 1.0))
     exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
     return (1.0 / rope["rope_theta"] ** exponents).to(device), 1.0
 
@@ -58,8 +59,8 @@ def rotate(x: Tensor,   # [B, T, heads, head_dim]
            cos: Tensor, # [T, 1, rotary_dim]; both halves alike
            sin: Tensor, # [T, 1, rotary_dim]; the first half negated
           ) -> Tensor: # [B, T, heads, head_dim]
-    """Turn each pair (i, i + rotary_dim / 2) by its position's angle; numbers past rotary_dim stay as
-    they are."""
+    """Turn each pair (i, i + rotary_dim / 2) by its position's angle; numbers past rotary_dim stay
+    as they are."""
     dim = cos.shape[-1]
     if dim < x.shape[-1]: return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), -1)
     return x * cos + x.roll(dim // 2, -1) * sin
@@ -80,7 +81,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               groups: int,             # query heads per key-value head
               dtype: torch.dtype,
               span: int | None = None, # S, positions that the cache's views have; None: start + T
-              apart: bool = False,     # whether each new token shall ask on its own, if there are few
+              apart: bool = False,     # whether each new token shall ask on its own, if few
              ) -> Positions:
     "Angles and mask for T new tokens."
     device = frequencies.device
@@ -93,7 +94,8 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
 # %% ../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
     "Grouped-query attention of new tokens over everything in the cache."
-    def __init__(self, config, tensor: Checkpoint, prefix: str): # such as "model.layers.0.self_attn."
+    def __init__(self, config, tensor: Checkpoint,
+                 prefix: str): # such as "model.layers.0.self_attn."
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.eps = head_size(config), config.rms_norm_eps
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -164,21 +166,24 @@ def sliding_window(config) -> int | None: # positions, or None if every token se
 def check_window(window: int | None, length: int) -> None:
     "Raise `ModelError` if so many positions leave the window."
     if window and length > window:
-        raise ModelError(f"This model attends to a sliding window of {window} positions, and {length} "
-                         "are asked for: keep prompt and answer within the window.")
+        raise ModelError(
+            f"This model attends to a sliding window of {window} positions, and {length} "
+            "are asked for: keep prompt and answer within the window."
+        )
 
 # %% ../nbs/engine/04_transformer.ipynb #61a87d98
 class Llama(CausalLM):
     "A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3."
     def __init__(self, config,        # a transformers config that `is_native` accepts
-                 tensor: Checkpoint): # its weights; raises `ModelError` if they don't fit the config
+                 tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
-        # a token's logits don't depend on how many are read; if they do, another layout is faster for one
+        # a token's logits don't depend on how many are read
         self.same_rows = tensor.pack and has_same_rows(self.device, self.dtype)
-        self.packed = tensor.pack and not self.same_rows
+        self.packed = tensor.pack and not self.same_rows  # there is a layout that is faster for one
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
         longest = config.max_position_embeddings
-        self.context_length = min(longest, self.window or longest)  # beyond its window we don't compute
+        # beyond its window we don't compute
+        self.context_length = min(longest, self.window or longest)
         self.groups = config.num_attention_heads // config.num_key_value_heads
         self.embed, self.head = read_vocabulary(config, tensor)
         names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
@@ -205,8 +210,8 @@ class Llama(CausalLM):
 
     def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
                 layers: Sequence[int] = ()):
-        """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where` and
-        the cache."""
+        """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where`
+        and the cache."""
         x = self.embed(ids)
         states = {0: x}
         for i, layer in enumerate(self.layers):
@@ -217,8 +222,9 @@ class Llama(CausalLM):
         return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
 
     def skip(self, layers: Sequence[int]) -> "Llama": # 0 is the first layer
-        """The same model, sharing all weights, without these layers: a cheaper draft for itself (Zhang
-        et al. 2023). Raises `InputError` for layers that it doesn't have, and for all of them."""
+        """The same model, sharing all weights, without these layers: a cheaper draft for itself
+        (Zhang et al. 2023). Raises `InputError` for layers that it doesn't have, and for all of
+        them."""
         n = len(self.layers)
         check(set(layers) < set(range(n)),
               f"Layers to skip must be some, not all, of 0…{n - 1}, not {list(layers)}.")

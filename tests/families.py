@@ -16,8 +16,10 @@ from specdec.loading import load_model
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 CPU, V = torch.device("cpu"), 100
-SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-             max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+SMALL = dict(
+    vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)
 
 
 def rope(kind, **extra):
@@ -26,7 +28,10 @@ def rope(kind, **extra):
 
 FAMILIES = {
     "llama2": LlamaConfig(**SMALL | dict(num_key_value_heads=4)),
-    "llama3": LlamaConfig(**SMALL, **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
+    "llama3": LlamaConfig(
+        **SMALL,
+        **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
     "linear": LlamaConfig(**SMALL, **rope("linear", factor=4.0)),
     "yarn": LlamaConfig(**SMALL, **rope("yarn", factor=4.0, original_max_position_embeddings=16)),
     "tinyllama": LlamaConfig(**SMALL),
@@ -48,9 +53,13 @@ FAMILIES = {
 LOOKALIKES = {
     "gelu": LlamaConfig(**SMALL, hidden_act="gelu"),
     "dynamic": LlamaConfig(**SMALL, **rope("dynamic", factor=4.0)),
-    "longrope": transformers.Phi3Config(**SMALL, original_max_position_embeddings=32, **rope(
-        "longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4, original_max_position_embeddings=32)),
-    "granite": transformers.GraniteConfig(**SMALL, residual_multiplier=0.5, logits_scaling=2.0, embedding_multiplier=3.0),
+    "longrope": transformers.Phi3Config(
+        **SMALL, original_max_position_embeddings=32,
+        **rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4, original_max_position_embeddings=32),
+    ),
+    "granite": transformers.GraniteConfig(
+        **SMALL, residual_multiplier=0.5, logits_scaling=2.0, embedding_multiplier=3.0
+    ),
     "gemma2": transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8),
 }
 OTHERS = {
@@ -60,9 +69,11 @@ OTHERS = {
     "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=V),
     "gemma3-window": transformers.Gemma3TextConfig(**SMALL | dict(num_hidden_layers=6), head_dim=8, sliding_window=8),
     "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=4),
-    "mla": transformers.DeepseekV3Config(**SMALL | dict(num_key_value_heads=4), q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8,
-                                         v_head_dim=8, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16,
-                                         first_k_dense_replace=1),
+    "mla": transformers.DeepseekV3Config(
+        **SMALL | dict(num_key_value_heads=4), q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=8, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16,
+        first_k_dense_replace=1,
+    ),
 }
 
 

@@ -2,9 +2,9 @@
 import pytest
 import torch
 import transformers
-from families import LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from families import LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
 from specdec.adapter import TransformersLM, as_transformers_cache, is_native
 from specdec.core import InputError, ModelError, SpecdecError
 from specdec.kvcache import KVCache
@@ -16,13 +16,27 @@ def test_other_architectures(name):
     check_interface(TransformersLM(module), module, tokens(24))
 
 
-@pytest.mark.parametrize("config, reason", [
-    (transformers.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4), "recurrent"),
-    (transformers.Mamba2Config(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=8, head_dim=8, n_groups=1), "recurrent"),
-    (transformers.JambaConfig(**SMALL, num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False), "recurrent"),
-    (transformers.Lfm2Config(**SMALL, full_attn_idxs=[1]), "conv"),
-    (transformers.OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=V), "no keys"),
-], ids=["mamba", "mamba2", "jamba", "lfm2", "gpt1"])
+@pytest.mark.parametrize(
+    "config, reason",
+    [
+        (transformers.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4), "recurrent"),
+        (
+            transformers.Mamba2Config(
+                vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=8, head_dim=8, n_groups=1
+            ),
+            "recurrent",
+        ),
+        (
+            transformers.JambaConfig(
+                **SMALL, num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False
+            ),
+            "recurrent",
+        ),
+        (transformers.Lfm2Config(**SMALL, full_attn_idxs=[1]), "conv"),
+        (transformers.OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=V), "no keys"),
+    ],
+    ids=["mamba", "mamba2", "jamba", "lfm2", "gpt1"],
+)
 def test_what_cannot_roll_back_is_refused(config, reason):
     with pytest.raises(ModelError, match=f"can't be rolled back.*{reason}"):
         TransformersLM(AutoModelForCausalLM.from_config(config))

@@ -4,9 +4,20 @@ import os
 
 import pytest
 import torch
-from families import CPU, FAMILIES, OTHERS, V, check_interface, edit_config, in_two_threads, random_model, stored, tokens
 from safetensors.torch import load_file, save_file
 
+from families import (
+    CPU,
+    FAMILIES,
+    OTHERS,
+    V,
+    check_interface,
+    edit_config,
+    in_two_threads,
+    random_model,
+    stored,
+    tokens,
+)
 from specdec.checkpoint import StoredRows
 from specdec.core import ModelError
 from specdec.loading import load_model
@@ -28,15 +39,30 @@ def break_config(folder): (folder / "config.json").write_text("{")
 
 
 DAMAGE = {
-    "missing tensor": (edit_tensors(lambda t: t.pop("model.layers.1.mlp.down_proj.weight")), "no tensor 'model.layers.1.mlp.down_proj.weight'"),
-    "unknown tensor": (edit_tensors(lambda t: t.update({"model.layers.1.mlp.down_proj.bias": torch.zeros(32)})), "doesn't use"),
+    "missing tensor": (
+        edit_tensors(lambda t: t.pop("model.layers.1.mlp.down_proj.weight")),
+        "no tensor 'model.layers.1.mlp.down_proj.weight'",
+    ),
+    "unknown tensor": (
+        edit_tensors(lambda t: t.update({"model.layers.1.mlp.down_proj.bias": torch.zeros(32)})), "doesn't use",
+    ),
     "missing head": (edit_tensors(lambda t: t.pop("lm_head.weight")), "lm_head"),
     "truncated": (truncate, "not a whole safetensors file"),
     "corrupt header": (corrupt, "not a whole safetensors file"),
     "empty file": (empty, "not a whole safetensors file"),
     "no weights": (lambda folder: file_of(folder).unlink(), "no tensor"),
-    "bytes": (edit_tensors(lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"].to(torch.int8)})), "is stored as int8"),
-    "eight bits": (edit_tensors(lambda t: t.update({"model.layers.0.mlp.up_proj.weight": t["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn)})), "is stored as float8"),
+    "bytes": (
+        edit_tensors(lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"].to(torch.int8)})),
+        "is stored as int8",
+    ),
+    "eight bits": (
+        edit_tensors(
+            lambda t: t.update(
+                {"model.layers.0.mlp.up_proj.weight": t["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn)}
+            )
+        ),
+        "is stored as float8",
+    ),
     "hidden size": (edit_config(hidden_size=64), "shape"),
     "vocabulary": (edit_config(vocab_size=V + 1), "shape"),
     "groups": (edit_config(num_key_value_heads=4), "shape"),
@@ -76,7 +102,8 @@ def test_sharded_checkpoint_and_a_second_format_beside_it(tmp_path):
     module = random_model(FAMILIES["tinyllama"])
     module.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, tmp_path / "consolidated.safetensors")  # as Mistral publishes
+    # as Mistral publishes
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, tmp_path / "consolidated.safetensors")
     check_interface(load_model(tmp_path, CPU, torch.float32), module, tokens(24))
 
 

@@ -15,13 +15,17 @@ LAYERS = {  # layer → its modules, in order
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules"],
     "loop": ["drafters.base", "requests", "speculative", "device_loop"],
-    "drafters": ["drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-                 "drafters.int4", "drafters.colder", "drafters.hybrid"],
+    "drafters": [
+        "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
+        "drafters.int4", "drafters.colder", "drafters.hybrid",
+    ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],
     "pairs": ["pairs"],
-    "training": ["train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher",
-                 "train.students", "train.steps", "train.evaluate", "train.loop", "train.command"],
+    "training": [
+        "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
+        "train.steps", "train.evaluate", "train.loop", "train.command",
+    ],
     "benchmarks": ["bench.alpha", "bench.trial", "bench.peers", "bench.drafters"],
     "applications": ["playground.app", "cli", "__main__"],
 }

@@ -1,9 +1,9 @@
-"""How a CPU multiplies. In float32 on an x86 processor, what is computed for a token does not depend on how many are read
-at once: bit for bit."""
+"""How a CPU multiplies. In float32 on an x86 processor, what is computed for a token does not depend on how many are
+read at once: bit for bit."""
 import pytest
 import torch
-from families import CPU, FAMILIES, difference, in_two_threads, random_model, stored, tokens
 
+from families import CPU, FAMILIES, difference, in_two_threads, random_model, stored, tokens
 from specdec import loading
 from specdec.layouts import FEW, Linear, attention_apart, has_same_rows
 from specdec.loading import load_model
@@ -31,7 +31,10 @@ def test_linear_is_close_to_plain_in_bfloat16(rows, pack):
     for b in (None, bias):
         y = Linear(weight, b, pack)(x)
         assert y.shape == (1, rows, 48) and y.dtype == torch.bfloat16
-        assert difference(y, torch.nn.functional.linear(x.float(), weight.float(), None if b is None else b.float())) <= 0.01
+        assert (
+            difference(y, torch.nn.functional.linear(x.float(), weight.float(), None if b is None else b.float()))
+            <= 0.01
+        )
 
 
 def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
@@ -46,7 +49,8 @@ def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
     with Spy():
         for rows in (1, 2, 1): layer(torch.randn(1, rows, 4).bfloat16())
         exact(torch.randn(1, 1, 4))
-    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)  # a packed product is another function
+    # a packed product is another function
+    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)
     with pytest.raises(RuntimeError): layer(torch.randn(1, 1, 5).bfloat16())
     assert torch.backends.mkldnn.enabled
     with torch.backends.mkldnn.flags(enabled=False):
@@ -62,7 +66,8 @@ def test_threads_leave_onednn_on():
 
 
 def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
-    "Packed for a few rows or left for one: the same weights, so logits within bfloat16's spread of each other, and each keeps its weights once."
+    """Packed for a few rows or left for one: the same weights, so logits within bfloat16's spread of each other, and
+    each keeps its weights once."""
     monkeypatch.setattr(loading, "has_tiles", lambda: False)
     module = random_model(FAMILIES["smollm2-tied"])
     packed = stored(module, tmp_path, torch.bfloat16)
@@ -76,7 +81,8 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
         assert difference(logits[0].float(), logits[1].float()) <= 0.05
     assert not plain.head.packed and plain.layers[0].mlp.down.weight.dtype == torch.bfloat16
     if plain.head.half: assert packed.head.packed
-    monkeypatch.setattr(loading, "has_tiles", lambda: True)  # a processor on which packed weights are no slower for one row
+    # a processor on which packed weights are no slower for one row
+    monkeypatch.setattr(loading, "has_tiles", lambda: True)
     assert load_model(tmp_path, CPU, torch.bfloat16, verifies=False).head.packed == plain.head.half
 
 
@@ -106,7 +112,12 @@ def test_a_row_does_not_depend_on_the_others(shape):
         for n in (1, 2, 3, 7, FEW, 100):
             y = layer(x[:, :n])
             assert y.shape == (2, n, shape[0]) and torch.equal(y, alone.view(2, 100, -1)[:, :n])
-        assert difference(layer(x), torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())) <= 2e-6
+        assert (
+            difference(
+                layer(x), torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+            )
+            <= 2e-6
+        )
         assert torch.equal(layer(x[:, ::2]), layer(x)[:, ::2])  # rows that don't lie next to each other
 
 
@@ -130,7 +141,8 @@ def test_attention_apart_is_attention(B, T, groups):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("heads,kv_heads,size", [(9, 3, 64), (4, 4, 8), (16, 16, 80), (7, 1, 64)])
 def test_attention_apart_does_not_depend_on_the_thread(heads, kv_heads, size, threads):
-    "The same head of the same token, with fewer or more tokens beside it: with several threads it falls to another one."
+    """The same head of the same token, with fewer or more tokens beside it: with several threads it falls to another
+    one."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
     q, k, v = torch.randn(1, heads, FEW, size), torch.randn(1, kv_heads, 32, size), torch.randn(1, kv_heads, 32, size)
@@ -175,5 +187,9 @@ def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
         alone, states = zip(*(model.forward(ids[:, i:i + 1], cache, layers=(1, 30)) for i in range(start, start + 32)))
         for sizes in ([16, 16], [5, 5, 1, 6, 15]):
             cache.rollback(start)
-            together, theirs = zip(*(model.forward(piece, cache, layers=(1, 30)) for piece in ids[:, start:start + 32].split(sizes, 1)))
-            assert torch.equal(torch.cat(together, 1), torch.cat(alone, 1)) and torch.equal(torch.cat(theirs, 1), torch.cat(states, 1))
+            together, theirs = zip(
+                *(model.forward(piece, cache, layers=(1, 30)) for piece in ids[:, start : start + 32].split(sizes, 1))
+            )
+            assert torch.equal(torch.cat(together, 1), torch.cat(alone, 1)) and torch.equal(
+                torch.cat(theirs, 1), torch.cat(states, 1)
+            )

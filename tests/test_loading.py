@@ -3,9 +3,9 @@ import json
 
 import pytest
 import torch
-from families import CPU, LOOKALIKES, check_interface, random_model, stored, tokens
 from safetensors.torch import save_file
 
+from families import CPU, LOOKALIKES, check_interface, random_model, stored, tokens
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError
 from specdec.loading import TOKENS_FILE, NarrowLM, end_tokens, load, load_model
@@ -66,7 +66,9 @@ def test_a_draft_that_knows_some_tokens_only(tmp_path):
     module = narrow(tmp_path)
     model = load_model(tmp_path, CPU, torch.float32, verifies=False)
     assert isinstance(model, NarrowLM) and isinstance(model.model, Llama)
-    assert model.vocab_size == 100 and model.target_digest == "abc" and model.context_length == model.model.context_length
+    assert (
+        model.vocab_size == 100 and model.target_digest == "abc" and model.context_length == model.model.context_length
+    )
     logits = model.forward(torch.tensor([[7, 50, 4, 3]]), model.new_cache(4))
     expected = module(torch.tensor([[1, 3, 0, 3]])).logits
     assert torch.allclose(logits[..., [4, 7, 97]], expected[..., :3], atol=1e-5)

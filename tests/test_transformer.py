@@ -4,11 +4,22 @@ import copy
 import pytest
 import torch
 import transformers
-from families import (
-    CPU, FAMILIES, OTHERS, SMALL, V, check_interface, difference, edit_config, in_pieces, random_model, stored,
-    tokens)
 from transformers import LlamaConfig
 
+from families import (
+    CPU,
+    FAMILIES,
+    OTHERS,
+    SMALL,
+    V,
+    check_interface,
+    difference,
+    edit_config,
+    in_pieces,
+    random_model,
+    stored,
+    tokens,
+)
 from specdec.adapter import TransformersLM
 from specdec.autoregressive import Transform
 from specdec.core import InputError, ModelError, TorchSource
@@ -45,8 +56,14 @@ def test_pretraining_tp_changes_nothing(tmp_path):
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
 def test_old_style_config(kind, tmp_path):
     "As published before rope_parameters: rope_theta and rope_scaling at the top, no head_dim, torch_dtype."
-    scaling = {"default": None, "linear": dict(type="linear", factor=2.0), "llama3": dict(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)}[kind]
+    scaling = {
+        "default": None,
+        "linear": dict(type="linear", factor=2.0),
+        "llama3": dict(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    }[kind]
     plain = {k: v for k, v in (scaling or {}).items() if k != "type"}
     new = dict(rope_parameters=dict(rope_theta=5000.0, rope_type=kind) | plain)
     module = random_model(LlamaConfig(**SMALL, **new))
@@ -95,17 +112,22 @@ def test_window_that_is_switched_off(tmp_path):
 def test_bad_ids(tmp_path):
     native = stored(random_model(FAMILIES["tinyllama"]), tmp_path)
     for model in (native, TransformersLM(random_model(OTHERS["gpt2"]))):
-        for ids in (torch.tensor([[3, V]]), torch.tensor([[-1]]), torch.empty(1, 0, dtype=torch.long), torch.tensor([3])):
+        for ids in (
+            torch.tensor([[3, V]]), torch.tensor([[-1]]), torch.empty(1, 0, dtype=torch.long), torch.tensor([3]),
+        ):
             cache = model.new_cache(8)
             with pytest.raises(InputError, match="Token ids"):
                 model.forward(ids, cache)
             assert cache.length == 0
         for last in (0, -3):
-            with pytest.raises(InputError, match="last"): model.forward(torch.tensor([[3, 4]]), model.new_cache(8), last=last)
+            with pytest.raises(InputError, match="last"):
+                model.forward(torch.tensor([[3, 4]]), model.new_cache(8), last=last)
 
 
 def test_full_cache_and_end_of_positions(tmp_path):
-    native, wrapped = stored(random_model(FAMILIES["tinyllama"]), tmp_path), TransformersLM(random_model(OTHERS["gpt2"]))
+    native, wrapped = stored(random_model(FAMILIES["tinyllama"]), tmp_path), TransformersLM(
+        random_model(OTHERS["gpt2"])
+    )
     for model in (native, wrapped):
         with pytest.raises(CacheFullError):
             model.forward(tokens(9), model.new_cache(8))
@@ -136,7 +158,9 @@ def test_rounded_views_are_masked(dtype, tmp_path):
         model.forward((tokens(20) + 1) % V, cache)
         cache.rollback(0)
     for some in ids.split([1, 5, 1, 12, 1], 1):
-        assert torch.allclose(model.forward(some, narrow), model.forward(some, wide), atol=1e-4 if dtype == torch.float32 else .05)
+        assert torch.allclose(
+            model.forward(some, narrow), model.forward(some, wide), atol=1e-4 if dtype == torch.float32 else 0.05
+        )
 
 
 def test_default_model_equals_transformers():
@@ -153,10 +177,13 @@ def test_default_model_equals_transformers():
 
 
 def test_batches_in_float32(tmp_path):
-    "Several texts at once, one token or several at a time, are what each is alone up to rounding; a plain cache serves as well."
+    """Several texts at once, one token or several at a time, are what each is alone up to rounding; a plain cache
+    serves as well."""
     model = stored(random_model(FAMILIES["smollm2-tied"]), tmp_path)
     ids = tokens(20, B=3)
     alone = torch.cat([model.forward(row[None], model.new_cache(20)) for row in ids])
     for sizes in ([20], [1] * 20, [5, 1, 14]):
         for cache in (model.new_cache(20), KVCache(len(model.layers), 20)):
-            assert difference(torch.cat([model.forward(piece, cache) for piece in ids.split(sizes, 1)], 1), alone) <= 1e-5
+            assert (
+                difference(torch.cat([model.forward(piece, cache) for piece in ids.split(sizes, 1)], 1), alone) <= 1e-5
+            )
