@@ -88,7 +88,7 @@ def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, hea
     B, heads, T, size = q.shape
     q = q.transpose(1, 2).reshape(B * T, k.shape[1], -1, size)
     queries = q.shape[2]
-    # then each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
+    # each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
     q = F.pad(q, (0, 0, 0, -queries % 8))
     k, v = (t.expand(B * T, -1, -1, -1) for t in (k, v))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
