@@ -24,7 +24,9 @@ browser:                    ## a Chromium for the browser tests, from the system
 	elif command -v brew >/dev/null; then brew install --cask google-chrome; \
 	else echo "No package manager that I know: install Chromium or Chrome yourself, or go without (the browser tests are then skipped)."; exit 1; fi
 
-check: setup                ## notebooks, package, README and site agree
+check: setup                ## lint and types; notebooks, package, README and site agree
+	$(BIN)/ruff check
+	$(BIN)/mypy
 	$(BIN)/python tools/reading.py --check
 	$(BIN)/python tools/badges.py --check
 	$(BIN)/python tools/check_export.py

@@ -25,7 +25,8 @@ from .core import (ModelError, NumericalError, PhaseTimer, Round, SpecdecError, 
 from .kvcache import KVCache
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .requests import check_request, token_ids
-from .transformer import Checkpoint, Llama, Positions, check_window, head_size
+from .checkpoint import Checkpoint
+from .transformer import Llama, Positions, check_window, head_size
 
 # %% ../nbs/engine/08_device_loop.ipynb #0f42703e
 class StateDict(Checkpoint):

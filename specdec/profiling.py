@@ -23,7 +23,8 @@ from torch import Tensor
 
 from .core import ModelError, PhaseTimer, check
 from .kvcache import cache_bytes
-from .transformer import head_size, is_native
+from .adapter import is_native
+from .transformer import head_size
 
 # %% ../nbs/engine/10_profiling.ipynb #87390da9
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence, Set
 from numbers import Integral
 
 from .core import InputError, check
-from .transformer import CausalLM
+from .protocol import CausalLM
 
 # %% ../nbs/engine/11_requests.ipynb #ed3ef92b
 def token_ids(prompt: Iterable) -> list[int]:

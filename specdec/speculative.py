@@ -17,7 +17,7 @@ from .drafters.base import Draft, Drafter, ask
 from .kvcache import KVCache
 from .rejection import VerifyRule, greedy_match, speculative_sampling
 from .requests import check_request, token_ids
-from .transformer import CausalLM
+from .protocol import CausalLM
 
 # %% ../nbs/path/04_speculative.ipynb #f0a686d0
 def _read(target: CausalLM, tokens: list[int], cache: KVCache, layers: Sequence[int],

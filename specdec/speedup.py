@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from .core import GenerationResult, InputError, Round, check
-from .transformer import CausalLM
+from .protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #09f5a81e
 def in_range(values: ArrayLike, # one number or many

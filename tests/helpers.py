@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from specdec.core import Round, RoundStatistics
-from specdec.transformer import Llama, load_model
+from specdec.loading import load_model
+from specdec.protocol import CausalLM
+from specdec.transformer import Llama
 
 CPU = torch.device("cpu")
 
@@ -52,7 +54,7 @@ class Failing:
         return torch.full_like(logits, self.value) if cache.length >= self.at else logits
 
 
-class Untouchable:
+class Untouchable(CausalLM):
     "A target that must not run."
     vocab_size, context_length, device = 24, 16, CPU
     def new_cache(self, capacity): raise AssertionError("work before validation")

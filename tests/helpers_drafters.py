@@ -9,7 +9,7 @@ from specdec.core import TorchSource
 from specdec.sampling import Transform
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 CPU = torch.device("cpu")
 V = 24  # tokens of a head's target

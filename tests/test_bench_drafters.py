@@ -13,6 +13,7 @@ from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.models import prompts
+from specdec.protocol import CausalLM
 
 
 def made_up(method, prompt, repeat, seconds, **details):
@@ -209,7 +210,7 @@ def test_drafters_that_cannot_be_had_say_why(tmp_path):
     assert {name for some in find_drafters(DraftersConfig(model="other"), Target()) for name in some} == {*DRAFTERS}
 
 
-class Recital:
+class Recital(CausalLM):
     "A target that counts up."
     vocab_size, context_length, device = 50, 100, torch.device("cpu")
     def new_cache(self, capacity):

@@ -31,7 +31,8 @@ from specdec.models import encode, fetch, load_tokenizer
 from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.speculative import speculate
-from specdec.transformer import Positions, load_model
+from specdec.loading import load_model
+from specdec.transformer import Positions
 
 from helpers import assert_same_text
 

@@ -11,7 +11,7 @@ from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.int4 import Int4Linear, quantised
 from specdec.drafters.base import ModelDrafter, NoDrafter
 from specdec.speculative import speculate
-from specdec.transformer import Linear
+from specdec.layouts import Linear
 
 
 @pytest.fixture(scope="module")

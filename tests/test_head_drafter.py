@@ -11,7 +11,7 @@ from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource, exact_law
 from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.speculative import speculate
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 
 @pytest.fixture(scope="module")

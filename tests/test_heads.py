@@ -15,7 +15,9 @@ from specdec.drafters.heads import (
 )
 from specdec.kvcache import KVCache
 from specdec.models import has_bfloat16
-from specdec.transformer import Linear, has_same_rows, load_model, positions, rope_frequencies
+from specdec.layouts import Linear, has_same_rows
+from specdec.loading import load_model
+from specdec.transformer import positions, rope_frequencies
 
 
 @pytest.fixture(scope="module")

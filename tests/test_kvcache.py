@@ -7,8 +7,10 @@ from hypothesis import Phase, given, settings, strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec.core import InputError, SpecdecError
-from specdec.kvcache import CacheFullError, KVCache, as_transformers_cache, cache_bytes
-from specdec.transformer import Llama, TransformersLM, load_model
+from specdec.kvcache import CacheFullError, KVCache, cache_bytes
+from specdec.adapter import TransformersLM
+from specdec.loading import load_model
+from specdec.transformer import Llama
 
 V, CAPACITY = 61, 24
 SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -229,10 +231,6 @@ def test_sizes_that_are_no_whole_numbers(name, value):
     with pytest.raises(InputError, match=name): KVCache(**{"layers": 1, "capacity": 8, name: value})
 
 
-def test_transformers_makes_no_mask_for_rounded_views():
-    with pytest.raises(InputError, match="multiple=1"): as_transformers_cache(KVCache(1, 8, multiple=4))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_memory(dtype, batch):
@@ -251,18 +249,6 @@ def test_views_end_at_the_text(llama):
         assert keys.shape == values.shape == (1, 1, cache.length, 4)
         assert keys.data_ptr() == cache.keys[0].data_ptr()
     assert keys[0, 0, :, 0].tolist() == [3, 3, 3, 2, 2]
-
-
-def test_generate_of_transformers_on_this_cache(llama):
-    start = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    how = dict(attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=15, pad_token_id=0,
-               eos_token_id=None)
-    cache = KVCache(3, 20)
-    adapter = as_transformers_cache(cache)
-    assert torch.equal(llama.generate(start, past_key_values=adapter, **how), llama.generate(start, **how))
-    assert cache.length == 17
-    for refused in (lambda: adapter.crop(-1), adapter.reset):
-        with pytest.raises(SpecdecError, match="rollback"): refused()
 
 
 @pytest.mark.parametrize("capacity,multiple", [(20, 8), (16, 16), (5, 16), (9, 1)])

@@ -17,12 +17,11 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.models import fetch, load_tokenizer, prompts
-from specdec.pairs import (
-    METHODS, PAIRS, Answer, Pair, PairSpec, end_tokens, list_pairs, load, load_drafter, load_pair, shipped,
-)
+from specdec.loading import load
+from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, list_pairs, load_drafter, load_pair, shipped
 from specdec.rejection import greedy_match, speculative_sampling
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
-from specdec.transformer import TransformersLM
+from specdec.adapter import TransformersLM
 from helpers import Failing, Untouchable, greedy, tiny
 
 TOKENIZER = load_tokenizer(fetch())
@@ -421,20 +420,6 @@ def test_registry():
         with pytest.raises(InputError, match=near): load_pair(wrong)
 
 
-def test_load_and_end_tokens(tmp_path):
-    model = load("smollm2", "cpu", "float32")
-    assert (
-        model.name == "smollm2"
-        and model.dtype == torch.float32
-        and TOKENIZER.convert_tokens_to_ids("<|im_end|>") in model.eos_ids
-    )
-    assert end_tokens(tmp_path, TOKENIZER) == {TOKENIZER.eos_token_id}  # no generation_config.json
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    assert end_tokens(tmp_path, TOKENIZER) == {5, 6, TOKENIZER.eos_token_id}
-    for arguments in (dict(device="gpu"), dict(dtype="int3")):
-        with pytest.raises(InputError): load("smollm2", **arguments)
-
-
 # Trained drafters
 
 SHIPPED = {"smollm2-head": HeadDrafter, "smollm2-draft": ModelDrafter}
@@ -525,22 +510,6 @@ def test_a_drafter_has_all_its_parts():
 @pytest.mark.parametrize("name", [None, 5, ["smollm2"]])
 def test_a_pair_has_a_name(name):
     with pytest.raises(InputError, match="by its name"): load_pair(name)
-
-
-class Named:
-    eos_token_id = 2
-
-
-def test_where_texts_end(tmp_path):
-    "As transformers has it: the generation config, or the config where there is none."
-    config = {"model_type": "gpt2", "eos_token_id": [7, 9]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert end_tokens(tmp_path, Named) == {2, 7, 9}
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
-    assert end_tokens(tmp_path, Named) == {2, 5}
-    for damaged in ('{"eos_token_id": [5', "[]", '{"eos_token_id": [[2]]}', '{"eos_token_id": "2"}'):
-        (tmp_path / "generation_config.json").write_text(damaged)
-        with pytest.raises(ModelError, match="eos_token_id|can't be read"): end_tokens(tmp_path, Named)
 
 
 def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, tmp_path):

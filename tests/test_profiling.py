@@ -22,7 +22,7 @@ from specdec.profiling import (
 )
 from specdec.drafters.base import NGramDrafter
 from specdec.speculative import speculate
-from specdec.transformer import TransformersLM
+from specdec.adapter import TransformersLM
 
 CPU = torch.device("cpu")
 SHAPE = dict(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from specdec.core import InputError, ModelError
 from specdec.drafters.heads import feature_layers, share_embedding
 from specdec.drafters.published import load_head, save_head, vllm_command
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from specdec.sampling import Transform
 from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
 from specdec.drafters.base import ModelDrafter
 from specdec.speculative import speculate
-from specdec.transformer import TransformersLM
+from specdec.adapter import TransformersLM
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,8 +18,8 @@ from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head
-from specdec.drafters.small import NarrowLM, load_draft_model
-from specdec.pairs import load
+from specdec.drafters.small import NarrowLM
+from specdec.loading import load
 from specdec.drafters.base import ModelDrafter
 from specdec.speculative import speculate
 from specdec.train import command
@@ -28,7 +28,7 @@ from specdec.train.config import DistillConfig
 from specdec.train.loop import Training
 from specdec.train.resume import training_tensors
 from specdec.train.rows import read_rows
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 
@@ -53,7 +53,7 @@ def test_training_helps_and_the_drafter_loads(folder, data, tmp_path, target, ki
     assert lines[-1]["loss"] < lines[1]["loss"] / 2
     if kind == "head": drafter = HeadDrafter(load_head(out, target), target)
     else:
-        draft = load_draft_model(out, CPU, torch.float32)
+        draft = load_model(out, CPU, torch.float32, verifies=False)
         assert isinstance(draft, NarrowLM) and draft.vocab_size == V
         assert torch.isfinite(draft.forward(torch.tensor([[0, 49]]), draft.new_cache(4))).sum(-1).tolist() == [[30, 30]]
         drafter = ModelDrafter(draft, V)

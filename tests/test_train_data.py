@@ -11,7 +11,7 @@ from specdec.core import InputError
 from specdec.models import load_tokenizer
 from specdec.train import data as module
 from specdec.train.data import SampleConfig, chat_prefix, draw, question_starts, read_prompts, sample, sample_rows
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

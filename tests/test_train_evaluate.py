@@ -13,7 +13,7 @@ from specdec.train.evaluate import HeldOut, evaluate, tokens_of_round
 from specdec.train.loop import Training
 from specdec.train.rows import read_rows, split_rows
 from specdec.train.steps import distillation_loss, rows_of_step
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ from specdec.models import load_tokenizer
 from specdec.train.rows import (
     answer_marks, count_tokens, coverage, frequent_tokens, in_answers, read_rows, shared_prefix, split_rows,
 )
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

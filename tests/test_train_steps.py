@@ -7,7 +7,7 @@ from specdec.train.evaluate import evaluate
 from specdec.train.loop import Training
 from specdec.train.rows import read_rows
 from specdec.train.steps import distillation_loss, learning_rate_at, make_optimizers, rows_of_step
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from specdec.train.command import distill
 from specdec.train.loop import Training
 from specdec.train.rows import read_rows
 from specdec.train.students import small_embedding
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

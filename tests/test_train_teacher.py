@@ -5,7 +5,7 @@ from helpers_training import CPU, V, make_data, make_target
 
 from specdec.train.rows import read_rows
 from specdec.train.teacher import States, Teacher
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
 from specdec.speculative import speculate
-from specdec.transformer import load_model
+from specdec.loading import load_model
 
 CPU, SKIP, K = torch.device("cpu"), (3, 5, 9, 14, 25, 26), 1
 PROMPT = "red, blue, red, green, red,"

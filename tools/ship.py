@@ -16,7 +16,8 @@ from specdec.core import check
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head, save_head
 from specdec.drafters.small import TOKENS_FILE
-from specdec.pairs import load, load_drafter
+from specdec.loading import load
+from specdec.pairs import load_drafter
 from specdec.drafters.base import ModelDrafter
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"

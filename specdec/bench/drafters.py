@@ -29,8 +29,9 @@ from ..drafters.hybrid import HybridDrafter
 from ..drafters.int4 import quantised, quiet_logging
 from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, encode, prompts
-from ..pairs import PAIRS, Pair, load, load_drafter, shipped
-from ..transformer import CausalLM
+from ..loading import load
+from ..pairs import PAIRS, Pair, load_drafter, shipped
+from ..protocol import CausalLM
 
 # %% ../../nbs/bench/02_drafters.ipynb #b06ba000
 HELD_OUT = tuple(

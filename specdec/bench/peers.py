@@ -39,9 +39,10 @@ from ..core import InputError, ModelError, check
 from specdec.models import (
     Prompt, encode, find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts,
 )
-from ..pairs import Pair, load
+from ..loading import load
+from ..pairs import Pair
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/bench/01_peers.ipynb #3a43fef2
 # lower quartile, median, upper quartile

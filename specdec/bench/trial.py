@@ -16,7 +16,7 @@ from ..sampling import Transform
 from ..core import PhaseTimer, Round, Source, TorchSource
 from ..drafters.base import Draft, Drafter
 from ..speculative import speculate
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/11_compared.ipynb #350c5ab3
 class Clocked:

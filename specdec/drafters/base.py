@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..sampling import Transform, check_logits
 from ..core import ModelError, Source, check
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/00_base.ipynb #16049153
 @dataclass

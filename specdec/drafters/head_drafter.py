@@ -19,9 +19,9 @@ from specdec.drafters.heads import (
 )
 from ..kvcache import KVCache
 from .base import Draft
-from specdec.transformer import (
-    MLP, Attention, CausalLM, Linear, Positions, has_same_rows, positions, rms_norm,
-)
+from ..layouts import Linear, has_same_rows
+from ..protocol import CausalLM
+from ..transformer import MLP, Attention, Positions, positions, rms_norm
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #d349a6c1
 def _joined(*linears: nn.Linear,

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import InputError, ModelError, check
-from ..transformer import CausalLM, Linear, head_size, positions, rms_norm, rope_frequencies
+from ..layouts import Linear
+from ..protocol import CausalLM
+from ..transformer import head_size, positions, rms_norm, rope_frequencies
 from ..transformer import rotate
 
 # %% ../../nbs/drafters/06_heads.ipynb #7e5c0d1f

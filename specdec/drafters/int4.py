@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..core import ModelError, check
 from .heads import plain_weight
-from ..transformer import Linear, Llama
+from ..layouts import Linear
+from ..transformer import Llama
 
 # %% ../../nbs/drafters/05_int4.ipynb #2a67ac62
 @contextmanager

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..core import InputError, ModelError
 from .heads import Head, HeadConfig, check_fit, target_embedding, vocabulary_maps
-from ..transformer import CausalLM, Checkpoint, is_native
+from ..adapter import is_native
+from ..checkpoint import Checkpoint
+from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/08_published.ipynb #5f3872d1
 _SPECULATORS = "0.9.0"  # the version of the library whose folders we write
@@ -64,8 +66,8 @@ def save_head(head: Head,
     check_fit(head.config, target)
     name = type(target.config).__name__.replace("Config", "ForCausalLM")
     architectures = getattr(target.config, "architectures", None) or [name]
-    verifier = verifier or getattr(target, "name", None)
-    content = _folder_config(head, verifier, architectures, getattr(target, "digest", None), K)
+    verifier = verifier or target.name
+    content = _folder_config(head, verifier, architectures, target.digest, K)
     tensors = {n: tensor.detach().cpu().contiguous() for n, tensor in head.state_dict().items()}
     if embedding and head.embed_tokens is None:
         tensors["embed_tokens.weight"] = _whole_embedding(target, head.fc.weight.dtype)
@@ -125,7 +127,7 @@ def _read_config(folder: Path, # config.json is in it
                  target: CausalLM) -> HeadConfig:
     """The shape of a stored head; raises `ModelError` if it isn't an EAGLE-3 head in the format of
     `speculators`, or was made for other weights."""
-    stored, ours = _stored_config(folder), getattr(target, "digest", None)
+    stored, ours = _stored_config(folder), target.digest
     try:
         digest = dict(stored.get("specdec") or {}).get("target_digest")
         config = _as_head_config(stored, target.config.num_hidden_layers)

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..sampling import Transform
 from ..core import check
 from ..rejection import acceptance_probability
-from ..transformer import CausalLM, Llama
+from ..protocol import CausalLM
+from ..transformer import Llama
 
 # %% ../../nbs/drafters/04_skipping.ipynb #645bea44
 Written = Sequence[tuple[list[int], list[int]]]  # texts: the prompt's ids, and what was written

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..sampling import Transform
 from ..core import Enumerator, Round, Source, check, exact_law
+from ..protocol import CausalLM
 from ..rejection import VerifyRule, delta
 
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
@@ -229,7 +230,7 @@ def _float_row(language: Next, text: Text, width: int) -> Tensor: # [width]
     return row
 
 # %% ../../nbs/lossless/01_proof.ipynb #0fba1da1
-class ExactModel:
+class ExactModel(CausalLM):
     """A language behind the interface of a causal language model. Its logits *are* probabilities;
     use them with `AsIs`, or with `Transform()` for greedy text. It answers to what its cache holds
     after the prompt's one token, so a cache that is wrong gives wrong rows."""

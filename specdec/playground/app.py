@@ -42,13 +42,14 @@ from specdec.core import (
     FATE_MEANINGS, FATE_STYLES, ModelError, PhaseTimer, Round, SpecdecError, TorchSource, check,
 )
 from ..models import TextStream, encode, prompts
-from ..pairs import list_pairs, load, load_pair
+from ..loading import load
+from ..pairs import list_pairs, load_pair
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..drafters.base import Draft, Drafter, NoDrafter
 from ..speculative import speculate
 from ..bench.alpha import AlphaEstimate, alpha_by_position, estimate_alpha, wilson_interval
 from ..speedup import verification_cost, walltime_factor
-from ..transformer import CausalLM
+from ..protocol import CausalLM
 
 # %% ../../nbs/use/02_playground.ipynb #166811fe
 K_MAX = 16  # the longest draft that the slider offers

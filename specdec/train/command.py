@@ -22,7 +22,8 @@ from .loop import Process, Training, this_process, train, wait_for_all
 from .rows import answer_marks, read_rows
 from .students import STUDENTS
 from .teacher import Teacher
-from ..transformer import CausalLM, load_model
+from ..loading import load_model
+from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/22_distill.ipynb #710f1e2e
 def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None:  # processes

@@ -21,7 +21,8 @@ from tqdm import tqdm
 from ..core import InputError, check
 from ..models import encode, find_model, load_tokenizer, pick_device, pick_dtype
 from .resume import claim, written_whole
-from ..transformer import CausalLM, load_model
+from ..loading import load_model
+from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/12_data.ipynb #61a015e8
 def draw(logits: Tensor,             # [B, V], any float dtype, on any device

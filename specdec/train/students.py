@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core import ModelError, check
 from ..drafters.heads import Head, init_from_target, output_rows, why_no_copy, with_vocabulary
 from ..drafters.published import load_head, save_head
-from ..drafters.small import TOKENS_FILE, NarrowLM, load_draft_model, narrow_ids
+from ..drafters.small import TOKENS_FILE, NarrowLM, narrow_ids
 from .config import DistillConfig
 from .rows import frequent_tokens
 from ..transformer import Llama
@@ -130,7 +130,7 @@ def _small_llama(config: DistillConfig, target: Llama,
 def _trained_llama(folder: Path, target: Llama) -> tuple: # a `LlamaForCausalLM` in float32, tokens
     "A small Llama that was trained before; raises `ModelError` if there is none for this target."
     from transformers import LlamaForCausalLM
-    model = load_draft_model(folder, torch.device("cpu"), torch.float32)
+    model = load_model(folder, torch.device("cpu"), torch.float32, verifies=False)
     narrow = isinstance(model, NarrowLM)
     inner = model.model if narrow else model
     if model.vocab_size != target.vocab_size or not isinstance(inner, Llama):
@@ -170,7 +170,7 @@ class LMStudent:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         shape, V = self.module.config, self.target.vocab_size
         shape.architectures, shape.dtype = ["LlamaForCausalLM"], "bfloat16"
-        shape.specdec_target_digest = getattr(self.target, "digest", None)
+        shape.specdec_target_digest = self.target.digest
         shape.save_pretrained(folder)
         if shape.vocab_size == V: return
         tokens = {"tokens": self.tokens.to(torch.int32)}

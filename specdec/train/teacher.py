@@ -20,7 +20,8 @@ from ..drafters.small import narrow_ids
 from ..kvcache import KVCache
 from .resume import claim, written_whole
 from .rows import hash_row
-from ..transformer import Linear, Llama
+from ..layouts import Linear
+from ..transformer import Llama
 
 # %% ../../nbs/drafters/16_teacher.ipynb #8ba62cee
 class Teacher:
@@ -89,7 +90,7 @@ class States:
         target = teacher.target
         key = f"{hash_row(rows.reshape(-1)):08x}-{'-'.join(map(str, teacher.layers))}"
         claim(folder / f"{key}.json",
-              {"target": getattr(target, "digest", None), "dtype": str(target.dtype)})
+              {"target": target.digest, "dtype": str(target.dtype)})
         width = teacher.size * len(teacher.layers) * target.dtype.itemsize  # bytes of a token
         self.kept = _mapped_bytes(folder / f"{key}.states", (*rows.shape, width))
         self.done = _mapped_bytes(folder / f"{key}.done", (len(rows),))

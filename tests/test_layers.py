@@ -1,0 +1,122 @@
+"""Imports go one way: each module may use the layers before its own, and in its own layer what stands before it.
+
+The order is DESIGN's; reading order (the folders of `nbs/`) is another matter. Imports inside of functions count."""
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "specdec"
+LAYERS = {  # layer → its modules, in order
+    "minimal": ["minimal"],
+    "core": ["core"],
+    "models": ["models", "kvcache", "protocol"],
+    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
+    "sampling": ["sampling", "autoregressive"],
+    "rules": ["rejection", "lossless.rules"],
+    "loop": ["drafters.base", "requests", "speculative", "device_loop"],
+    "drafters": [
+        "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
+        "drafters.int4", "drafters.colder", "drafters.hybrid",
+    ],
+    "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
+    "measures": ["speedup", "profiling"],
+    "pairs": ["pairs"],
+    "training": [
+        "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
+        "train.steps", "train.evaluate", "train.loop", "train.command",
+    ],
+    "benchmarks": ["bench.alpha", "bench.trial", "bench.peers", "bench.drafters"],
+    "applications": ["playground.app", "cli", "__main__"],
+}
+FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves
+TRAINING = "train."
+
+
+def modules(package: Path) -> dict[str, Path]:
+    "Every module of the package by its name from the package on; a sub-package has the name of its folder."
+    names = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports(name: str, path: Path, known: set[str]) -> set[str]:
+    "The package's modules that a module imports, at its top or anywhere inside."
+    package = name.split(".")[:-1] if path.name != "__init__.py" else name.split(".") * bool(name)
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = ["specdec", *package[:len(package) - node.level + 1]] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            inside = {f"{base}.{alias.name}" for alias in node.names}  # a module, or a name in one
+            found |= {name for name in inside if name.removeprefix("specdec.") in known} or {base}
+    return {name.removeprefix("specdec.") for name in found if name.startswith("specdec.")} & known
+
+
+def places() -> dict[str, tuple[int, int]]:
+    "Module → its layer, and its place in it."
+    return {name: (i, j) for i, names in enumerate(LAYERS.values()) for j, name in enumerate(names)}
+
+
+def against_the_order(graph: dict[str, set[str]]) -> list[str]:
+    "Each import that goes up, in words; and each module that has no place."
+    place = places()
+    unknown = [f"{name} has no layer" for name in sorted(graph.keys() - place.keys() - FRONT)]
+    up = [f"{name} imports {other}" for name in sorted(graph.keys() & place.keys()) for other in sorted(graph[name])
+          if other in place and place[other] >= place[name]]
+    return unknown + up
+
+
+@pytest.fixture(scope="module")
+def graph():
+    known = modules(PACKAGE)
+    return {name: imports(name, path, set(known)) for name, path in known.items()}
+
+
+def test_imports_go_one_way(graph):
+    assert against_the_order(graph) == []
+
+
+def test_every_name_in_the_order_is_a_module(graph):
+    assert sorted(places().keys() - graph.keys()) == []
+
+
+def test_nothing_that_decodes_imports_training(graph):
+    "Not even through others: training, the command line and the benchmarks may."
+    may = {"cli", "__main__", *(name for name in graph if name.startswith((TRAINING, "bench.")))}
+    for name in sorted(graph.keys() - may):
+        reached, to_do = set(), [name]
+        while to_do:
+            for other in graph[to_do.pop()] - reached:
+                reached.add(other)
+                to_do.append(other)
+        assert not [other for other in reached if other.startswith(TRAINING)], f"{name} reaches the trainer"
+
+
+def test_minimal_stands_alone(graph):
+    assert graph.get("minimal") == set()
+
+
+@pytest.mark.parametrize("line, found", [
+    ("from specdec.speculative import speculate", "speculative"),
+    ("from .speculative import speculate", "speculative"),
+    ("from specdec import speculative", "speculative"),
+    ("from . import speculative", "speculative"),
+    ("import specdec.speculative", "speculative"),
+    ("def late():\n    from .pairs import Pair", "pairs"),
+    ("import torch\nfrom fractions import Fraction", None),
+], ids=["by its name", "relative", "from the package", "from here", "plain", "in a function", "others"])
+def test_an_import_upwards_is_seen(line, found, tmp_path, graph):
+    "The negative control: the same line in the core."
+    path = tmp_path / "core.py"
+    path.write_text(line, encoding="utf-8")
+    wrong = against_the_order(graph | {"core": imports("core", path, set(graph))})
+    assert ([f"core imports {found}"] if found else []) == [w for w in wrong if w.startswith("core ")]
+
+
+def test_a_module_without_a_layer_is_seen(graph):
+    assert "stray has no layer" in against_the_order(graph | {"stray": set()})

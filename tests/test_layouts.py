@@ -1,0 +1,195 @@
+"""How a CPU multiplies. In float32 on an x86 processor, what is computed for a token does not depend on how many are
+read at once: bit for bit."""
+import pytest
+import torch
+
+from families import CPU, FAMILIES, difference, in_two_threads, random_model, stored, tokens
+from specdec import loading
+from specdec.layouts import FEW, Linear, attention_apart, has_same_rows
+from specdec.loading import load_model
+from specdec.models import fetch
+from specdec.transformer import positions
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 16, 17])
+def test_mask_and_fold(T):
+    "In bfloat16 a few tokens are folded, in float32 never; the mask is the shifted triangle, once per folded head."
+    for dtype in (torch.bfloat16, torch.float32):
+        for start in (0, 7):
+            where = positions(torch.ones(4), 1.0, start, T, 3, dtype)
+            assert where.fold == (3 if dtype == torch.bfloat16 and T <= 16 else 1)
+            triangle = torch.ones(T, start + T, dtype=torch.bool).tril(start).repeat(where.fold, 1)
+            if where.mask is None: assert T == 1 or start == 0
+            else: assert torch.equal(where.mask == 0, triangle) and torch.equal(where.mask == float("-inf"), ~triangle)
+
+
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_linear_is_close_to_plain_in_bfloat16(rows, pack):
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(48, 32).bfloat16(), torch.randn(48).bfloat16(), torch.randn(1, rows, 32).bfloat16()
+    for b in (None, bias):
+        y = Linear(weight, b, pack)(x)
+        assert y.shape == (1, rows, 48) and y.dtype == torch.bfloat16
+        assert (
+            difference(y, torch.nn.functional.linear(x.float(), weight.float(), None if b is None else b.float()))
+            <= 0.01
+        )
+
+
+def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
+    "Whoever asks sees oneDNN on again, even after an error, or off if it was off before."
+    seen = []
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.nn.functional.linear: seen.append(torch.backends.mkldnn.enabled)
+            return function(*args, **(kwargs or {}))
+
+    layer, exact = Linear(torch.randn(8, 4).bfloat16(), pack=False), Linear(torch.randn(8, 4))
+    with Spy():
+        for rows in (1, 2, 1): layer(torch.randn(1, rows, 4).bfloat16())
+        exact(torch.randn(1, 1, 4))
+    # a packed product is another function
+    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)
+    with pytest.raises(RuntimeError): layer(torch.randn(1, 1, 5).bfloat16())
+    assert torch.backends.mkldnn.enabled
+    with torch.backends.mkldnn.flags(enabled=False):
+        layer(torch.randn(1, 1, 4).bfloat16())
+        assert not torch.backends.mkldnn.enabled
+
+
+def test_threads_leave_onednn_on():
+    layer, x = Linear(torch.randn(8, 4).bfloat16(), pack=False), torch.randn(1, 1, 4).bfloat16()
+    for _ in range(10):
+        in_two_threads(lambda _: [layer(x) for _ in range(300)])
+        assert torch.backends.mkldnn.enabled
+
+
+def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
+    """Packed for a few rows or left for one: the same weights, so logits within bfloat16's spread of each other, and
+    each keeps its weights once."""
+    monkeypatch.setattr(loading, "has_tiles", lambda: False)
+    module = random_model(FAMILIES["smollm2-tied"])
+    packed = stored(module, tmp_path, torch.bfloat16)
+    plain = load_model(tmp_path, CPU, torch.bfloat16, verifies=False)
+    ids = tokens(9)
+    for pieces in ([9], [1] * 9, [5, 1, 3]):
+        logits = []
+        for model in (packed, plain):
+            cache = model.new_cache(9)
+            logits.append(torch.cat([model.forward(piece, cache) for piece in ids.split(pieces, 1)], 1))
+        assert difference(logits[0].float(), logits[1].float()) <= 0.05
+    assert not plain.head.packed and plain.layers[0].mlp.down.weight.dtype == torch.bfloat16
+    if plain.head.half: assert packed.head.packed
+    # a processor on which packed weights are no slower for one row
+    monkeypatch.setattr(loading, "has_tiles", lambda: True)
+    assert load_model(tmp_path, CPU, torch.bfloat16, verifies=False).head.packed == plain.head.half
+
+
+def onednn_keeps_rows():
+    "Whether this processor's oneDNN does what we rely on; asked of the library itself, apart from our code."
+    if not has_same_rows(CPU, torch.float32): return False
+    def keeps(outputs, inputs):
+        weight, x = torch.ops.mkldnn._reorder_linear_weight(torch.randn(outputs, inputs), FEW), torch.randn(64, inputs)
+        def product(rows): return torch.ops.mkldnn._linear_pointwise.default(rows, weight, None, "none", [], "")
+        pairs = torch.cat([product(pair) for pair in x.split(2)])
+        return all(torch.equal(product(x[:n]), pairs[:n]) for n in range(2, 65))
+    return all(keeps(*shape) for shape in [(960, 576), (576, 1536), (48, 33), (96, 64), (144, 32)])
+
+
+same_rows = pytest.mark.skipif(not onednn_keeps_rows(), reason="no oneDNN here whose rows stay the same")
+
+
+@same_rows
+@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (300, 4096), (7, 33), (100, 1)])
+def test_a_row_does_not_depend_on_the_others(shape):
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(2, 100, shape[1])
+    for b in (None, bias):
+        layer = Linear(weight, b)
+        alone = torch.cat([layer(row[None, None]) for row in x.flatten(0, 1)])
+        assert torch.equal(layer(x[0, 0]), alone[0, 0])  # without leading sizes
+        for n in (1, 2, 3, 7, FEW, 100):
+            y = layer(x[:, :n])
+            assert y.shape == (2, n, shape[0]) and torch.equal(y, alone.view(2, 100, -1)[:, :n])
+        assert (
+            difference(
+                layer(x), torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+            )
+            <= 2e-6
+        )
+        assert torch.equal(layer(x[:, ::2]), layer(x)[:, ::2])  # rows that don't lie next to each other
+
+
+@pytest.mark.parametrize("B,T", [(1, 1), (1, 5), (3, 1)])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_attention_apart_is_attention(B, T, groups):
+    "Against the formula in float64; what the mask hides may be anything finite."
+    torch.manual_seed(0)
+    q, k, v = torch.randn(B, 2 * groups, T, 8), torch.randn(B, 2, 32, 8), torch.randn(B, 2, 32, 8)
+    where = positions(torch.ones(4), 1.0, 20, T, groups, torch.float32, span=32, apart=True)
+    assert where.mask.shape == (T, 1, 1, 32)
+    hidden = torch.arange(32) > 20 + torch.arange(T)[:, None]
+    scores = (q.double() @ k.double().repeat_interleave(groups, 1).mT / 8 ** .5).masked_fill(hidden, float("-inf"))
+    expected = scores.softmax(-1) @ v.double().repeat_interleave(groups, 1)
+    assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
+    k[:, :, 20 + T:], v[:, :, 20 + T:] = 1e6, -1e6
+    assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
+
+
+@same_rows
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("heads,kv_heads,size", [(9, 3, 64), (4, 4, 8), (16, 16, 80), (7, 1, 64)])
+def test_attention_apart_does_not_depend_on_the_thread(heads, kv_heads, size, threads):
+    """The same head of the same token, with fewer or more tokens beside it: with several threads it falls to another
+    one."""
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    q, k, v = torch.randn(1, heads, FEW, size), torch.randn(1, kv_heads, 32, size), torch.randn(1, kv_heads, 32, size)
+    mask = torch.zeros(FEW, 1, 1, 32)
+    try:
+        torch.set_num_threads(threads)
+        alone = torch.cat([attention_apart(q[:, :, i:i + 1], k, v, mask[:1]) for i in range(FEW)], 2)
+        for n in range(2, FEW + 1): assert torch.equal(attention_apart(q[:, :, :n], k, v, mask[:n]), alone[:, :, :n])
+    finally: torch.set_num_threads(before)
+
+
+@same_rows
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_do_not_depend_on_how_many_are_read(name, tmp_path):
+    "To the end of a cache whose capacity is no multiple of 16, with rejected tokens left behind the end."
+    model = stored(random_model(FAMILIES[name]), tmp_path)
+    ids, T = tokens(31 if model.window else 59, B=1), 31 if model.window else 59
+
+    def read(sizes):
+        cache, logits, at = model.new_cache(T), [], 0
+        while at < T:
+            n = min(sizes[len(logits) % len(sizes)], T - at)
+            logits.append(model.forward(ids[:, at:at + n], cache))
+            at += n
+            if at < T:
+                model.forward(ids.flip(1)[:, :min(4, T - at)], cache)
+                cache.rollback(at)
+        return torch.cat(logits, 1)
+
+    alone = read([1])
+    for sizes in ([2], [5, 1, 16, 3], [16], [1, 7]): assert torch.equal(read(sizes), alone)
+
+
+@same_rows
+def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
+    "Across the places where attention goes over to another block of keys (512) and the cache to another multiple."
+    model = load_model(fetch(), CPU, torch.float32)
+    ids = torch.randint(1000, (1, 540), generator=torch.Generator().manual_seed(0))
+    for start in (1, 15, 140, 500):
+        cache = model.new_cache(540)
+        model.forward(ids[:, :start], cache)
+        alone, states = zip(*(model.forward(ids[:, i:i + 1], cache, layers=(1, 30)) for i in range(start, start + 32)))
+        for sizes in ([16, 16], [5, 5, 1, 6, 15]):
+            cache.rollback(start)
+            together, theirs = zip(
+                *(model.forward(piece, cache, layers=(1, 30)) for piece in ids[:, start : start + 32].split(sizes, 1))
+            )
+            assert torch.equal(torch.cat(together, 1), torch.cat(alone, 1)) and torch.equal(
+                torch.cat(theirs, 1), torch.cat(states, 1)
+            )
