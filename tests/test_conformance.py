@@ -301,7 +301,7 @@ def test_weak_tests_say_so():
 def test_the_example_for_other_projects(tmp_path):
     import json
     from pathlib import Path
-    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/06_conformance.ipynb").read_text())["cells"]
+    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/07_conformance.ipynb").read_text())["cells"]
     source = next("".join(c["source"]) for c in cells if "EXAMPLE = '''" in "".join(c["source"]))
     example = source.split("'''")[1]
     (tmp_path / "test_example.py").write_text(example)
