@@ -99,7 +99,7 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    span: int,          # S, positions that the cache's views have; start + T or more
                    groups: int,        # query heads per key-value head
                    dtype: torch.dtype, device: torch.device,
-                   apart: bool,        # whether each new token shall ask on its own, if they are few
+                   apart: bool,        # whether each new token shall ask on its own, if few
                   ) -> tuple[Tensor | None, int, bool]: # mask, heads folded into one, apart
     """How T new tokens ask. The mask is added to the scores, `[fold · T, S]`, apart `[T, 1, 1, S]`;
     None: nothing hides but causal order."""
