@@ -8,7 +8,6 @@ __all__ = ['METHODS', 'STOP_BELOW', 'PAIRS', 'Answer', 'Run', 'Turns', 'Pair', '
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import difflib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,24 +16,20 @@ from importlib import resources
 from pathlib import Path
 from threading import Lock, get_ident
 
-from .sampling import Transform
-from specdec.core import (
-    GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource, check, peak_memory_mb,
-)
-
+from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource
+from .core import check, peak_memory_mb
+from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .drafters.colder import ColderDrafter
+from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
-from .drafters.head_drafter import HeadDrafter
 from .drafters.published import load_head
-from specdec.models import (
-    TextStream, encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype,
-    vocabulary_difference, weights_digest,
-)
-from .rejection import VerifyRule
-from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from .speculative import speculate
+from .loading import load, load_model
+from .models import TextStream, encode, vocabulary_difference
 from .protocol import CausalLM
+from .rejection import VerifyRule
+from .sampling import Transform
+from .speculative import speculate
 
 # %% ../nbs/use/01_pairs.ipynb #b21b2278
 class Answer:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .sampling import Transform, check_logits
 from .core import PhaseTimer, Round, Source
-from .drafters.base import Draft, Drafter, ask
+from .drafters.base import Drafter, ask
 from .kvcache import KVCache
 from .rejection import VerifyRule, greedy_match, speculative_sampling
 from .requests import check_request, token_ids

@@ -35,8 +35,8 @@ def browser():
 
 
 def pytest_make_parametrize_id(val):
-    """A name for a parametrised case whose value pytest would only number: what a dict or a list holds, what a function is
-    called, which function of ours a lambda asks first."""
+    """A name for a parametrised case whose value pytest would only number: what a dict or a list holds, what a function
+    is called, which function of ours a lambda asks first."""
     if isinstance(val, dict): words = ", ".join(f"{key}={value!r}" for key, value in val.items()) or "nothing"
     elif callable(val) and getattr(val, "__name__", "") == "<lambda>": words = " ".join(val.__code__.co_names)
     elif hasattr(val, "__name__"): words = val.__name__

@@ -1,4 +1,5 @@
-"What several test files share: tiny random models, what they say without speculation, fakes that fail, rounds that were tossed."
+"""What several test files share: tiny random models, what they say without speculation, fakes that fail, rounds that
+were tossed."""
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -6,10 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specdec.core import TorchSource
-from specdec.sampling import Transform
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target
 from specdec.loading import load_model
+from specdec.sampling import Transform
 
 CPU = torch.device("cpu")
 V = 24  # tokens of a head's target

@@ -6,8 +6,21 @@ import pytest
 import torch
 
 from specdec.bench.drafters import (
-    DRAFTERS, HELD_OUT, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_peer,
-    drafters_text, find_drafters, interleaved, make_drafters_report, method_name, run_drafters,
+    DRAFTERS,
+    HELD_OUT,
+    DraftersConfig,
+    alphas,
+    best_of,
+    chosen_prompts,
+    counts,
+    draft_costs,
+    drafter_peer,
+    drafters_text,
+    find_drafters,
+    interleaved,
+    make_drafters_report,
+    method_name,
+    run_drafters,
 )
 from specdec.bench.peers import Measurement, Results
 from specdec.core import InputError, Round

@@ -1,10 +1,10 @@
 "One text with one drafter: what is counted, and what is timed."
 import pytest
-from helpers_drafters import packable_llama
 
+from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked, trial
-from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.drafters.lookup import SuffixDrafter
 
 
 @pytest.fixture(scope="module")

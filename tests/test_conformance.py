@@ -9,15 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling import Transform
-from specdec.lossless.conformance import (
-    Bins, BrokenDecoder, NotLossless, bettors, check_decoder, check_verify, flaw, law_after, log_wealth, pick_route,
-    power_of, rank, samples_needed, tempered, tv_interval,
-)
 from specdec.core import InputError, NumericalError, TorchSource
+from specdec.lossless.conformance import (
+    Bins,
+    BrokenDecoder,
+    NotLossless,
+    bettors,
+    check_decoder,
+    check_verify,
+    flaw,
+    law_after,
+    log_wealth,
+    pick_route,
+    power_of,
+    rank,
+    samples_needed,
+    tempered,
+    tv_interval,
+)
 from specdec.lossless.gallery import GALLERY, Broken
 from specdec.lossless.proof import Language, distance, target_law
 from specdec.rejection import speculative_sampling
+from specdec.sampling import Transform
 
 V, START = 3, [0]
 

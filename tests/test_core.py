@@ -17,8 +17,22 @@ from scipy import stats
 
 from specdec import core
 from specdec.core import (
-    FATE_MEANINGS, FATE_STYLES, Enumerator, GenerationResult, InputError, ModelError, NumericalError, PhaseTimer, Round,
-    RoundStatistics, SpecdecError, TorchSource, check, fates, fates_html, result_from_json,
+    FATE_MEANINGS,
+    FATE_STYLES,
+    Enumerator,
+    GenerationResult,
+    InputError,
+    ModelError,
+    NumericalError,
+    PhaseTimer,
+    Round,
+    RoundStatistics,
+    SpecdecError,
+    TorchSource,
+    check,
+    fates,
+    fates_html,
+    result_from_json,
 )
 
 # --- errors

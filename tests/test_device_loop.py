@@ -12,29 +12,48 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec import device_loop
-from specdec.sampling import Transform
-from specdec.lossless.conformance import check_verify
-from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.lossless.draws import drawn_from, torch_law
-from specdec.device_loop import (
-    DeviceDecoder, DeviceLoop, Outbox, StateDict, StaticCache, as_llama, as_round, bucket, count_waits, device_residual,
-    compile_layers, host_waits, lookup_on_device, match_on_device, not_finite, emitted_tokens, obstacle, race, read_at,
-    speculate_on_device, static_positions, verify_on_device,
-)
-from specdec.models import encode, fetch, load_tokenizer
-from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
-from specdec.speculative import speculate
-from specdec.loading import load_model
-from specdec.transformer import Positions
-
 from helpers import assert_same_text
+from specdec import device_loop
+from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
+from specdec.device_loop import (
+    DeviceDecoder,
+    DeviceLoop,
+    Outbox,
+    StateDict,
+    StaticCache,
+    as_llama,
+    as_round,
+    bucket,
+    compile_layers,
+    count_waits,
+    device_residual,
+    emitted_tokens,
+    host_waits,
+    lookup_on_device,
+    match_on_device,
+    not_finite,
+    obstacle,
+    race,
+    read_at,
+    speculate_on_device,
+    static_positions,
+    verify_on_device,
+)
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.loading import load_model
+from specdec.lossless.conformance import check_verify
+from specdec.lossless.draws import drawn_from, torch_law
+from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
+from specdec.models import encode, fetch, load_tokenizer
+from specdec.sampling import Transform
+from specdec.speculative import speculate
+from specdec.transformer import Positions
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
 cuda = pytest.mark.cuda

@@ -2,18 +2,21 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Failing, greedy, ids_of, tiny
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specdec.sampling import Transform
+from helpers import Failing, greedy, ids_of, tiny
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, ask
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, **options):
     "All rounds of a text."
-    return list(speculate(target, drafter, prompt, Transform(temperature), TorchSource(0), K, max_new_tokens, **options))
+    return list(
+        speculate(target, drafter, prompt, Transform(temperature), TorchSource(0), K, max_new_tokens, **options)
+    )
 
 
 class Answering(NoDrafter):
@@ -156,5 +159,3 @@ def test_padded_vocabularies(width):
 def test_broken_logits_of_a_draft_name_the_step(value):
     with pytest.raises(NumericalError, match="The draft, after 4 tokens"):
         decode(tiny(), ModelDrafter(Failing(tiny(), 4, value), 24), [1, 2, 3])
-
-

@@ -2,15 +2,15 @@
 import numpy as np
 import pytest
 import torch
-from helpers_drafters import packable_llama
 
-from specdec.sampling import Transform
+from helpers_drafters import packable_llama
 from specdec.core import InputError, TorchSource
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 
@@ -74,6 +74,8 @@ def test_colder_than_the_largest_number():
     assert ColderDrafter(NoDrafter()).colder(Transform(10**400)).temperature > 1e299
 
 
-@pytest.mark.parametrize("factor", [0, -1, float("inf"), float("nan"), "1"], ids=["zero", "negative", "infinite", "nan", "text"])
+@pytest.mark.parametrize(
+    "factor", [0, -1, float("inf"), float("nan"), "1"], ids=["zero", "negative", "infinite", "nan", "text"]
+)
 def test_a_temperature_that_cannot_be(factor):
     with pytest.raises(InputError, match="positive part"): ColderDrafter(NGramDrafter(), factor)

@@ -2,15 +2,15 @@
 import numpy as np
 import pytest
 import torch
-from helpers_drafters import packable_llama
 
-from specdec.sampling import Transform
+from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, TorchSource
+from specdec.drafters.base import Draft, ModelDrafter
 from specdec.drafters.hybrid import Acceptance, HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
-from specdec.drafters.base import Draft, ModelDrafter
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 
@@ -154,13 +154,10 @@ def test_wrong_costs():
 def test_same_seed_same_tokens(tiny):
 
     def text():
-        return [
-            r
-            for r in speculate(
+        return list(speculate(
                 tiny, HybridDrafter(SuffixDrafter(), ModelDrafter(tiny.skip([2]), 96)), [1, 2, 1, 2], Transform(0.7),
                 TorchSource(3), 4, 40,
-            )
-        ]
+            ))
 
     assert text() == text()
 

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers_drafters import packable_llama
 
-from specdec.sampling import Transform
+from helpers_drafters import packable_llama
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.drafters.int4 import Int4Linear, quantised
 from specdec.drafters.base import ModelDrafter, NoDrafter
-from specdec.speculative import speculate
+from specdec.drafters.int4 import Int4Linear, quantised
 from specdec.layouts import Linear
+from specdec.sampling import Transform
+from specdec.speculative import speculate
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,16 @@
 import numpy as np
 import pytest
 import torch
-from helpers_drafters import CPU, started
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specdec.sampling import Transform
+from helpers_drafters import CPU, started
 from specdec.core import InputError, TorchSource
+from specdec.drafters.base import Draft, NGramDrafter, NoDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, outcome, replay
 from specdec.lossless.proof import language_pairs, loop_error
-from specdec.drafters.base import Draft, NGramDrafter, NoDrafter
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 # the index
@@ -121,7 +122,7 @@ def test_the_count_of_looks_would_notice_a_walk_up_all_links():
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(texts, st.integers(1, 7), st.sampled_from([0.5, 1, 2, 3.5]))
 def test_what_the_suffix_drafter_proposes(tokens, K, per_match):
-    length, end = search(tokens)
+    length, _end = search(tokens)
     drafter = started(SuffixDrafter(per_match), tokens)
     draft = drafter.propose(K, None, None)
     wanted = 0 if not length else min(K, max(1, int(per_match * length)))

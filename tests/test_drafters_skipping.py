@@ -1,11 +1,11 @@
 "Layers left out: rows of logits, the overlap by hand, and the search for layers."
 import pytest
 import torch
-from helpers_drafters import packable_llama
 
-from specdec.sampling import Transform
+from helpers_drafters import packable_llama
 from specdec.core import InputError
 from specdec.drafters.skipping import expected_acceptance, rows_on, search_layers
+from specdec.sampling import Transform
 
 
 @pytest.fixture(scope="module")

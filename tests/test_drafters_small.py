@@ -1,12 +1,13 @@
 "A small model on a part of the target's vocabulary, behind the target's ids."
 import pytest
 import torch
-from helpers_drafters import CPU, packable_llama
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from helpers_drafters import CPU, packable_llama
 from specdec.core import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM, narrow_ids
+from specdec.loading import load_model
 
 
 def test_narrow_ids_say_where_each_token_stands():

@@ -12,8 +12,8 @@ import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.lossless.draws import UnknownTensor, drawn_from, torch_law
-from specdec.lossless.unknown import uniform_law
 from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_law
+from specdec.lossless.unknown import uniform_law
 
 HALF, QUARTER = F(1, 2), F(1, 4)
 W = torch.tensor([.5, .25, .25])

@@ -8,7 +8,7 @@ import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.drafters.base import ModelDrafter
-from specdec.lossless.gallery import GALLERY, Broken, evidence, greedy_softmax, drops_unlikely
+from specdec.lossless.gallery import GALLERY, Broken, drops_unlikely, evidence, greedy_softmax
 from specdec.lossless.proof import ExactModel, Language, Proven, one_round, round_error
 from specdec.rejection import residual, speculative_sampling
 from specdec.speculative import speculate

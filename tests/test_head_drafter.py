@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
 
-from specdec.sampling import Transform
+from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
 from specdec.core import InputError, ModelError, TorchSource, exact_law
 from specdec.drafters.head_drafter import FastHead, HeadDrafter
-from specdec.speculative import speculate
 from specdec.loading import load_model
+from specdec.sampling import Transform
+from specdec.speculative import speculate
 
 
 @pytest.fixture(scope="module")

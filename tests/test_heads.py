@@ -2,21 +2,32 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from specdec.core import InputError
 from specdec.drafters.head_drafter import FastHead
 from specdec.drafters.heads import (
-    Head, HeadConfig, HeadLayer, copy_layer, feature_layers, head_config, init_from_target, output_rows, plain_weight,
-    target_embedding, unrolled_attention, vocabulary_maps, with_vocabulary,
+    Head,
+    HeadConfig,
+    HeadLayer,
+    copy_layer,
+    feature_layers,
+    head_config,
+    init_from_target,
+    output_rows,
+    plain_weight,
+    target_embedding,
+    unrolled_attention,
+    vocabulary_maps,
+    with_vocabulary,
 )
 from specdec.kvcache import KVCache
-from specdec.models import has_bfloat16
 from specdec.layouts import Linear, has_same_rows
 from specdec.loading import load_model
+from specdec.models import has_bfloat16
 from specdec.transformer import positions, rope_frequencies
 
 

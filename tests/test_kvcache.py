@@ -3,12 +3,13 @@ Llama and for ours, and for architectures with other positions, windows and head
 the same property."""
 import pytest
 import torch
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specdec.adapter import TransformersLM
 from specdec.core import InputError, SpecdecError
 from specdec.kvcache import CacheFullError, KVCache, cache_bytes
-from specdec.adapter import TransformersLM
 from specdec.loading import load_model
 from specdec.transformer import Llama
 

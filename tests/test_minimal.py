@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
 import specdec.minimal as minimal
-from specdec.sampling import Transform
 from specdec.lossless.conformance import check_decoder, check_verify
 from specdec.minimal import Dice, Reader, generate, lookup, one_round, probabilities, verify
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, prompts
+from specdec.sampling import Transform
 
 V = 8
 SIZES = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=2)

@@ -20,10 +20,30 @@ from hypothesis import strategies as st
 from specdec import models
 from specdec.core import InputError, ModelError
 from specdec.models import (
-    GGUF_SHA256, INSTALL, MANIFEST, TextStream, all_or_nothing, cache_home, check_folder, check_gguf, download_gguf,
-    encode, fetch, find_model, installed_gguf, load_tokenizer, load_transformers, locked, pick_device, pick_dtype,
-    prompts, vocabulary_difference, weights_digest, write_manifest,
+    GGUF_SHA256,
+    INSTALL,
+    MANIFEST,
+    TextStream,
+    all_or_nothing,
+    cache_home,
+    check_folder,
+    check_gguf,
+    download_gguf,
+    encode,
+    fetch,
+    find_model,
+    installed_gguf,
+    load_tokenizer,
+    load_transformers,
+    locked,
+    pick_device,
+    pick_dtype,
+    prompts,
+    vocabulary_difference,
+    weights_digest,
+    write_manifest,
 )
+
 
 @pytest.fixture(scope="module")
 def tokenizer(): return load_tokenizer(fetch())

@@ -1,28 +1,28 @@
 """`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real
 tokenizer."""
 import copy
-import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from helpers import Failing, Untouchable, greedy, tiny
 from specdec import pairs
+from specdec.adapter import TransformersLM
 from specdec.core import GenerationResult, InputError, ModelError, NumericalError
 from specdec.drafters.base import ModelDrafter, NGramDrafter
 from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.models import fetch, load_tokenizer, prompts
 from specdec.loading import load
+from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
+from specdec.models import fetch, load_tokenizer, prompts
 from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, list_pairs, load_drafter, load_pair, shipped
 from specdec.rejection import greedy_match, speculative_sampling
-from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
-from specdec.adapter import TransformersLM
-from helpers import Failing, Untouchable, greedy, tiny
 
 TOKENIZER = load_tokenizer(fetch())
 V = len(TOKENIZER)
@@ -481,8 +481,8 @@ def test_a_pair_with_another_drafter():
         ColderDrafter, ModelDrafter,
     )
     # the default looks drafts up besides, whatever was trained
-    for given, kind in ((None, HeadDrafter), (shipped("smollm2-draft"), ModelDrafter)):
-        hybrid = load_pair("smollm2", "cpu", "float32", drafter=given).drafter
+    for drafter, kind in ((None, HeadDrafter), (shipped("smollm2-draft"), ModelDrafter)):
+        hybrid = load_pair("smollm2", "cpu", "float32", drafter=drafter).drafter
         assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [
             (SuffixDrafter,), (ColderDrafter, kind),
         ]

@@ -12,21 +12,50 @@ import pytest
 import torch
 from jinja2 import DictLoader, Environment
 
-from specdec.playground import app as playground
-from specdec.sampling import Transform
+from helpers import tiny
 from specdec.core import InputError, ModelError, Round, TorchSource
-from specdec.pairs import Pair, PairSpec
-from specdec.playground.app import (
-    K_MAX, PLAIN, Engine, Figure, Playground, RecordingSource, Request, Said, Session, Settings, Throttle, Transcript,
-    Worker, app_files, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup, draw_text,
-    drafter_menu, explain, look, measure, measures_html, open_playground, plain_rate, serve_playground, text_html,
-    token_html, verification_curve, visible,
-)
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.pairs import Pair, PairSpec
+from specdec.playground import app as playground
+from specdec.playground.app import (
+    K_MAX,
+    PLAIN,
+    Engine,
+    Figure,
+    Playground,
+    RecordingSource,
+    Request,
+    Said,
+    Session,
+    Settings,
+    Throttle,
+    Transcript,
+    Worker,
+    app_files,
+    drafter_menu,
+    draw_acceptance,
+    draw_decision,
+    draw_place,
+    draw_residual,
+    draw_rounds,
+    draw_speedup,
+    draw_text,
+    explain,
+    look,
+    measure,
+    measures_html,
+    open_playground,
+    plain_rate,
+    serve_playground,
+    text_html,
+    token_html,
+    verification_curve,
+    visible,
+)
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.speedup import walltime_factor
 from test_pairs import TOKENIZER, talker
-from helpers import tiny
 
 PROMPT = [1, 2, 3, 1, 2]
 EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'
@@ -295,7 +324,7 @@ def worker():
 def test_a_new_job_takes_the_place_of_the_old(worker):
     steps = []
     def job(name, n):
-        for i in range(n):
+        for _i in range(n):
             steps.append(name)
             time.sleep(.002)
             yield

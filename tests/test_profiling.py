@@ -8,21 +8,36 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig, Qwen3Config
 
 import specdec.profiling as profiling
-from specdec.sampling import Transform
-from specdec.core import InputError, ModelError, TorchSource
-from specdec.profiling import (
-    MemoryMeter, Roofline, context_bytes, fastest, floor_seconds, forward_bytes, forward_flops, free_tokens,
-    least_seconds, matrix_rate, matrix_weights, memory_bandwidth, operation_seconds, readers, reset_resident_peak,
-    resident_bytes, weight_bytes_read,
-)
-from specdec.drafters.base import NGramDrafter
-from specdec.speculative import speculate
 from specdec.adapter import TransformersLM
+from specdec.core import InputError, ModelError, TorchSource
+from specdec.drafters.base import NGramDrafter
+from specdec.profiling import (
+    MemoryMeter,
+    Roofline,
+    context_bytes,
+    fastest,
+    floor_seconds,
+    forward_bytes,
+    forward_flops,
+    free_tokens,
+    least_seconds,
+    matrix_rate,
+    matrix_weights,
+    memory_bandwidth,
+    operation_seconds,
+    readers,
+    reset_resident_peak,
+    resident_bytes,
+    weight_bytes_read,
+)
+from specdec.sampling import Transform
+from specdec.speculative import speculate
 
 CPU = torch.device("cpu")
 SHAPE = dict(

@@ -11,16 +11,35 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specdec.sampling import Transform
 from specdec.core import InputError, Round, TorchSource, exact_law
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.lossless.proof import (
-    SIZES, AsIs, ExactModel, Language, Pages, Proven, Sure, completed, distance, language_pairs, law_of_rounds,
-    loop_error, memory_of, one_round, prove_loop, prove_rule, round_error, sampled, sure, target_law,
+    SIZES,
+    AsIs,
+    ExactModel,
+    Language,
+    Pages,
+    Proven,
+    Sure,
+    completed,
+    distance,
+    language_pairs,
+    law_of_rounds,
+    loop_error,
+    memory_of,
+    one_round,
+    prove_loop,
+    prove_rule,
+    round_error,
+    sampled,
+    sure,
+    target_law,
 )
 from specdec.rejection import residual, speculative_sampling
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 HALF = Fraction(1, 2)
@@ -252,7 +271,7 @@ def plain_law(start, length):
 @pytest.mark.parametrize("K, V, length", [(1, 2, 5), (2, 2, 5), (3, 2, 4), (1, 3, 4), (2, 3, 3)])
 @pytest.mark.parametrize("kind", ["sampled", "sure", "n-gram"])
 def test_merging_changes_nothing(kind, K, V, length):
-    for case, p, q in language_pairs(V, "merge", halves=True):
+    for _case, p, q in language_pairs(V, "merge", halves=True):
         drafter = {"sampled": None, "sure": lambda: Sure(q), "n-gram": NGramDrafter}[kind]
         for options in ({}, {"limit": 3}, {"eos_ids": frozenset({1})}):
             start = starting(p, q, V, K, drafter=drafter, **options)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
 from safetensors.torch import load_file, save_file
 
+from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
 from specdec.core import InputError, ModelError
 from specdec.drafters.heads import feature_layers, share_embedding
 from specdec.drafters.published import load_head, save_head, vllm_command

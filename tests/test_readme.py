@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specdec.bench import drafters as bench_drafters, peers as benchmark
+from specdec.bench import drafters as bench_drafters
+from specdec.bench import peers as benchmark
 from specdec.cli import ExitCode, app
 
 ROOT = Path(__file__).parents[1]

@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.stats import chi2, ncx2
 
 from specdec.core import Enumerator, InputError, TorchSource, exact_law
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
-
 
 # --- Exact laws -------------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Untouchable
 
-from specdec.sampling import Transform
+from helpers import Untouchable
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.requests import check_request, token_ids
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 

@@ -7,12 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
-from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.lossless.rules import LossyLenience, LossyTypical, entropy, law_of_token, sample_and_match
+from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 LOSSY = [LossyLenience(F(1, 2)), LossyLenience(0.25), LossyTypical(0.3, 0.5), LossyTypical(F(1, 4), F(1, 2))]
 LENIENCES = (F(1), F(3, 4), F(1, 2), F(1, 10))

@@ -2,12 +2,21 @@
 make that hard, and wrong versions of it are caught."""
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specdec.core import InputError, NumericalError
-from specdec.sampling import (Transform, apply_temperature, apply_top_k, apply_top_p, check_logits, likeliest, nucleus,
-                              probabilities)
+from specdec.sampling import (
+    Transform,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    check_logits,
+    likeliest,
+    nucleus,
+    probabilities,
+)
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

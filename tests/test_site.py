@@ -16,11 +16,11 @@ import yaml
 from bs4 import BeautifulSoup
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.sampling import Transform
+from specdec.adapter import TransformersLM
 from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
 from specdec.drafters.base import ModelDrafter
+from specdec.sampling import Transform
 from specdec.speculative import speculate
-from specdec.adapter import TransformersLM
 
 ROOT = Path(__file__).parents[1]
 

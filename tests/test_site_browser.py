@@ -1,4 +1,5 @@
-"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and the sliders by keyboard."""
+"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and the sliders by
+keyboard."""
 import json
 import re
 from pathlib import Path
@@ -9,9 +10,14 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.html"))
 MOST_BYTES = 2_000_000
-RECORDED = json.loads((DOCS / "data" / "recorded.json").read_text(encoding="utf-8")) if (DOCS / "data" / "recorded.json").exists() else None
+RECORDED = (
+    json.loads((DOCS / "data" / "recorded.json").read_text(encoding="utf-8"))
+    if (DOCS / "data" / "recorded.json").exists()
+    else None
+)
 
-# Runs in the page. Colours are blended with what lies behind them, as a reader sees them (WCAG 2.1, success criterion 1.4.3).
+# Runs in the page. Colours are blended with what lies behind them, as a reader sees them (WCAG 2.1, success criterion
+# 1.4.3).
 AUDIT = """() => {
   const channel = (v) => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
   const luminance = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
@@ -31,20 +37,23 @@ AUDIT = """() => {
   const behind = new Map();
   const background = (element) => {
     if (!element) return [255, 255, 255];
-    if (!behind.has(element)) behind.set(element, over(parse(getComputedStyle(element).backgroundColor), background(element.parentElement)));
+    if (!behind.has(element))
+      behind.set(element, over(parse(getComputedStyle(element).backgroundColor), background(element.parentElement)));
     return behind.get(element);
   };
   const seen = new Map();
   const opacity = (element) => {
     if (!element) return 1;
-    if (!seen.has(element)) seen.set(element, Number(getComputedStyle(element).opacity) * opacity(element.parentElement));
+    if (!seen.has(element))
+      seen.set(element, Number(getComputedStyle(element).opacity) * opacity(element.parentElement));
     return seen.get(element);
   };
   const faint = new Map();
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement, words = walker.currentNode.textContent.trim();
-    if (!words || element.closest('script, style, .katex-mathml, [aria-hidden=true], :disabled') || !element.checkVisibility({visibilityProperty: true})) continue;
+    const aside = element.closest('script, style, .katex-mathml, [aria-hidden=true], :disabled');
+    if (!words || aside || !element.checkVisibility({visibilityProperty: true})) continue;
     const style = getComputedStyle(element), back = background(element), [r, g, b, a] = parse(style.color);
     const [x, y] = [luminance(over([r, g, b, a * opacity(element)], back)), luminance(back)];
     const ratio = (Math.max(x, y) + .05) / (Math.min(x, y) + .05), size = parseFloat(style.fontSize);
@@ -52,7 +61,8 @@ AUDIT = """() => {
     const where = `${element.tagName.toLowerCase()}.${element.className} ${style.color} on ${back.map(Math.round)}`;
     if (ratio < needed && !faint.has(where)) faint.set(where, `${ratio.toFixed(2)}: ${where}: ${words.slice(0, 30)}`);
   }
-  const levels = [...document.querySelectorAll('main h1, main h2, main h3, main h4, main h5, main h6')].map((h) => Number(h.tagName[1]));
+  const headings = document.querySelectorAll('main h1, main h2, main h3, main h4, main h5, main h6');
+  const levels = [...headings].map((h) => Number(h.tagName[1]));
   return {
     faint: [...faint.values()],
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
@@ -62,7 +72,8 @@ AUDIT = """() => {
     missing: [...document.images].filter((i) => i.complete && !i.naturalWidth).map((i) => i.src),
     math: [...document.querySelectorAll('.katex-error')].map((e) => e.textContent),
     unlabelled: [...document.querySelectorAll('button, input, select, a[href]')].filter((e) => e.checkVisibility() &&
-      !(e.innerText || e.value || '').trim() && !e.title && !e.ariaLabel && !e.placeholder && !(e.labels && e.labels.length) && !e.querySelector('img[alt]')).map((e) => e.outerHTML.slice(0, 80)),
+      !(e.innerText || e.value || '').trim() && !e.title && !e.ariaLabel && !e.placeholder
+      && !(e.labels && e.labels.length) && !e.querySelector('img[alt]')).map((e) => e.outerHTML.slice(0, 80)),
   };
 }"""
 
@@ -71,7 +82,9 @@ class Visit:
     "A tab of the browser, with everything that its page said and fetched."
     def __init__(self, browser, url: str, **options):
         self.tab = browser.new_page(**options)
-        self.tab.on("console", lambda message: self.said.append(message.text) if message.type in ("error", "warning") else None)
+        self.tab.on(
+            "console", lambda message: self.said.append(message.text) if message.type in ("error", "warning") else None
+        )
         self.tab.on("pageerror", lambda error: self.said.append(str(error)))
         self.tab.on("request", lambda request: self.fetched.append(request.url))
         self.tab.on("response", self.weigh)
@@ -89,8 +102,13 @@ class Visit:
     def audit(self, width: int, scheme: str) -> dict:
         "What is wrong with the page at that width and in that colour scheme."
         self.tab.set_viewport_size({"width": width, "height": 900})
-        self.tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # no colour fades from one to the other while we look
-        self.tab.wait_for_function("dark => !window.smalldocsToggleScheme || document.documentElement.classList.contains('quarto-dark') === dark", arg=scheme == "dark")
+        # no colour fades from one to the other while we look
+        self.tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        self.tab.wait_for_function(
+            "dark => !window.smalldocsToggleScheme || document.documentElement.classList.contains('quarto-dark') ==="
+            " dark",
+            arg=scheme == "dark",
+        )
         return self.tab.evaluate(AUDIT)
 
 
@@ -110,7 +128,9 @@ def audits(browser, site):
 def test_page_is_quiet_and_light(audits, site, page):
     said, fetched, size, _ = audits[page]
     assert said == []
-    assert [url for url in fetched if urlsplit(url).netloc != urlsplit(site).netloc and not url.startswith("data:")] == []
+    assert [
+        url for url in fetched if urlsplit(url).netloc != urlsplit(site).netloc and not url.startswith("data:")
+    ] == []
     assert 50_000 < size < MOST_BYTES
 
 
@@ -125,11 +145,18 @@ def test_page_fits_and_reads_well(audits, page):
 
 def test_audit_finds_what_it_looks_for(browser, tmp_path):
     "The negative control: a page with one of each fault."
-    (tmp_path / "bad.html").write_text("""<main><h1>x</h1><h3>y</h3><p style="color:#999;background:#fff">faint</p><img src="none.png">
-        <p style="opacity:.5">half</p><div style="width:3000px">wide</div><input type="range"></main>""")
+    (tmp_path / "bad.html").write_text(
+        """<main><h1>x</h1><h3>y</h3><p style="color:#999;background:#fff">faint</p><img src="none.png">
+        <p style="opacity:.5">half</p><div style="width:3000px">wide</div><input type="range"></main>"""
+    )
     visit = Visit(browser, (tmp_path / "bad.html").as_uri())
     seen = visit.audit(360, "light")
-    assert seen["wide"] > 0 and len(seen["faint"]) == 2 and seen["skipped"] == [[3, 1]] and len(seen["unnamed"]) == len(seen["missing"]) == 1
+    assert (
+        seen["wide"] > 0
+        and len(seen["faint"]) == 2
+        and seen["skipped"] == [[3, 1]]
+        and len(seen["unnamed"]) == len(seen["missing"]) == 1
+    )
     assert visit.said and visit.fetched
 
 
@@ -168,7 +195,9 @@ def text_of(run: dict, rounds: int) -> str:
 
 def kept_text(tab) -> str:
     "The text on the page without what was rejected, and without the marks for line breaks."
-    spans = tab.eval_on_selector_all(".recorded-text > span > *", "found => found.filter(e => e.tagName !== 'DEL').map(e => e.textContent)")
+    spans = tab.eval_on_selector_all(
+        ".recorded-text > span > *", "found => found.filter(e => e.tagName !== 'DEL').map(e => e.textContent)"
+    )
     return "".join(spans).replace("⏎\n", "\n")
 
 
@@ -226,7 +255,9 @@ def test_without_script_there_is_a_picture(browser, site):
     tab = context.new_page()
     tab.goto(f"{site}/recorded.html")
     picture = tab.locator(".recorded img")
-    assert picture.is_visible() and len(picture.get_attribute("alt")) > 40 and tab.locator(".recorded input").count() == 0
+    assert (
+        picture.is_visible() and len(picture.get_attribute("alt")) > 40 and tab.locator(".recorded input").count() == 0
+    )
     context.close()
 
 

@@ -5,14 +5,15 @@ from random import Random
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import CPU, Failing, greedy, ids_of, tiny
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specdec.sampling import Transform
+from helpers import CPU, Failing, greedy, ids_of, tiny
 from specdec.core import InputError, NumericalError, Round, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.kvcache import KVCache
 from specdec.rejection import speculative_sampling
+from specdec.sampling import Transform
 from specdec.speculative import _until, speculate
 
 
@@ -267,7 +268,7 @@ def test_both_caches_follow_the_text(K):
     full = 0
     for draft in (tiny(noise=0.05), target.skip([1]), target):
         drafter, length = ModelDrafter(draft, 24), 3
-        for i, r in enumerate(speculate(watched, drafter, [1, 2, 3], Transform(), TorchSource(0), K, 30)):
+        for _i, r in enumerate(speculate(watched, drafter, [1, 2, 3], Transform(), TorchSource(0), K, 30)):
             length += len(r.emitted)
             assert caches[-1].length == length - 1
             if not r.drafted: continue  # the prompt's token, or a last round with room for one

@@ -8,14 +8,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import specdec.speedup as speedup
 from helpers import Rounds, calls, make_round, toss
 from specdec.core import InputError, Round
 from specdec.speedup import (
-    best_K, draft_cost, forward_seconds, in_range, operations_factor, speedup_of_rounds, tokens_per_round,
-    verification_cost, walltime_factor,
+    best_K,
+    draft_cost,
+    forward_seconds,
+    in_range,
+    operations_factor,
+    speedup_of_rounds,
+    tokens_per_round,
+    verification_cost,
+    walltime_factor,
 )
 
 probabilities, costs, drafts = st.floats(0, 1), st.floats(0, 2), st.integers(1, 40)

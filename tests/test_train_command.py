@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_training import CPU, V, make_data, make_target, settings, weights
 from safetensors.torch import load_file
 
-from specdec.sampling import Transform
+from helpers_training import CPU, V, make_data, make_target, settings, weights
 from specdec.core import InputError, ModelError, TorchSource
+from specdec.drafters.base import ModelDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head
 from specdec.drafters.small import NarrowLM
-from specdec.loading import load
-from specdec.drafters.base import ModelDrafter
+from specdec.loading import load, load_model
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.train import command
 from specdec.train.command import check_run, distill
@@ -28,7 +28,6 @@ from specdec.train.config import DistillConfig
 from specdec.train.loop import Training
 from specdec.train.resume import training_tensors
 from specdec.train.rows import read_rows
-from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -4,14 +4,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers_training import CPU, V, make_target
 from scipy import stats
 
+from helpers_training import CPU, V, make_target
 from specdec.core import InputError
+from specdec.loading import load_model
 from specdec.models import load_tokenizer
 from specdec.train import data as module
 from specdec.train.data import SampleConfig, chat_prefix, draw, question_starts, read_prompts, sample, sample_rows
-from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -4,16 +4,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from helpers_training import CPU, V, make_data, make_target, settings
 
-from specdec.sampling import Transform
+from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.core import InputError, TorchSource
 from specdec.drafters.head_drafter import HeadDrafter
+from specdec.loading import load_model
+from specdec.sampling import Transform
 from specdec.train.evaluate import HeldOut, evaluate, tokens_of_round
 from specdec.train.loop import Training
 from specdec.train.rows import read_rows, split_rows
 from specdec.train.steps import distillation_loss, rows_of_step
-from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

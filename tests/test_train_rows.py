@@ -2,14 +2,21 @@
 import numpy as np
 import pytest
 import torch
-from helpers_training import CPU, V, make_data, make_target
 
+from helpers_training import CPU, V, make_data, make_target
 from specdec.core import InputError
+from specdec.loading import load_model
 from specdec.models import load_tokenizer
 from specdec.train.rows import (
-    answer_marks, count_tokens, coverage, frequent_tokens, in_answers, read_rows, shared_prefix, split_rows,
+    answer_marks,
+    count_tokens,
+    coverage,
+    frequent_tokens,
+    in_answers,
+    read_rows,
+    shared_prefix,
+    split_rows,
 )
-from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -4,18 +4,18 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers_training import CPU, V, make_data, make_target, settings
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.core import InputError, ModelError
 from specdec.drafters.heads import output_rows
 from specdec.drafters.published import load_head
+from specdec.loading import load_model
 from specdec.train.command import distill
 from specdec.train.loop import Training
 from specdec.train.rows import read_rows
 from specdec.train.students import small_embedding
-from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

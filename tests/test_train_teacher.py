@@ -1,11 +1,11 @@
 "What the teacher said is kept, and not computed again."
 import pytest
 import torch
-from helpers_training import CPU, V, make_data, make_target
 
+from helpers_training import CPU, V, make_data, make_target
+from specdec.loading import load_model
 from specdec.train.rows import read_rows
 from specdec.train.teacher import States, Teacher
-from specdec.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -21,12 +21,12 @@ from families import (
     tokens,
 )
 from specdec.adapter import TransformersLM
-from specdec.sampling import Transform
 from specdec.core import InputError, ModelError, TorchSource
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model
 from specdec.models import fetch, load_transformers
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.transformer import Llama
 

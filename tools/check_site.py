@@ -142,7 +142,10 @@ def stale_problems(
 
 def read_pages(site: Path) -> dict[str, BeautifulSoup]:
     "The pages of a site, parsed."
-    return {p.relative_to(site).as_posix(): BeautifulSoup(p.read_text(encoding="utf-8"), "html.parser") for p in sorted(site.rglob("*.html"))}
+    return {
+        p.relative_to(site).as_posix(): BeautifulSoup(p.read_text(encoding="utf-8"), "html.parser")
+        for p in sorted(site.rglob("*.html"))
+    }
 
 
 def check() -> list[str]:

@@ -61,11 +61,11 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     import numpy as np
     import torch
 
+    from specdec.loading import load_model
     from specdec.models import find_model, load_tokenizer, pick_dtype
     from specdec.train.config import DistillConfig
     from specdec.train.loop import Training, train
     from specdec.train.rows import answer_marks, read_rows
-    from specdec.loading import load_model
     device = torch.device("cpu")
     target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
     all_rows, marks = read_rows(data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))

@@ -22,12 +22,12 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.sampling import Transform
 from specdec.core import ModelError
 from specdec.device_loop import DeviceDecoder, as_llama, compile_layers, count_waits
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
 from specdec.profiling import floor_seconds, memory_bandwidth
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.sampling import Transform
 
 SHAPES = {  # the default model's, and that of Llama 3.2 1B, from their published configs
     "default": dict(

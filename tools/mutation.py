@@ -105,12 +105,12 @@ def mutants(module: str):
     nowhere, seen = unread(code), {code}
     for name, operator in operators():
         positions = [position for node in ast_nodes(get_ast(code)) for position in operator.mutation_positions(node)]
-        for occurrence, (start, end) in enumerate(positions):
+        for occurrence, (start, _end) in enumerate(positions):
             if any(a <= start < b for a, b in nowhere): continue
             changed = mutate_code(code, operator, occurrence)
             if changed is None or changed in seen: continue
             seen.add(changed)
-            lines = [line for line in unified_diff(code.splitlines(), changed.splitlines(), n=0, lineterm="")][3:]
+            lines = list(unified_diff(code.splitlines(), changed.splitlines(), n=0, lineterm=""))[3:]
             yield {
                 "module": module, "operator": name, "line": start[0], "diff": lines,
                 "id": sha256(changed.encode()).hexdigest()[:16],
@@ -182,7 +182,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    import numpy, pytest, scipy.stats, torch, transformers, hypothesis  # noqa: F401  once, for all forks
+    import numpy  # noqa: F401  once, for all forks
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: F401
     gc.freeze()  # forks needn't look through what was imported
     earlier = json.loads(options.out.read_text())["mutants"] if options.out.exists() else []

@@ -143,12 +143,15 @@ def draw_recorded(
 
 
 def draw_race(data: dict, temperature: float = 0.0, K: int = 4) -> str:
-    "Plain and speculative decoding of one prompt on one axis of time: a box for each forward, green what was guessed and kept."
+    """Plain and speculative decoding of one prompt on one axis of time: a box for each forward, green what was guessed
+    and kept."""
     race = next(r for r in data["races"] if r["temperature"] == temperature)
     plain, speculative = race["lanes"]["plain"], race["lanes"][str(K)]
     left, width, tall = 120, 640, 34
     scale = width / plain[-1]["end"]
-    body = [text(8, 24, f"{data['model']}, one prompt, temperature {temperature:g}, K = {K}", 15, extra=f'fill="{FAINT}"')]
+    body = [
+        text(8, 24, f"{data['model']}, one prompt, temperature {temperature:g}, K = {K}", 15, extra=f'fill="{FAINT}"')
+    ]
     for lane, (name, rounds) in enumerate([("plain", plain), ("speculative", speculative)]):
         y, start = 42 + 62 * lane, 0.0
         body.append(text(8, y + 22, name, 16, extra='font-weight="bold"'))

@@ -1,8 +1,9 @@
 """Record the race on the front page: `python tools/race.py`.
 
-One prompt, answered by plain and by speculative decoding in turn, each several times, in float32 on the CPU; the run with
-the median time is kept, round by round with its real times. The page plays them back and computes nothing. A prompt on
-which drafting wins was chosen on purpose: what it buys on average stands under the race, from the stored benchmark.
+One prompt, answered by plain and by speculative decoding in turn, each several times, in float32 on the CPU; the run
+with the median time is kept, round by round with its real times. The page plays them back and computes nothing. A
+prompt on which drafting wins was chosen on purpose: what it buys on average stands under the race, from the stored
+benchmark.
 """
 import argparse
 import json
@@ -15,10 +16,10 @@ from tqdm import tqdm
 
 from specdec.bench.peers import environment
 from specdec.core import TorchSource
+from specdec.drafters.base import NoDrafter
 from specdec.models import encode, prompts
 from specdec.pairs import load_pair
 from specdec.sampling import Transform
-from specdec.drafters.base import NoDrafter
 from specdec.speculative import speculate
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
@@ -27,7 +28,8 @@ TEMPERATURES, KS = (0.0, 0.7, 1.0), (2, 4, 8)
 
 
 def run(pair, drafter, ids: list[int], temperature: float, K: int) -> list[dict]:
-    "One run: of each round its end in seconds since the start, the tokens that joined the text, and how many were guesses."
+    """One run: of each round its end in seconds since the start, the tokens that joined the text, and how many were
+    guesses."""
     noted, start = [], time.perf_counter()
     rounds = speculate(
         pair.target, drafter, ids, Transform(temperature), TorchSource(SEED), K, NEW_TOKENS, pair.target.eos_ids
@@ -48,7 +50,9 @@ def median_run(runs: list[list[dict]]) -> list[dict]:
 def main() -> None:
     "Record all settings."
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each kind; the one with the median time is kept")
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help="runs of each kind; the one with the median time is kept"
+    )
     repeats = parser.parse_args().repeats
     question = next(p for p in prompts() if p.id == PROMPT)
     pair = load_pair("smollm2", device="cpu", dtype="float32")

@@ -1,8 +1,9 @@
 """How much there is to read: `python tools/reading.py`, `--json` for a program, `--check` to fail above the limits.
 
-For each notebook: words, code lines that a reader sees, the longest line, the longest cell, and minutes at 200 words and 15 lines
-a minute. Hidden cells are nobody's reading, folded ones (`code-fold: true`) and folded solutions are opened by choice: neither counts
-as visible. Every line of code counts for the longest one; what `#|` says of a cell, a figure's description for one, does not.
+For each notebook: words, code lines that a reader sees, the longest line, the longest cell, and minutes at 200 words
+and 15 lines a minute. Hidden cells are nobody's reading, folded ones (`code-fold: true`) and folded solutions are
+opened by choice: neither counts as visible. Every line of code counts for the longest one; what `#|` says of a cell, a
+figure's description for one, does not.
 """
 import argparse
 import json
@@ -54,7 +55,10 @@ class Reading:
         "Each limit that is broken."
         limits, figures = asdict(LIMITS[self.kind]), asdict(self)
         over = [name for name, limit in limits.items() if limit is not None and figures[name] > limit]
-        return [f"{self.notebook}: {name.replace('_', ' ')} {figures[name]}, and {limits[name]} is the limit" for name in over]
+        return [
+            f"{self.notebook}: {name.replace('_', ' ')} {figures[name]}, and {limits[name]} is the limit"
+            for name in over
+        ]
 
 
 def code_lines(source: str) -> list[str]:
@@ -71,14 +75,18 @@ def read(path: Path) -> Reading:
     seen = [len(code_lines(code)) for code in codes if not UNSEEN.search(code)]
     columns = [len(line) for code in codes for line in code_lines(code)]
     minutes = -(-words // WORDS_A_MINUTE) + -(-sum(seen) // LINES_A_MINUTE)
-    return Reading(path.relative_to(ROOT).as_posix(), words, sum(seen), max(columns, default=0), max(seen, default=0), minutes)
+    return Reading(
+        path.relative_to(ROOT).as_posix(), words, sum(seen), max(columns, default=0), max(seen, default=0), minutes
+    )
 
 
 def total(name: str, readings: list[Reading]) -> Reading:
     "Several notebooks as one."
     def added(figure: str) -> int: return sum(getattr(r, figure) for r in readings)
     def most(figure: str) -> int: return max(getattr(r, figure) for r in readings)
-    return Reading(name, added("words"), added("code_lines"), most("longest_line"), most("longest_cell"), added("minutes"))
+    return Reading(
+        name, added("words"), added("code_lines"), most("longest_line"), most("longest_cell"), added("minutes")
+    )
 
 
 def report() -> tuple[list[Reading], dict[str, Reading]]:
@@ -101,12 +109,19 @@ def main() -> None:
     "Print the table, or check it."
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--check", action="store_true", help="print only what is over its limit, and fail if anything is")
+    parser.add_argument(
+        "--check", action="store_true", help="print only what is over its limit, and fail if anything is"
+    )
     wants = parser.parse_args()
     readings, totals = report()
     if wants.check: sys.exit("\n".join(problems(readings, totals)) or 0)
     if wants.json:
-        print(json.dumps({"notebooks": [asdict(r) for r in readings], "totals": {n: asdict(t) for n, t in totals.items()}}, indent=1))
+        print(
+            json.dumps(
+                {"notebooks": [asdict(r) for r in readings], "totals": {n: asdict(t) for n, t in totals.items()}},
+                indent=1,
+            )
+        )
         return
     print(f"{'notebook':36} {'words':>6} {'lines':>6} {'line':>5} {'cell':>5} {'minutes':>8}")
     for r in [*readings, *totals.values()]:

@@ -137,7 +137,10 @@ def check_sidebar(listed: list[str], present: set[str]) -> None:
 def check_project(nbs: Path, package: str) -> None:
     "Stop when the pages would lack entries or links: an unlisted notebook, or a package that nbdev cannot look up."
     sidebar = yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    check_sidebar(sidebar_entries(sidebar["contents"]), {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts})
+    check_sidebar(
+        sidebar_entries(sidebar["contents"]),
+        {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts},
+    )
     module = find_spec(package)
     if not entry_points(group="nbdev", name=package) or Path(module.origin).resolve().parent != ROOT / package:
         sys.exit("pip install -e . first: nbdev finds the links between names through the installed package")
@@ -149,8 +152,8 @@ def relative(target: str, page: str) -> str:
 
 
 def relink(text: str, page: str, site_url: str, anchors: dict[str, set[str]]) -> str:
-    """Make nbdev's absolute links to this site relative to the page, and lead one whose anchor is missing to the class or
-    page it is in."""
+    """Make nbdev's absolute links to this site relative to the page, and lead one whose anchor is missing to the class
+    or page it is in."""
     def lead(match: re.Match) -> str:
         name, anchor = match.groups()
         while anchor and anchor not in anchors.get(name, ()):

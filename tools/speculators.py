@@ -42,6 +42,7 @@ def theirs(work: Path) -> None:
     "Load each of our folders and save their logits; make heads of their own, and save these with their logits."
     import torch
     from safetensors.torch import load_file, save_file
+
     from speculators import Eagle3DraftModel, SpeculatorModelConfig
 
     given = load_file(work / "features.safetensors")
@@ -111,11 +112,12 @@ def compare(python: Path, length: int = 96) -> dict:
     "Run both directions; the results as data."
     import torch
     from safetensors.torch import load_file, save_file
+
     from specdec.drafters.heads import init_from_target, share_embedding
     from specdec.drafters.published import load_head, save_head
+    from specdec.loading import load_model
     from specdec.models import encode, fetch, load_tokenizer, prompts
     from specdec.pairs import shipped
-    from specdec.loading import load_model
 
     target = load_model(fetch(), torch.device("cpu"), torch.float32)
     tokens = torch.tensor([encode(load_tokenizer(fetch()), prompts()[5].text)[:length]])

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -249,7 +249,7 @@ def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
     """What the target may say after the prompt and some new tokens, in float64, each answer
     computed once. The target is a `CausalLM` or a function ids → logits `[V]`; what isn't such a
     row raises `InputError`, and a row without a distribution `NumericalError`."""
-    @lru_cache(maxsize=None)
+    @cache
     def law(text: Text) -> np.ndarray:
         ids = [*prompt, *text]
         if hasattr(target, "new_cache"):

@@ -19,6 +19,7 @@ from ..core import ModelError, check
 from ..drafters.heads import Head, init_from_target, output_rows, why_no_copy, with_vocabulary
 from ..drafters.published import load_head, save_head
 from ..drafters.small import TOKENS_FILE, NarrowLM, narrow_ids
+from ..loading import load_model
 from .config import DistillConfig
 from .rows import frequent_tokens
 from ..transformer import Llama
