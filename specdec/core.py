@@ -292,7 +292,8 @@ def exact_law(program: Callable[[Source], Hashable], # draws only through the so
              ) -> dict[Hashable, Fraction]: # outcome → probability; they sum to 1
     """The exact distribution of what `program(source)` returns: every branch is walked, so their
     number must be finite and not too large."""
-    law, to_do = {}, [()]
+    law: dict[Hashable, Fraction] = {}
+    to_do: list[tuple[int, ...]] = [()]
     while to_do:
         source = Enumerator(to_do.pop())
         outcome = program(source)
@@ -334,7 +335,7 @@ class TorchSource:
         if not (summed and weights.min() >= 0): raise NumericalError(
             "Weights to draw from must not be negative and must have a positive, finite sum; "
             f"theirs is {total}.")
-        return torch.searchsorted(cumulative, self.uniform() * total, right=True).item()
+        return int(torch.searchsorted(cumulative, self.uniform() * total, right=True))
 
 # %% ../nbs/engine/01_core.ipynb #c1277c82
 class PhaseTimer:

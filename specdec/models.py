@@ -68,9 +68,9 @@ def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16
     """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
     `InputError` for any other."""
     if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    if dtype in DTYPES.values(): return dtype
-    check(dtype in DTYPES, f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
+    if isinstance(dtype, str) and dtype in DTYPES: return DTYPES[dtype]
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values(): return dtype
+    raise InputError(f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
 def cache_home() -> Path:
@@ -117,7 +117,7 @@ def checking(folder: Path,
 
 def check_folder(folder: Path,          # a converted model
                  advice: str = REBUILD, # what to do about a damaged one
-                ) -> str: # as `weights_digest` gives it
+                ) -> str | None: # as `weights_digest` gives it
     """Compare every file with the manifest; raises `ModelError` naming the files that are missing,
     new or changed."""
     with checking(folder, advice) as recorded: found = digests(folder)
@@ -369,10 +369,10 @@ def encode(tokenizer, # of the model that will read the ids; None if the prompt 
     if len(prompt) == 1 and isinstance(prompt[0], list): prompt = prompt[0]  # [1, T]
     check(len(prompt) > 0, "The prompt is empty: give some text, messages or token ids.")
     if not isinstance(prompt, str):
-        numbers = [_number(item) for item in prompt]
+        numbers: list = [_number(item) for item in prompt]
         if all(type(n) is int for n in numbers): return numbers
     check(tokenizer is not None, "This model has no tokenizer: give the prompt as token ids.")
-    ids = (_text_ids if isinstance(prompt, str) else _chat_ids)(tokenizer, prompt)
+    ids = _text_ids(tokenizer, prompt) if isinstance(prompt, str) else _chat_ids(tokenizer, prompt)
     check(len(ids) > 0, "The prompt has no tokens.")
     return list(ids)
 
@@ -388,7 +388,7 @@ def _text_ids(tokenizer, text: str) -> list[int]:
         raise InputError(f"The prompt is not valid Unicode text ({error}).") from error
     return tokenizer(text)["input_ids"]
 
-def _chat_ids(tokenizer, messages: list[dict]) -> list[int]:
+def _chat_ids(tokenizer, messages: list) -> list[int]:
     "Ids of chat messages through the template, up to where the answer begins."
     check(all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages),
           "A list as prompt holds either token ids (whole numbers) or messages like "

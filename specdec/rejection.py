@@ -85,7 +85,7 @@ def _probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Tensor | in
     check(0 <= token < size, f"{name} is outside the target's vocabulary of {size}.")
     probability = 1 if q is None else q[i][token]
     check(
-        probability > 0,
+        bool(probability > 0),
         f"{name} has probability {float(probability):g} in the q that was reported with it, so it "
         "was drawn from another distribution. Report the one it was drawn from, after temperature, "
         "top-k and top-p; None for a sure guess.",

@@ -147,8 +147,8 @@ def speedup_of_rounds(rounds: Iterable[Round], # at least one
     rounds = list(rounds)
     check(len(rounds) > 0, "There are no rounds, so there is no speed-up: give at least one.")
     drafted = np.array([len(r.drafted) for r in rounds])
-    v, c = in_range(v, "v", 0, strict=True), in_range(c, "c", 0)
-    check(v.ndim == 1 and drafted.max() < len(v), f"v must be a list that says what verifying 0 "
-          f"to {drafted.max()} drafts costs, not an array of shape {v.shape}.")
-    cost = (v[drafted] + drafted * c).sum()
+    price, each = in_range(v, "v", 0, strict=True), in_range(c, "c", 0)
+    check(price.ndim == 1 and drafted.max() < len(price), "v must be a list that says what verifying "
+          f"0 to {drafted.max()} drafts costs, not an array of shape {price.shape}.")
+    cost = (price[drafted] + drafted * each).sum()
     return float(sum(len(r.emitted) for r in rounds) / cost)

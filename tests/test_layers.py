@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
     "minimal": ["minimal"],
     "core": ["core"],
-    "models": ["models", "kvcache", "protocol"],
+    "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules"],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def _is_number(value) -> bool:
     "A real number; True and False don't count."
     return isinstance(value, Real) and not isinstance(value, bool)
 
-def _like(number: Real, p) -> Fraction | float:
+def _like(number: float, p) -> Any:
     """The parameter as the number that p computes with: a fraction for fractions, a float for
     tensors."""
     return Fraction(number) if isinstance(p, np.ndarray) else float(number)
@@ -76,7 +76,7 @@ class LossyLenience:
         for i, token in enumerate(tokens):
             row = delta(p[i], token) if q is None else q[i]
             check(
-                row[token] > 0,
+                bool(row[token] > 0),
                 f"Draft token {i} (id {token}) has probability 0 in the q that was reported with"
                 " it: report the one it was drawn from, or None for a sure guess.",
             )
