@@ -1,6 +1,6 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
-`round.svg` is a real round of the default model, `map.svg` shows the package's real imports, `recorded.svg` stands in
+`round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package, `recorded.svg` stands in
 for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that opens a notebook there.
 """
 import argparse
@@ -175,39 +175,29 @@ def draw_race(data: dict, temperature: float = 0.0, K: int = 4) -> str:
     return svg(left + width + 10, 170, title, body)
 
 
-def imports() -> dict[str, set[str]]:
-    "Which modules of the package each module imports; the order is the notebooks'."
-    names = [re.sub(r"^\d\d[a-z]?_", "", path.stem) for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))]
-    names.remove("package")  # __init__: what `import specdec` gives
-    found = {}
-    for name in names:
-        tree = ast.parse((ROOT / "specdec" / f"{name}.py").read_text(encoding="utf-8"))
-        used = {
-            node.module.split(".")[-1]
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("specdec."))
-        }
-        found[name] = used & set(names)
-    return found
+def layers() -> dict[str, list[str]]:
+    "The layers of the package, lowest first, as tests/test_layers.py holds them."
+    tree = ast.parse((ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8"))
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return ast.literal_eval(values["LAYERS"])
 
 
-def draw_map(found: dict[str, set[str]]) -> str:
-    "Modules in the order of their notebooks, each a step to the right; an arc for every import."
-    names, body, width = list(found), [], 150
-    at = {name: (16 + 88 * i, 24 + 42 * i) for i, name in enumerate(names)}
-    for name, used in found.items():
-        x, y = at[name]
-        for other in sorted(used):
-            ox, oy = at[other]
-            down = ox + 4 + 80 / len(names) * (names.index(name) - names.index(other))  # left of the next box
-            body.append(
-                f'<path d="M{down:.1f} {oy + 34} V{y + 17} H{x}" fill="none" stroke="#7b8794" stroke-width="1.2"/>'
-            )
-    for name, (x, y) in at.items(): body += box(x, y, width, name, FILL["context"])
-    return svg(
-        max(x for x, _ in at.values()) + width + 16, max(y for _, y in at.values()) + 58,
-        "The modules in the order of their notebooks; every import goes from a later one to an earlier one.", body,
-    )
+def draw_map(found: dict[str, list[str]]) -> str:
+    "A band for each layer, the highest on top, with its modules from left to right; the colour is the sub-package."
+    colours = {"": FILL["context"], "drafters": FILL["accepted"], "lossless": "#cfe2f3", "train": "#ead1dc"}
+    left, wide, body, y = 130, 830, [], 12
+    for layer, modules in reversed(found.items()):
+        body.append(text(left - 14, y + 22, layer, 14, "end", f'fill="{FAINT}"'))
+        x = left
+        for module in modules:
+            words = 9 * len(module) + 18
+            if x + words > left + wide: x, y = left, y + 42
+            body += box(x, y, words, module, colours.get(module.rpartition(".")[0], "#fff2cc"))
+            x += words + 8
+        y += 54
+        body.append(f'<path d="M8 {y - 10} H{left + wide}" stroke="#cbd2d9" stroke-width="1"/>')
+    title = "The package in layers: each module uses modules of layers below its own, or to its left, and none above."
+    return svg(left + wide + 12, y, title, body[:-1])
 
 
 def draw_badge(words: str) -> str:
@@ -223,7 +213,7 @@ def draw_badge(words: str) -> str:
 
 PICTURES = {
     "round": lambda: draw_round(*real_round()),
-    "map": lambda: draw_map(imports()),
+    "map": lambda: draw_map(layers()),
     "colab": lambda: draw_badge("Open in Colab"),
     "race": lambda: draw_race(json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))),
     "recorded": lambda: draw_recorded(
