@@ -161,24 +161,26 @@ def test_a_page_that_nobody_lists_stops_the_build(capsys):
 
 def test_notebooks_stand_in_the_sidebar_in_their_order():
     sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    numbered = [name for name in site_tool().sidebar_entries(sidebar["contents"]) if name[0].isdigit()]
-    assert numbered == sorted(numbered) and len(numbered) > 15
+    listed = [Path(name) for name in site_tool().sidebar_entries(sidebar["contents"])]
+    for track in ("path", "drafters", "lossless", "engine", "bench", "use"):
+        numbered = [name.name for name in listed if name.parent.name == track and name.name[0].isdigit()]
+        assert numbered == sorted(numbered) and len(numbered) > 2, track
 
 
 def test_reference_lists_what_the_package_exports(monkeypatch):
     cells = [
         cell
-        for cell in nbformat.read(ROOT / "nbs" / "reference.ipynb", as_version=4).cells
+        for cell in nbformat.read(ROOT / "nbs" / "use" / "reference.ipynb", as_version=4).cells
         if cell.cell_type == "code" and cell.id not in (badges.BADGE_ID, badges.INSTALL_ID)
     ]
-    monkeypatch.chdir(ROOT / "nbs")
+    monkeypatch.chdir(ROOT / "nbs" / "use")
     names = {}
     for cell in cells[:-1]: exec(cell.source, names)
     *before, last = cells[-1].source.splitlines()
     exec("\n".join(before), names)
     assert (
         cells[-1].outputs[0].data["text/markdown"] == eval(last, names).data
-    ), "nbs/reference.ipynb is stale: run it again"
+    ), "nbs/use/reference.ipynb is stale: run it again"
 
 
 # What the build adds to its renderer
@@ -265,7 +267,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_static_pages_name_the_fates_as_the_package_does():
-    script = (ROOT / "nbs" / "recorded.js").read_text(encoding="utf-8")
+    script = (ROOT / "nbs" / "use" / "recorded.js").read_text(encoding="utf-8")
     assert all(f'{fate}: "{words}"' in script for fate, words in FATE_MEANINGS.items())
 
 
@@ -372,7 +374,7 @@ def test_badges_come_once_and_disturb_nothing():
     assert badges.with_badge(moved, "x.ipynb") == once
     assert (
         "x.ipynb" in "".join(once[2]["source"])
-        and "\n".join(badges.install().splitlines()[:2]) == "#| hide\n#| eval: false"
+        and "\n".join(badges.install("path/x.ipynb").splitlines()[:2]) == "#| hide\n#| eval: false"
     )
 
 
@@ -380,10 +382,10 @@ def test_install_cell_does_nothing_outside_of_colab():
     from IPython.core.interactiveshell import InteractiveShell
     shell = InteractiveShell()
     folder = os.getcwd()
-    done = shell.run_cell(badges.install())
+    done = shell.run_cell(badges.install("path/x.ipynb"))
     assert done.success and os.getcwd() == folder
     assert {"google.colab", "git clone", "%pip install", "specdec fetch"} <= set(
-        re.findall(r"google\.colab|git clone|%pip install|specdec fetch", badges.install())
+        re.findall(r"google\.colab|git clone|%pip install|specdec fetch", badges.install("path/x.ipynb"))
     )
 
 
@@ -410,3 +412,20 @@ def test_devcontainer_is_pinned_and_runs_what_exists():
     assert re.fullmatch(r"python:3\.\d+\.\d+-\w+", found["image"])
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     assert set(found["postCreateCommand"].split()[1:]) <= targets
+
+
+# Pages in folders
+
+def test_links_and_pictures_lead_from_the_page_that_has_them(tmp_path):
+    site = site_tool()
+    assert site.relative("engine/core.html", "path/rejection.html") == "../engine/core.html"
+    assert site.relative("path/kvcache.html", "path/rejection.html") == "kvcache.html"
+    page = '<a href="https://x.org/engine/core.html#Enumerator.gone">a</a><a href="https://x.org/index.html#no">b</a>'
+    anchors = {"engine/core.html": {"Enumerator"}, "index.html": set()}
+    assert site.relink(page, "path/rejection.html", "https://x.org", anchors) == (
+        '<a href="../engine/core.html#Enumerator">a</a><a href="../index.html">b</a>'
+    )
+    picture = f'<img src="data:image/png;base64,{"A" * 48}">'
+    saved = site.save_pictures(picture, "path/rejection.html", tmp_path)
+    assert re.fullmatch(r'<img src="\.\./images/[0-9a-f]{16}\.png">', saved)
+    assert len(list((tmp_path / "images").iterdir())) == 1

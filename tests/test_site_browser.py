@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(path.name for path in DOCS.glob("*.html"))
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.html"))
 MOST_BYTES = 2_000_000
 RECORDED = (
     json.loads((DOCS / "data" / "recorded.json").read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ def test_audit_finds_what_it_looks_for(browser, tmp_path):
 @pytest.fixture
 def recorded(browser, site):
     "The page of recorded runs, with its sliders in place."
-    visit = Visit(browser, f"{site}/recorded.html", viewport={"width": 1280, "height": 1000})
+    visit = Visit(browser, f"{site}/use/recorded.html", viewport={"width": 1280, "height": 1000})
     visit.tab.wait_for_selector(".recorded[data-ready]")
     yield visit.tab
     visit.tab.close()
@@ -243,7 +243,7 @@ def test_sliders_are_announced(recorded):
 
 
 def test_sliders_read_well_in_both_schemes_and_widths(browser, site):
-    visit = Visit(browser, f"{site}/recorded.html")
+    visit = Visit(browser, f"{site}/use/recorded.html")
     visit.tab.wait_for_selector(".recorded[data-ready]")
     for width, scheme in [(360, "dark"), (360, "light"), (1280, "light")]:
         seen = visit.audit(width, scheme)
@@ -253,7 +253,7 @@ def test_sliders_read_well_in_both_schemes_and_widths(browser, site):
 def test_without_script_there_is_a_picture(browser, site):
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
-    tab.goto(f"{site}/recorded.html")
+    tab.goto(f"{site}/use/recorded.html")
     picture = tab.locator(".recorded img")
     assert (
         picture.is_visible() and len(picture.get_attribute("alt")) > 40 and tab.locator(".recorded input").count() == 0
@@ -264,7 +264,7 @@ def test_without_script_there_is_a_picture(browser, site):
 def test_lost_data_leaves_the_picture_and_says_so(browser, site):
     tab = browser.new_page()
     tab.route("**/recorded.json", lambda route: route.fulfill(status=404, body="gone"))
-    tab.goto(f"{site}/recorded.html", wait_until="networkidle")
+    tab.goto(f"{site}/use/recorded.html", wait_until="networkidle")
     assert tab.locator(".recorded img").is_visible() and "could not be loaded" in words(tab, ".recorded [role=status]")
     tab.close()
 
@@ -288,7 +288,7 @@ def test_scheme_toggle_changes_and_stays(browser, site):
     light = tab.evaluate(background)
     tab.locator(".quarto-color-scheme-toggle").first.click()
     tab.wait_for_function(f"{background} !== '{light}'")
-    tab.goto(f"{site}/core.html")
+    tab.goto(f"{site}/engine/core.html")
     tab.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
     assert tab.evaluate(background) != light
     context.close()
