@@ -45,7 +45,7 @@ def tokens_per_round(alpha: ArrayLike, # α, acceptance probability, 0…1
     alpha, K = in_range(alpha, "α", 0, 1), in_range(K, "K", 1, whole=True)
     with np.errstate(divide="ignore", invalid="ignore"):  # log 0 at α = 0, and 0/0 at α = 1
         geometric = -np.expm1((K + 1) * np.log(alpha)) / (1 - alpha)
-    return np.where(alpha == 1, K + 1, geometric)[()]
+    return np.where(alpha == 1, K + 1, geometric)[()]  # [()]: a number, if both are numbers
 
 # %% ../nbs/path/05_speedup.ipynb #cef27a05
 def forward_seconds(calls: Sequence[tuple[CausalLM, int]], # a model, and how many tokens it reads
