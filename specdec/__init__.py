@@ -28,24 +28,37 @@ __version__ = "0.1.0"
 
 # %% ../nbs/use/04_package.ipynb #5844a9e5
 _HOMES = {
-    "GenerationResult": "core", "InputError": "core", "ModelError": "core", "NumericalError": "core",
+    "GenerationResult": "core",
+    "InputError": "core",
+    "ModelError": "core",
+    "NumericalError": "core",
     "SpecdecError": "core",
     "prompts": "models",
     "load": "loading",
-    "Pair": "pairs", "PairSpec": "pairs", "list_pairs": "pairs", "load_pair": "pairs",
-    "NGramDrafter": "drafters.base", "ModelDrafter": "drafters.base",
-    "SuffixDrafter": "drafters.lookup", "HybridDrafter": "drafters.hybrid",
+    "Pair": "pairs",
+    "PairSpec": "pairs",
+    "list_pairs": "pairs",
+    "load_pair": "pairs",
+    "NGramDrafter": "drafters.base",
+    "ModelDrafter": "drafters.base",
+    "SuffixDrafter": "drafters.lookup",
+    "HybridDrafter": "drafters.hybrid",
     "HeadDrafter": "drafters.head_drafter",
-    "check_verify": "lossless.conformance", "check_decoder": "lossless.conformance",
+    "check_verify": "lossless.conformance",
+    "check_decoder": "lossless.conformance",
 }  # name → the module that defines it
-_all_ = ["GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
-         "load", "Pair", "PairSpec", "list_pairs", "load_pair", "NGramDrafter", "ModelDrafter",
-         "SuffixDrafter", "HybridDrafter", "HeadDrafter", "check_verify", "check_decoder"]
+_all_ = [
+    "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
+    "load", "Pair", "PairSpec", "list_pairs", "load_pair", "NGramDrafter", "ModelDrafter",
+    "SuffixDrafter", "HybridDrafter", "HeadDrafter", "check_verify", "check_decoder",
+]
 # nbdev makes __all__ of it, and needs it spelled out
 
 # %% ../nbs/use/04_package.ipynb #e8c5ee1c
-def __getattr__(name: str): # what Python calls for a name that the package doesn't hold yet (PEP 562)
-    "Import the module that defines `name` when somebody first asks for it; raises `AttributeError` for any other name."
+# what Python calls for a name that the package doesn't hold yet (PEP 562)
+def __getattr__(name: str):
+    """Import the module that defines `name` when somebody first asks for it; raises
+    `AttributeError` for any other name."""
     if name not in _HOMES: raise AttributeError(f"module 'specdec' has no attribute {name!r}")
     value = getattr(import_module(f"specdec.{_HOMES[name]}"), name)
     globals()[name] = value  # from now on the name is simply there

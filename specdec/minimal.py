@@ -54,7 +54,7 @@ class Dice:
 
     def categorical(self, weights: torch.Tensor) -> int:
         "An index, drawn in proportion to the weights, [V]."
-        return torch.multinomial(weights, 1, generator=self.rng).item()
+        return int(torch.multinomial(weights, 1, generator=self.rng))
 
 # %% ../nbs/path/00_tour.ipynb #330cf60f
 def verify(p, q, tokens: list[int], dice) -> tuple[int, int]:

@@ -148,7 +148,7 @@ def speedup_of_rounds(rounds: Iterable[Round], # at least one
     check(len(rounds) > 0, "There are no rounds, so there is no speed-up: give at least one.")
     drafted = np.array([len(r.drafted) for r in rounds])
     price, each = in_range(v, "v", 0, strict=True), in_range(c, "c", 0)
-    check(price.ndim == 1 and drafted.max() < len(price), "v must be a list that says what verifying "
-          f"0 to {drafted.max()} drafts costs, not an array of shape {price.shape}.")
+    check(price.ndim == 1 and drafted.max() < len(price), "v must be a list that says what "
+          f"verifying 0 to {drafted.max()} drafts costs, not an array of shape {price.shape}.")
     cost = (price[drafted] + drafted * each).sum()
     return float(sum(len(r.emitted) for r in rounds) / cost)
