@@ -67,3 +67,11 @@ def site():
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    "A notebook's shell in this process, as nbdev_test has it."
+    from execnb.shell import CaptureShell
+    monkeypatch.setenv("IN_TEST", "1")
+    return CaptureShell()

@@ -1,87 +1,27 @@
 """Every exercise of the path can be done: each notebook is run top to bottom with the folded solution executed right
-after its stub, and then no check complains. A solution that is wrong, or missing, is noticed."""
-import os
-import re
-from dataclasses import dataclass
-from pathlib import Path
+after its stub, and then no check complains. A solution that is wrong, or missing, is noticed.
 
+nbdev_test leaves these notebooks out, and those of tests/test_exercises_drafters.py and tests/test_exercises_engine.py."""
 import nbformat
 import pytest
-from execnb.shell import CaptureShell
+from helpers_notebooks import NBS, exercises, having_stubs, solve, solve_notebook
 
-PATH = Path(__file__).parents[1] / "nbs" / "path"
-NOTEBOOKS = sorted(PATH.glob("*.ipynb"))
-NOT_RUN = re.compile(r"^#\|\s*(eval:\s*false|slow)\s*$", re.M)
-STUB = re.compile(r"^\s*raise NotImplementedError\b", re.M)
-CHECK = re.compile(r"^\s*except NotImplementedError\b", re.M)
-SOLUTION = re.compile(r"<summary>Solution</summary>.*?```python\n(.*?)```", re.S)
-UNWRITTEN = "Not written yet."
+PATH = having_stubs("path")
 
 
-@dataclass
-class Exercise:
-    "Where an exercise stands in its notebook, and its solution."
-    stub: int      # number of the cell
-    check: int
-    solution: str
+@pytest.mark.parametrize("notebook", PATH, ids=lambda path: path.stem)
+def test_solutions_solve_their_exercises(notebook, shell, monkeypatch): solve_notebook(notebook, shell, monkeypatch)
 
 
-def is_check(cell) -> bool: return cell.cell_type == "code" and bool(CHECK.search(cell.source))
-
-
-def is_stub(cell) -> bool: return cell.cell_type == "code" and bool(STUB.search(cell.source)) and not is_check(cell)
-
-
-def exercises(cells) -> list[Exercise]:
-    "Each stub with the check and the solution that stand between it and the next stub."
-    stubs = [i for i, cell in enumerate(cells) if is_stub(cell)]
-    found = []
-    for stub, end in zip(stubs, [*stubs[1:], len(cells)]):
-        checks = [i for i in range(stub, end) if is_check(cells[i])]
-        solved = [SOLUTION.search(cell.source) for cell in cells[stub:end] if cell.cell_type == "markdown"]
-        solutions = [match.group(1) for match in solved if match]
-        assert len(checks) == 1, f"The stub in cell {stub} has {len(checks)} checks before the next, not one."
-        assert len(solutions) == 1, f"The stub in cell {stub} has {len(solutions)} solutions before the next, not one."
-        found.append(Exercise(stub, checks[0], solutions[0]))
-    return found
-
-
-def printed(outputs) -> str:
-    "What a cell wrote."
-    return "".join("".join(output.get("text", "")) for output in outputs)
-
-
-def solve(cells, shell) -> int: # how many exercises there were
-    "Run cells as nbdev_test does, each stub followed by its solution; raises `AssertionError` if anything fails."
-    todo = {exercise.stub: exercise for exercise in exercises(cells)}
-    if not todo: return 0  # nbdev_test runs the others
-    last = max(exercise.check for exercise in todo.values())
-    for i, cell in enumerate(cells[:last + 1]):
-        if cell.cell_type != "code" or NOT_RUN.search(cell.source): continue
-        for source in [cell.source, *([todo[i].solution] if i in todo else [])]:
-            outputs = shell.run(source)
-            assert shell.exc is None, f"Cell {i} raised {shell.exc!r}:\n{source}"
-        assert UNWRITTEN not in printed(outputs), f"The check in cell {i} did not see the solution."
-    return len(todo)
-
-
-@pytest.fixture
-def shell(monkeypatch):
-    "A notebook's shell in this process, as nbdev_test has it."
-    monkeypatch.setitem(os.environ, "IN_TEST", "1")
-    return CaptureShell()
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_solutions_solve_their_exercises(notebook, shell, monkeypatch):
-    monkeypatch.chdir(notebook.parent)
-    cells = nbformat.read(notebook, as_version=4).cells
-    solve(cells, shell)
+def test_every_notebook_of_these_tracks_has_exercises():
+    "They are run here and nowhere else."
+    tracks = ("path", "drafters", "engine")
+    assert having_stubs(*tracks) == sorted(path for track in tracks for path in (NBS / track).glob("*.ipynb"))
 
 
 def test_the_tour_has_exercises():
     "So that a change of their form can't make the test above run nothing."
-    assert len(exercises(nbformat.read(PATH / "00_tour.ipynb", as_version=4).cells)) >= 2
+    assert len(exercises(nbformat.read(NBS / "path" / "00_tour.ipynb", as_version=4).cells)) >= 2
 
 
 # Negative controls, on a notebook made up here
