@@ -180,12 +180,12 @@ def test_a_run_goes_on_where_it_stopped():
     config = DraftersConfig(prompts=1, held_out=1, repeats=2, temperatures=(0.0,), max_new_tokens=12)
     methods = {"good@0": timed(good), "bad@0": timed(bad)}
     runner = Runner(methods, lambda prompt: [1], config.max_new_tokens, Results(), "r")
-    runner.measure(drafter_jobs(config, methods))
+    runner.do(drafter_jobs(config, methods))
     assert runner.failed == {"bad@0": "RuntimeError: out of luck"}
     assert len(runner.results.of("r")) == 1 + 4  # the start-up, and two prompts twice
     assert calls == [(8, 0), (8, 0), (12, 0), (12, 0), (12, 1), (12, 1)]
     calls.clear()
-    runner.measure(drafter_jobs(config, ["good@0"]))
+    runner.do(drafter_jobs(config, ["good@0"]))
     assert calls == []
 
 

@@ -62,7 +62,7 @@ def test_groups_of_methods_stay_together():
 
 def test_without_methods_there_is_nothing_to_do():
     assert jobs() == []
-    runner({}).measure([])
+    runner({}).do([])
 
 
 # Which run it was
@@ -129,7 +129,7 @@ def test_a_rerun_measures_only_what_is_missing(tmp_path):
         return peer(ids, n, seed)
     for repeats, seeds in ((2, [0, 0, 1, 1]), (2, []), (3, [2, 2])):
         calls.clear()
-        runner({"p": r.timed(counted)}, r.Results(tmp_path / "r.jsonl"), 12).measure(jobs("p", repeats=repeats))
+        runner({"p": r.timed(counted)}, r.Results(tmp_path / "r.jsonl"), 12).do(jobs("p", repeats=repeats))
         warm_up = [(8, 0), (8, 0)] if seeds else []
         assert calls == warm_up + [(12, seed) for seed in seeds]
     assert [m.method for m in r.Results(tmp_path / "r.jsonl").of("run")].count("p") == 6
@@ -142,7 +142,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
         if len(calls) == 5: raise KeyboardInterrupt
         return peer(ids, n, seed)
     with pytest.raises(KeyboardInterrupt):
-        runner({"p": r.timed(interrupted)}, r.Results(tmp_path / "r.jsonl")).measure(jobs("p"))
+        runner({"p": r.timed(interrupted)}, r.Results(tmp_path / "r.jsonl")).do(jobs("p"))
     # of four: two to warm up, two runs, the interrupt
     assert [m.method for m in r.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]
 
@@ -151,7 +151,7 @@ def test_a_method_that_fails_says_why_and_the_rest_goes_on():
     def broken(ids, n, seed): raise RuntimeError("out of\nluck")
     def short(ids, n, seed): return [1], {}
     bench = runner({"broken": r.timed(broken), "short": r.timed(short), "good": r.timed(peer)})
-    bench.measure(jobs(*bench.methods))
+    bench.do(jobs(*bench.methods))
     assert bench.failed == {
         "broken": "RuntimeError: out of luck", "short": "ModelError: It made 1 tokens where 4 were asked for.",
     }
@@ -162,7 +162,7 @@ def test_a_probes_start_up_is_nobodys():
     def broken(ids, n, seed): raise RuntimeError("no such memory")
     def probe(ids, n, seed): return r.Sample(8, 0.5, "", {})
     bench = runner({"good": r.timed(peer), "floor": broken, "probe": probe})
-    bench.measure(jobs(*bench.methods))
+    bench.do(jobs(*bench.methods))
     assert bench.failed == {"floor": "RuntimeError: no such memory"}
     assert sorted(m.method for m in bench.results.of("run")) == ["good"] * 4 + ["probe"] * 4 + ["startup"]
 
@@ -173,9 +173,9 @@ def test_start_up_is_what_the_first_run_takes_longer(monkeypatch):
     bench = runner({"p": r.timed(peer)})
     def found(): return [(m.method, m.prompt, m.seconds) for m in bench.results.of("run") if m.repeat == 0]
     expected = [("startup", "p", 39), ("p", "code_000", 1), ("p", "conversation_000", 1)]
-    bench.measure(jobs("p"))
+    bench.do(jobs("p"))
     assert found() == expected
-    bench.measure(jobs("p", repeats=3))  # a warm start later doesn't replace it
+    bench.do(jobs("p", repeats=3))  # a warm start later doesn't replace it
     assert found() == expected
 
 
@@ -196,6 +196,7 @@ def test_ratios_are_taken_within_a_repeat():
         measured("a", repeat=1, seconds=10), measured("b", repeat=1, seconds=15),  # 1.5, on a slower machine
         measured("a", repeat=2, seconds=1), measured("b", repeat=2, seconds=9),    # 9: an outlier
         measured("a", repeat=3), measured("b", "code_1", repeat=3),                # no partners
+        measured("startup", "a", seconds=0.0),                                     # nobody asks for its speed
     ]
     assert r.paired_ratios(runs, "a", "b") == {"code_0": 2.0}
     assert r.paired_ratios(runs, "a", "c") == {}

@@ -207,7 +207,7 @@ class Runner:
     run: str                                # the fingerprint that they carry
     failed: dict[str, str] = field(default_factory=dict)  # why a method is left out
 
-    def measure(self, jobs: Iterable[Job]) -> None:
+    def do(self, jobs: Iterable[Job]) -> None:
         "Do the jobs that are not in the results yet, after a warm-up of their methods."
         jobs = list(jobs)
         missing = [job for job in jobs if not self._known(job.method, job.prompt.id, job.repeat)]
@@ -255,7 +255,8 @@ def paired_ratios(measurements: Iterable[Measurement], a: str, b: str, # two met
                  ) -> dict[str, float]: # prompt → a's figure / b's
     """The median over repeats of a figure of method a, divided by the same figure of method b, both
     measured next to each other."""
-    figures = {(m.method, m.prompt, m.repeat): getattr(m, figure) for m in measurements}
+    figures = {(m.method, m.prompt, m.repeat): getattr(m, figure)
+               for m in measurements if m.method in (a, b)}
     found: dict[str, list[float]] = {}
     for method, prompt, repeat in figures:
         partner = (b, prompt, repeat)
