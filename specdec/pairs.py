@@ -139,7 +139,7 @@ class Turns:
         )
         with self.lock:
             self.thread = get_ident()
-            try:yield
+            try: yield
             finally: self.thread = None
 
 # %% ../nbs/use/01_pairs.ipynb #26174780

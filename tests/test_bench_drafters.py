@@ -6,27 +6,13 @@ import pytest
 import torch
 
 from specdec.bench.drafters import (
-    DRAFTERS,
-    HELD_OUT,
-    DraftersConfig,
-    alphas,
-    best_of,
-    chosen_prompts,
-    counts,
-    draft_costs,
-    drafter_peer,
-    drafters_text,
-    find_drafters,
-    interleaved,
-    make_drafters_report,
-    method_name,
-    run_drafters,
+    DRAFTERS, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_jobs, drafter_peer,
+    drafters_text, find_drafters, held_out_prompts, is_asked_for, make_drafters_report, method_name,
 )
-from specdec.bench.peers import Measurement, Results
+from specdec.bench.runner import Measurement, Results, Runner, timed
 from specdec.core import InputError, Round
-from specdec.drafters.base import Draft, NoDrafter
 from specdec.models import prompts
-from specdec.protocol import CausalLM
+from specdec.drafters.base import Draft, NoDrafter
 
 
 def made_up(method, prompt, repeat, seconds, **details):
@@ -52,10 +38,10 @@ ONE = DraftersConfig(prompts=1, held_out=1, repeats=1, temperatures=(0.0,), Ks=(
 
 
 def test_thirty_prompts():
-    every = [*prompts(), *HELD_OUT]
-    assert len({p.id for p in every}) == len({p.text for p in every}) == 30 and all(
-        p.text == p.text.strip() and p.id.startswith(p.domain) for p in HELD_OUT
-    )
+    held_out = held_out_prompts()
+    every = [*prompts(), *held_out]
+    assert len({p.id for p in every}) == len({p.text for p in every}) == 30
+    assert all(p.text == p.text.strip() and p.id.startswith(p.domain) for p in held_out)
     assert [p.id for p in chosen_prompts(DraftersConfig(prompts=2, held_out=4))] == [
         "code_000", "conversation_000", "code_005", "conversation_005", "summarization_005", "code_006",
     ]
@@ -64,7 +50,7 @@ def test_thirty_prompts():
 def test_order_is_interleaved_and_everyone_goes_first():
     config = DraftersConfig(prompts=4, held_out=2, repeats=2, temperatures=(0.0, 1.0))
     methods = [f"{m}@{t}" for t in "01" for m in "ABC"]
-    order = list(interleaved(config, methods))
+    order = list(drafter_jobs(config, methods))
     assert len(order) == len(set(order)) == 2 * 6 * 6
     blocks = [order[i:i + 3] for i in range(0, len(order), 3)]
     assert all(len({(r, p.id, m[-1]) for r, p, m in block}) == 1 for block in blocks)
@@ -78,6 +64,7 @@ def test_order_is_interleaved_and_everyone_goes_first():
         dict(temperatures=()), dict(temperatures=(-1,)), dict(temperatures=(float("inf"),)), dict(drafters=("magic",)),
         dict(max_new_tokens=1), dict(repeats=0),
     ],
+    ids=lambda wrong: " ".join(f"{name}={value}" for name, value in wrong.items()),
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError): DraftersConfig(**wrong)
@@ -184,24 +171,36 @@ def test_costs_are_ratios_on_the_same_prompt():
     assert alphas(some, "plain@0") == []
 
 
-def test_runs_are_resumed_and_failures_recorded():
+def test_a_run_goes_on_where_it_stopped():
     calls = []
     def good(ids, n, seed):
         calls.append((n, seed))
         return list(range(n)), {"rounds": 1.0}
     def bad(ids, n, seed): raise RuntimeError("out of luck")
-    config, results, failed = (
-        DraftersConfig(prompts=1, held_out=1, repeats=2, temperatures=(0.0,), max_new_tokens=12), Results(), {},
-    )
-    run_drafters(config, {"good@0": good, "bad@0": bad}, lambda prompt: [1], results, "r", failed)
-    assert (
-        failed == {"bad@0": "RuntimeError: out of luck"}
-        and len(results.of("r")) == 4
-        and calls == [(8, 0), (12, 0), (12, 0), (12, 1), (12, 1)]
-    )
+    config = DraftersConfig(prompts=1, held_out=1, repeats=2, temperatures=(0.0,), max_new_tokens=12)
+    methods = {"good@0": timed(good), "bad@0": timed(bad)}
+    runner = Runner(methods, lambda prompt: [1], config.max_new_tokens, Results(), "r")
+    runner.do(drafter_jobs(config, methods))
+    assert runner.failed == {"bad@0": "RuntimeError: out of luck"}
+    assert len(runner.results.of("r")) == 1 + 4  # the start-up, and two prompts twice
+    assert calls == [(8, 0), (8, 0), (12, 0), (12, 0), (12, 1), (12, 1)]
     calls.clear()
-    run_drafters(config, {"good@0": good}, lambda prompt: [1], results, "r", {})
+    runner.do(drafter_jobs(config, ["good@0"]))
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    "method, prompt, repeat, expected",
+    [
+        ("head/4@0", "code_000", 0, True), ("plain@0", "code_005", 0, True), ("suffix/4@0", "code_000", 0, False),
+        ("head/4@1", "code_000", 0, False), ("head/4@0", "code_001", 0, False), ("head/4@0", "code_000", 1, False),
+        ("startup", "head/4@0", 0, False),
+    ],
+    ids=["drafter", "plain", "other drafter", "other temperature", "other prompt", "other repeat", "start-up"],
+)
+def test_a_report_takes_what_it_was_asked_for(method, prompt, repeat, expected):
+    config = DraftersConfig(drafters=("head",), prompts=1, held_out=1, repeats=1, temperatures=(0.0,))
+    assert is_asked_for(made_up(method, prompt, repeat, 1.0), config) is expected
 
 
 def test_drafters_that_cannot_be_had_say_why(tmp_path):

@@ -1,7 +1,7 @@
-"""The benchmark's arithmetic, its order, what it keeps and what it refuses. Nothing here asserts a time."""
+"""The comparison with peers: its figures, its probes, what it refuses. Nothing here asserts a time."""
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,32 +9,28 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from specdec.bench import peers as b
+from specdec.bench.runner import Measurement, Runner, environment
 from specdec.cli import ExitCode, app
 from specdec.core import InputError, ModelError
 from specdec.kvcache import cache_bytes
-from specdec.models import fetch, load_tokenizer, prompts
+from specdec.models import fetch, load_tokenizer
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 
 
-def timed(
+def run_of(
     method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t", **more
-) -> b.Measurement:
-    return b.Measurement(
+) -> Measurement:
+    return Measurement(
         "run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more}
     )
 
 
-def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> b.Measurement:
-    return b.Measurement("run", method, prompt, prompt.split("_")[0], repeat, tokens, seconds, "", details)
+def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> Measurement:
+    return Measurement("run", method, prompt, prompt.split("_")[0], repeat, tokens, seconds, "", details)
 
 
-def peer(ids: list[int], n: int): return list(range(n)), {"model_seconds": 0.0}
-def one_id(prompt): return [1]
-
-
-# Settings and order
-
+# Settings
 
 @pytest.mark.parametrize(
     "wrong",
@@ -42,32 +38,15 @@ def one_id(prompt): return [1]
         dict(prompts=0), dict(prompts=16), dict(repeats=0), dict(max_new_tokens=1), dict(max_new_tokens=0), dict(K=0),
         dict(K=1.5),
     ],
+    ids=lambda wrong: " ".join(f"{name}={value}" for name, value in wrong.items()),
 )
 def test_settings_that_cannot_be_are_refused(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong)) if wrong != dict(prompts=16) else "15 prompts"):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} must be a whole number of at least"):
         b.PeersConfig(**wrong)
 
 
-def test_prompts_take_the_domains_in_turn():
-    assert {p.domain for p in b.choose_prompts(3)} == {p.domain for p in prompts()}
-    assert sorted(p.id for p in b.choose_prompts(15)) == sorted(p.id for p in prompts())
-
-
-def test_schedule_is_interleaved_and_takes_turns():
-    methods = ["a", "b", "c"]
-    jobs = list(b.schedule(b.PeersConfig(prompts=15, repeats=4), methods))
-    groups = [jobs[i:i + 3] for i in range(0, len(jobs), 3)]
-    assert len(jobs) == 180 == len(set(jobs))
-    assert all(
-        len({(repeat, prompt) for repeat, prompt, _ in group}) == 1 and {m for _, _, m in group} == set(methods)
-        for group in groups
-    )
-    orders = [[m for _, _, m in group] for group in groups]
-    for one, other in (("a", "b"), ("b", "c"), ("a", "c")):  # neither of two is favoured by always running first
-        assert 24 <= sum(order.index(one) < order.index(other) for order in orders) <= 36
-    assert all(15 <= sum(order[0] == m for order in orders) <= 25 for m in methods)
-    for i in range(15):  # and a prompt's next repeat runs the other way round
-        assert [order.index("a") < order.index("b") for order in orders[i::15]].count(True) == 2
+def test_more_prompts_than_there_are_names_the_limit():
+    with pytest.raises(InputError, match="at most 15, not 16"): b.PeersConfig(prompts=16)
 
 
 def test_fingerprint_ignores_how_many_and_nothing_else():
@@ -80,59 +59,17 @@ def test_fingerprint_ignores_how_many_and_nothing_else():
     }
 
 
-def test_other_code_is_another_run(monkeypatch, tmp_path):
-    assert b.environment("cpu", "float32")["code"] == b.code_digest() == b.code_digest()
-    before = b.code_digest()
-    (tmp_path / "one.py").write_text("x = 1")
-    monkeypatch.setattr(b.resources, "files", lambda package: tmp_path)
-    changed = b.code_digest()
-    (tmp_path / "notes.txt").write_text("not code")
-    assert changed != before and b.code_digest() == changed
-    (tmp_path / "one.py").write_text("x = 2")
-    assert b.code_digest() != changed
-
-
-def test_environment_names_no_host_and_no_path():
-    import socket
-    said = json.dumps(b.environment("cpu", "float32"))
-    assert socket.gethostname() not in said and ":/" not in said and '"/' not in said
-
-
 # Arithmetic
 
-def test_quartiles():
-    assert b.quartiles([3]) == (3, 3, 3) and b.quartiles(range(5)) == (1, 2, 3)
-    with pytest.raises(InputError, match="nothing"): b.quartiles([])
-
-
-def test_ratios_are_taken_within_a_repeat():
-    runs = [timed("plain", "code_0", 0, 1), timed("transformers", "code_0", 0, 2),    # 2
-            timed("plain", "code_0", 1, 10), timed("transformers", "code_0", 1, 15),  # 1.5, on a slower machine
-            timed("plain", "code_0", 2, 1), timed("transformers", "code_0", 2, 9),    # 9: an outlier
-            timed("plain", "code_0", 3, 1), timed("transformers", "code_1", 3, 1)]    # no partners
-    assert b.paired_ratios(runs, "plain", "transformers") == {"code_0": 2.0}
-    assert b.paired_ratios(runs, "plain", "ngram") == {}
-
-
-def test_a_step_is_what_comes_after_the_first_token():
-    run = timed("plain", "code_0", 0, 5.0, decode_seconds=3.5)  # 8 tokens: 7 steps
-    assert run.steps_per_second == 2 and run.tokens_per_second == 8 / 5
-    assert probed("floor", "code_0", 0, 1, 0.25).steps_per_second == 4
-
-
 def test_the_floor_is_that_of_the_neighbourhood():
-    # half; 3
-    runs = [
-        timed("plain", "code_0", 0, 9, decode_seconds=7.0),
-        probed("floor", "code_0", 0, 1, 0.5),
-        probed("verify8", "code_0", 0, 8, 1.5),
-        # a slow moment: the same
-        timed("plain", "code_0", 1, 9, decode_seconds=14.0),
-        probed("floor", "code_0", 1, 1, 1.0),
-        probed("verify8", "code_0", 1, 8, 3.0),
-        probed("floor", "code_0", 2, 1, 100.0),
-        timed("plain", "code_1", 0, 9, decode_seconds=7.0),
-    ]  # no partners
+    runs = []
+    for repeat, slow in ((0, 1.0), (1, 2.0)):  # a slow moment: the same ratios
+        runs += [
+            run_of("plain", "code_0", repeat, 9, decode_seconds=7.0 * slow),
+            probed("floor", "code_0", repeat, 1, 0.5 * slow), probed("verify8", "code_0", repeat, 8, 1.5 * slow),
+        ]
+    # no partners
+    runs += [probed("floor", "code_0", 2, 1, 100.0), run_of("plain", "code_1", 0, 9, decode_seconds=7.0)]
     assert b.paired_ratios(runs, *b.RATIOS["plain_vs_floor"]) == {"code_0": 0.5}
     assert b.paired_ratios(runs, *b.RATIOS["verify8_vs_floor"]) == {"code_0": 3.0}
 
@@ -165,20 +102,10 @@ def test_each_target_is_met_at_its_limit_and_missed_beyond(name):
 
 
 def test_overhead_is_the_time_outside_the_models():
-    runs = [timed("ngram", "code_0", 0, 2, 1.9), timed("ngram", "code_1", 0, 1, 1), timed("plain", "code_0", 0, 1, 0)]
+    runs = [
+        run_of("ngram", "code_0", 0, 2, 1.9), run_of("ngram", "code_1", 0, 1, 1), run_of("plain", "code_0", 0, 1, 0),
+    ]
     assert b.overheads(runs) == pytest.approx({"code_0": 0.05, "code_1": 0.0})
-
-
-def test_summary_by_domain():
-    found = b.summarise(
-        {"code_0": 1.0, "code_1": 3.0, "conversation_0": 0.5},
-        {"code_0": "code", "code_1": "code", "conversation_0": "conversation"},
-    )
-    assert (found["median"], found["prompts"], found["above_one"]) == (1.0, 3, 1)
-    assert found["domains"]["code"]["median"] == 2.0 and found["domains"]["conversation"] == {
-        "low": 0.5, "median": 0.5, "high": 0.5,
-    }
-    assert b.summarise({}, {}) is None
 
 
 SECONDS = {"plain": 1.0, "ngram": 1.25, "transformers": 2.5, "prompt_lookup": 1.0, "compiled": 0.5, "assisted": 10.0}
@@ -188,7 +115,7 @@ def full_report(plain: float = 1.0, memory: int = 120) -> dict:
     where = [(prompt, repeat) for prompt in ("code_0", "conversation_0") for repeat in (0, 1)]
     # 10 steps/s
     runs = [
-        timed(method, *at, s, 0.98 * s, decode_seconds=0.7 * s)
+        run_of(method, *at, s, 0.98 * s, decode_seconds=0.7 * s)
         for method, s in (SECONDS | {"plain": plain}).items()
         for at in where
     ]
@@ -198,16 +125,16 @@ def full_report(plain: float = 1.0, memory: int = 120) -> dict:
             probed("prefill", *at, 1024, 2.0), probed("prefill_transformers", *at, 1024, 1.0),
         ]
     runs.append(
-        b.Measurement(
+        Measurement(
             "run", "memory", "longest", "", 0, 128, 0.0, "",
             {"after_imports": 50, "peak": 50 + memory, "weights": 80, "cache": 20},
         )
     )
     runs += [
-        b.Measurement("run", "load", "compiled", "", 0, 0, 2.0, ""),
-        b.Measurement("run", "startup", "compiled", "", 0, 8, 40.0, ""),
+        Measurement("run", "load", "compiled", "", 0, 0, 2.0, ""),
+        Measurement("run", "startup", "compiled", "", 0, 8, 40.0, ""),
     ]
-    return b.make_report(SMALL, b.environment("cpu", "float32"), runs, {}, True)
+    return b.make_report(SMALL, environment("cpu", "float32"), runs, {}, True)
 
 
 def test_report_counts_wins_and_losses_alike():
@@ -246,7 +173,7 @@ def test_a_missed_goal_is_said():
 
 def test_report_is_json_and_says_what_is_missing():
     report = b.make_report(
-        SMALL, b.environment("cpu", "float32"), [],
+        SMALL, environment("cpu", "float32"), [],
         {"transformers": "ImportError: no", "floor": "RuntimeError: too small"}, False,
     )
     assert (
@@ -274,112 +201,18 @@ def test_columns_stand_below_each_other():
 
 
 def test_methods_are_listed_in_one_order():
-    runs = [timed(method, "code_0", 0, 1) for method in ("mine", *reversed(b.METHODS))]
+    runs = [run_of(method, "code_0", 0, 1) for method in ("mine", *reversed(b.METHODS))]
     assert list(b.method_figures(runs, {"code_0": "code"})) == [*b.METHODS, "mine"]
 
 
 def test_equal_texts_are_counted():
     runs = [
-        timed("plain", "code_0", 0, 1, text="x"), timed("ngram", "code_0", 0, 1, text="x"),
-        timed("plain", "code_1", 0, 1, text="y"), timed("ngram", "code_1", 0, 1, text="z"),
+        run_of("plain", "code_0", 0, 1, text="x"), run_of("ngram", "code_0", 0, 1, text="x"),
+        run_of("plain", "code_1", 0, 1, text="y"), run_of("ngram", "code_1", 0, 1, text="z"),
     ]
     figures = b.method_figures(runs, {"code_0": "code", "code_1": "code"})
     assert (figures["plain"]["texts_equal_to_plain"], figures["ngram"]["texts_equal_to_plain"]) == (2, 1)
     assert figures["plain"]["repeats_vary_by"] is None  # one repeat says nothing about noise
-
-
-# Results that are kept
-
-def test_results_come_back_and_go_on(tmp_path):
-    file = tmp_path / "results.jsonl"
-    first = timed("plain", "code_0", 0, 1.5, 1.25)
-    b.Results(file).add(first)
-    file.write_text(file.read_text().rstrip("\n"))  # an editor that drops the last newline
-    results = b.Results(file)
-    assert results.of("run") == [first] and results.of("other") == []
-    results.add(replace(first, repeat=1))
-    assert len(b.Results(file).of("run")) == 2 and file.read_text().count("\n") == 2
-
-
-WRONG = json.dumps(asdict(b.Measurement("run", "plain", "code_0", "code", 0, 8, 1.0, "t")) | {"seconds": "1.0"})
-
-@pytest.mark.parametrize("damage", [WRONG, '{"run": "x', '{"run": "x"}', "[]", "", '{"a": 1}', "nonsense"])
-def test_a_damaged_line_is_named(tmp_path, damage):
-    file = tmp_path / "results.jsonl"
-    b.Results(file).add(timed("plain", "code_0", 0, 1))
-    with open(file, "a") as f: f.write(damage + "\n")
-    before = file.read_bytes()
-    with pytest.raises(InputError, match="results.jsonl, line 2"): b.Results(file)
-    assert file.read_bytes() == before
-
-
-def test_a_file_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(InputError, match="another file"): b.Results(tmp_path)
-    with pytest.raises(InputError, match="another file"): b.Results(tmp_path / "no" / "folder.jsonl")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="another file"): b.Results(tmp_path / "bytes")
-
-
-def test_a_rerun_measures_only_what_is_missing(tmp_path):
-    calls = []
-    def counted(ids, n): calls.append(n); return peer(ids, n)
-    for repeats, expected in ((2, 2 + 4), (2, 0), (3, 2 + 2)):  # two to warm up, then two prompts a repeat
-        calls.clear()
-        b.run_peers(replace(SMALL, repeats=repeats), {"p": counted}, one_id, b.Results(tmp_path / "r.jsonl"), "run", {})
-        assert len(calls) == expected
-    assert [m.method for m in b.Results(tmp_path / "r.jsonl").of("run")].count("p") == 6
-
-
-def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
-    calls = []
-    def interrupted(ids, n):
-        calls.append(n)
-        if len(calls) == 5: raise KeyboardInterrupt
-        return peer(ids, n)
-    with pytest.raises(KeyboardInterrupt):
-        b.run_peers(SMALL, {"p": interrupted}, one_id, b.Results(tmp_path / "r.jsonl"), "run", {})
-    # of four: two to warm up, two runs, the interrupt
-    assert [m.method for m in b.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]
-
-
-def test_a_peer_that_fails_says_why_and_the_rest_goes_on():
-    def broken(ids, n): raise RuntimeError("out of\nluck")
-    def short(ids, n): return [1], {}
-    failed, results = {}, b.Results()
-    b.run_peers(SMALL, {"broken": broken, "short": short, "good": peer}, one_id, results, "run", failed)
-    assert failed == {
-        "broken": "RuntimeError: out of luck", "short": "ModelError: It made 1 tokens where 4 were asked for.",
-    }
-    assert [m.method for m in results.of("run")] == ["startup", "good", "good", "good", "good"]
-
-
-def test_a_probe_that_fails_says_why_and_the_rest_goes_on():
-    def broken(ids): raise RuntimeError("no such memory")
-    failed, results = {}, b.Results()
-    b.run_peers(
-        SMALL, {"good": peer}, one_id, results, "run", failed,
-        {"floor": broken, "verify8": lambda ids: (8, 0.5, "", {})},
-    )
-    assert failed == {"floor": "RuntimeError: no such memory"}
-    # a probe's start-up is nobody's
-    assert sorted(m.method for m in results.of("run")) == ["good"] * 4 + ["startup"] + ["verify8"] * 4
-
-
-def test_start_up_is_what_the_first_run_takes_longer(monkeypatch):
-    clock = iter([0, 40, 40, 41, 41, 42, 42, 43, 43, 44, 44, 45])  # 40 s, then a second each
-    monkeypatch.setattr(b.time, "perf_counter", lambda: next(clock))
-    results, config = b.Results(), replace(SMALL, prompts=1)
-    b.run_peers(config, {"p": peer}, one_id, results, "run", {})
-    assert [(m.method, m.prompt, m.seconds) for m in results.of("run")] == [
-        ("startup", "p", 39), ("p", "code_000", 1), ("p", "code_000", 1),
-    ]
-    # a warm start later doesn't replace it
-    b.run_peers(replace(config, repeats=3), {"p": peer}, one_id, results, "run", {})
-    assert [m.seconds for m in results.of("run") if m.method == "startup"] == [39]
-
-
-def test_a_long_reason_is_cut():
-    assert b.reason(RuntimeError("a\n b")) == "RuntimeError: a b" and len(b.reason(RuntimeError("word " * 500))) < 310
 
 
 class Shortened:
@@ -501,7 +334,7 @@ def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     }
     # compiled once, and every step but the prompt's goes through it
     assert quick[0]["mode"] == "reduce-overhead" and quick.count("step") == len(quick) - 1 == 2 * 7 + 4 * 11
-    monkeypatch.setattr(b, "measure", lambda *words: pytest.fail("measured again"))
+    monkeypatch.setattr(Runner, "_attempt", lambda *words: pytest.fail("measured again"))
     again = b.bench_peers(config, tmp_path / "r.jsonl")
     assert again == report
 
@@ -604,7 +437,7 @@ def test_the_command_has_the_defaults_of_the_config(monkeypatch):
 
 
 def test_a_damaged_results_file_is_exit_code_2_before_any_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(b, "load_peers", lambda *words: pytest.fail("a model was opened"))
+    monkeypatch.setattr(b, "load_methods", lambda *words: pytest.fail("a model was opened"))
     (tmp_path / "r.jsonl").write_text("{\n")
     done = CliRunner().invoke(app, ["bench", "peers", "--out", str(tmp_path / "r.jsonl")])
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (

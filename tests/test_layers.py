@@ -26,7 +26,7 @@ LAYERS = {  # layer → its modules, in order
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
-    "benchmarks": ["bench.alpha", "bench.trial", "bench.peers", "bench.drafters"],
+    "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters"],
     "applications": ["playground.app", "cli", "__main__"],
 }
 FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves

@@ -189,7 +189,7 @@ def fold_imports(page: str) -> str:
     "The page with exported cells that hold nothing but imports folded away; all others stay open."
     def fold(match: re.Match) -> str:
         code = unescape(re.sub(r"<[^>]+>", "", match[1]))
-        try:only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
+        try: only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
         except SyntaxError: only_imports = False
         return match[0].replace(' open=""', "", 1) if only_imports else match[0]
 

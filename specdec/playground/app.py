@@ -1526,7 +1526,7 @@ class Playground(Working):
 
     def go(self, rounds: int | None) -> None: # how many; None: to the end
         "Run and Step. What can be checked at once is; the rest is the worker's."
-        try:job = self.write(read_request(self.controls), read_settings(self.controls), rounds)
+        try: job = self.write(read_request(self.controls), read_settings(self.controls), rounds)
         except SpecdecError as error: return self.complain(error)
         self.complain(None)
         self.following = True
@@ -1613,7 +1613,7 @@ def serve_playground(port: int | None = None, # None: a free one
             yield f"http://127.0.0.1:{port}/"
         finally:
             server.terminate()
-            try:server.wait(10)
+            try: server.wait(10)
             except subprocess.TimeoutExpired: server.kill()
 
 # %% ../../nbs/use/02_playground.ipynb #7ee0243b
