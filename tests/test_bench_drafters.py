@@ -6,13 +6,27 @@ import pytest
 import torch
 
 from specdec.bench.drafters import (
-    DRAFTERS, DraftersConfig, alphas, best_of, chosen_prompts, counts, draft_costs, drafter_jobs, drafter_peer,
-    drafters_text, find_drafters, held_out_prompts, is_asked_for, make_drafters_report, method_name,
+    DRAFTERS,
+    DraftersConfig,
+    alphas,
+    best_of,
+    chosen_prompts,
+    counts,
+    draft_costs,
+    drafter_jobs,
+    drafter_peer,
+    drafters_text,
+    find_drafters,
+    held_out_prompts,
+    is_asked_for,
+    make_drafters_report,
+    method_name,
 )
 from specdec.bench.runner import Measurement, Results, Runner, timed
 from specdec.core import InputError, Round
-from specdec.models import prompts
 from specdec.drafters.base import Draft, NoDrafter
+from specdec.models import prompts
+from specdec.protocol import CausalLM
 
 
 def made_up(method, prompt, repeat, seconds, **details):

@@ -1,9 +1,11 @@
 """Every exercise of the path can be done: each notebook is run top to bottom with the folded solution executed right
 after its stub, and then no check complains. A solution that is wrong, or missing, is noticed.
 
-nbdev_test leaves these notebooks out, and those of tests/test_exercises_drafters.py and tests/test_exercises_engine.py."""
+nbdev_test leaves these notebooks out, and those of tests/test_exercises_drafters.py and tests/test_exercises_engine.py.
+"""
 import nbformat
 import pytest
+
 from helpers_notebooks import NBS, exercises, having_stubs, solve, solve_notebook
 
 PATH = having_stubs("path")

@@ -1,5 +1,7 @@
 """The notebooks of this track run top to bottom with the solutions of their exercises, as in tests/test_exercises.py."""
+
 import pytest
+
 from helpers_notebooks import having_stubs, solve_notebook
 
 

@@ -1,7 +1,8 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
-`round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package, `recorded.svg` stands in
-for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that opens a notebook there.
+`round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
+`recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
+opens a notebook there.
 """
 import argparse
 import ast
