@@ -72,6 +72,7 @@ def site():
 @pytest.fixture
 def shell(monkeypatch):
     "A notebook's shell in this process, as nbdev_test has it."
+    import torch
     from execnb.shell import CaptureShell
     monkeypatch.setenv("IN_TEST", "1")
-    return CaptureShell()
+    with torch.set_grad_enabled(torch.is_grad_enabled()): yield CaptureShell()  # notebooks switch gradients off

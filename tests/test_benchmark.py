@@ -371,7 +371,7 @@ def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
 @pytest.mark.parametrize(
     "place",
     [
-        "specdec.speculative.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth",
+        "specdec.drafters.base.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth",
         "specdec.bench.peers.memory_in_child",
     ],
 )

@@ -1,4 +1,4 @@
-"""The notebooks of this track run top to bottom with the solutions of their exercises, as in tests/test_exercises.py."""
+"""The notebooks of this track run with the solutions of their exercises, as in tests/test_exercises.py."""
 
 import pytest
 
