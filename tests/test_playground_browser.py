@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.playground.app import serve_playground
+from specdec.playground.server import serve_playground
 
 LIMIT = 90_000  # ms, for what waits for a model on a busy machine
 
