@@ -51,7 +51,8 @@ HELP = """Speculative decoding: the target model's own text, sooner.
 
 Start with: specdec compare "Why is the sky blue?"
 
-Text and tables go to standard output, summaries and errors to standard error. With --json a command prints JSON and nothing else.
+Text and tables go to standard output, summaries and errors to standard error. With --json a
+command prints JSON and nothing else.
 
 Exit codes: 0 done, 1 a bug in specdec, 2 bad input, 130 interrupted."""
 

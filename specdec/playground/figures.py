@@ -160,7 +160,7 @@ def measures_html(m: Measures | None) -> str: # an HTML fragment
     ), "–")
     if m and m.rounds:
         tiles["forwards saved"] = f"{m.saved} <small>of {m.tokens}</small>"
-        tiles["tokens"] = f"{m.tokens} <small>in these rounds</small>"
+        tiles["tokens"] = f"{m.tokens}"
         tiles["rounds"] = f"{m.rounds} <small>{m.with_drafts} with drafts</small>"
         tiles["tokens/round, τ"] = f"{m.tau:.2f}"
         tiles["tokens/s"] = f"{m.rate:.1f}"
