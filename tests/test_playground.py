@@ -593,6 +593,7 @@ def test_a_port_that_is_taken_and_a_server_that_ends(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match="is taken"), serve_playground(taken.getsockname()[1]): pass
+        with pytest.raises(InputError, match="No address"), serve_playground(host="no such host"): pass
     real = subprocess.Popen
     monkeypatch.setattr(
         playground_server.subprocess, "Popen",

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..core import ModelError, check
+from ..core import InputError, ModelError, check
 from .figures import asset
 
 # %% ../../nbs/use/06_server.ipynb #d3ff9038
@@ -165,9 +165,11 @@ def serve_playground(port: int | None = None, # None: a free one
     """Run the panel's server while the `with` block runs: Voilà, with the panel and nothing else.
     Each visitor gets a process with a model of their own, which ends soon after the page is left.
     Raises `ModelError` if it is not installed or does not start, `InputError` for a port that is
-    taken."""
+    taken or an address that doesn't exist."""
     check_server()
     port = port or free_port()
+    try: socket.getaddrinfo(host, port, socket.AF_INET)
+    except OSError as error: raise InputError(f"No address {host!r}: {error}.") from error
     check(
         not answers(host, port),
         f"Port {port} is taken: give another, or none to have a free one chosen.",
