@@ -12,8 +12,8 @@ demo: setup model           ## answer a prompt by plain and by speculative decod
 
 test: setup model check     ## everything that must hold before a commit lands
 	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/nbdev_test --n_workers 2 --timing --skip_folder_re '^(path|drafters|engine)$$|^[_.]'  # those are run with their solutions, by pytest
-	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_playground_browser.py
-	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest tests/test_playground_browser.py  # alone: it asks how soon a click is answered
+	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob "tests/test_playground_*.py"
+	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest tests/test_playground_*.py  # alone: they ask how soon a click is answered and a process ends
 
 browser:                    ## a Chromium for the browser tests, from the system's packages where they have one
 	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done; \

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, core, models, pairs
+from specdec import cli, core, loading, models, pairs
 from specdec.cli import ExitCode, app
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
@@ -48,7 +48,7 @@ def one_load(monkeypatch, loaded=lru_cache(pairs.load_pair)):
 def no_model(monkeypatch):
     "Fail where a model would be opened."
     def refuse(*arguments, **more): raise AssertionError("a model was opened")
-    monkeypatch.setattr(pairs, "find_model", refuse)
+    monkeypatch.setattr(loading, "find_model", refuse)
 
 
 # Help
@@ -95,7 +95,7 @@ def test_the_script_is_the_same_program():
 # import specdec
 
 def test_lazy_names():
-    assert specdec.load is pairs.load and specdec.Pair is pairs.Pair and specdec.load_pair is pairs.load_pair
+    assert specdec.load is loading.load and specdec.Pair is pairs.Pair and specdec.load_pair is pairs.load_pair
     assert specdec.list_pairs is pairs.list_pairs and specdec.GenerationResult is core.GenerationResult
     assert all(hasattr(specdec, name) for name in specdec.__all__) and set(specdec.__all__) <= set(dir(specdec))
     with pytest.raises(AttributeError, match="nothing"): specdec.nothing

@@ -12,27 +12,24 @@ import pytest
 import torch
 from jinja2 import DictLoader, Environment
 
-from helpers import tiny
 from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.pairs import Pair, PairSpec
-from specdec.playground import app as playground
-from specdec.playground.app import (
-    K_MAX,
+from specdec.playground import engine as playground_engine
+from specdec.playground import panel as playground_panel
+from specdec.playground import server as playground_server
+from specdec.playground.engine import (
     PLAIN,
     Engine,
-    Figure,
-    Playground,
-    RecordingSource,
+    PlainSteps,
     Request,
-    Said,
-    Session,
-    Settings,
     Throttle,
-    Transcript,
     Worker,
-    app_files,
     drafter_menu,
+    verification_curve,
+)
+from specdec.playground.figures import (
+    Figure,
     draw_acceptance,
     draw_decision,
     draw_place,
@@ -41,21 +38,30 @@ from specdec.playground.app import (
     draw_speedup,
     draw_text,
     explain,
-    look,
-    measure,
+    figures_of,
     measures_html,
-    open_playground,
-    plain_rate,
-    serve_playground,
     text_html,
     token_html,
-    verification_curve,
+    typical_seconds,
     visible,
+)
+from specdec.playground.panel import Playground, style_html
+from specdec.playground.server import app_files, open_playground, opened_to, serve_playground
+from specdec.playground.session import (
+    K_MAX,
+    Place,
+    RecordingSource,
+    Said,
+    Session,
+    Settings,
+    Transcript,
+    look,
 )
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.speedup import walltime_factor
 from test_pairs import TOKENIZER, talker
+from test_speculative import tiny
 
 PROMPT = [1, 2, 3, 1, 2]
 EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'
@@ -110,7 +116,7 @@ def test_fates_that_do_not_follow_are_noticed():
     session = written("noisy", count=40)
     for i, places in enumerate(session.places):
         session.places[i] = [
-            playground.Place(**{**vars(place), "u_accept": None if place.u_accept is None else 1 - place.u_accept})
+            Place(**{**vars(place), "u_accept": None if place.u_accept is None else 1 - place.u_accept})
             for place in places
         ]
     assert contradictions(session)
@@ -236,15 +242,51 @@ def test_one_token_is_reached_by_the_tab_key():
     assert "nothing yet" in text_html([], "nothing yet")
 
 
-def test_measures():
+STEPS = [.02] * 8  # s, of plain decoding
+
+
+def test_figures_count_the_same_stretch():
     session = written("noisy", count=40)
-    found = measure(session, plain=50.0)
-    assert found.tokens == 40 and found.rounds == len(session.rounds) - 1
-    assert found.tau == pytest.approx(39 / found.rounds) and found.rate == pytest.approx(39 / sum(session.seconds[1:]))
-    assert found.speedup == pytest.approx(found.rate / 50) and found.c > 0
-    assert measure(session).speedup is None and measure(session).c == 0
-    assert measure(written("none")).alpha is None
-    assert "–" in measures_html(None) and f"{found.tau:.2f}" in measures_html(found)
+    found = figures_of(session, STEPS)
+    assert found.rounds == len(session.rounds) - 1 and found.tokens == 39  # the prompt's token is in neither
+    assert found.saved == 39 - found.rounds == sum(len(r.emitted) - 1 for r in session.recent)
+    assert found.tau == pytest.approx(39 / found.rounds) and found.c > 0
+    assert found.rate == pytest.approx(39 / typical_seconds(session.recent, session.seconds[1:]))
+    assert found.speedup == pytest.approx(found.rate * .02)
+    assert figures_of(session).speedup is None and figures_of(session).c == 0
+    assert figures_of(written("none")).alpha is None and figures_of(written("none")).saved == 0
+
+
+def test_counts_start_afresh_with_the_settings():
+    session = Session(tiny(), drafters(tiny())["itself"], PROMPT, Settings(1, .8), max_new_tokens=40)
+    for _ in range(4): session.step()
+    session.settings = Settings(5, .8)
+    for _ in range(2): session.step()
+    found = figures_of(session)
+    assert (found.rounds, found.tokens) == (2, sum(len(r.emitted) for r in session.rounds[-2:]))
+
+
+def test_tiles_begin_with_what_no_noise_changes():
+    found = figures_of(written("noisy", count=40), STEPS)
+    page = Tags(measures_html(found)).text
+    assert page.startswith(f"forwards saved {found.saved} of {found.tokens}tokens")
+    assert f"{found.tau:.2f}" in page and f"{found.speedup:.2f}×" in page and "–" in measures_html(None)
+
+
+def test_times_are_medians_of_their_kind():
+    short, long = Round([], 0, [1]), Round([1, 2], 2, [1, 2, 3])
+    rounds, seconds = [short, long] * 5, [.1, .2] * 4 + [5.0, .2]
+    assert typical_seconds(rounds, seconds) == pytest.approx(1.5)  # one of the short ones was held up
+    assert typical_seconds([], []) == 0
+
+
+@pytest.mark.parametrize("steps, busy", [
+    pytest.param([.02] * 8, False, id="quiet"), pytest.param([.02] * 15 + [1.0], False, id="one hiccup"),
+    pytest.param([.02, .05] * 8, True, id="busy"), pytest.param([.02, .05], False, id="too few to tell"),
+])
+def test_a_busy_machine_is_named(steps, busy):
+    found = figures_of(written("noisy"), steps)
+    assert found.busy == busy == ("Something else is using this machine" in measures_html(found))
 
 
 # Figures
@@ -256,8 +298,8 @@ def figures():
     drawn = [
         draw_text(evils.read()), draw_text([]), draw_acceptance(session.recent), draw_acceptance([]),
         draw_rounds(session.recent), draw_rounds([]), draw_rounds([Round([], 0, [1])] * 200),
-        draw_speedup(5, measure(session, 50.0), [1.0] * K_MAX), draw_speedup(16, measure(session)),
-        draw_speedup(1, None), draw_speedup(1, measure(written("none"))),
+        draw_speedup(5, figures_of(session, STEPS), [1.0] * K_MAX), draw_speedup(16, figures_of(session)),
+        draw_speedup(1, None), draw_speedup(1, figures_of(written("none"))),
     ]
     return drawn + [
         draw(place, lambda token: EVIL) for place in places for draw in (draw_place, draw_decision, draw_residual)
@@ -281,19 +323,17 @@ def test_figures_say_what_they_show():
     rounds = [Round([1, 2, 3], 3, [1, 2, 3, 4]), Round([1, 2, 3], 1, [1, 9])]
     assert draw_acceptance(rounds).alt == "Acceptance by position: 1 1.00, 2 0.50, 3 1.00"
     assert "3.00 on average over 2 rounds" in draw_rounds(rounds).alt
-    found = measure(written("noisy", count=40), 50.0)
+    found = figures_of(written("noisy", count=40), STEPS)
     v = [1 + k / 10 for k in range(K_MAX)]
-    assert (
-        f"{walltime_factor(found.alpha.alpha, 7, found.c, v[6]):.2f}×; measured {found.speedup:.2f}×" in draw_speedup(
-            7, found, v
-        ).alt
-    )
+    theory = walltime_factor(found.alpha.alpha, 7, found.c, v[6])
+    assert f"{theory:.2f}×; measured {found.speedup:.2f}×" in draw_speedup(7, found, v).alt
     assert draw_speedup(7, found, v).alt != draw_speedup(8, found, v).alt
-    unknown = measure(written("noisy", count=40))  # plain decoding wasn't measured, so c is unknown, not 0
-    assert (
-        "free drafts" in draw_speedup(7, unknown, v).alt
-        and draw_speedup(7, unknown, v).svg() == draw_speedup(7, unknown).svg()
-    )
+
+
+def test_theory_says_nothing_before_its_costs_are_measured():
+    session, v = written("noisy", count=40), [1.0] * K_MAX
+    for drawn in (draw_speedup(7, figures_of(session), v), draw_speedup(7, figures_of(session, STEPS))):
+        assert "not measured yet" in drawn.alt and "×" not in drawn.svg()
 
 
 # The worker
@@ -324,7 +364,7 @@ def worker():
 def test_a_new_job_takes_the_place_of_the_old(worker):
     steps = []
     def job(name, n):
-        for _i in range(n):
+        for i in range(n):
             steps.append(name)
             time.sleep(.002)
             yield
@@ -374,13 +414,15 @@ def test_what_was_asked_too_early_is_painted_later():
 
 @pytest.fixture
 def toys(monkeypatch):
-    "A registry with one pair that is at hand, and one that would have to be downloaded."
+    "A registry with two pairs of one target that is at hand, and one that would have to be downloaded."
     made = Pair(talker(vocab=len(TOKENIZER)), talker(vocab=len(TOKENIZER)))
-    monkeypatch.setattr(
-        playground, "list_pairs",
-        lambda: {"toy": PairSpec("smollm2", note="a <toy>"), "far": PairSpec("some/model-that-is-nowhere")},
-    )
-    monkeypatch.setattr(playground, "load_pair", lambda name: made)
+    specs = {
+        "toy": PairSpec("smollm2", note="a <toy>"), "other": PairSpec("smollm2", note="another"),
+        "far": PairSpec("some/model-that-is-nowhere"),
+    }
+    for module in (playground_engine, playground_panel): monkeypatch.setattr(module, "list_pairs", lambda: specs)
+    def loaded(name, target=None): return made if target is None else Pair(target)
+    monkeypatch.setattr(playground_engine, "load_pair", loaded)
     return made
 
 
@@ -514,7 +556,7 @@ def test_plain_decoding_drafts_nothing(panel):
 
 
 def test_menu_and_examples(panel):
-    assert drafter_menu() == [("toy", "toy"), ("far (not on this machine)", "far"), (PLAIN, PLAIN)]
+    assert drafter_menu() == [("toy", "toy"), ("other", "other"), ("far (not on this machine)", "far"), (PLAIN, PLAIN)]
     example = panel.controls["example"]
     example.value = example.options[2][1]
     assert panel.controls["prompt"].value == example.options[2][1]
@@ -522,8 +564,24 @@ def test_menu_and_examples(panel):
 
 def test_measurements_stop_where_the_context_ends():
     target = talker()
-    assert len(list(plain_rate(target, [1] * 90, Transform(), tokens=32))) < 10
+    steps = PlainSteps(target, [1] * 90, Transform())
+    while steps.step(): pass
+    assert len(steps.seconds) < 10
     assert [len(v) for v in verification_curve(target, target)] == [K_MAX] * 8
+
+
+def test_plain_steps_are_taken_between_the_rounds(panel, monkeypatch):
+    order, beside, step = [], Engine.beside, Session.step
+    monkeypatch.setattr(Engine, "beside", lambda self: order.append("plain") or beside(self))
+    monkeypatch.setattr(Session, "step", lambda self: order.append("round") or step(self))
+    panel.controls["max_new_tokens"].value = 40
+    panel.controls["run"].click()
+    assert panel.worker.join(20)
+    rounds = len(panel.engine.session.rounds)
+    assert order[:7] == ["round", "round", "plain", "round", "plain", "round", "plain"]
+    assert order.count("plain") >= rounds - 1
+    panel.controls["step"].click()
+    assert panel.worker.join(20) and panel.engine.summary() is not None
 
 
 def test_engine_keeps_pairs_and_forgets_sessions(toys):
@@ -535,24 +593,40 @@ def test_engine_keeps_pairs_and_forgets_sessions(toys):
     assert engine.session is None and engine.summary() is None and engine.pairs
 
 
+def test_another_drafter_keeps_the_target_and_the_figures_are_marked_as_old(panel, toys):
+    panel.controls["run"].click()
+    assert panel.worker.join(20) and word(panel, "old") == ""
+    tiles = panel.views["tiles"].value
+    panel.controls["drafter"].value = "other"
+    assert panel.worker.join(5)
+    assert "by toy" in word(panel, "old") and "by other" in word(panel, "old")
+    assert "sp-old" in panel.root._dom_classes and panel.views["tiles"].value == tiles
+    panel.controls["run"].click()
+    assert panel.worker.join(20)
+    assert word(panel, "old") == "" and "sp-old" not in panel.root._dom_classes
+    assert panel.engine.pair is not toys and panel.engine.pair.target is toys.target
+    assert len(panel.engine.targets) == 1
+
+
 # Serving
 
 def test_what_is_missing_is_named_with_the_command(monkeypatch):
-    monkeypatch.setattr(playground, "find_spec", lambda name: None if name == "voila" else True)
+    monkeypatch.setattr(playground_server, "find_spec", lambda name: None if name == "voila" else True)
     with pytest.raises(ModelError, match="pip install voila"): open_playground(browser=False)
     monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
     with pytest.raises(ModelError, match="pip install ipywidgets"): Playground()
 
 
 def test_a_port_that_is_taken_and_a_server_that_ends(monkeypatch):
-    monkeypatch.setattr(playground, "check_server", lambda: None)
+    monkeypatch.setattr(playground_server, "check_server", lambda: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match="is taken"), serve_playground(taken.getsockname()[1]): pass
+        with pytest.raises(InputError, match="No address"), serve_playground(host="no such host"): pass
     real = subprocess.Popen
     monkeypatch.setattr(
-        playground.subprocess, "Popen",
+        playground_server.subprocess, "Popen",
         lambda command, **more: real([command[0], "-c", "raise SystemExit('no such thing')"], **more),
     )
     with pytest.raises(ModelError, match="ended at once: no such thing"), serve_playground(): pass
@@ -561,7 +635,7 @@ def test_a_port_that_is_taken_and_a_server_that_ends(monkeypatch):
 def test_app_is_one_cell_and_asks_no_other_site():
     files = app_files()
     cells = json.loads(files["playground.ipynb"])["cells"]
-    assert len(cells) == 1 and compile(cells[0]["source"], "cell", "exec")
+    assert len(cells) == 1 and compile("".join(cells[0]["source"]), "cell", "exec")
     base = '{% block notebook_css %}<link href="https://x.org/a.css">\n<link href="own.css">{% endblock notebook_css %}'
     loader = DictLoader(
         {"voila/templates/lab/index.html.j2": base, "ours": files["voila/templates/playground/index.html.j2"]}
@@ -573,3 +647,17 @@ def test_app_is_one_cell_and_asks_no_other_site():
 def test_figure_escapes_its_words():
     root = ElementTree.fromstring(Figure(9, 9, EVIL, "").svg())
     assert root.get("aria-label").split() == EVIL.split()
+
+
+@pytest.mark.parametrize("host, said", [
+    ("127.0.0.1", []), ("localhost", []), ("0.0.0.0", ["no password", "unencrypted", "ssh -L 8866:127.0.0.1:8866"]),
+])
+def test_opening_it_to_a_network_says_what_that_means(host, said):
+    words = opened_to(host, 8866)
+    assert all(part in words for part in said) and bool(words) == bool(said)
+
+
+def test_files_of_the_page():
+    page = Tags(style_html(dark=True))
+    assert page.tags == {"style"} and page.names == {"onload"} and "prefers-color-scheme" in page.text
+    assert "onload" not in style_html(names=False) and "prefers-color-scheme" not in style_html()

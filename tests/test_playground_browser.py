@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.playground.app import serve_playground
+from specdec.playground.server import serve_playground
 
 LIMIT = 90_000  # ms, for what waits for a model on a busy machine
 
@@ -178,9 +178,21 @@ def test_errors_are_shown_in_the_panel_and_go_away(page):
     page.wait_for_function("!document.querySelector('.sp-token')")
 
 
+def test_handles_have_the_names_of_their_labels(page):
+    names = page.evaluate("[...document.querySelectorAll('.noUi-handle')].map(handle => handle.ariaLabel)")
+    assert names == ["K", "Temperature", "Top-p", "Tokens", "Round", "Position"]
+    assert page.get_by_role("slider", name="Temperature").count() == 1
+
+
 def test_another_drafter_and_a_step(page):
-    page.locator("select").nth(1).select_option("smollm2-skip")
     press(page, "Step")
+    page.wait_for_selector(".sp-token")
+    page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
+    page.locator("select").nth(1).select_option("smollm2-skip")
+    page.wait_for_selector(".sp-old .sp-note")  # the figures are still those of the drafter before
+    assert "by smollm2-skip" in page.locator(".sp-note").inner_text()
+    press(page, "Step")
+    page.wait_for_function("!document.querySelector('.sp-old')")
     page.wait_for_selector(".sp-token")
     page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
     press(page, "Step")

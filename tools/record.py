@@ -13,7 +13,7 @@ import torch
 
 from specdec.models import encode, prompts
 from specdec.pairs import Pair, load_pair
-from specdec.playground.app import RecordingSource
+from specdec.playground.session import RecordingSource
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.sampling import Transform
 from specdec.speculative import speculate
