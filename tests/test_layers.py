@@ -27,7 +27,10 @@ LAYERS = {  # layer → its modules, in order
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters"],
-    "applications": ["playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server", "cli", "__main__"],
+    "applications": [
+        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server", "cli",
+        "__main__",
+    ],
 }
 FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves
 TRAINING = "train."

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helpers import Failing, Untouchable, greedy, tiny
+from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
 from specdec.core import GenerationResult, InputError, ModelError, NumericalError
@@ -20,21 +21,9 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.loading import load
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
-from specdec.models import fetch, load_tokenizer, prompts
+from specdec.models import prompts
 from specdec.pairs import METHODS, PAIRS, Answer, Pair, PairSpec, list_pairs, load_drafter, load_pair, shipped
 from specdec.rejection import greedy_match, speculative_sampling
-
-TOKENIZER = load_tokenizer(fetch())
-V = len(TOKENIZER)
-
-
-@lru_cache
-def talker(seed=0, vocab=V, eos=frozenset(), tokenizer=True, **shape):
-    "A tiny random Llama that speaks real tokens, nonsense with every kind of byte in it."
-    model = copy.copy(tiny(vocab=vocab, hidden=16, seed=seed, context=shape.pop("context", 96), **shape))
-    if tokenizer: model.tokenizer = TOKENIZER
-    model.eos_ids = eos
-    return model
 
 
 def decode(ids) -> str: return TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from jinja2 import DictLoader, Environment
 
+from helpers import tiny
+from helpers_text import TOKENIZER, talker
 from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.pairs import Pair, PairSpec
@@ -60,8 +62,6 @@ from specdec.playground.session import (
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.speedup import walltime_factor
-from test_pairs import TOKENIZER, talker
-from test_speculative import tiny
 
 PROMPT = [1, 2, 3, 1, 2]
 EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'

@@ -143,6 +143,7 @@ def test_a_command_that_ends_in_any_way_leaves_no_process(browser, number):
         processes = served.all
         assert len(served.kernels) == 1 and len(processes) >= 3
         served.process.send_signal(number)
-        print(f"{number.name} {until(lambda: not alive(processes), MINUTE, [p.cmdline() for p in alive(processes)]):.0f} s")
+        seconds = until(lambda: not alive(processes), MINUTE, [p.cmdline() for p in alive(processes)])
+        print(f"{number.name} {seconds:.0f} s")
         page.close()
         if number != signal.SIGKILL: assert served.process.wait() == 0 and "Closed." in served.process.stderr.read()

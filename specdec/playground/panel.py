@@ -20,7 +20,7 @@ from specdec.playground.figures import (
     asset, draw_acceptance, draw_decision, draw_place, draw_residual, draw_rounds, draw_speedup,
     key_html, measures_html, text_html,
 )
-from .session import K_MAX, Place, Session, Settings
+from .session import K_MAX, Place, Settings
 
 # %% ../../nbs/use/05_playground.ipynb #30444268
 def widgets():
