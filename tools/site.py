@@ -24,6 +24,7 @@ from pathlib import Path
 import yaml
 from fastcore import docments
 from fontTools import subset
+from nbdev import processors
 from nbdev.config import get_config
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
@@ -91,6 +92,7 @@ def signature(function, eval_str: bool = False, **options) -> inspect.Signature:
 
 
 docments.signature = signature
+processors._hide_dirs.discard("exporti")  # a reader sees all code; `exporti` only keeps a name out of `__all__`
 
 
 class NbdevSite(Site):
