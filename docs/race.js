@@ -79,7 +79,8 @@
       make("div", { class: "race-bar" }, button, T, K, make("span", { class: "race-key" }, make("span", { class: "fate-accepted" }, "green"), " was guessed, and kept")),
       ...lanes.map((each) => each.box), result);
     begin();
-    if (!still.matches) { clear(); play(true); }
+    if (!still.matches) clear();
+    play(!still.matches);
     root.dataset.ready = "true";
   };
 

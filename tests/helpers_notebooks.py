@@ -7,7 +7,7 @@ import nbformat
 
 NBS = Path(__file__).parents[1] / "nbs"
 NOT_RUN = re.compile(r"^#\|\s*(eval:\s*false|slow)\s*$", re.M)
-STUB = re.compile(r"^\s*raise NotImplementedError\b", re.M)
+STUB = re.compile(r"\braise NotImplementedError\b")
 CHECK = re.compile(r"^\s*except NotImplementedError\b", re.M)
 SOLUTION = re.compile(r"<summary>Solution</summary>.*?```python\n(.*?)```", re.S)
 UNWRITTEN = "Not written yet."
