@@ -40,6 +40,8 @@ class Command:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "specdec", "playground", "--no-browser"], stderr=subprocess.PIPE, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
+            # a shell gives its background jobs a SIGINT that is ignored: whoever presses Ctrl-C has another
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.address = None
         for line in self.process.stderr:
