@@ -1,13 +1,17 @@
 """Every exercise of the path can be done: each notebook is run top to bottom with the folded solution executed right
 after its stub, and then no check complains. A solution that is wrong, or missing, is noticed.
 
-nbdev_test leaves these notebooks out, and those of tests/test_exercises_drafters.py and tests/test_exercises_engine.py.
+nbdev_test leaves all numbered notebooks out. Those of the other tracks are run by the files beside this one, a file for
+each track, so that several processes can share the work.
 """
+from pathlib import Path
+
 import nbformat
 import pytest
 
 from helpers_notebooks import NBS, exercises, having_stubs, solve, solve_notebook
 
+HERE = Path(__file__)
 PATH = having_stubs("path")
 
 
@@ -15,10 +19,13 @@ PATH = having_stubs("path")
 def test_solutions_solve_their_exercises(notebook, shell, monkeypatch): solve_notebook(notebook, shell, monkeypatch)
 
 
-def test_every_notebook_of_these_tracks_has_exercises():
-    "They are run here and nowhere else."
-    tracks = ("path", "drafters", "engine")
-    assert having_stubs(*tracks) == sorted(path for track in tracks for path in (NBS / track).glob("*.ipynb"))
+def test_every_numbered_notebook_has_exercises_and_is_run():
+    "Here, or in the file of its track; and nowhere else."
+    numbered = sorted(NBS.glob("*/[0-9]*.ipynb"))
+    tracks = {path.parent.name for path in numbered}
+    assert set(numbered) <= set(having_stubs(*tracks))
+    missing = [track for track in tracks - {"path"} if not HERE.with_name(f"test_exercises_{track}.py").is_file()]
+    assert not missing
 
 
 def test_the_tour_has_exercises():
