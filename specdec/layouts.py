@@ -102,9 +102,9 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
                   ) -> tuple[Tensor | None, int, tuple[Tensor, ...]]: # mask, fold, masks apart
-    """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing hides
-    but causal order), how many heads are folded into one, and apart the mask of each piece of the
-    tokens, `[tokens, 1, 1, positions]`."""
+    """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
+    hides but causal order), how many heads are folded into one, and apart the mask of each piece
+    of the tokens, `[tokens, 1, 1, positions]`."""
     fold = groups if T <= FEW and dtype != torch.float32 else 1
     apart = apart and T <= FEW
     padded = span > start + T
@@ -112,8 +112,8 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
     if not (apart or hides): return None, fold, ()
     mask = torch.full((T, span), float("-inf"), dtype=dtype, device=device).triu(start + 1)
     if not apart: return mask.repeat(fold, 1), fold, ()
-    end = start - start % ALIKE + ALIKE  # the first token's keys end here, and the tokens' before it
-    first, others = mask[:, None, None].split_with_sizes((min(T, end - start), max(0, start + T - end)))
+    end = start - start % ALIKE + ALIKE  # here the first token's keys end
+    first, others = mask[:end - start, None, None], mask[end - start:, None, None]
     pieces = (first[..., :end], others[..., :end + ALIKE])
     return None, fold, pieces if len(others) else pieces[:1]
 
