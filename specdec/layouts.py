@@ -79,13 +79,14 @@ class Linear:
 ALIKE = 16  # numbers that the widest vector instructions take at a time, in float32
 
 def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, head_dim]; B or T is 1
-                    k: Tensor,    # all keys, [B, kv_heads, S, head_dim]; S is a multiple of `ALIKE`
-                    v: Tensor,    # all values, [B, kv_heads, S, head_dim]
-                    mask: Tensor, # added to the scores, [T, 1, 1, S]
+                    k: Tensor,    # all keys, [B, kv_heads, S or more, head_dim]
+                    v: Tensor,    # all values, [B, kv_heads, S or more, head_dim]
+                    mask: Tensor, # added to the scores, [T, 1, 1, S]; S is a multiple of `ALIKE`
                    ) -> Tensor: # [B, heads, T, head_dim]
-    """Attention that treats each new token as a sequence of its own, so that its bits don't depend
-    on the others."""
+    """Attention over the first S positions that treats each new token as a sequence of its own, so
+    that its bits don't depend on the others."""
     B, heads, T, size = q.shape
+    k, v = k[:, :, :mask.shape[-1]], v[:, :, :mask.shape[-1]]
     q = q.transpose(1, 2).reshape(B * T, k.shape[1], -1, size)
     queries = q.shape[2]
     # each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
@@ -100,26 +101,33 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    groups: int,        # query heads per key-value head
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
-                  ) -> tuple[Tensor | None, int, bool]: # mask, heads folded into one, apart
-    """How T new tokens ask. The mask is added to the scores, `[fold · T, S]`, apart `[T, 1, 1, S]`;
-    None: nothing hides but causal order."""
+                  ) -> tuple[Tensor | None, int, tuple[Tensor, ...]]: # mask, fold, masks apart
+    """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
+    hides but causal order), how many heads are folded into one, and apart the mask of each piece
+    of the tokens, `[tokens, 1, 1, positions]`."""
     fold = groups if T <= FEW and dtype != torch.float32 else 1
     apart = apart and T <= FEW
     padded = span > start + T
     hides = padded if T == 1 else start > 0 or fold > 1
-    if not (apart or hides): return None, fold, apart
+    if not (apart or hides): return None, fold, ()
     mask = torch.full((T, span), float("-inf"), dtype=dtype, device=device).triu(start + 1)
-    return (mask[:, None, None] if apart else mask.repeat(fold, 1)), fold, apart
+    if not apart: return mask.repeat(fold, 1), fold, ()
+    end = start - start % ALIKE + ALIKE  # here the first token's keys end
+    first, others = mask[:end - start, None, None], mask[end - start:, None, None]
+    pieces = (first[..., :end], others[..., :end + ALIKE])
+    return None, fold, pieces if len(others) else pieces[:1]
 
 
 def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_dim]
                       k: Tensor, # all keys, [B, kv_heads, S, head_dim]
                       v: Tensor, # all values, [B, kv_heads, S, head_dim]
-                      mask: Tensor | None, fold: int, apart: bool = False, # see `attention_plan`
+                      mask: Tensor | None, fold: int, apart: tuple[Tensor, ...] = (), # the plan
                      ) -> Tensor: # [B, heads, T, head_dim]
     """Softmax attention where groups of query heads share keys and values (Ainslie et al. 2023), in
-    the way that was planned."""
-    if apart and mask is not None: return attention_apart(q, k, v, mask)
+    the way that was planned (see `attention_plan`)."""
+    if apart:
+        pieces = zip(q.split([len(mask) for mask in apart], 2), apart)
+        return torch.cat([attention_apart(few, k, v, mask) for few, mask in pieces], 2)
     B, heads, T, size = q.shape
     q = q.reshape(B, heads // fold, fold * T, size)
     causal, grouped = mask is None and T > 1, q.shape[1] != k.shape[1]

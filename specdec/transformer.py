@@ -73,7 +73,7 @@ class Positions:
     sin: Tensor         # [T, 1, rotary_dim]
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
     fold: int           # how many query heads share one matrix product in attention
-    apart: bool = False # whether each new token asks on its own
+    apart: tuple[Tensor, ...] = () # masks of the pieces in which each token asks on its own
 
 def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               scale: float,            # of cos and sin

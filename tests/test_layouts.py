@@ -1,13 +1,20 @@
 """How a CPU multiplies. In float32 on an x86 processor, what is computed for a token does not depend on how many are
 read at once: bit for bit."""
+import copy
+
 import pytest
 import torch
 
-from families import CPU, FAMILIES, difference, in_two_threads, random_model, stored, tokens
+from families import CPU, FAMILIES, V, difference, in_two_threads, random_model, stored, tokens
+from helpers import ids_of
 from specdec import loading
-from specdec.layouts import FEW, Linear, attention_apart, has_same_rows
+from specdec.core import TorchSource
+from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.layouts import ALIKE, FEW, Linear, attention_plan, grouped_attention, has_same_rows
 from specdec.loading import load_model
 from specdec.models import fetch
+from specdec.sampling import Transform
+from specdec.speculative import speculate
 from specdec.transformer import positions
 
 
@@ -121,36 +128,54 @@ def test_a_row_does_not_depend_on_the_others(shape):
         assert torch.equal(layer(x[:, ::2]), layer(x)[:, ::2])  # rows that don't lie next to each other
 
 
+@pytest.mark.parametrize("start", [20, 29])
 @pytest.mark.parametrize("B,T", [(1, 1), (1, 5), (3, 1)])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_attention_apart_is_attention(B, T, groups):
-    "Against the formula in float64; what the mask hides may be anything finite."
+def test_attention_apart_is_attention(B, T, groups, start):
+    "Against the formula in float64, also across a multiple of 16; what the masks hide may be anything finite."
     torch.manual_seed(0)
-    q, k, v = torch.randn(B, 2 * groups, T, 8), torch.randn(B, 2, 32, 8), torch.randn(B, 2, 32, 8)
-    where = positions(torch.ones(4), 1.0, 20, T, groups, torch.float32, span=32, apart=True)
-    assert where.mask.shape == (T, 1, 1, 32)
-    hidden = torch.arange(32) > 20 + torch.arange(T)[:, None]
+    q, k, v = torch.randn(B, 2 * groups, T, 8), torch.randn(B, 2, 48, 8), torch.randn(B, 2, 48, 8)
+    where = positions(torch.ones(4), 1.0, start, T, groups, torch.float32, span=48, apart=True)
+    pieces = [(3, 32), (2, 48)] if start + T > 32 else [(T, 32)]
+    assert where.mask is None and [(len(m), m.shape[-1]) for m in where.apart] == pieces
+    hidden = torch.arange(48) > start + torch.arange(T)[:, None]
     scores = (q.double() @ k.double().repeat_interleave(groups, 1).mT / 8 ** .5).masked_fill(hidden, float("-inf"))
     expected = scores.softmax(-1) @ v.double().repeat_interleave(groups, 1)
-    assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
-    k[:, :, 20 + T:], v[:, :, 20 + T:] = 1e6, -1e6
-    assert difference(attention_apart(q, k, v, where.mask), expected) <= 1e-6
+    assert difference(grouped_attention(q, k, v, None, 1, where.apart), expected) <= 1e-6
+    k[:, :, start + T:], v[:, :, start + T:] = 1e6, -1e6
+    assert difference(grouped_attention(q, k, v, None, 1, where.apart), expected) <= 1e-6
+
+
+def read_apart(q, k, v, start: int, sizes: list[int]):
+    "What tokens from `start` on get from attention, read in pieces of these sizes."
+    parts = []
+    for part in q[:, :, :sum(sizes)].split(sizes, 2):
+        end = start + part.shape[2]
+        span = -(-end // ALIKE) * ALIKE  # as the cache's views
+        plan = attention_plan(start, part.shape[2], span, q.shape[1] // k.shape[1], torch.float32, CPU, apart=True)
+        parts.append(grouped_attention(part, k[:, :, :span], v[:, :, :span], *plan))
+        start = end
+    return torch.cat(parts, 2)
 
 
 @same_rows
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("heads,kv_heads,size", [(9, 3, 64), (4, 4, 8), (16, 16, 80), (7, 1, 64)])
-def test_attention_apart_does_not_depend_on_the_thread(heads, kv_heads, size, threads):
+def test_attention_apart_does_not_depend_on_the_others(heads, kv_heads, size, threads):
     """The same head of the same token, with fewer or more tokens beside it: with several threads it falls to another
-    one."""
-    torch.manual_seed(0)
+    one, and past a multiple of 16 the others sum over more keys. Lengths up to the default model's context."""
+    generator = torch.Generator().manual_seed(threads)
+    k, v = torch.randn(2, 1, kv_heads, 8192, size, generator=generator)
+    q = torch.randn(1, heads, FEW, size, generator=generator)
+    starts = [0, 15, 183, 190, 703, 1214, *torch.randint(8176, (4,), generator=generator).tolist(), 8176]
     before = torch.get_num_threads()
-    q, k, v = torch.randn(1, heads, FEW, size), torch.randn(1, kv_heads, 32, size), torch.randn(1, kv_heads, 32, size)
-    mask = torch.zeros(FEW, 1, 1, 32)
     try:
         torch.set_num_threads(threads)
-        alone = torch.cat([attention_apart(q[:, :, i:i + 1], k, v, mask[:1]) for i in range(FEW)], 2)
-        for n in range(2, FEW + 1): assert torch.equal(attention_apart(q[:, :, :n], k, v, mask[:n]), alone[:, :, :n])
+        for start in starts:
+            alone = read_apart(q, k, v, start, [1] * FEW)
+            for n in range(2, FEW + 1) if start == 190 else (2, 7, FEW):
+                together = read_apart(q, k, v, start, [n])
+                assert torch.equal(together, alone[:, :, :n]), f"{n} tokens at once after {start}"
     finally: torch.set_num_threads(before)
 
 
@@ -178,18 +203,37 @@ def test_logits_do_not_depend_on_how_many_are_read(name, tmp_path):
 
 @same_rows
 def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
-    "Across the places where attention goes over to another block of keys (512) and the cache to another multiple."
+    "Across the places where sums are cut into other blocks, and where attention goes over to more keys (512)."
     model = load_model(fetch(), CPU, torch.float32)
-    ids = torch.randint(1000, (1, 540), generator=torch.Generator().manual_seed(0))
-    for start in (1, 15, 140, 500):
-        cache = model.new_cache(540)
-        model.forward(ids[:, :start], cache)
-        alone, states = zip(*(model.forward(ids[:, i:i + 1], cache, layers=(1, 30)) for i in range(start, start + 32)))
-        for sizes in ([16, 16], [5, 5, 1, 6, 15]):
+    ids = torch.randint(model.vocab_size, (1, 1227), generator=torch.Generator().manual_seed(0))
+    cache = model.new_cache(1227)
+    for start in (1, 140, 183, 250, 500, 703, 1210):
+        model.forward(ids[:, cache.length:start], cache, last=1)
+        alone, states = zip(*(model.forward(ids[:, i:i + 1], cache, layers=(1, 30)) for i in range(start, start + 17)))
+        for sizes in ([16, 1], [5, 1, 11]):
             cache.rollback(start)
-            together, theirs = zip(
-                *(model.forward(piece, cache, layers=(1, 30)) for piece in ids[:, start : start + 32].split(sizes, 1))
-            )
-            assert torch.equal(torch.cat(together, 1), torch.cat(alone, 1)) and torch.equal(
-                torch.cat(theirs, 1), torch.cat(states, 1)
-            )
+            pieces = ids[:, start:start + 17].split(sizes, 1)
+            together, theirs = zip(*(model.forward(piece, cache, layers=(1, 30)) for piece in pieces))
+            assert torch.equal(torch.cat(together, 1), torch.cat(alone, 1)), f"{sizes} at once after {start}"
+            assert torch.equal(torch.cat(theirs, 1), torch.cat(states, 1)), f"{sizes} at once after {start}"
+        cache.rollback(start)
+
+
+@same_rows
+@pytest.mark.parametrize("K", [3, 15])
+def test_greedy_texts_are_equal_where_logits_nearly_tie(K, tmp_path):
+    """Each token of the vocabulary has a twin whose row of the head is one rounding away, so a single bit decides which
+    one is said. Past 190 positions, where attention cuts its sums."""
+    config = copy.deepcopy(FAMILIES["tinyllama"])
+    config.max_position_embeddings, config.head_dim = 1024, 64
+    model = random_model(config)
+    head = model.lm_head.weight
+    head[1::2] = torch.nextafter(head[::2], torch.tensor(torch.inf))
+    model = stored(model, tmp_path)
+
+    def said(drafter, prompt):
+        return ids_of(speculate(model, drafter, prompt, Transform(0.0), TorchSource(0), K=K, max_new_tokens=64))
+
+    for length in range(180, 390, 30):
+        prompt = torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        assert said(ModelDrafter(model, V), prompt) == said(NoDrafter(), prompt), f"after {length} tokens"
