@@ -89,9 +89,30 @@ class LatencyStatistics:
     latency_p95 = property(lambda self: self.latency(95), doc="95th percentile, s.")
     latency_p99 = property(lambda self: self.latency(99), doc="99th percentile, s.")
 
+# %% ../nbs/engine/01_core.ipynb #9362da5c
+class MethodStatistics:
+    "What the method of a result says about it; computed, not stored."
+    method: str
+    rounds: list[Round]
+
+    @property
+    def is_speculative(self) -> bool:
+        "Whether anything could be drafted."
+        return self.method in ("speculative", "lossy speculative")
+
+    @property
+    def is_lossless(self) -> bool:
+        "Whether the text follows the target's law."
+        return self.method in ("speculative", "plain")
+
+    @property
+    def num_speculation_rounds(self) -> int:
+        "Rounds of draft and verify; 0 for plain decoding, whose rounds are plain steps."
+        return len(self.rounds) if self.is_speculative else 0
+
 # %% ../nbs/engine/01_core.ipynb #13a59f5f
 @dataclass
-class GenerationResult(RoundStatistics, LatencyStatistics):
+class GenerationResult(RoundStatistics, LatencyStatistics, MethodStatistics):
     "Everything one generation produced and measured; one JSON line holds it without loss."
     prompt_ids: list[int]
     generated_ids: list[int]         # the first from the prompt's forward, others from `rounds`
@@ -110,23 +131,30 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
     settings: dict = field(default_factory=dict) # the arguments of `generate`, under text keys
     token_text: dict[int, str] = field(default_factory=dict) # the text of each token that occurs
 
-    def summary(self) -> str: return summary(self)
-    def to_json(self) -> str: return json.dumps(asdict(self), allow_nan=False) # ASCII: one line
-    def _repr_html_(self) -> str: return fates_html(self)
+    def summary(self) -> str: # one line
+        "The figures people ask for first."
+        return summary(self)
+
+    def to_json(self) -> str: # one line of ASCII
+        "The whole record, for a program."
+        return json.dumps(asdict(self), allow_nan=False)
 
     @classmethod
-    def from_json(cls, line: str) -> "GenerationResult": return result_from_json(line)
+    def from_json(cls, line: str) -> "GenerationResult":
+        "The record back from its line; raises `InputError` if it is damaged or something else."
+        return result_from_json(line)
+
+    def _repr_html_(self) -> str: return fates_html(self)
 
     @property
-    def num_tokens(self) -> int: return len(self.generated_ids)
+    def num_tokens(self) -> int:
+        "Tokens of the answer."
+        return len(self.generated_ids)
+
     @property
-    def is_speculative(self) -> bool: return self.method in ("speculative", "lossy speculative")
-    @property
-    def is_lossless(self) -> bool: return self.method in ("speculative", "plain")
-    @property
-    def num_speculation_rounds(self) -> int: return len(self.rounds) if self.is_speculative else 0
-    @property
-    def tokens_per_second(self) -> float: return _ratio(self.num_tokens, self.total_time)
+    def tokens_per_second(self) -> float:
+        "Over the whole time, the prompt's forward in it; 0 if that is 0."
+        return _ratio(self.num_tokens, self.total_time)
 
 # %% ../nbs/engine/01_core.ipynb #df754bb5
 def summary(result: GenerationResult) -> str: # one line

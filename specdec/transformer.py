@@ -171,9 +171,9 @@ def check_window(window: int | None, length: int) -> None:
             "are asked for: keep prompt and answer within the window."
         )
 
-# %% ../nbs/engine/04_transformer.ipynb #61a87d98
-class Llama(CausalLM):
-    "A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3."
+# %% ../nbs/engine/04_transformer.ipynb #a712755f
+class _Decoder(CausalLM):
+    "What a decoder consists of, and its arithmetic."
     def __init__(self, config,        # a transformers config that `is_native` accepts
                  tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
@@ -192,6 +192,24 @@ class Llama(CausalLM):
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         tensor.check_all_read()
 
+    def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
+                layers: Sequence[int] = ()):
+        """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where`
+        and the cache."""
+        x = self.embed(ids)
+        states = {0: x}
+        for i, layer in enumerate(self.layers):
+            x = layer(x, where, cache, i)
+            if i + 1 in layers: states[i + 1] = x
+        x = states[len(self.layers)] = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        logits = self.head(x[:, -last:] if last else x)
+        return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
+
+# %% ../nbs/engine/04_transformer.ipynb #61a87d98
+class Llama(_Decoder):
+    """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
+    needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
+    the weights don't fit the config."""
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
         return KVCache(len(self.layers), capacity, ALIKE if self.same_rows else 1)
@@ -207,19 +225,6 @@ class Llama(CausalLM):
         where = positions(self.frequencies, self.rope_scale, start, end - start, self.groups,
                           self.dtype, cache.span(end), apart=self.same_rows and 1 in ids.shape)
         return self.compute(ids.to(self.device), where, cache, last, layers)
-
-    def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
-                layers: Sequence[int] = ()):
-        """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where`
-        and the cache."""
-        x = self.embed(ids)
-        states = {0: x}
-        for i, layer in enumerate(self.layers):
-            x = layer(x, where, cache, i)
-            if i + 1 in layers: states[i + 1] = x
-        x = states[len(self.layers)] = rms_norm(x, self.norm, self.config.rms_norm_eps)
-        logits = self.head(x[:, -last:] if last else x)
-        return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
 
     def skip(self, layers: Sequence[int]) -> "Llama": # 0 is the first layer
         """The same model, sharing all weights, without these layers: a cheaper draft for itself

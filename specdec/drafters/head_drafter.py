@@ -76,14 +76,35 @@ class _FastLayer:
         x = x + self.attention(normed.flatten(2), where, cache, i)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
 
+# %% ../../nbs/drafters/07_head_drafter.ipynb #28f00481
+class _PositionTable:
+    "Where new tokens stand: what `positions` says; for a single token out of a table."
+    def __init__(self, head: Head):
+        decoder, weight = head.config.decoder, head.fc.weight
+        self.frequencies, self.scale = head.frequencies.to(weight.device), head.rope_scale
+        self.groups = decoder.num_attention_heads // decoder.num_key_value_heads
+        self.dtype = weight.dtype
+        self.table = self.angles(256)
+
+    def angles(self, length: int) -> Positions:
+        "Cosines and sines of the first positions."
+        return positions(self.frequencies, self.scale, 0, length, 1, self.dtype)
+
+    def __call__(self, start: int, T: int) -> Positions: # T new positions from `start` on
+        "The table grows where it is too short."
+        if T > 1:
+            return positions(self.frequencies, self.scale, start, T, self.groups, self.dtype)
+        if start >= len(self.table.cos): self.table = self.angles(2 * start)
+        cos, sin = self.table.cos[start:start + 1], self.table.sin[start:start + 1]
+        return Positions(cos, sin, None, 1 if self.dtype == torch.float32 else self.groups)
+
 # %% ../../nbs/drafters/07_head_drafter.ipynb #59d6670c
 class FastHead:
     """A head made for drafting: matrices joined and packed, keys and values in a cache. It has its
     own copy of the weights, and can't be trained."""
     def __init__(self, head: Head,
                  embed: Callable[[Tensor], Tensor]): # the target's; unless the head has its own
-        config, decoder = head.config, head.config.decoder
-        self.config, self.tokens = config, head.draft_tokens
+        self.config, self.tokens = head.config, head.draft_tokens
         self.dtype, self.device = head.fc.weight.dtype, head.fc.weight.device
         self.fc = _joined(head.fc, pack=True)
         self.input_norm, self.fc_norm = copy.deepcopy(head.input_norm), copy.deepcopy(head.fc_norm)
@@ -91,21 +112,7 @@ class FastHead:
         self.layers = [_FastLayer(layer) for layer in head.layers]
         self.norm, self.eps = head.norm.weight.detach().clone(), head.norm.eps
         self.lm_head = _joined(head.lm_head)
-        self.frequencies, self.rope_scale = head.frequencies.to(self.device), head.rope_scale
-        self.groups = decoder.num_attention_heads // decoder.num_key_value_heads
-        self.table = self.angles(256)
-
-    def angles(self, length: int) -> Positions:
-        "Cosines and sines of the first positions: made once, since they don't depend on the text."
-        return positions(self.frequencies, self.rope_scale, 0, length, 1, self.dtype)
-
-    def where(self, start: int, T: int) -> Positions:
-        "What `positions` says; for a single token out of the table."
-        if T > 1:
-            return positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
-        if start >= len(self.table.cos): self.table = self.angles(2 * start)
-        cos, sin = self.table.cos[start:start + 1], self.table.sin[start:start + 1]
-        return Positions(cos, sin, None, 1 if self.dtype == torch.float32 else self.groups)
+        self.where = _PositionTable(head)
 
     def fuse(self, features: Tensor) -> Tensor: # [T, F] → [1, T, hidden]
         "The target's hidden states, brought to one vector."
@@ -128,31 +135,16 @@ class FastHead:
         normed = rms_norm(x, self.norm, self.eps)
         return self.lm_head(normed)[0, 0], normed if self.config.norm_output else x
 
-# %% ../../nbs/drafters/07_head_drafter.ipynb #09ea4639
-def _spread(rows: list[Tensor], # distributions over the draft vocabulary, n of [D]
-            tokens: Tensor,     # the target's ids of that vocabulary, [D]
-            V: int,             # the target's vocabulary size
-           ) -> Tensor: # [n, V]
-    "The same over the target's vocabulary: 0 for all tokens that the draft doesn't have."
-    wide = torch.zeros(len(rows), V, device=tokens.device)
-    return wide.index_copy_(1, tokens, torch.stack(rows))
-
-# %% ../../nbs/drafters/07_head_drafter.ipynb #ff083e3d
-class HeadDrafter:
-    """Drafts with a head: reads the target's features of every accepted token, and its own states
-    beyond. Follows the `Drafter` protocol. Raises `ModelError` if the head was made for another
+# %% ../../nbs/drafters/07_head_drafter.ipynb #d015b0dc
+class _HeadReader:
+    """A head that reads along with a text. Raises `ModelError` if the head was made for another
     target, `InputError` if it is on another device."""
-    def __init__(self, head: Head, target: CausalLM,
-                 # a draft ends once all its tokens together are less likely
-                 stop_below: float = 0.0):
+    def __init__(self, head: Head, target: CausalLM):
         check_fit(head.config, target)
-        check(0 <= stop_below < 1,
-              f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
         check(head.fc.weight.device.type == target.device.type,
               f"The head is on {head.fc.weight.device} and the target on {target.device}: "
               "move it there with head.to(target.device).")
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
-        self.stop_below = stop_below
         self.head = FastHead(head, target_embedding(target))
         self.context_length = head.config.decoder.max_position_embeddings
 
@@ -180,6 +172,28 @@ class HeadDrafter:
             self.last = self.head.step(self.unread, x, self.cache)
             self.read, self.unread, self.features = self.cache.length, [], []
         return self.last
+
+# %% ../../nbs/drafters/07_head_drafter.ipynb #09ea4639
+def _spread(rows: list[Tensor], # distributions over the draft vocabulary, n of [D]
+            tokens: Tensor,     # the target's ids of that vocabulary, [D]
+            V: int,             # the target's vocabulary size
+           ) -> Tensor: # [n, V]
+    "The same over the target's vocabulary: 0 for all tokens that the draft doesn't have."
+    wide = torch.zeros(len(rows), V, device=tokens.device)
+    return wide.index_copy_(1, tokens, torch.stack(rows))
+
+# %% ../../nbs/drafters/07_head_drafter.ipynb #ff083e3d
+class HeadDrafter(_HeadReader):
+    """Drafts with a head: reads the target's features of every accepted token, and its own states
+    beyond. Follows the `Drafter` protocol. Raises `ModelError` if the head was made for another
+    target, `InputError` if it is on another device."""
+    def __init__(self, head: Head, target: CausalLM,
+                 # a draft ends once all its tokens together are less likely
+                 stop_below: float = 0.0):
+        check(0 <= stop_below < 1,
+              f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
+        super().__init__(head, target)
+        self.stop_below = stop_below
 
     @torch.inference_mode()
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:

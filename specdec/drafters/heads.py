@@ -289,6 +289,9 @@ class _HeadWeights(nn.Module):
         self.register_buffer("d2t", d2t)
         self.register_buffer("t2d", t2d)
 
+# %% ../../nbs/drafters/06_heads.ipynb #a7ace732
+class _HeadEnds(_HeadWeights):
+    "What goes into a head's layers, and which tokens come out."
     @property
     def draft_tokens(self) -> Tensor: # target ids, rising, [draft_vocab_size]
         "The draft vocabulary."
@@ -311,7 +314,7 @@ class _HeadWeights(nn.Module):
         return fuse_features(features, self.fc, self.input_norm, self.fc_norm)
 
 # %% ../../nbs/drafters/06_heads.ipynb #ff4be6e4
-class Head(_HeadWeights):
+class Head(_HeadEnds):
     """An EAGLE-3 head (Li et al. 2025, section 3) to train and to save. To draft with it, see
     `HeadDrafter`."""
     def states(self, tokens: Tensor,   # [B, L]

@@ -86,10 +86,34 @@ def _share(features: Tensor | None, # [m, F], of the layers `given`, one after t
     parts = features.chunk(len(given), -1)
     return torch.cat([parts[list(given).index(layer)] for layer in wanted], -1)
 
-# %% ../../nbs/drafters/10_hybrid.ipynb #5f1e7a7a
+# %% ../../nbs/drafters/10_hybrid.ipynb #8a119b9e
+def most_for_its_cost(
+    expected: Sequence[np.ndarray], # τ with 1, 2, … guesses, for each drafter
+    costs: Sequence[float],         # what a guess of each adds to a round, in plain steps
+) -> tuple[int, int]: # which drafter, how many guesses; (0, 0): none
+    """The choice with the most tokens per cost, the first of equals. No guess to make is a plain
+    step, which counts as one of the choices."""
+    best, chosen = 1.0, (0, 0)
+    for who, (offers, cost) in enumerate(zip(expected, costs)):
+        for n, tokens in enumerate(offers, start=1):
+            rate = tokens / (1 + n * cost)
+            if rate > best: best, chosen = rate, (who, n)
+    return chosen
+
+# %% ../../nbs/drafters/10_hybrid.ipynb #637d6efa
 # α of a SuffixDrafter by length of the match, for a start
 SUFFIX_PRIOR = {1: 0.15, 2: 0.4, 3: 0.6, 4: 0.7, 5: 0.8, 6: 0.85, 7: 0.9, 8: 0.9}
 
+# %% ../../nbs/drafters/10_hybrid.ipynb #bc67ba94
+def _check_costs(c: tuple[float, float], verify: float, priors: tuple) -> None:
+    "Raise `InputError` for costs that can't be, or priors of other than two drafters."
+    both = isinstance(c, Sequence) and len(c) == 2
+    check(both and all(cost >= 0 for cost in (*c, verify)),
+          "Costs must not be negative: c has one for each of the two drafters; "
+          f"not c = {c} and verify = {verify}.")
+    check(len(priors) == 2, f"There is a prior for each of the two drafters, not {len(priors)}.")
+
+# %% ../../nbs/drafters/10_hybrid.ipynb #5f1e7a7a
 class HybridDrafter:
     """Two drafters, of which the one with more expected tokens per cost proposes. It is chosen by
     what is known before anything is drawn, so the text stays the target's. Costs are data, not
@@ -97,37 +121,25 @@ class HybridDrafter:
     be."""
     def __init__(self, first: Drafter, second: Drafter,
                  c: tuple[float, float] = (0.0, 0.07), # cost of a guess of each, in plain steps
-                 # what each guess adds to the target's forward, in plain steps
-                 verify: float = 0.02,
+                 verify: float = 0.02, # what a guess adds to the target's forward, likewise
                  priors: tuple = (SUFFIX_PRIOR, 0.5)): # α of each to begin with; see `Acceptance`
-        both = isinstance(c, Sequence) and len(c) == 2
-        check(both and all(cost >= 0 for cost in (*c, verify)),
-              "Costs must not be negative: c has one for each of the two drafters; "
-              f"not c = {c} and verify = {verify}.")
-        check(
-            len(priors) == 2, f"There is a prior for each of the two drafters, not {len(priors)}."
-        )
+        _check_costs(c, verify, priors)
         self.members, self.c, self.verify, self.priors = (first, second), c, verify, priors
         self.layers = tuple(dict.fromkeys([*first.layers, *second.layers]))
 
     def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
-        """Start from a new text, and from the priors: no text depends on what earlier ones were
-        like."""
+        "Start from a new text, and from the priors: no text depends on what others were like."
         self.estimates = [Acceptance(prior) for prior in self.priors]
         self.pending: tuple[int, list[Hashable], list[int]] = (0, [], [])
         for member in self.members:
             member.prefill(tokens, _share(features, self.layers, member.layers), limit)
 
     def plan(self, K: int) -> tuple[int, list[Hashable]]: # who; what is known of each guess to make
-        """The choice with the most tokens per cost, the first of equals. No guess to make is a
-        plain step, which counts as one of the choices."""
-        best, chosen = 1.0, (0, [])
-        for who, member in enumerate(self.members):
-            evidence = _evidence_of(member, K)
-            for n, tokens in enumerate(self.estimates[who].expected(evidence), start=1):
-                rate = tokens / (1 + n * (self.verify + self.c[who]))
-                if rate > best: best, chosen = rate, (who, evidence[:n])
-        return chosen
+        "What `most_for_its_cost` says of the two drafters."
+        known = [_evidence_of(member, K) for member in self.members]
+        expected = [estimate.expected(seen) for estimate, seen in zip(self.estimates, known)]
+        who, n = most_for_its_cost(expected, [self.verify + cost for cost in self.c])
+        return who, known[who][:n]
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "The better one's guesses; perhaps none."

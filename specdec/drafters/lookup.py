@@ -14,33 +14,15 @@ from ..sampling import Transform
 from ..core import Round, Source, check
 from .base import Draft, Drafter
 
-# %% ../../nbs/drafters/02_lookup.ipynb #27d01ab5
-class SuffixIndex:
-    """All substrings of a growing text, in memory linear in it: a suffix automaton (Blumer et al.
-    1985), built token by token. A state stands for the substrings that end at the same places of
-    the text; `link` leads to the longest of their suffixes that ends at more places."""
-    REFRESH = 16  # so many states hear of a new occurrence; those further up keep an older one
-
+# %% ../../nbs/drafters/02_lookup.ipynb #9362da5c
+class _Automaton:
+    """The states of a suffix automaton. A state stands for the substrings that end at the same
+    places of the text; `link` leads to the longest of their suffixes that ends at more places."""
     def __init__(self):
-        self.tokens: list[int] = []
         self.next: list[dict[int, int]] = [{}]  # state → token → state; state 0: the empty string
         self.link = [-1]     # of each state: the longest suffix that ends at more places
         self.length = [0]    # of each state: tokens of its longest substring
         self.end = [0]       # of each state: where that ended last
-        self.last = 0        # the state of the whole text
-        self.match = (0, 0)  # the longest ending that occurred before: length, position after it
-
-    def append(self, token: int) -> None:
-        "The text grows; constant time, averaged over the text."
-        self.tokens.append(token)
-        n = len(self.tokens)
-        new, at = self.add_state({}, n, 0, n), self.last
-        while at >= 0 and token not in self.next[at]:
-            self.next[at][token] = new
-            at = self.link[at]
-        if at >= 0: self.link[new] = self.follow(at, token)
-        self.last = new
-        self.refresh(self.link[new])
 
     def add_state(self, following: dict[int, int], length: int, link: int, end: int) -> int:
         "A new state, and its number."
@@ -60,6 +42,30 @@ class SuffixIndex:
             at = self.link[at]
         self.link[old] = short
         return short
+
+# %% ../../nbs/drafters/02_lookup.ipynb #27d01ab5
+class SuffixIndex(_Automaton):
+    """All substrings of a growing text, in memory linear in it: a suffix automaton (Blumer et al.
+    1985), built token by token. `match` is the longest ending that occurred before."""
+    REFRESH = 16  # so many states hear of a new occurrence; those further up keep an older one
+
+    def __init__(self):
+        super().__init__()
+        self.tokens: list[int] = []
+        self.last = 0        # the state of the whole text
+        self.match = (0, 0)  # the longest ending that occurred before: length, position after it
+
+    def append(self, token: int) -> None:
+        "The text grows; constant time, averaged over the text."
+        self.tokens.append(token)
+        n = len(self.tokens)
+        new, at = self.add_state({}, n, 0, n), self.last
+        while at >= 0 and token not in self.next[at]:
+            self.next[at][token] = new
+            at = self.link[at]
+        if at >= 0: self.link[new] = self.follow(at, token)
+        self.last = new
+        self.refresh(self.link[new])
 
     def refresh(self, at: int) -> None:
         "Note the match, as it was before this position; then that it ends here, too."

@@ -171,7 +171,9 @@ class VerifyReport(Report):
     raised: str = ""                 # the error that ended the check, and the case
 
     @property
-    def lossless(self) -> bool: return not self.raised and not self.lossy
+    def lossless(self) -> bool:
+        "Whether every case was walked, and no law was off."
+        return not self.raised and not self.lossy
 
     def add(self, case: VerifyCase, found: Law, expected: Law) -> None:
         "Count a case; keep the one whose law is furthest off."
@@ -589,17 +591,23 @@ class DecoderReport(Report):
     remarks: list[str] = field(default_factory=list)
 
     @property
-    def samples(self) -> int: return int(self.counts.sum())
+    def samples(self) -> int:
+        "How many texts were drawn."
+        return int(self.counts.sum())
+
     @property
     def rejected(self) -> bool:
+        "Whether it did what a right decoder can't do, or what one does with probability `alarm`."
         return bool(self.proof) or max(self.wealth, default=0) >= -math.log(self.alarm)
 
     @property
-    def lossless(self) -> bool: # as far as this test can see
+    def lossless(self) -> bool:
+        "Whether nothing speaks against it, as far as this test can see."
         return not self.rejected and not self.interrupted
 
     @property
-    def tv(self) -> tuple[float, float, float]:
+    def tv(self) -> tuple[float, float, float]: # in [0, 1]
+        "How far off it is: see `tv_interval`."
         return tv_interval(self.bins, self.expected, self.counts, self.planned, 1 - self.confidence)
 
     def summary(self) -> str:

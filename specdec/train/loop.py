@@ -53,22 +53,31 @@ def wait_for_all(process: Process) -> None:
     from accelerate import PartialState
     PartialState().wait_for_everyone()
 
-# %% ../../nbs/drafters/21_loop.ipynb #d46e2118
-class Training:
-    """One run: everything that belongs together while a drafter is trained. Raises `InputError` for
-    rows that nothing can be learned from or measured on."""
+# %% ../../nbs/drafters/21_loop.ipynb #a78beb7e
+def _parts(rows: np.ndarray, # [N, T]
+           held_out: float,  # share of them to measure on
+           marks: tuple[list[int], int] | None, # of answers, see `answer_marks`
+          ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: # [n, T] each
+    """Rows to train on, rows to measure on, and which tokens of either count. Raises `InputError`
+    if there is nothing to learn from."""
+    train, held = split_rows(rows, held_out)
+    # together: rows held out without an answer must not count as a whole where others have some
+    inside = in_answers(np.concatenate((train, held)), marks)
+    learned, measured = inside[:len(train)], inside[len(train):]
+    check(learned.any(), "No row to train on has an answer, so there is nothing to learn from: "
+          "give more rows.")
+    return train, held, learned, measured
+
+# %% ../../nbs/drafters/21_loop.ipynb #12e74f7b
+class _Run:
+    "Everything that belongs together while a drafter is trained."
     def __init__(self, config: DistillConfig, target: Llama, rows: np.ndarray,
                  process: Process = Process(),
                  marks: tuple[list[int], int] | None = None): # of answers, see `answer_marks`
         self.config, self.process, self.device = config, process, target.device
         self.half = pick_dtype(config.dtype, target.device)
         self.folder = Path(config.out) / "training"
-        train, held = split_rows(rows, config.held_out)
-        # together: rows held out without an answer must not count as a whole where others have some
-        inside = in_answers(np.concatenate((train, held)), marks)
-        learned, measured = inside[:len(train)], inside[len(train):]
-        check(learned.any(), "No row to train on has an answer, so there is nothing to learn from: "
-              "give more rows.")
+        train, held, learned, measured = _parts(rows, config.held_out, marks)
         self.counts = torch.from_numpy(learned).to(self.device)
         counts = count_tokens(train, target.vocab_size)
         self.student = STUDENTS[config.kind](config, target, counts)
@@ -92,6 +101,10 @@ class Training:
         if not self.process.rank: wait_for_all(self.process)
         return states
 
+# %% ../../nbs/drafters/21_loop.ipynb #d46e2118
+class Training(_Run):
+    """One run: everything that belongs together while a drafter is trained. Raises `InputError` for
+    rows that nothing can be learned from or measured on."""
     def autocast(self) -> torch.autocast:
         "Products in the half precision that was asked for."
         return torch.autocast(self.device.type, self.half, enabled=self.half != torch.float32)
@@ -119,10 +132,26 @@ class Training:
         "α and τ on held-out rows."
         with self.autocast(): return evaluate(self.student, self.teacher, self.held, self.start)
 
-# %% ../../nbs/drafters/21_loop.ipynb #9c74c94b
+# %% ../../nbs/drafters/21_loop.ipynb #6cace4d5
+def _logged(log: Path) -> list[dict]:
+    """The measurements so far; a line that a killed process left unfinished doesn't count.
+    Raises `ModelError` for a damaged one."""
+    try: text = log.read_text()
+    except FileNotFoundError: return []
+    found = []
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        if not line.endswith("\n"): continue
+        try: found.append(json.loads(line))
+        except ValueError as error:
+            raise ModelError(f"{log}, line {number} is not a measurement ({error}): "
+                             "delete that line.") from error
+    return found
+
+# %% ../../nbs/drafters/21_loop.ipynb #a7ace732
 # settings that may change when a run goes on
 _FREE = {"out", "tokens", "keep_states", "evaluate_every", "checkpoint_every", "device", "data"}
 
+# %% ../../nbs/drafters/21_loop.ipynb #9c74c94b
 class Journal:
     """What a run leaves in its folder: a checkpoint, and a line of JSON for each measurement.
     Raises `InputError` for a folder that was begun with other settings."""
@@ -151,18 +180,8 @@ class Journal:
             with written_whole(self.log) as partial: partial.write_text("".join(lines))
 
     def lines(self) -> list[dict]:
-        """The measurements so far; a line that a killed process left unfinished doesn't count.
-        Raises `ModelError` for a damaged one."""
-        try: text = self.log.read_text()
-        except FileNotFoundError: return []
-        found = []
-        for number, line in enumerate(text.splitlines(keepends=True), 1):
-            if not line.endswith("\n"): continue
-            try: found.append(json.loads(line))
-            except ValueError as error:
-                raise ModelError(f"{self.log}, line {number} is not a measurement ({error}): "
-                                 "delete that line.") from error
-        return found
+        "The measurements so far; see `_logged`."
+        return _logged(self.log)
 
     def note(self, loss: float | None, seconds: float) -> dict: # the line
         "Measure, and write it down."

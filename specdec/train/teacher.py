@@ -23,26 +23,14 @@ from .rows import hash_row
 from ..layouts import Linear
 from ..transformer import Llama
 
-# %% ../../nbs/drafters/16_teacher.ipynb #8ba62cee
-class Teacher:
-    """The target: what goes on in it while it reads, and what it says about the draft's tokens.
-    Raises `InputError` for a target that isn't our own decoder."""
+# %% ../../nbs/drafters/16_teacher.ipynb #2f960063
+class _Reader:
+    "The target, reading whole texts."
     def __init__(self, target: Llama,
-                 tokens: Tensor,               # the draft vocabulary, rising, [D]
-                 layers: Sequence[int] = ()):  # hidden states that the drafter reads
-        check(isinstance(target, Llama), "The target must be of a family that our own decoder "
-              f"computes, not {type(target).__name__}: its last hidden state gives the logits.")
+                 layers: Sequence[int]): # hidden states that are wanted besides the last
         self.target, self.size = target, target.config.hidden_size
         self.layers = (*layers, len(target.layers))
-        self.tokens = tokens.to(target.device)
-        self.narrow = narrow_ids(tokens, target.vocab_size).to(target.device)
-        self.head = Linear(output_rows(target, tokens).to(target.dtype))
         self.cache: KVCache | None = None
-
-    def labels(self, ids: Tensor) -> Tensor: # target ids [...] → draft ids [...]
-        "Token ids as the draft numbers them; −1 where it lacks the token."
-        found = self.narrow[ids]
-        return found.where(found < len(self.tokens), -1)
 
     def cache_for(self, ids: Tensor) -> KVCache: # ids [B, T]
         "An empty cache with room for those texts: the last one, if it fits."
@@ -63,13 +51,32 @@ class Teacher:
         "What the drafter may see."
         return states[..., :-self.size]
 
+# %% ../../nbs/drafters/16_teacher.ipynb #8ba62cee
+class Teacher(_Reader):
+    """The target: what goes on in it while it reads, and what it says about the draft's tokens.
+    Raises `InputError` for a target that isn't our own decoder."""
+    def __init__(self, target: Llama,
+                 tokens: Tensor,               # the draft vocabulary, rising, [D]
+                 layers: Sequence[int] = ()):  # hidden states that the drafter reads
+        check(isinstance(target, Llama), "The target must be of a family that our own decoder "
+              f"computes, not {type(target).__name__}: its last hidden state gives the logits.")
+        super().__init__(target, layers)
+        self.tokens = tokens.to(target.device)
+        self.narrow = narrow_ids(tokens, target.vocab_size).to(target.device)
+        self.head = Linear(output_rows(target, tokens).to(target.dtype))
+
+    def labels(self, ids: Tensor) -> Tensor: # target ids [...] → draft ids [...]
+        "Token ids as the draft numbers them; −1 where it lacks the token."
+        found = self.narrow[ids]
+        return found.where(found < len(self.tokens), -1)
+
     def logits(self, states: Tensor) -> Tensor: # [..., F + hidden] → [..., D], float32
         "The target's logits of the draft's tokens."
         return self.head(states[..., -self.size:].contiguous()).float()
 
     @torch.inference_mode()
-    # [B, T, F + hidden] → [B, T] each
-    def normalisers(self, states: Tensor) -> tuple[Tensor, Tensor]:
+    def normalisers(self, states: Tensor, # [B, T, F + hidden]
+                   ) -> tuple[Tensor, Tensor]: # [B, T] each
         """What the draft's tokens alone don't tell: log Σ exp over the whole vocabulary, and the
         token with the largest logit."""
         sums, choices = [], []
