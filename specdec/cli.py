@@ -80,33 +80,19 @@ def _option(panel: str, *names: str, help: str, **more):
     "An option under a heading of the help page."
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
-PromptText = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False
-    ),
-]
-PairName = Annotated[
-    str, _option("Model", "--pair", help="A registered pair; specdec pairs lists them.")
-]
-DrafterFolder = Annotated[
-    Optional[Path],
-    _option(
-        "Model", "--drafter", exists=True, file_okay=False, show_default=False,
-        help="A folder that specdec distill wrote, in place of the pair's own draft.",
-    ),
-]
+PromptText = Annotated[str, typer.Argument(
+    metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False)]
+PairName = Annotated[str, _option(
+    "Model", "--pair", help="A registered pair; specdec pairs lists them.")]
+DrafterFolder = Annotated[Optional[Path], _option(
+    "Model", "--drafter", exists=True, file_okay=False, show_default=False,
+    help="A folder that specdec distill wrote, in place of the pair's own draft.")]
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
-Dtype = Annotated[
-    str,
-    _option(
-        "Model", "--dtype",
-        help="auto, float32, bfloat16 or float16; auto is bfloat16 where the hardware has it.",
-    ),
-]
-Raw = Annotated[
-    bool, _option("Model", "--raw", help="Continue the prompt as it is, without the chat template.")
-]
+Dtype = Annotated[str, _option(
+    "Model", "--dtype",
+    help="auto, float32, bfloat16 or float16; auto is bfloat16 where the hardware has it.")]
+Raw = Annotated[bool, _option(
+    "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
 
 # %% ../nbs/use/07_cli.ipynb #ef0f986f
 class Method(str, Enum):
@@ -114,52 +100,29 @@ class Method(str, Enum):
     speculative = "speculative"
     plain = "plain"
 
-HowToDecode = Annotated[
-    Method,
-    _option(
-        "Decoding", "--method",
-        help="Speculative, or the target alone; the text follows the same distribution.",
-    ),
-]
-RoundLength = Annotated[
-    int, _option("Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")
-]
-MaxNewTokens = Annotated[
-    int, _option("Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")
-]
-Stop = Annotated[
-    Optional[list[str]],
-    _option(
-        "Decoding", "--stop", metavar="TEXT", show_default=False,
-        help="Stop before this text; may be given several times.",
-    ),
-]
+HowToDecode = Annotated[Method, _option(
+    "Decoding", "--method",
+    help="Speculative, or the target alone; the text follows the same distribution.")]
+RoundLength = Annotated[int, _option(
+    "Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
+MaxNewTokens = Annotated[int, _option(
+    "Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
+Stop = Annotated[Optional[list[str]], _option(
+    "Decoding", "--stop", metavar="TEXT", show_default=False,
+    help="Stop before this text; may be given several times.")]
 
 # %% ../nbs/use/07_cli.ipynb #ae987f76
-Temperature = Annotated[
-    float, _option("Sampling", "--temperature", min=0, help="0 always takes the likeliest token.")
-]
-TopK = Annotated[
-    Optional[int],
-    _option(
-        "Sampling", "--top-k", min=1, show_default=False,
-        help="Sample among this many likeliest tokens.",
-    ),
-]
-TopP = Annotated[
-    Optional[float],
-    _option(
-        "Sampling", "--top-p", min=0, max=1, show_default=False,
-        help="Sample among the likeliest tokens that together reach this probability.",
-    ),
-]
-Seed = Annotated[
-    Optional[int],
-    _option(
-        "Sampling", "--seed", show_default=False,
-        help="The same seed, the same text; else a fresh one, which --json tells.",
-    ),
-]
+Temperature = Annotated[float, _option(
+    "Sampling", "--temperature", min=0, help="0 always takes the likeliest token.")]
+TopK = Annotated[Optional[int], _option(
+    "Sampling", "--top-k", min=1, show_default=False,
+    help="Sample among this many likeliest tokens.")]
+TopP = Annotated[Optional[float], _option(
+    "Sampling", "--top-p", min=0, max=1, show_default=False,
+    help="Sample among the likeliest tokens that together reach this probability.")]
+Seed = Annotated[Optional[int], _option(
+    "Sampling", "--seed", show_default=False,
+    help="The same seed, the same text; else a fresh one, which --json tells.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 # %% ../nbs/use/07_cli.ipynb #9658d33a
@@ -287,16 +250,13 @@ def near_tie(pair, ids: list[int], # tokens of the text so far
             ) -> dict: # dtype, gap between the two best logits, rounding step at their size
     "How close the target's decision is after those tokens."
     import torch
-    logits = pair.target.forward(torch.tensor([ids]), pair.target.new_cache(len(ids)), last=1)[
-        0, -1
-    ]
+    target = pair.target
+    logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1]
     first, second = logits.float().topk(2).values.tolist()
     # the distance between neighbouring numbers
     step = torch.finfo(logits.dtype).eps * 2.0 ** (math.frexp(first)[1] - 1)
-    return {
-        "dtype": str(logits.dtype).removeprefix("torch."), "gap": first - second,
-        "rounding_step": step,
-    }
+    dtype = str(logits.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "gap": first - second, "rounding_step": step}
 
 # %% ../nbs/use/07_cli.ipynb #459a6576
 def comparison(plain, speculative, # GenerationResult, of the same prompt with the same settings
@@ -324,20 +284,14 @@ def verdict(identical: bool | None, # of `comparison`
     if identical: return "The greedy texts are identical."
     start = f"The greedy texts part after {difference['token']} equal tokens."
     if "gap" not in difference: return start
-    found = (
-        f"{start} There the target's two best logits lie {difference['gap']:.3g} apart, and one"
-        f" rounding step of {difference['dtype']} at their size is"
-        f" {difference['rounding_step']:.2g}."
-    )
-    if difference["dtype"] == "float32":
-        return (
-            f"{found} In float32 only a gap below 1e-4 is explained by rounding; report a larger"
-            " one as a bug."
-        )
-    return (
-        f"{found} A verifying forward rounds differently from a one-token forward, so a near-tie"
-        " can fall either way: --dtype float32 removes the doubt."
-    )
+    dtype, gap, step = (difference[name] for name in ("dtype", "gap", "rounding_step"))
+    found = (f"{start} There the target's two best logits lie {gap:.3g} apart, and one rounding "
+             f"step of {dtype} at their size is {step:.2g}.")
+    if dtype == "float32":
+        return (f"{found} In float32 only a gap below 1e-4 is explained by rounding; report a "
+                "larger one as a bug.")
+    return (f"{found} A verifying forward rounds differently from a one-token forward, so a "
+            "near-tie can fall either way: --dtype float32 removes the doubt.")
 
 # %% ../nbs/use/07_cli.ipynb #6b7b6171
 def print_table(titles: list[str], rows: list[list[str]]) -> None:
@@ -371,18 +325,14 @@ def decode_both(pairs: dict, # method, "plain" or "speculative" → Pair
                 text, settings: dict, as_json: bool) -> dict: # method → GenerationResult
     """The same prompt by plain and by speculative decoding, each streamed under a heading; ends
     early where it is interrupted."""
+    short = settings | {"max_new_tokens": min(WARM_UP, settings["max_new_tokens"])}
     for method, pair in pairs.items():
-        warm = pair.generate(
-            text, method=method,
-            **settings | {"max_new_tokens": min(WARM_UP, settings["max_new_tokens"])},
-        )
+        warm = pair.generate(text, method=method, **short)
         if warm.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
-    results = {}
+    results, stream = {}, None if as_json else say
     for method, pair in pairs.items():
         if not as_json: typer.secho(f"── {method} decoding ──", bold=True)
-        results[method] = pair.generate(
-            text, method=method, stream=None if as_json else say, **settings
-        )
+        results[method] = pair.generate(text, method=method, stream=stream, **settings)
         if not as_json: typer.echo("\n")
         if results[method].finish_reason == "interrupted": break
     return results
@@ -416,9 +366,8 @@ def compare(
 
     specdec compare - --json < prompt.txt | python -m json.tool"""
     text = read_prompt(prompt, raw)
-    settings = read_settings(
-        stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
-    )
+    settings = read_settings(stop, temperature, top_k, top_p, seed,
+                             K=K, max_new_tokens=max_new_tokens)
     opened = open_pair(pair, device, dtype, raw, drafter=drafter)
     # plain decoding at its best
     alone = open_pair(pair, device, dtype, raw, verifies=False) if opened.target.packed else opened
@@ -426,11 +375,9 @@ def compare(
     if any(r.finish_reason == "interrupted" for r in results.values()): cut_short(results, as_json)
     found = comparison(**results, pair=opened)
     if as_json: return typer.echo(json.dumps(found, ensure_ascii=False))
-    print_table(
-        ["", "plain", "speculative"],
-        comparison_rows(**results, identical=found["greedy_texts_identical"]),
-    )
-    typer.echo(verdict(found["greedy_texts_identical"], found["difference"]))
+    identical = found["greedy_texts_identical"]
+    print_table(["", "plain", "speculative"], comparison_rows(**results, identical=identical))
+    typer.echo(verdict(identical, found["difference"]))
 
 # %% ../nbs/use/07_cli.ipynb #43773ffd
 @app.command()
@@ -531,30 +478,23 @@ def prove_everything() -> dict:
     }
 
 # %% ../nbs/use/07_cli.ipynb #f543b85b
-# rule or loop, K, vocabulary, cases, sequences, largest error
 def proven_rows(lines: list[dict]) -> list[list[str]]:
-    "The upper table of `specdec prove`."
+    "The upper table of `specdec prove`: rule or loop, K, vocabulary, cases, sequences, error."
     from fractions import Fraction
-    groups = {}
+    groups: dict[tuple, list[dict]] = {}
     for line in lines: groups.setdefault((line["what"], line["K"], line["V"]), []).append(line)
-    return [
-        [
-            what, str(K), str(V), str(len(group)), str(sum(line["texts"] for line in group)),
-            str(max(Fraction(line["error"]) for line in group)),
-        ]
-        for (what, K, V), group in groups.items()
-    ]
+    def row(key: tuple, group: list[dict]) -> list[str]:
+        sequences = sum(line["texts"] for line in group)
+        error = max(Fraction(line["error"]) for line in group)
+        return [str(entry) for entry in (*key, len(group), sequences, error)]
+    return [row(key, group) for key, group in groups.items()]
 
-# name, where it was seen, the first case that shows it, the error there
 def mutant_rows(mutants: list[dict]) -> list[list[str]]:
-    "The lower table."
+    "The lower table: name, where it was seen, the first case that shows it, the error there."
     from fractions import Fraction
     def error(mutant: dict) -> str:
-        return (
-            f"{float(Fraction(mutant['error'])):.2g}"
-            if mutant.get("error")
-            else mutant["raised"] or "not caught"
-        )
+        if mutant.get("error"): return f"{float(Fraction(mutant['error'])):.2g}"
+        return mutant["raised"] or "not caught"
 
     def case(mutant: dict) -> str:
         return f"K = {mutant['K']}, V = {mutant['V']}" if mutant.get("K") else ""
@@ -579,43 +519,27 @@ def prove(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
-        print_table(
-            ["rule or loop", "K", "vocabulary", "cases", "sequences", "exact error"],
-            proven_rows(found["lines"]),
-        )
-        print_table(
-            ["broken decoder", "seen in", "first shows at", "distance"],
-            mutant_rows(found["mutants"]),
-        )
-        caught = sum(mutant["caught"] for mutant in found["mutants"])
-        typer.echo(
-            f"{len(found['lines'])} laws compared,"
-            f" {sum(line['error'] != '0' for line in found['lines'])} differ. {caught} of"
-            f" {len(found['mutants'])} broken decoders caught. {found['seconds']:.0f} s."
-        )
+        lines, mutants = found["lines"], found["mutants"]
+        print_table(["rule or loop", "K", "vocabulary", "cases", "sequences", "exact error"],
+                    proven_rows(lines))
+        print_table(["broken decoder", "seen in", "first shows at", "distance"],
+                    mutant_rows(mutants))
+        differ = sum(line["error"] != "0" for line in lines)
+        caught = sum(mutant["caught"] for mutant in mutants)
+        typer.echo(f"{len(lines)} laws compared, {differ} differ. {caught} of {len(mutants)} "
+                   f"broken decoders caught. {found['seconds']:.0f} s.")
     if not found["holds"]: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/07_cli.ipynb #16c31295
-_HowManyPrompts = Annotated[
-    int,
-    typer.Option(
-        "--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn."
-    ),
-]
-_TokensPerRun = Annotated[
-    int, typer.Option("--max-new-tokens", min=2, help="Tokens that every run makes.")
-]
-_Repeats = Annotated[
-    int,
-    typer.Option("--repeats", min=1, help="Runs of each method on each prompt, interleaved."),
-]
-_Measured = Annotated[
-    Optional[Path],
-    typer.Option(
-        "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
-        show_default=False,
-    ),
-]
+_HowManyPrompts = Annotated[int, typer.Option(
+    "--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")]
+_TokensPerRun = Annotated[int, typer.Option(
+    "--max-new-tokens", min=2, help="Tokens that every run makes.")]
+_Repeats = Annotated[int, typer.Option(
+    "--repeats", min=1, help="Runs of each method on each prompt, interleaved.")]
+_Measured = Annotated[Optional[Path], typer.Option(
+    "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
+    show_default=False)]
 
 # %% ../nbs/use/07_cli.ipynb #2d6cec7f
 @bench.command()
@@ -647,52 +571,25 @@ def peers(
 
 # %% ../nbs/use/07_cli.ipynb #711ed6fe
 Trained = dict(show_default=False, exists=True, file_okay=False)
-_Only = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        "--only",
-        metavar="NAME",
-        show_default=False,
-        help=(
-            "ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All"
-            " that can be had, if not."
-        ),
-    ),
-]
-_Ks = Annotated[
-    Optional[list[int]],
-    typer.Option(
-        "-K", "--draft-tokens", min=1, show_default="2, 4 and 6",
-        help="Draft tokens per round, at most; may be given several times.",
-    ),
-]
-_Temperatures = Annotated[
-    Optional[list[float]],
-    typer.Option(
-        "--temperature", min=0, show_default="0 and 1", help="May be given several times."
-    ),
-]
-_Head = Annotated[
-    Optional[Path], typer.Option("--head", help="The folder of a trained head.", **Trained)
-]
-_Draft = Annotated[
-    Optional[Path],
-    typer.Option(
-        "--draft", help="The folder of a small model with the target's vocabulary.", **Trained
-    ),
-]
+_Only = Annotated[Optional[list[str]], typer.Option(
+    "--only", metavar="NAME", show_default=False,
+    help="ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All that "
+         "can be had, if not.")]
+_Ks = Annotated[Optional[list[int]], typer.Option(
+    "-K", "--draft-tokens", min=1, show_default="2, 4 and 6",
+    help="Draft tokens per round, at most; may be given several times.")]
+_Temperatures = Annotated[Optional[list[float]], typer.Option(
+    "--temperature", min=0, show_default="0 and 1", help="May be given several times.")]
+_Head = Annotated[Optional[Path], typer.Option(
+    "--head", help="The folder of a trained head.", **Trained)]
+_Draft = Annotated[Optional[Path], typer.Option(
+    "--draft", help="The folder of a small model with the target's vocabulary.", **Trained)]
 
 # %% ../nbs/use/07_cli.ipynb #1f54ff21
-_AnyPrompts = Annotated[
-    int,
-    typer.Option(
-        "--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn."
-    ),
-]
-_HeldOut = Annotated[
-    int,
-    typer.Option("--held-out", min=0, max=15, help="How many of the fifteen held-out prompts."),
-]
+_AnyPrompts = Annotated[int, typer.Option(
+    "--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")]
+_HeldOut = Annotated[int, typer.Option(
+    "--held-out", min=0, max=15, help="How many of the fifteen held-out prompts.")]
 
 # %% ../nbs/use/07_cli.ipynb #a81d846d
 @bench.command()
@@ -758,115 +655,48 @@ def decoded_with(folder: Path, target: str) -> str:
     return command if name == "smollm2" else f"{command} --pair {name}"
 
 # %% ../nbs/use/07_cli.ipynb #b4b376ee
-_DrafterOut = Annotated[
-    Path,
-    _option(
-        "Drafter", "--out",
-        help="The drafter's folder; training keeps its checkpoint there, and goes on from it.",
-        show_default=False,
-    ),
-]
-_Target = Annotated[
-    str,
-    _option(
-        "Drafter", "--target", help="The model to draft for: smollm2, a folder, or org/name."
-    ),
-]
-_Kind = Annotated[
-    Kind,
-    _option(
-        "Drafter", "--kind",
-        help="A head that reads the target's features, or a small model of its own.",
-    ),
-]
+_DrafterOut = Annotated[Path, _option(
+    "Drafter", "--out",
+    help="The drafter's folder; training keeps its checkpoint there, and goes on from it.",
+    show_default=False)]
+_Target = Annotated[str, _option(
+    "Drafter", "--target", help="The model to draft for: smollm2, a folder, or org/name.")]
+_Kind = Annotated[Kind, _option(
+    "Drafter", "--kind",
+    help="A head that reads the target's features, or a small model of its own.")]
 _Layers = Annotated[int, _option("Drafter", "--layers", min=1, help="Decoder layers.")]
-_Hidden = Annotated[
-    int,
-    _option("Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64."),
-]
-_Vocab = Annotated[
-    int,
-    _option(
-        "Drafter", "--vocab", min=0,
-        help="How many of the target's most frequent tokens it can propose; 0: all.",
-    ),
-]
-_Tokens = Annotated[
-    int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")
-]
+_Hidden = Annotated[int, _option(
+    "Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64.")]
+_Vocab = Annotated[int, _option(
+    "Drafter", "--vocab", min=0,
+    help="How many of the target's most frequent tokens it can propose; 0: all.")]
+_Tokens = Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")]
 
 # %% ../nbs/use/07_cli.ipynb #a58a95d7
-_Data = Annotated[
-    Optional[Path],
-    _option(
-        "Training",
-        "--data",
-        exists=True,
-        file_okay=False,
-        show_default=False,
-        help=(
-            "A folder of .npy shards of the target's own words; without it the target writes"
-            " some."
-        ),
-    ),
-]
-_Questions = Annotated[
-    Optional[Path],
-    _option(
-        "Training",
-        "--prompts",
-        exists=True,
-        dir_okay=False,
-        show_default=False,
-        help=(
-            'Questions that the target shall answer, JSON lines of {"prompt": …}; without them'
-            ' it asks itself.'
-        ),
-    ),
-]
-_GoOnFrom = Annotated[
-    Optional[Path],
-    _option(
-        "Training", "--from", exists=True, file_okay=False, show_default=False,
-        help="A drafter's folder to go on from, with its shape.",
-    ),
-]
+_Data = Annotated[Optional[Path], _option(
+    "Training", "--data", exists=True, file_okay=False, show_default=False,
+    help="A folder of .npy shards of the target's own words; without it the target writes some.")]
+_Questions = Annotated[Optional[Path], _option(
+    "Training", "--prompts", exists=True, dir_okay=False, show_default=False,
+    help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it '
+         "asks itself.")]
+_GoOnFrom = Annotated[Optional[Path], _option(
+    "Training", "--from", exists=True, file_okay=False, show_default=False,
+    help="A drafter's folder to go on from, with its shape.")]
 
 # %% ../nbs/use/07_cli.ipynb #ea864125
-_Loss = Annotated[
-    LossName,
-    _option(
-        "Training", "--loss",
-        help="Soft targets by KL or total variation, or the sampled token.",
-    ),
-]
-_Optimizer = Annotated[
-    OptimizerName,
-    _option(
-        "Training", "--optimizer",
-        help="Muon for the matrices and AdamW for the rest, or AdamW for all.",
-    ),
-]
-_Batch = Annotated[
-    int,
-    _option("Training", "--batch", min=1, help="Rows of a step, over all processes together."),
-]
+_Loss = Annotated[LossName, _option(
+    "Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")]
+_Optimizer = Annotated[OptimizerName, _option(
+    "Training", "--optimizer",
+    help="Muon for the matrices and AdamW for the rest, or AdamW for all.")]
+_Batch = Annotated[int, _option(
+    "Training", "--batch", min=1, help="Rows of a step, over all processes together.")]
 _Lr = Annotated[float, _option("Training", "--lr", help="AdamW's learning rate.")]
-_MatrixLr = Annotated[
-    float, _option("Training", "--matrix-lr", help="Muon's learning rate.")
-]
-_KeepStates = Annotated[
-    Optional[Path],
-    _option(
-        "Training",
-        "--keep-states",
-        show_default=False,
-        help=(
-            "A folder for the target's states (several kB a token), which makes later epochs"
-            " faster."
-        ),
-    ),
-]
+_MatrixLr = Annotated[float, _option("Training", "--matrix-lr", help="Muon's learning rate.")]
+_KeepStates = Annotated[Optional[Path], _option(
+    "Training", "--keep-states", show_default=False,
+    help="A folder for the target's states (several kB a token), which makes later epochs faster.")]
 
 # %% ../nbs/use/07_cli.ipynb #a92fe9ce
 _Seed = Annotated[
@@ -929,23 +759,14 @@ def distill(
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()
 def playground(
-    port: Annotated[
-        Optional[int],
-        typer.Option(
-            "--port", min=1, max=65535, help="Where on this machine to serve it.",
-            show_default="a free one",
-        ),
-    ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", help="Whom it listens to: this machine alone, or 0.0.0.0 for any. There is"
-            " no password.",
-        ),
-    ] = "127.0.0.1",
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open it in the default browser.")
-    ] = True,
+    port: Annotated[Optional[int], typer.Option(
+        "--port", min=1, max=65535, help="Where on this machine to serve it.",
+        show_default="a free one")] = None,
+    host: Annotated[str, typer.Option(
+        "--host", help="Whom it listens to: this machine alone, or 0.0.0.0 for any. There is no "
+                       "password.")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(
+        "--browser/--no-browser", help="Open it in the default browser.")] = True,
 ) -> None:
     """Open the playground in a browser: sliders for K and temperature, tokens coloured by their
     fate, one round under the microscope.

@@ -217,14 +217,11 @@ def check_verify(
     functions whose randomness can't be told from their draws; what the function raises, refusals
     among it, is in the report."""
     check(callable(fn), f"A verify function is needed, not {fn!r}.")
-    check(
-        route in ("auto", "fractions", "tensors"),
-        f"The route must be auto, fractions or tensors, not {route!r}.",
-    )
-    check(
-        seeds >= 1 and len(sizes) > 0 and all(K >= 1 and 2 <= V <= 16 for K, V in sizes),
-        "At least one seed and one size are needed, with K ≥ 1 and V from 2 to 16.",
-    )
+    check(route in ("auto", "fractions", "tensors"),
+          f"The route must be auto, fractions or tensors, not {route!r}.")
+    fit = all(K >= 1 and 2 <= V <= 16 for K, V in sizes)
+    check(seeds >= 1 and len(sizes) > 0 and fit,
+          "At least one seed and one size are needed, with K ≥ 1 and V from 2 to 16.")
     check(0 < tolerance < 1, f"The tolerance must lie between 0 and 1, not {tolerance}.")
     if route == "auto": route = pick_route(fn, dtype)
     rule = _checked(_on_fractions(fn) if route == "fractions" else _on_tensors(fn, dtype))
@@ -715,50 +712,37 @@ def _remarks(report: DecoderReport, jury: list[Bettor]) -> Iterator[str]:
     if wrong == 1:
         yield "the first token's own law is wrong already."
     elif wrong:
-        yield (
-            f"the first {'token alone does' if wrong == 2 else f'{wrong - 1} tokens alone do'}n't"
-            f" show it after {report.samples} samples. If that stays so with more of them"
-            " (stop=False), look at what is done after the first draft token, at the bonus token,"
-            " and at the caches."
-        )
+        fine = "token alone doesn't" if wrong == 2 else f"{wrong - 1} tokens alone don't"
+        yield (f"the first {fine} show it after {report.samples} samples. If that stays so with "
+               "more of them (stop=False), look at what is done after the first draft token, at "
+               "the bonus token, and at the caches.")
 
-
-def _explain(
-    report: DecoderReport, jury: list[Bettor], law: NextLaw, draft_law: NextLaw | None,
-    K: int | None,
-) -> None:
+def _explain(report: DecoderReport, jury: list[Bettor], law: NextLaw,
+             draft_law: NextLaw | None, K: int | None) -> None:
     "Put suspects and remarks into the report of a decoder that was rejected."
     report.remarks = list(_remarks(report, jury))
     if not report.samples: return
-    laws = [
-        (name, "Changes the shape of the distribution.", weights)
-        for name, weights in _shapes(report.bins, law).items()
-    ]
+    what, shapes = "Changes the shape of the distribution.", _shapes(report.bins, law)
+    laws = [(name, what, weights) for name, weights in shapes.items()]
     if draft_law: laws += _gallery_suspects(report.bins, law, draft_law, K)
-    report.suspects = rank(
-        report.counts, report.expected, laws, [b for b in jury if b.depth == report.bins.length]
-    )
+    whole_texts = [b for b in jury if b.depth == report.bins.length]
+    report.suspects = rank(report.counts, report.expected, laws, whole_texts)
 
 # %% ../../nbs/lossless/07_conformance.ipynb #c72ab7c0
 def _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K) -> None:
     "Raise `InputError` for what can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
     for name, n in dict(length=length, width=width, samples=samples).items():
-        check(
-            isinstance(n, int) and n >= 1,
-            f"{name} must be a whole number of at least 1, not {n!r}.",
-        )
+        whole = isinstance(n, int) and n >= 1
+        check(whole, f"{name} must be a whole number of at least 1, not {n!r}.")
     for name, x in dict(alarm=alarm, distance=distance, confidence=confidence).items():
         check(0 < x < 1, f"{name} must lie between 0 and 1, not {x!r}.")
-    check(
-        (width + 1) ** length <= 2000,
-        f"A tree of width {width} and length {length} has too many bins: nothing could be learned"
-        " about each. Make it smaller.",
-    )
-    check(
-        (draft is None) == (K is None) and (K is None or isinstance(K, int) and K >= 1),
-        "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.",
-    )
+    check((width + 1) ** length <= 2000,
+          f"A tree of width {width} and length {length} has too many bins: nothing could be "
+          "learned about each. Make it smaller.")
+    fits = K is None or isinstance(K, int) and K >= 1
+    check((draft is None) == (K is None) and fits,
+          "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.")
 
 # %% ../../nbs/lossless/07_conformance.ipynb #powers-1
 def _powers(

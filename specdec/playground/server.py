@@ -209,8 +209,9 @@ def open_playground(port: int | None = None, # None: a free one
                     browser: bool = True,    # open it in the default browser
                     host: str = HERE,        # whom it listens to; "0.0.0.0": any machine
                    ) -> None:
-    """Serve the panel until Ctrl-C or SIGTERM; its address goes to standard error. Raises what
-    `serve_playground` raises."""
+    """Serve the panel until Ctrl-C or SIGTERM; its address goes to standard error. Raises
+    `ModelError` if Voilà is not installed or does not start, `InputError` for a port that is taken
+    or an address that doesn't exist."""
     port = port or free_port()
     before = signal.signal(signal.SIGTERM, _told_to_end)
     try:
