@@ -550,7 +550,8 @@ def speculate_on_device(target: Llama, drafter: Drafter, prompt: list[int], tran
                         seed: int | None = None, K: int = 5, max_new_tokens: int = 128,
                         eos_ids: Set[int] = frozenset(),
                         timer: PhaseTimer | None = None) -> Iterator[Round]:
-    "Decode one text on the target's device. For several, keep a `DeviceDecoder`: it records once."
+    """Decode one text on the target's device; arguments and errors are those of
+    `DeviceDecoder.speculate`. For several texts, keep a `DeviceDecoder`: it records once."""
     decoder = DeviceDecoder(target, drafter)
     return decoder.speculate(prompt, transform, seed, K, max_new_tokens, eos_ids, timer)
 

@@ -411,7 +411,7 @@ PAIRS = {
 }
 
 def list_pairs() -> dict[str, PairSpec]:
-    "The registered pairs by name."
+    "The registered pairs by name. To register one: `PAIRS[name] = PairSpec(target, draft)`."
     return dict(PAIRS)
 
 # %% ../nbs/use/01_pairs.ipynb #13af069d

@@ -70,7 +70,8 @@ Peer = Callable[[list[int], int, int], tuple[list[int], dict[str, float]]]
 Method = Callable[[list[int], int, int], Sample]
 
 # %% ../../nbs/bench/00_runner.ipynb #9362da5c
-def timed(peer: Peer) -> Method:
+def timed(peer: Peer, # (prompt ids, n, seed) → (n new ids, details)
+         ) -> Method: # (prompt ids, n, seed) → what it took, a `Sample`
     """A peer with a clock around it. The method raises `ModelError` if another number of tokens was
     made than was asked for."""
     def method(ids: list[int], n: int, seed: int) -> Sample:

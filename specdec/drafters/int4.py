@@ -73,7 +73,9 @@ class Int4Linear:
         return y if self.bias is None else y + self.bias
 
 # %% ../../nbs/drafters/05_int4.ipynb #f0f5341e
-def quantised(target: Llama, group_size: int = 32) -> Llama:
+def quantised(target: Llama,
+              group_size: int = 32, # 32, 64 or 128: so many weights of a row share a scale
+             ) -> Llama: # it shares all else with the target
     """The same model with all its linear layers in four bits: a draft for itself. Raises
     `InputError` for what can't be packed, `ModelError` without torchao."""
     check(isinstance(target, Llama),
