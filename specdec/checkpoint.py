@@ -21,6 +21,19 @@ from torch import Tensor
 from .core import ModelError
 from .layouts import Linear, has_layouts, has_same_rows
 
+# %% ../nbs/engine/11_checkpoint.ipynb #ba2dde83
+def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
+    "Where each tensor of a folder lies; raises `ModelError` for a file that isn't whole."
+    files: dict[str, Path] = {}
+    paths = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        try:
+            with safe_open(path, "pt") as file: files |= dict.fromkeys(file.keys(), path)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is not a whole safetensors file ({error}). "
+                             "Get the model again.") from error
+    return files
+
 # %% ../nbs/engine/11_checkpoint.ipynb #783deed5
 class Checkpoint:
     """Tensors of a folder of safetensors by name, one at a time, so that reading never doubles the
@@ -31,14 +44,7 @@ class Checkpoint:
                 ):
         self.dtype, self.device = dtype, device
         self.pack = pack and (has_layouts(device, dtype) or has_same_rows(device, dtype))
-        self.files: dict[str, Path] = {}  # tensor → the file that holds it
-        paths = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-        for path in paths:
-            try:
-                with safe_open(path, "pt") as file: self.files |= dict.fromkeys(file.keys(), path)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} is not a whole safetensors file ({error}). "
-                                 "Get the model again.") from error
+        self.files = _files_of(folder)  # tensor → the file that holds it
         self.unread = set(self.files)
 
     def __contains__(self, name: str) -> bool: return name in self.files
@@ -49,10 +55,8 @@ class Checkpoint:
         """Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another
         shape, or quantised."""
         if name not in self.files:
-            raise ModelError(
-                f"The checkpoint has no tensor {name!r}, so it isn't of the architecture "
-                "its config.json names."
-            )
+            raise ModelError(f"The checkpoint has no tensor {name!r}, so it isn't of the "
+                             "architecture its config.json names.")
         self.unread.discard(name)
         with safe_open(self.files[name], "pt") as file: stored = file.get_tensor(name)
         _check_stored(name, stored, into)
@@ -71,10 +75,9 @@ class Checkpoint:
         frequencies, which follow from the config."""
         left = sorted(name for name in self.unread if not name.endswith("rotary_emb.inv_freq"))
         if left:
-            raise ModelError(
-                f"The checkpoint has {len(left)} tensors that this architecture doesn't "
-                f"use, {left[0]!r} for one: leaving them out could change the logits."
-            )
+            raise ModelError(f"The checkpoint has {len(left)} tensors that this architecture "
+                             f"doesn't use, {left[0]!r} for one: leaving them out could change "
+                             "the logits.")
 
 # %% ../nbs/engine/11_checkpoint.ipynb #ae8a6cab
 def _check_stored(name: str, stored: Tensor, into: Tensor) -> None:

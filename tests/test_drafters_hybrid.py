@@ -7,7 +7,7 @@ from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter
-from specdec.drafters.hybrid import Acceptance, HybridDrafter
+from specdec.drafters.hybrid import Acceptance, HybridDrafter, Informed, most_for_its_cost
 from specdec.drafters.lookup import SuffixDrafter, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform
@@ -68,6 +68,25 @@ class Scripted:
     def propose(self, K, transform, source):
         self.log.append(("propose", K))
         return Draft(self.tokens[:K])
+
+
+def test_the_best_bargain_is_the_first_of_equals():
+    offers = [np.array([1.5, 1.5]), np.array([1.5])]
+    assert most_for_its_cost(offers, [0.1, 0.1]) == (0, 1) and most_for_its_cost(offers, [0.2, 0.1]) == (1, 1)
+    assert most_for_its_cost(offers, [0.5, 0.5]) == (0, 0)  # as good as a plain step, which comes first
+    assert most_for_its_cost([np.array([]), np.array([])], [0, 0]) == (0, 0)
+
+
+def test_who_is_informed():
+    "Both methods, or the position of a guess is all that is known."
+    half = Scripted()
+    half.evidence = "xyz".__getitem__  # it doesn't say how far it reaches
+    assert isinstance(Scripted(evidence=["x"]), Informed) and isinstance(SuffixDrafter(), Informed)
+    for drafter in (Scripted(), half, ModelDrafter(None, 4)):
+        assert not isinstance(drafter, Informed)
+        hybrid = HybridDrafter(drafter, Scripted(), c=(0, 9), priors=(0.9, 0.1))
+        hybrid.estimates = [Acceptance(prior) for prior in hybrid.priors]
+        assert hybrid.plan(3) == (0, [0, 1, 2])
 
 
 def test_the_plan_is_the_best_rate():

@@ -38,14 +38,30 @@ def test_four_bits_are_sixteen_levels_in_each_group(dtype, limit, group):
     assert (y.double() - exact).norm() / exact.norm() > 0.06  # it did quantise
 
 
-def test_weights_on_sixteen_levels_are_kept(tiny):
+def product_bound(x, weight):
+    """How far a product may be from the exact one when its numbers are exact in bfloat16: entry by entry.
+
+    Input: x, the weights, and each group's scale and zero have few enough bits, so that turning them into bfloat16
+    rounds nothing. Accumulation: n products are added up in float32 (unit roundoff u = 2^-24), which errs by at most
+    γ Σ |w x| with γ = n u / (1 - n u), in any order (Higham 2002, section 3.1). Output: the sum, itself off by that
+    much, is rounded to nearest in bfloat16, which has 8 bits of significand: a relative 2^-8 at most."""
+    n, u, v = weight.shape[1], 2.0 ** -24, 2.0 ** -8
+    accumulated = n * u / (1 - n * u) * (x.abs() @ weight.abs().T)
+    return v * (x @ weight.T).abs() + (1 + v) * accumulated
+
+
+def test_weights_on_sixteen_levels_are_kept():
     pytest.importorskip("torchao")
     torch.manual_seed(0)
-    weight = torch.randint(0, 16, (32, 64)).float()
-    weight[:, ::32], weight[:, 1::32] = 0, 15  # both ends occur in each group
-    weight = weight / 8 - 0.5
-    x = torch.randn(1, 64).bfloat16().float()  # the product is taken in bfloat16, and rounded to it
-    torch.testing.assert_close(Int4Linear(Linear(weight))(x), x @ weight.T, rtol=1e-2, atol=1e-2)
+    levels = torch.randint(0, 16, (32, 2, 32)).double()  # two groups in each row
+    levels[..., 0], levels[..., 1] = 0, 15  # both ends occur in each group, so the levels are the weight's own
+    scale = 2.0 ** -torch.randint(2, 5, (32, 2, 1))  # another for each group; levels -4, … 11 times that
+    weight = ((levels - 4) * scale).flatten(1)
+    x = torch.randn(5, 64).bfloat16().double()
+    y = Int4Linear(Linear(weight.float()))(x.float())
+    error, bound = (y.double() - x @ weight.T).abs(), product_bound(x, weight)
+    assert (error <= bound).all(), f"{(error / bound).max():.2f} times the bound"
+    assert (error / bound).max() > 0.5  # the bound is not a loose one
 
 
 def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):

@@ -7,8 +7,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
+from specdec.adapter import TransformersLM
 from specdec.core import InputError
-from specdec.drafters.head_drafter import FastHead
+from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.heads import (
     Head,
     HeadConfig,
@@ -19,15 +20,18 @@ from specdec.drafters.heads import (
     init_from_target,
     output_rows,
     plain_weight,
+    share_embedding,
     target_embedding,
     unrolled_attention,
     vocabulary_maps,
+    why_no_copy,
     with_vocabulary,
 )
 from specdec.kvcache import KVCache
 from specdec.layouts import Linear, has_same_rows
 from specdec.loading import load_model
-from specdec.models import has_bfloat16
+from specdec.models import has_bfloat16, load_transformers
+from specdec.protocol import CausalLM
 from specdec.transformer import positions, rope_frequencies
 
 
@@ -255,6 +259,42 @@ def test_a_copied_layer_computes_what_the_target_computes(target):
     with pytest.raises(InputError, match="no layer 5"): copy_layer(target, 5, head.layers[0])
     small = init_from_target(target, DRAFT, intermediate_size=16)
     with pytest.raises(InputError, match="same sizes"): copy_layer(target, 1, small.layers[0])
+
+
+def test_a_target_inside_of_transformers_shows_the_same_weights(folder, target):
+    wrapped = TransformersLM(load_transformers(folder, CPU, torch.float32))
+    ids = torch.arange(V)
+    assert torch.equal(target_embedding(wrapped)(ids).detach(), target_embedding(target)(ids))
+    assert torch.equal(output_rows(wrapped, DRAFT), output_rows(target, DRAFT))
+    ours, theirs = init_from_target(target, DRAFT), init_from_target(wrapped, DRAFT)
+    assert torch.equal(ours.shared_embedding, theirs.shared_embedding)
+    assert torch.equal(ours.lm_head.weight, theirs.lm_head.weight)
+    with pytest.raises(InputError, match="only our own decoders have layers"):
+        init_from_target(wrapped, DRAFT, decoder_from=0)
+
+
+class Discreet(CausalLM):
+    "Answers as another model does, and keeps its weights to itself; `embed`, `head` and `norm` are its own affair."
+    def __init__(self, model):
+        self.vocab_size, self.context_length, self.config = model.vocab_size, model.context_length, model.config
+        self.device, self.dtype = model.device, model.dtype
+        self.embed = self.head = self.norm = self.layers = self.model = "something else"
+
+
+def test_only_our_own_decoder_has_layers_to_copy(target):
+    assert why_no_copy(target) == "" and "only our own" in why_no_copy(Discreet(target))
+
+
+@pytest.mark.parametrize("needs", [
+    lambda target, head: init_from_target(target, DRAFT),
+    lambda target, head: share_embedding(head, target),
+    lambda target, head: output_rows(target, DRAFT),
+    lambda target, head: with_vocabulary(head, DRAFT[:3], target),
+    lambda target, head: HeadDrafter(head, target),
+], ids=["to begin from", "to share", "rows", "another vocabulary", "to draft for"])
+def test_a_target_that_keeps_its_weights_to_itself(target, needs):
+    with pytest.raises(InputError, match="in a Llama or in a TransformersLM, but not in Discreet"):
+        needs(Discreet(target), random_head(target))
 
 
 @pytest.mark.parametrize(

@@ -87,22 +87,15 @@ def eager_residual(p, q, tokens, source):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1eaf5bed
 GALLERY += [
-    Broken(
-        "resample from p", "After a rejection draws from the whole of p, not from the residual.",
-        "Spec-RL issue 14, on purpose", resamples_p,
-    ),
-    Broken(
-        "replacement one row late", "Draws the replacement from the row after the rejected token.",
-        "openvino.genai issue 4190", late_replacement,
-    ),
-    Broken(
-        "epsilon in the residual", "Adds 1e-9 to every entry of the residual.",
-        "vllm pull request 2336, with a far smaller number", adds_epsilon,
-    ),
-    Broken(
-        "no guard for p = q", "Divides the residual by its sum, which is 0 where p = q.",
-        "speculative-sampling (jaymody) issue 5", eager_residual,
-    ),
+    Broken("resample from p", "After a rejection draws from the whole of p, not from the residual.",
+           "Spec-RL issue 14, on purpose", resamples_p),
+    Broken("replacement one row late",
+           "Draws the replacement from the row after the rejected token.",
+           "openvino.genai issue 4190", late_replacement),
+    Broken("epsilon in the residual", "Adds 1e-9 to every entry of the residual.",
+           "vllm pull request 2336, with a far smaller number", adds_epsilon),
+    Broken("no guard for p = q", "Divides the residual by its sum, which is 0 where p = q.",
+           "speculative-sampling (jaymody) issue 5", eager_residual),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1f974e66
@@ -135,21 +128,15 @@ def first_unverified(p, q, tokens, source):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #d5dd0874
 GALLERY += [
-    Broken(
-        "keep the greedy test", "Accepts the target's likeliest token and draws from p otherwise.",
-        "our own", favourite,
-    ),
-    Broken(
-        "accept everything", "A miscounted comparison lets every draft token pass.",
-        "transformers pull request 28508; vllm-ascend issue 13730", accepts_everything,
-    ),
-    Broken(
-        "first token unverified", "Compares token i with the target's row i + 1.",
-        "lattice issue 243", first_unverified,
-    ),
-    Broken(
-        "token 0 is an error", "Takes token id 0 for a failed draft.", "our own", rejects_token_0
-    ),
+    Broken("keep the greedy test",
+           "Accepts the target's likeliest token and draws from p otherwise.", "our own",
+           favourite),
+    Broken("accept everything", "A miscounted comparison lets every draft token pass.",
+           "transformers pull request 28508; vllm-ascend issue 13730", accepts_everything),
+    Broken("first token unverified", "Compares token i with the target's row i + 1.",
+           "lattice issue 243", first_unverified),
+    Broken("token 0 is an error", "Takes token id 0 for a failed draft.", "our own",
+           rejects_token_0),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7197e6b9
@@ -170,15 +157,11 @@ def unfiltered(p, q, tokens, source):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #c4838855
 GALLERY += [
-    Broken(
-        "bonus from the residual", "Draws the bonus token from the last residual.", "our own",
-        bonus_from_residual,
-    ),
-    Broken(
-        "target without its filter",
-        "Applies top-p to the draft, and verifies against the target's row before it.",
-        "vllm pull request 10198", unfiltered,
-    ),
+    Broken("bonus from the residual", "Draws the bonus token from the last residual.", "our own",
+           bonus_from_residual),
+    Broken("target without its filter",
+           "Applies top-p to the draft, and verifies against the target's row before it.",
+           "vllm pull request 10198", unfiltered),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #69244ef7
@@ -232,32 +215,20 @@ less_or_equal = _accept_if(
 
 # %% ../../nbs/lossless/02_gallery.ipynb #855beb5d
 GALLERY += [
-    Broken(
-        "one number a round", "Takes the same uniform number for every verdict of a round.",
-        "FastDeploy pull request 5568, one seed for all tokens of a step", one_number,
-    ),
-    Broken(
-        "one number for verdict and replacement",
-        "The number that rejected a token also draws its replacement.",
-        "vllm-ascend pull request 16370", verdict_draws_replacement,
-    ),
-    Broken(
-        "one number for draft and replacement",
-        "The number that drew a token also draws its replacement.",
-        "vllm pull request 47386, with Gumbel noise", draft_draws_replacement,
-    ),
-    Broken(
-        "bfloat16 numbers",
-        "Draws the uniform number with eight bits, as many as bfloat16 has above 1/2.", "our own",
-        eight_bits,
-    ),
-    Broken(
-        "less or equal",
-        "Accepts if u <= p/q; u is 0 once in 2**24 draws of float32, and then a token with p = 0"
-        " passes.",
-        "sglang issue 35771",
-        less_or_equal,
-    ),
+    Broken("one number a round", "Takes the same uniform number for every verdict of a round.",
+           "FastDeploy pull request 5568, one seed for all tokens of a step", one_number),
+    Broken("one number for verdict and replacement",
+           "The number that rejected a token also draws its replacement.",
+           "vllm-ascend pull request 16370", verdict_draws_replacement),
+    Broken("one number for draft and replacement",
+           "The number that drew a token also draws its replacement.",
+           "vllm pull request 47386, with Gumbel noise", draft_draws_replacement),
+    Broken("bfloat16 numbers",
+           "Draws the uniform number with eight bits, as many as bfloat16 has above 1/2.",
+           "our own", eight_bits),
+    Broken("less or equal",
+           "Accepts if u <= p/q; u is 0 once in 2**24 draws of float32, and then a token with p = "
+           "0 passes.", "sglang issue 35771", less_or_equal),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #93e7fc36
@@ -280,17 +251,11 @@ def half_block(p, q, tokens, source):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #ffe87034
 GALLERY += [
-    Broken(
-        "one verdict for the draft", "Accepts or rejects the draft as a whole.", "our own",
-        one_verdict,
-    ),
-    Broken(
-        "half of block verification",
-        "Verifies prefixes by their product, without the chances and the residual that belong"
-        " to it.",
-        "vllm-ascend issue 7807",
-        half_block,
-    ),
+    Broken("one verdict for the draft", "Accepts or rejects the draft as a whole.", "our own",
+           one_verdict),
+    Broken("half of block verification",
+           "Verifies prefixes by their product, without the chances and the residual that belong "
+           "to it.", "vllm-ascend issue 7807", half_block),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #96d096cd
@@ -321,24 +286,19 @@ def drops_unlikely(q: Next, K: int, source: Source):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1b331d21
 GALLERY += [
-    Broken(
-        "temperature not reported",
-        "Draws the draft at a lower temperature than the q that it reports.",
-        "transformers issue 47932; by rounding to bfloat16, DeepSpec issue 31", draft=sharpened,
-    ),
-    Broken(
-        "top-k not reported", "Draws among the two likeliest, reports q before that.",
-        "transformers issue 47932", draft=among_two,
-    ),
-    Broken(
-        "greedy draft, softmax q",
-        "Takes the likeliest token and reports the distribution it was picked from.",
-        "transformers issue 32867; speculative-sampling (jaymody) issue 3", draft=greedy_softmax,
-    ),
-    Broken(
-        "unlikely tokens thrown away", "Ends the draft at an unlikely token and drops that token.",
-        "our own; llama.cpp pull request 22506 does it where it is harmless", draft=drops_unlikely,
-    ),
+    Broken("temperature not reported",
+           "Draws the draft at a lower temperature than the q that it reports.",
+           "transformers issue 47932; by rounding to bfloat16, DeepSpec issue 31", draft=sharpened),
+    Broken("top-k not reported", "Draws among the two likeliest, reports q before that.",
+           "transformers issue 47932", draft=among_two),
+    Broken("greedy draft, softmax q",
+           "Takes the likeliest token and reports the distribution it was picked from.",
+           "transformers issue 32867; speculative-sampling (jaymody) issue 3",
+           draft=greedy_softmax),
+    Broken("unlikely tokens thrown away",
+           "Ends the draft at an unlikely token and drops that token.",
+           "our own; llama.cpp pull request 22506 does it where it is harmless",
+           draft=drops_unlikely),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #71350295
@@ -365,14 +325,10 @@ class ReadsBonusTwice(ExactModel):
 
 # %% ../../nbs/lossless/02_gallery.ipynb #4c38e07b
 GALLERY += [
-    Broken(
-        "cache keeps a rejected token", "Rolls back one token too little.",
-        "mlx-lm pull request 1109, where all of them stayed", model=RollsBackTooLittle,
-    ),
-    Broken(
-        "bonus read twice", "Feeds the bonus token again in the next round.", "our own",
-        model=ReadsBonusTwice,
-    ),
+    Broken("cache keeps a rejected token", "Rolls back one token too little.",
+           "mlx-lm pull request 1109, where all of them stayed", model=RollsBackTooLittle),
+    Broken("bonus read twice", "Feeds the bonus token again in the next round.", "our own",
+           model=ReadsBonusTwice),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #a9aec1ea
