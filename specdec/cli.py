@@ -44,7 +44,9 @@ def in_one_line(error: BaseException) -> str | None: # None: it is a bug
         words = f"{where} can't be read or written: {error.strerror or error}."
     elif core is not None and isinstance(error, core.SpecdecError): words = str(error)
     else: return None
-    return f"Error: {' '.join(words.split())}"
+    line = f"Error: {' '.join(words.split())}"
+    # somebody's name of 5,000 characters
+    return line if len(line) < 800 else f"{line[:400]} … {line[-400:]}"
 
 def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a bug
     "Tell the user about an error in one line, if there is anything to tell."
@@ -65,7 +67,7 @@ class Commands(TyperGroup):
         try:
             code = super().main(*args, standalone_mode=False, **more) or code
             sys.stdout.flush()  # a full disk is seen now, and not when Python ends
-        except typer.Abort: code = ExitCode.INTERRUPTED  # Ctrl-C or the end of the input, at a question
+        except typer.Abort: code = ExitCode.INTERRUPTED  # at a question
         except (Exception, SystemExit) as error:
             code = ended_by(error)
             if code is None: raise

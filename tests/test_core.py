@@ -471,7 +471,9 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("error", [ValueError("no shape"), ModelError("missing"), None], ids=["error", "ours", "nothing"])
+@pytest.mark.parametrize(
+    "error", [ValueError("no shape"), ModelError("missing"), None], ids=["error", "ours", "nothing"]
+)
 def test_an_interrupt_is_kept_whatever_became_of_it(ctrl_c, error):
     with pytest.raises(KeyboardInterrupt):
         with core.interrupts_kept():

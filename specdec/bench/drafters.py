@@ -27,7 +27,7 @@ from .trial import Clocked
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.int4 import quantised, quiet_logging
 from ..drafters.lookup import SuffixDrafter
-from ..models import Prompt, prompts
+from ..models import Prompt, local_path, prompts
 from ..loading import load
 from ..pairs import PAIRS, Pair, load_drafter, shipped
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
@@ -100,7 +100,7 @@ def _check(config: DraftersConfig) -> None:
 def drafter_folder(config: DraftersConfig, kind: str) -> Path: # kind: "head" or "draft"
     "The folder that the settings name, or that of the shipped drafter."
     named = getattr(config, kind)
-    return Path(named) if named else shipped(f"smollm2-{kind}")
+    return local_path(named) if named else shipped(f"smollm2-{kind}")
 
 def trained(config: DraftersConfig, kind: str, target: CausalLM) -> Drafter:
     "The drafter in that folder; the shipped one is for the default model."

@@ -105,7 +105,7 @@ class Measurement:
         least = 0 if self.method in UNTIMED else 1
         if self.repeat < 0 or self.tokens < least:
             raise ValueError(f"there can't be {self.tokens} tokens in repeat {self.repeat}")
-        # 0 s is what the second run of a cold start may take longer than the first, and nothing else
+        # a first run may take 0 s longer than the second; nothing else takes no time
         if not 0 <= self.seconds < math.inf or (least and not self.seconds):
             raise ValueError(f"seconds can't be {self.seconds}")
         for name, value in self.details.items():
