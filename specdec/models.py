@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DTYPES', 'REBUILD', 'pick_device', 'has_bfloat16', 'pick_dtype', 'checking', 'check_folder', 'weights_digest',
-           'fetch', 'find_model', 'first_line', 'load_tokenizer', 'load_transformers', 'encode', 'TextStream',
+           'fetch', 'find_model', 'load_tokenizer', 'load_transformers', 'encode', 'TextStream',
            'vocabulary_difference', 'Prompt', 'prompts']
 
 # %% ../nbs/engine/02_models.ipynb #8cc47c7e
@@ -72,6 +72,10 @@ def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16
     raise InputError(f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
+def first_line(error: Exception) -> str:
+    "What kind of error, and the first line of what it says."
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['it gives no reason'])[0]}"
+
 def local_path(name: str | Path) -> Path:
     """The path that a name stands for, with `~` filled in; raises `InputError` for a name that no
     file can have: of a user who isn't here, or too long."""
@@ -380,10 +384,6 @@ def _downloaded(name: str) -> Path:
     return _with_safetensors(Path(folder))
 
 # %% ../nbs/engine/02_models.ipynb #1d77074b
-def first_line(error: Exception) -> str:
-    "What kind of error, and the first line of what it says."
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['it gives no reason'])[0]}"
-
 def load_tokenizer(folder: Path):
     "The tokenizer stored with a model; raises `ModelError` if there is none that can be read."
     try:
