@@ -1,6 +1,5 @@
 """What several test files share: tiny random models, what they say without speculation, fakes that fail, rounds that
 were tossed."""
-import resource
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -100,6 +99,7 @@ def calls(*cases):
 @contextmanager
 def on_a_disk_of(size):
     "Inside, no file can become larger than that many bytes: writes are cut short, and then refused."
+    import resource
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try: yield

@@ -568,6 +568,7 @@ def shell(line: str) -> subprocess.CompletedProcess:
 )
 def test_streams_that_are_closed_full_or_gone(line, code, says):
     "One line or none, never a traceback, and nothing is said twice when Python ends."
+    if "/dev/full" in line and not Path("/dev/full").exists(): pytest.skip("this system has no /dev/full")
     done = shell(line)
     assert done.returncode == code, done.stderr
     if says: assert done.stderr.startswith("Error: ") and says in done.stderr and done.stderr.count("\n") == 1
