@@ -379,7 +379,8 @@ def _downloaded(name: str) -> Path:
     except (OSError, ValueError) as error:  # of the network, "no such repository", no possible name
         raise ModelError(
             f"{name!r} could not be had from the Hugging Face hub ({first_line(error)[:200]}): "
-            "check the name, the connection, and whether the model needs a login; or give a local folder."
+            "check the name, the connection, and whether the model needs a login; or give a local"
+            " folder."
         ) from error
     return _with_safetensors(Path(folder))
 
