@@ -140,7 +140,8 @@ class StoredRows:
             self.file.seek(at)
             return self.file.read(size)
 
-    def __del__(self): self.file.close()
+    def __del__(self):
+        if hasattr(self, "file"): self.file.close()  # not if it could not be opened
 
 # %% ../nbs/engine/11_checkpoint.ipynb #0b52a785
 def read_vocabulary(config, tensor: Checkpoint,

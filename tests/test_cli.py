@@ -218,7 +218,32 @@ def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
 )
 def test_usage_errors_are_exit_code_2(no_model, words):
     done = run(*words)
-    assert (done.exit_code, done.stdout) == (ExitCode.BAD_INPUT, "") and done.stderr
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert done.stderr.startswith("Error: ") and done.stderr.endswith(" -h.)\n")
+
+
+NAMES = {"of nobody": "~nouser/x", "of 5,000 characters": "x" * 5000}
+NAMED = [
+    ["generate", "Hi", "--pair"], ["generate", "Hi", "--drafter"], ["distill", "--out", "new", "--target"],
+    ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
+    ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"], ["playground", "--host"],
+]
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("words", NAMED, ids=" ".join)
+def test_names_that_nothing_has_are_one_line(no_model, tmp_path, monkeypatch, words, name):
+    monkeypatch.chdir(tmp_path)
+    done = run(*words, name)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert len(done.stderr) < 1000
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_home_that_cannot_be_is_one_line(monkeypatch, name):
+    monkeypatch.setenv("SPECDEC_HOME", name)
+    done = run("fetch")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
 
 
 def test_a_prompt_that_fills_the_context_is_one_line(one_load):
@@ -519,7 +544,67 @@ def test_a_reader_that_goes_away_is_no_crash():
     running.stdout.read(5)
     running.stdout.close()
     errors = running.stderr.read()
-    assert running.wait(timeout=60) == 1 and b"Traceback" not in errors
+    assert running.wait(timeout=60) == ExitCode.NO_READER == 128 + signal.SIGPIPE and errors == b""
+
+
+def shell(line: str) -> subprocess.CompletedProcess:
+    "What a shell makes of a line."
+    program = f"set -o pipefail; {line.replace('specdec', f'{sys.executable} -m specdec')}"
+    return subprocess.run(["bash", "-c", program], capture_output=True, text=True, env=PLAIN)
+
+
+@pytest.mark.parametrize(
+    "line, code, says",
+    [
+        ("specdec --version <&-", ExitCode.DONE, ""), ("specdec -h <&- 2>&-", ExitCode.DONE, ""),
+        ("specdec pairs >&-", ExitCode.BAD_INPUT, "Standard output can't be"),
+        ("specdec --version >&- 2>&-", ExitCode.BAD_INPUT, ""),
+        ("specdec generate - <&-", ExitCode.BAD_INPUT, "Standard input can't be read"),
+        ("specdec generate Hi -K 0 2>&-", ExitCode.BAD_INPUT, ""),
+        ("specdec -h >/dev/full", ExitCode.BAD_INPUT, "No space left"),
+        ("specdec --version >/dev/full", ExitCode.BAD_INPUT, "No space left"),
+        ("specdec --version | true", ExitCode.NO_READER, ""), ("specdec -h | true", ExitCode.NO_READER, ""),
+    ],
+)
+def test_streams_that_are_closed_full_or_gone(line, code, says):
+    "One line or none, never a traceback, and nothing is said twice when Python ends."
+    if "/dev/full" in line and not Path("/dev/full").exists(): pytest.skip("this system has no /dev/full")
+    done = shell(line)
+    assert done.returncode == code, done.stderr
+    if says: assert done.stderr.startswith("Error: ") and says in done.stderr and done.stderr.count("\n") == 1
+    else: assert done.stderr == ""
+    if code == ExitCode.DONE: assert done.stdout
+
+
+def test_a_closed_stream_does_not_lend_its_number_to_a_file():
+    "What is printed must not end in a file that happens to be opened next."
+    code = """import os, sys
+from specdec.cli import replace_closed_streams
+replace_closed_streams()
+assert os.open(os.devnull, os.O_RDONLY) > 2
+print("lost", file=sys.stderr)
+try: print("refused", flush=True)
+except OSError: os._exit(7)"""
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -c '{code}' <&- >&- 2>&-"])
+    assert done.returncode == 7
+
+
+def test_a_full_disk_ends_an_answer_with_one_line(one_load, monkeypatch):
+    def full(piece): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(cli, "say", full)
+    done = run("generate", "Hi", "--max-new-tokens", "4")
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert done.stderr == "Error: Standard output can't be read or written: No space left on device.\n"
+
+
+def test_ctrl_c_at_the_question_is_an_interrupt(damaged, monkeypatch):
+    monkeypatch.setattr(cli, "or_rebuild", lambda action: cli.typer.confirm("Rebuild it now?", err=True))
+    assert run("fetch", stdin="").exit_code == ExitCode.INTERRUPTED
+
+
+def test_every_exit_code_is_in_the_help():
+    said = " ".join(run("-h").stdout.split())
+    assert all(f"{code.value} " in said.split("Exit codes:")[1] for code in ExitCode)
 
 
 def test_text_is_utf_8_whatever_the_system_says():

@@ -2,8 +2,10 @@
 import importlib
 import json
 import math
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -450,3 +452,56 @@ def test_core_is_light_to_import():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert importlib.import_module("specdec.core") is core
+
+
+# Interrupts
+
+def interrupted_as(error):
+    "What a library may make of Ctrl-C: another error, or nothing at all."
+    try: signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        if error: raise error from None
+
+
+@pytest.fixture
+def ctrl_c():
+    "Ctrl-C is heard, also where the test run was started in the background."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no shape"), ModelError("missing"), None], ids=["error", "ours", "nothing"]
+)
+def test_an_interrupt_is_kept_whatever_became_of_it(ctrl_c, error):
+    with pytest.raises(KeyboardInterrupt):
+        with core.interrupts_kept():
+            with core.interrupts_kept(): interrupted_as(error)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_errors_without_an_interrupt_stay_what_they_are(ctrl_c):
+    with pytest.raises(ZeroDivisionError):
+        with core.interrupts_kept(): 1 / 0
+    with core.interrupts_kept(): done = True
+    assert done
+
+
+def test_a_handler_that_does_not_raise_has_its_way(ctrl_c):
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+    with core.interrupts_kept(): signal.raise_signal(signal.SIGINT)
+    assert heard == [1]
+
+
+def test_other_threads_and_ignored_interrupts_change_nothing(ctrl_c):
+    done = []
+    def work():
+        with core.interrupts_kept(): done.append(signal.getsignal(signal.SIGINT))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work()
+    assert done == [signal.default_int_handler, signal.SIG_IGN]

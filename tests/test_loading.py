@@ -1,5 +1,6 @@
 "From a name to a model that is ready: who computes what, where texts end, and drafts that know some tokens only."
 import json
+import signal
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM
 from specdec.loading import end_tokens, load, load_model
-from specdec.models import fetch
+from specdec.models import fetch, load_transformers
 from specdec.transformer import Llama
 
 
@@ -99,3 +100,18 @@ def test_what_nobody_said_has_a_default(tmp_path):
     for model in (TransformersLM(module), load_model(fetch(), CPU, torch.bfloat16)):
         assert (model.tokenizer, model.eos_ids, model.name, model.digest, model.target_digest) == (
             None, frozenset(), None, None, None)
+
+
+def test_an_interrupt_inside_a_storage_is_an_interrupt(tmp_path, monkeypatch):
+    """PyTorch asks a storage for its first item while it makes a tensor, and takes an interrupt there for "not a
+    sequence": a ValueError, once in some hundred interrupts."""
+    from helpers_training import make_target
+    folder, handler = make_target(tmp_path), signal.signal(signal.SIGINT, signal.default_int_handler)
+    def interrupted(self, which, item=torch.UntypedStorage.__getitem__):
+        if not isinstance(which, slice): signal.raise_signal(signal.SIGINT)
+        return item(self, which)
+    try:
+        monkeypatch.setattr(torch.UntypedStorage, "__getitem__", interrupted)
+        with pytest.raises(KeyboardInterrupt): load_model(folder, CPU, torch.float32)
+        with pytest.raises(KeyboardInterrupt): load_transformers(folder, CPU, torch.float32)
+    finally: signal.signal(signal.SIGINT, handler)

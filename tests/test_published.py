@@ -163,7 +163,7 @@ def test_damaged_folders_say_why(target, tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="can't be read"): load_head(tmp_path, target)
     (tmp_path / "file").touch()
-    with pytest.raises(ModelError, match="can't be written"):
+    with pytest.raises(ModelError, match="Nothing was written"):
         save_head(random_head(target), tmp_path / "file" / "head", target)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.base import ModelDrafter
@@ -160,11 +161,14 @@ def no_texts(monkeypatch):
         (dict(kind="lm", vocab=V + 1), InputError, "draft vocabulary"),
         (dict(kind="lm", hidden=128), InputError, "wider"), (dict(weights="target"), ModelError, "EAGLE-3"),
         (dict(out="file"), InputError, "can't be made"), (dict(keep_states="file/states"), InputError, "can't be made"),
+        (dict(out="taken"), InputError, "taken/training can't be made"),
     ],
-    ids=["vocab", "small vocab", "hidden", "weights", "out", "states"],
+    ids=["vocab", "small vocab", "hidden", "weights", "out", "states", "training"],
 )
 def test_what_cannot_be_trained_is_told_before_texts_are_written(folder, data, tmp_path, no_texts, more, error, says):
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "training").write_text("in the way")
     paths = {
         name: str(folder if more[name] == "target" else tmp_path / more[name])
         for name in more.keys() & {"out", "weights", "keep_states"}
@@ -192,12 +196,16 @@ def test_damaged_records_are_told(folder, data, tmp_path):
     config = settings(folder, data, tmp_path / "d")
     distill(config)
     training = tmp_path / "d" / "training"
+    second = "log.jsonl, line 2 is not a measurement"
     for name, damage, says in (
-        ("log.jsonl", '{"step": 0}\n{"st\n', "log.jsonl, line 2"), ("config.json", "{", "can't be read"),
-        ("config.json", "3", "can't be read"),
+        ("log.jsonl", b'{"step": 0}\n{"st\n', second), ("log.jsonl", b'{"step": 0}\n5\n', second),
+        ("log.jsonl", b'{"step": 0}\n{"alpha": [0.5]}\n', second), ("log.jsonl", b'{"step": 0}\n\xff\n', second),
+        ("log.jsonl", b'{"step": 0}\n{"step": "3"}\n', second), ("log.jsonl", b'{"step": 0}\n\n', second),
+        ("config.json", b"{", "can't be read"), ("config.json", b"3", "can't be read"),
     ):
-        (training / name).write_text(damage)
+        (training / name).write_bytes(damage)
         with pytest.raises(ModelError, match=says): distill(config)
+        assert (training / name).read_bytes() == damage
 
 
 def test_the_seed_decides(folder, data, tmp_path):
@@ -248,3 +256,69 @@ d.distill(config)
         assert torch.isfinite(a).all() and torch.equal(a, ranks[1][name])
         # sums in another order, and Muon's products are in bfloat16
         assert (a - alone[name]).norm() < 0.25 * (begun[name] - alone[name]).norm()
+
+
+# A run that is not alone, and a disk that is full
+
+def test_one_run_at_a_time(folder, data, tmp_path):
+    "The second says so, and changes nothing; when the first is killed, the folder is free again."
+    config = settings(folder, data, tmp_path / "d", tokens=4000 * 4 * 32)
+    first = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, json.dumps(config.__dict__)], stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    log = tmp_path / "d" / "training" / "log.jsonl"
+    try:
+        while first.poll() is None and not log.exists(): time.sleep(0.01)
+        with pytest.raises(InputError, match="Another run writes to"): distill(replace(config, tokens=4 * 32))
+    finally: first.kill()
+    assert first.wait() == -signal.SIGKILL
+    (log.parent / "checkpoint.safetensors.123.partial").write_bytes(b"half")
+    (tmp_path / "d" / ".partial-x7q2").mkdir()
+    distill(replace(config, tokens=4 * 32))
+    left = [path.name for path in (tmp_path / "d").rglob("*") if "partial" in path.name]
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert left == [] and steps == sorted(set(steps))
+
+
+def whole_files(folder):
+    "The files of a run, none of which is half of something."
+    found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for path, data in found.items():
+        assert "partial" not in str(path)
+        if path.suffix == ".safetensors": load_file(path)
+        if path.suffix == ".json": json.loads(data)
+        if path.suffix == ".jsonl": assert [json.loads(line) for line in data.splitlines()] and data.endswith(b"\n")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["head", "lm"])
+@pytest.mark.parametrize("limit, what", [(100, "config.json"), (3000, "checkpoint.safetensors")], ids=["soon", "late"])
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder, data, tmp_path, kind, limit, what):
+    "The same command goes on when there is room; where only the drafter doesn't fit, the one before stays."
+    config = settings(folder, data, tmp_path / "d", kind=kind, tokens=4 * 32, optimizer="adamw")
+    with on_a_disk_of(limit):
+        with pytest.raises(ModelError, match=f"{what} can't be written"): distill(config)
+    whole_files(tmp_path / "d")
+    distill(config)
+    before = whole_files(tmp_path / "d")
+    assert tmp_path / "d" / "model.safetensors" in before
+    with on_a_disk_of(3000):
+        with pytest.raises(ModelError, match="Nothing was written to"): distill(config)
+    assert whole_files(tmp_path / "d") == before
+
+
+def test_truncated_states_are_not_trained_on(folder, data, tmp_path):
+    "Zeros in the place of states are easy to learn, and wrong: the drafter must be the one of whole states."
+    runs = [settings(folder, data, tmp_path / name, keep_states=str(tmp_path / f"{name}-states")) for name in "ab"]
+    distill(runs[0])
+    distill(runs[1])
+    (states,) = (tmp_path / "b-states").glob("*.states")
+    os.truncate(states, states.stat().st_size // 3)
+    shutil.rmtree(tmp_path / "b")
+    distill(runs[1])
+    losses = [
+        [json.loads(line)["loss"] for line in (Path(run.out) / "training" / "log.jsonl").read_text().splitlines()][1:]
+        for run in runs
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)

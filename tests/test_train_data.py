@@ -6,8 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_target
-from specdec.core import InputError
+from specdec.core import InputError, ModelError
 from specdec.loading import load_model
 from specdec.models import load_tokenizer
 from specdec.train import data as module
@@ -139,3 +140,20 @@ def test_prefix_is_the_chat_up_to_the_user(folder):
 )
 def test_sample_settings_are_checked(wrong):
     with pytest.raises(InputError): SampleConfig(**wrong)
+
+
+def test_a_bad_prompt_is_named_by_its_line_in_the_file(tmp_path):
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"prompt": "a"}\n\n\n{"question": "b"}\n')
+    with pytest.raises(InputError, match="Line 4 "): read_prompts(asked)
+    asked.write_text('{"prompt": "a"}\n' + "[" * 10**5 + "\n")
+    with pytest.raises(InputError, match="Line 2 "): read_prompts(asked)
+    asked.write_text('{"prompt": "two\u2028lines"}\n', encoding="utf-8")  # JSON allows that character
+    assert read_prompts(asked) == ["two\u2028lines"]
+
+
+def test_a_shard_that_does_not_fit_says_why_and_leaves_nothing(tmp_path):
+    with on_a_disk_of(500):
+        with pytest.raises(ModelError, match="File too large"):
+            module.write_shard(tmp_path / "a.npy", np.zeros((10, 100), int), V)
+    assert list(tmp_path.iterdir()) == []

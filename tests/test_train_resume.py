@@ -1,8 +1,11 @@
 "Files that are whole or absent, folders that remember, checkpoints that hold everything."
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
-from specdec.core import InputError
+from helpers import on_a_disk_of
+from specdec.core import InputError, ModelError
 from specdec.train.config import DistillConfig
 from specdec.train.resume import claim, load_checkpoint, save_checkpoint, training_tensors, written_whole
 from specdec.train.steps import make_optimizers
@@ -13,7 +16,7 @@ def test_files_are_whole_or_absent(tmp_path):
         with written_whole(tmp_path / "a") as path:
             path.write_text("half")
             1 / 0
-    assert not (tmp_path / "a").exists()
+    assert list(tmp_path.iterdir()) == []
     claim(tmp_path / "b", {"x": 1})
     claim(tmp_path / "b", {"x": 1})
     with pytest.raises(InputError, match="x was 1 and is 2"): claim(tmp_path / "b", {"x": 2})
@@ -35,3 +38,45 @@ def test_checkpoint_holds_everything(tmp_path):
     for i in range(3, 5): step(module, optimizers, i); step(other, others, i)
     for name, tensor in training_tensors(module, optimizers).items():
         assert torch.equal(tensor, training_tensors(other, others)[name]), name
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("os error 28")], ids=repr)
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, error):
+    with pytest.raises(ModelError, match="a can't be written"):
+        with written_whole(tmp_path / "a") as path:
+            path.write_text("half")
+            raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path):
+    module = torch.nn.Linear(100, 100)
+    optimizers = make_optimizers(module, DistillConfig())
+    save_checkpoint(tmp_path / "c", module, optimizers, {"step": 3})
+    before = (tmp_path / "c").read_bytes()
+    with on_a_disk_of(5000):
+        with pytest.raises(ModelError, match="c can't be written"):
+            save_checkpoint(tmp_path / "c", module, optimizers, {"step": 4})
+    assert [file.name for file in tmp_path.iterdir()] == ["c"] and (tmp_path / "c").read_bytes() == before
+
+
+@pytest.mark.parametrize("state", ["5", "{}", '{"step": "3"}', '{"step": -1}', "[3]", "nonsense"])
+def test_a_checkpoint_that_does_not_say_which_step_it_is(tmp_path, state):
+    module = torch.nn.Linear(2, 2)
+    optimizers = make_optimizers(module, DistillConfig())
+    save_file({"weight.weight": torch.zeros(2, 2), "weight.bias": torch.zeros(2)}, tmp_path / "c", {"state": state})
+    with pytest.raises(ModelError, match="c can't be resumed"): load_checkpoint(tmp_path / "c", module, optimizers)
+
+
+def test_a_checkpoint_with_memories_of_something_else(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    optimizers = make_optimizers(module, DistillConfig(optimizer="adamw"))
+    tensors = {"weight.weight": torch.zeros(2, 2), "weight.bias": torch.zeros(2), "adamw.first.step": torch.zeros(1)}
+    save_file(tensors, tmp_path / "c", {"state": '{"step": 3}'})
+    with pytest.raises(ModelError, match="c can't be resumed"): load_checkpoint(tmp_path / "c", module, optimizers)
+
+
+@pytest.mark.parametrize("text", ["5", "null", '[["x", 1]]', "[[1, 2]]", "[" * 10**5, "\xff"], ids=lambda t: t[:12])
+def test_settings_that_are_valid_json_and_no_settings(tmp_path, text):
+    (tmp_path / "b").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match="can't be read"): claim(tmp_path / "b", {"x": 1})

@@ -21,12 +21,12 @@ from specdec.bench.runner import (
     environment, fingerprint, finished, first_prompts, interleaved, medians, paired_ratios,
     prompt_ids, quartiles, reason, summarise, timed,
 )
-from ..core import Round, check
+from ..core import Round, check, interrupts_kept
 from .trial import Clocked
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.int4 import quantised, quiet_logging
 from ..drafters.lookup import SuffixDrafter
-from ..models import Prompt, prompts
+from ..models import Prompt, local_path, prompts
 from ..loading import load
 from ..pairs import PAIRS, Pair, load_drafter, shipped
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
@@ -100,7 +100,7 @@ def _check(config: DraftersConfig) -> None:
 def drafter_folder(config: DraftersConfig, kind: str) -> Path: # kind: "head" or "draft"
     "The folder that the settings name, or that of the shipped drafter."
     named = getattr(config, kind)
-    return Path(named) if named else shipped(f"smollm2-{kind}")
+    return local_path(named) if named else shipped(f"smollm2-{kind}")
 
 def trained(config: DraftersConfig, kind: str, target: CausalLM) -> Drafter:
     "The drafter in that folder; the shipped one is for the default model."
@@ -125,7 +125,8 @@ def find_drafters(
     }
     found, missing = {}, {}
     for name in config.drafters or DRAFTERS:
-        try: found[name] = makers[name]()
+        try:
+            with interrupts_kept(): found[name] = makers[name]()
         except Exception as error: missing[name] = reason(error)
     return found, missing
 
@@ -189,7 +190,7 @@ def our_methods(
 def their_methods(config: DraftersConfig, failed: dict[str, str]) -> dict[str, Method]:
     "transformers' modes; without them, each gets a line in `failed`."
     try:
-        with quiet_logging():  # it imports torchao, if that is there
+        with interrupts_kept(), quiet_logging():  # it imports torchao, if that is there
             model = quiet_transformers(config.model, config.device, config.dtype)
     except Exception as error:
         failed |= dict.fromkeys(PEERS, reason(error))
@@ -430,6 +431,12 @@ def run_fingerprint(config: DraftersConfig, machine: dict) -> str:
     settings = {name: value for name, value in asdict(config).items() if name not in which}
     return fingerprint(settings | {"weights": drafter_digest(config)}, machine)
 
+def needed_details(method: str) -> Sequence[str]: # names
+    "What the report divides by, or divides, in a measurement of that method."
+    name, at, _ = method.partition("@")
+    if not at or name in PEERS: return ()
+    return ("rounds", "emitted", "verify_seconds") if name == "plain" else ("rounds", "emitted")
+
 def is_asked_for(m: Measurement, config: DraftersConfig) -> bool:
     "Whether a measurement in the file belongs to this report."
     if m.repeat >= config.repeats: return False
@@ -446,7 +453,7 @@ def bench_drafters(config: DraftersConfig,
                   ) -> dict: # see `make_drafters_report`
     """Compare drafters with each other, with plain decoding and with transformers, in one run. An
     interrupt returns what there is, with `complete` false."""
-    results, machine = Results(out), environment(config.device, config.dtype)
+    results, machine = Results(out, needed_details), environment(config.device, config.dtype)
     run = run_fingerprint(config, machine)
     failed: dict[str, str] = {}
     def work() -> None:

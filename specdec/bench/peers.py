@@ -25,11 +25,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specdec.bench.runner import (
-    Measurement, Method, Peer, Results, Runner, Sample, about, aligned, amount, check_counts,
-    closing, environment, fingerprint, finished, first_prompts, interleaved, medians, paired_ratios,
-    prompt_ids, quartiles, reason, summarise, timed,
+    UNTIMED, Measurement, Method, Peer, Results, Runner, Sample, about, aligned, amount,
+    check_counts, closing, environment, fingerprint, finished, first_prompts, interleaved, medians,
+    paired_ratios, prompt_ids, quartiles, reason, summarise, timed,
 )
-from ..core import ModelError
+from ..core import ModelError, interrupts_kept
 from specdec.models import (
     find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts,
 )
@@ -269,7 +269,8 @@ def load_methods(config: PeersConfig, longest: int) -> Loaded: # positions of th
     "The model on both sides. A peer's failure is recorded, ours is raised."
     loaded, start = load_ours(config), time.perf_counter()
     try:
-        model = quiet_transformers(config.model, config.device, config.dtype)
+        with interrupts_kept():
+            model = quiet_transformers(config.model, config.device, config.dtype)
     except Exception as error:
         loaded.missing = dict.fromkeys(THEIRS, reason(error))
         return loaded
@@ -377,7 +378,10 @@ def memory_ratio(memory: dict[str, int]) -> float: # what `memory_in_child` foun
     return needed / (memory["weights"] + memory["cache"])
 
 # %% ../../nbs/bench/01_peers.ipynb #1e5c6713
-ONCE = ("memory", "load", "startup")  # measured once, not with each prompt
+NEEDS = {  # details that the report divides by, or divides, by method
+    "plain": ("decode_seconds",), "ngram": ("model_seconds",), "floor": ("nbytes", "bandwidth"),
+    "memory": ("peak", "after_imports", "weights", "cache"),
+}
 
 def startup_figures(measurements: Iterable[Measurement]) -> dict[str, dict[str, float]]: # s
     """What comes before the first token at full speed, by method: loading, and what the first run
@@ -430,7 +434,7 @@ def make_report(
     complete: bool,
 ) -> dict:
     "Everything in one object for JSON: `ratios` first, then what they come from."
-    runs = [m for m in measurements if m.method not in ONCE]
+    runs = [m for m in measurements if m.method not in UNTIMED]
     domains = {m.prompt: m.domain for m in runs}
     memory = next((m.details for m in measurements if m.method == "memory"), None)
     spread = {}
@@ -532,7 +536,8 @@ def run_fingerprint(config: PeersConfig, machine: dict) -> str:
 def add_memory(config: PeersConfig, results: Results, run: str, failed: dict[str, str]) -> None:
     "Keep what `memory_in_child` found, unless that is known already; or why it could not be found."
     if "memory" in failed or any(m.method == "memory" for m in results.of(run)): return
-    try: found = memory_in_child(config)
+    try:
+        with interrupts_kept(): found = memory_in_child(config)
     except Exception as error: failed["memory"] = reason(error)
     else: results.add(Measurement(run, "memory", "longest", "", 0, 128, 0.0, "", found))
 
@@ -558,7 +563,8 @@ def bench_peers(config: PeersConfig,
                ) -> dict: # see `make_report`
     """Compare with transformers on this machine, in one run. An interrupt returns what there is,
     with `complete` false."""
-    results, machine = Results(out), environment(config.device, config.dtype)
+    results = Results(out, lambda method: NEEDS.get(method, ()))
+    machine = environment(config.device, config.dtype)
     run = run_fingerprint(config, machine)
     failed = dict.fromkeys(leave_out, "it was to be left out.")
     def work() -> None:
@@ -567,6 +573,6 @@ def bench_peers(config: PeersConfig,
     complete = finished(work)
     chosen = {prompt.id for prompt in first_prompts(prompts(), config.prompts)}
     def is_asked_for(m: Measurement) -> bool:
-        return m.method in ONCE or (m.prompt in chosen and m.repeat < config.repeats)
+        return m.method in UNTIMED or (m.prompt in chosen and m.repeat < config.repeats)
     measurements = [m for m in results.of(run) if is_asked_for(m)]
     return make_report(config, machine, measurements, failed, complete)

@@ -9,6 +9,7 @@ __all__ = ['Job', 'interleaved', 'timed', 'Measurement', 'Results', 'Runner']
 import hashlib
 import json
 import math
+import os
 import platform
 import sys
 import time
@@ -22,8 +23,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..core import InputError, ModelError, check
-from ..models import Prompt, encode, pick_device, pick_dtype
+from ..core import InputError, ModelError, check, interrupts_kept
+from ..models import Prompt, append_whole, encode, pick_device, pick_dtype
 
 # %% ../../nbs/bench/00_runner.ipynb #8895da10
 def first_prompts(some: Iterable[Prompt], count: int) -> list[Prompt]:
@@ -82,6 +83,24 @@ def timed(peer: Peer, # (prompt ids, n, seed) → (n new ids, details)
         return Sample(n, seconds, fingerprint(made), details)
     return method
 
+# %% ../../nbs/bench/00_runner.ipynb #b3nchck1
+UNTIMED = ("load", "startup", "memory")  # methods of which nobody asks how fast they are
+
+def _check_measured(m: "Measurement") -> None:
+    "Raise `TypeError` or `ValueError` for what nobody can have measured."
+    kinds = {"repeat": (int,), "tokens": (int,), "seconds": (int, float), "details": (dict,)}
+    for name, value in vars(m).items():
+        if type(value) not in kinds.get(name, (str,)): raise TypeError(f"{name} can't be {value!r}")
+    least = 0 if m.method in UNTIMED else 1
+    if m.repeat < 0 or m.tokens < least:
+        raise ValueError(f"there can't be {m.tokens} tokens in repeat {m.repeat}")
+    # a first run may take 0 s longer than the second; nothing else takes no time
+    if not 0 <= m.seconds < math.inf or (least and not m.seconds):
+        raise ValueError(f"seconds can't be {m.seconds}")
+    for name, value in m.details.items():
+        if type(value) not in (int, float) or not abs(value) < math.inf:
+            raise ValueError(f"{name} can't be {value!r}")
+
 # %% ../../nbs/bench/00_runner.ipynb #7e01b9e4
 @dataclass(frozen=True)
 class Measurement:
@@ -96,11 +115,7 @@ class Measurement:
     text: str
     details: dict[str, float] = field(default_factory=dict)
 
-    def __post_init__(self):
-        kinds = {"repeat": int, "tokens": int, "seconds": (int, float), "details": dict}
-        for name, value in vars(self).items():
-            if not isinstance(value, kinds.get(name, str)):
-                raise TypeError(f"{name} can't be {value!r}")
+    def __post_init__(self): _check_measured(self)
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -118,33 +133,56 @@ class Measurement:
         if "decode_seconds" not in self.details: return self.tokens_per_second
         return (self.tokens - 1) / self.details["decode_seconds"]
 
+# %% ../../nbs/bench/00_runner.ipynb #b3nchck3
+def is_torn(line: bytes) -> bool: # a file's last one, without its line break
+    "Whether it is the beginning of a measurement."
+    begin = b'{"run": "'
+    if not line or line[:len(begin)] != begin[:len(line)]: return False
+    try: json.loads(line)
+    except ValueError: return True
+    return False
+
 # %% ../../nbs/bench/00_runner.ipynb #3d56d32b
 class Results:
     "Finished measurements, in memory and, if a file is given, one per line in that file."
-    def __init__(self, file: Path | None = None): # JSON Lines; what it holds is read first
-        self.file = file
+    def __init__(self, file: Path | None = None, # JSON Lines; what it holds is read first
+                 # the details that a measurement of that method must have, above 0
+                 needs: Callable[[str], Sequence[str]] = lambda method: ()):
+        self.file, self.needs = file, needs
         self.by_key: dict[tuple, Measurement] = {}
         if not file: return
-        text = self._read()
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                found = Measurement(**json.loads(line))
-            except (ValueError, TypeError) as error:
-                raise InputError(
-                    f"{file}, line {number} is not a measurement ({error}): delete that line, or"
-                    " give another file."
-                ) from error
-            self.by_key[found.key] = found
+        *lines, rest = self._read().split(b"\n")
+        torn = is_torn(rest)  # by a kill: it doesn't count, and is cut off
+        for number, line in enumerate([*lines, *([rest] if rest and not torn else [])], 1):
+            self._take(number, line)
         # see now, not after the first run, whether it can be written; end an unfinished line
-        self._write("\n" if text and not text.endswith("\n") else "")
+        if torn: self._cut(len(rest))
+        self._write("\n" if rest and not torn else "")
 
-    def _read(self) -> str:
-        try: return self.file.read_text(encoding="utf-8") if self.file.exists() else ""
-        except (OSError, UnicodeError) as error: raise self._unusable(error) from error
+    def _take(self, number: int, line: bytes) -> None:
+        try:
+            found = Measurement(**json.loads(line))
+            for name in self.needs(found.method):
+                if not found.details.get(name, 0) > 0: raise ValueError(f"{name} is not above 0")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{self.file}, line {number} is not a measurement ({error}): delete that line, or"
+                " give another file."
+            ) from error
+        self.by_key[found.key] = found
+
+    def _read(self) -> bytes:
+        try:
+            if self.file.exists() and not self.file.is_file(): raise OSError("it is not a file")
+            return self.file.read_bytes() if self.file.exists() else b""
+        except OSError as error: raise self._unusable(error) from error
+
+    def _cut(self, count: int) -> None:
+        try: os.truncate(self.file, self.file.stat().st_size - count)
+        except OSError as error: raise self._unusable(error) from error
 
     def _write(self, text: str) -> None:
-        try:
-            with open(self.file, "a", encoding="utf-8") as file: file.write(text)
+        try: append_whole(self.file, text)
         except OSError as error: raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> InputError:
@@ -229,7 +267,9 @@ class Runner:
 
     def _attempt(self, job: Job, tokens: int) -> Sample | None:
         if job.method in self.failed: return None
-        try: return self.methods[job.method](self.encoded(job.prompt), tokens, job.repeat)
+        try:
+            with interrupts_kept():
+                return self.methods[job.method](self.encoded(job.prompt), tokens, job.repeat)
         except Exception as error: self.failed[job.method] = reason(error)
 
     def _warm_up(self, method: str, prompt: Prompt) -> None:

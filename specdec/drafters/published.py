@@ -20,6 +20,7 @@ from ..core import InputError, ModelError
 from .heads import Head, HeadConfig, check_fit, target_embedding, vocabulary_maps
 from ..adapter import is_native
 from ..checkpoint import Checkpoint
+from ..models import written_together
 from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/08_published.ipynb #5f3872d1
@@ -73,14 +74,9 @@ def save_head(head: Head,
         tensors["embed_tokens.weight"] = _whole_embedding(target, head.fc.weight.dtype)
     folder = Path(folder)
     text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / "model.safetensors.partial"
-        save_file(tensors, partial, {"format": "pt"})
-        partial.replace(folder / "model.safetensors")  # at once, or not at all
-        (folder / "config.json").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ModelError(f"The head can't be written to {folder}: {error}") from error
+    with written_together(folder) as new:
+        save_file(tensors, new / "model.safetensors", {"format": "pt"})
+        (new / "config.json").write_text(text, encoding="utf-8")
 
 # %% ../../nbs/drafters/08_published.ipynb #b876bb9f
 def _check_entries(config: HeadConfig) -> None:

@@ -167,7 +167,8 @@ def serve_playground(port: int | None = None, # None: a free one
     check_server()
     port = port or free_port()
     try: socket.getaddrinfo(host, port, socket.AF_INET)
-    except OSError as error: raise InputError(f"No address {host!r}: {error}.") from error
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"No address {host!r}: {error}.") from error
     check(
         not answers(host, port),
         f"Port {port} is taken: give another, or none to have a free one chosen.",

@@ -7,15 +7,20 @@ __all__ = ['distill']
 
 # %% ../../nbs/drafters/22_distill.ipynb #f57e40f6
 import os
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ..core import InputError, check
 from ..drafters.published import vllm_command
 from ..models import find_model, load_tokenizer, pick_dtype, weights_digest
+from ..models import written_together
 from .config import DistillConfig
 from .data import SampleConfig, sample
 from .loop import Process, Training, this_process, train, wait_for_all
@@ -29,7 +34,7 @@ from ..protocol import CausalLM
 def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None:  # processes
     """Raise `InputError` or `ModelError` for what can't be trained, before the target writes its
     texts: the folders are made, and a drafter is begun to see whether it can be."""
-    folders = [config.out]
+    folders = [config.out, f"{config.out}/training"]
     if config.keep_states:
         folders.append(config.keep_states)
     for folder in folders:
@@ -48,6 +53,23 @@ def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None: 
     student = STUDENTS[config.kind](config, target, np.zeros(target.vocab_size, int))
     Teacher(target, student.tokens, student.layers)
 
+@contextmanager
+def _alone(folder: Path, process: Process) -> Iterator[None]: # the drafter's
+    """One run at a time writes to a folder; what killed ones left half-written there is swept away.
+    Raises `InputError` while another is at work."""
+    training = folder / "training"
+    if process.rank == 0:
+        lock = FileLock(training / "run.lock")
+        try: lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(f"Another run writes to {folder}: wait until it has ended, or take "
+                             "another folder.") from error
+        for half in folder.glob(".partial-*"): shutil.rmtree(half)
+        for half in training.rglob("*.partial"): half.unlink()
+    wait_for_all(process)
+    try: yield
+    finally:
+        if process.rank == 0: lock.release()
 
 def _training_texts(config: DistillConfig, target: CausalLM, process: Process) -> Path:
     """The folder of the texts to train on: what is given, or what the target has written or writes
@@ -76,15 +98,17 @@ def distill(config: DistillConfig) -> Path: # the drafter's folder
     target = load_model(found, device, pick_dtype(config.dtype, device))
     target.name, target.digest = config.target, weights_digest(found)
     check_run(config, target, process.count)
-    data = _training_texts(config, target, process)
-    wait_for_all(process)
-    rows, tokenizer = read_rows(data, target.vocab_size), load_tokenizer(found)
-    training = Training(config, target, rows, process, answer_marks(tokenizer))
-    for line in train(training): tqdm.write(_summary_of(line), file=sys.stderr)
-    if process.rank == 0:
-        training.student.save(folder)
-        if config.kind == "lm": tokenizer.save_pretrained(folder)
-    wait_for_all(process)
+    with _alone(folder, process):
+        data = _training_texts(config, target, process)
+        wait_for_all(process)
+        rows, tokenizer = read_rows(data, target.vocab_size), load_tokenizer(found)
+        training = Training(config, target, rows, process, answer_marks(tokenizer))
+        for line in train(training): tqdm.write(_summary_of(line), file=sys.stderr)
+        if process.rank == 0:
+            if config.kind == "lm":
+                with written_together(folder) as new: tokenizer.save_pretrained(new)
+            training.student.save(folder)
+        wait_for_all(process)
     return folder
 
 # %% ../../nbs/drafters/22_distill.ipynb #85c985a5

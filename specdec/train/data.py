@@ -6,6 +6,7 @@
 __all__ = ['SampleConfig', 'sample']
 
 # %% ../../nbs/drafters/12_data.ipynb #d3dc5b96
+import io
 import json
 import math
 import zlib
@@ -87,11 +88,11 @@ def read_prompts(path: Path) -> list[str]:
     try: text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The prompts in {path} can't be read: {error}.") from error
-    lines = [line for line in text.splitlines() if line.strip()]
     prompts = []
-    for n, line in enumerate(lines, 1):
+    for n, line in enumerate(text.split("\n"), 1):
+        if not line.strip(): continue
         try: prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError): prompt = None
+        except (ValueError, KeyError, TypeError, RecursionError): prompt = None
         check(isinstance(prompt, str) and prompt.strip(),
               f'Line {n} of {path} must be JSON with a text named "prompt", not {line[:60]!r}.')
         prompts.append(prompt)
@@ -149,8 +150,9 @@ def _shard_name(i: int) -> str:
 def write_shard(path: Path, ids: np.ndarray, vocab_size: int) -> None:
     "Rows of token ids as a NumPy file, in the smallest type that holds the vocabulary."
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    with written_whole(path) as partial, open(partial, "wb") as file:
-        np.save(file, ids.astype(kind), allow_pickle=False)
+    whole = io.BytesIO()  # writing it says why it can't be, where `np.save` only counts
+    np.save(whole, ids.astype(kind), allow_pickle=False)
+    with written_whole(path) as partial: partial.write_bytes(whole.getvalue())
 
 def _temperature_of(i: int, temperatures: Sequence[float], answered: bool) -> float:
     "Of shard i: in turn; greedily, a question is answered once."

@@ -19,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..core import ModelError, check
-from ..models import pick_device, pick_dtype
+from ..models import append_whole, first_line, pick_device, pick_dtype
 from .config import DistillConfig
 from .evaluate import DRAFTED, evaluate, read_held_out, rows_to_evaluate
 from .resume import claim, load_checkpoint, save_checkpoint, written_whole
@@ -133,16 +133,24 @@ class Training(_Run):
         with self.autocast(): return evaluate(self.student, self.teacher, self.held, self.start)
 
 # %% ../../nbs/drafters/21_loop.ipynb #6cace4d5
+def _measurement(line: bytes) -> dict:
+    "What a line of the log says; raises `ValueError` for anything that isn't a measurement."
+    found = json.loads(line)
+    if not isinstance(found, dict) or type(found.get("step")) is not int:
+        raise ValueError('it has no whole number "step"')
+    return found
+
 def _logged(log: Path) -> list[dict]:
     """The measurements so far; a line that a killed process left unfinished doesn't count.
     Raises `ModelError` for a damaged one."""
-    try: text = log.read_text()
+    try: finished = log.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError: return []
+    except OSError as error:
+        raise ModelError(f"{log} can't be read ({first_line(error)}).") from error
     found = []
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        if not line.endswith("\n"): continue
-        try: found.append(json.loads(line))
-        except ValueError as error:
+    for number, line in enumerate(finished, 1):
+        try: found.append(_measurement(line))
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{log}, line {number} is not a measurement ({error}): "
                              "delete that line.") from error
     return found
@@ -188,7 +196,10 @@ class Journal:
         t = self.training
         line = {"step": t.step, "tokens": t.step * t.per_step, "loss": loss,
                 "seconds": round(seconds, 1), **t.evaluate()}
-        with open(self.log, "a") as file: file.write(json.dumps(line) + "\n")
+        try: append_whole(self.log, json.dumps(line) + "\n")
+        except OSError as error:
+            raise ModelError(f"{self.log} can't be written ({first_line(error)}): make room there. "
+                             "The same command then goes on.") from error
         return line
 
     def save(self) -> None:

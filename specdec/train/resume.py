@@ -18,15 +18,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..core import ModelError, check
+from ..models import first_line
 
 # %% ../../nbs/drafters/20_resume.ipynb #4dd62b2b
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]: # where to write instead
-    "A file that is there whole or not at all, even if the process is killed in between."
+    """A file that is there whole or not at all, even if the process is killed in between. Raises
+    `ModelError` if it can't be written."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    yield partial
-    with open(partial, "rb") as file: os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        yield partial
+        with open(partial, "rb") as file: os.fsync(file.fileno())
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} can't be written ({first_line(error)}): make room there, or take "
+                         "another folder. The same command then goes on.") from error
+    finally: partial.unlink(missing_ok=True)
 
 def write_json(path: Path, content: object) -> None:
     "JSON, whole or not at all."
@@ -37,9 +44,11 @@ def write_json(path: Path, content: object) -> None:
 def claim(path: Path, settings: dict) -> None:
     """Record the settings in a file; raises `InputError` if it records others, `ModelError` if it
     is damaged."""
-    try: recorded = dict(json.loads(path.read_text()))
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(recorded, dict): raise TypeError("it is no JSON object")
     except FileNotFoundError: return write_json(path, settings)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelError(f"The settings in {path} can't be read ({error}): take another folder, or "
                          "delete this one to begin again.") from error
     changes = []
@@ -77,17 +86,9 @@ def _load_weights(module: nn.Module, tensors: dict[str, Tensor]) -> None: # the 
     if any(name.startswith("weight.") for name in tensors):
         raise ValueError("it has more weights than this drafter")
 
-@torch.no_grad()
-def load_checkpoint(path: Path, module: nn.Module,
-                    optimizers: dict[str, torch.optim.Optimizer]) -> dict: # the counters
-    "Put everything back; raises `ModelError` if the file is damaged or belongs to another drafter."
-    try:
-        with safe_open(path, "pt") as file: state = json.loads(file.metadata()["state"])
-        tensors = load_file(path)
-        _load_weights(module, tensors)
-    except (SafetensorError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"The checkpoint {path.name} can't be resumed ({type(error).__name__}: "
-                         f"{error}). Delete it to begin again, or take another folder.") from error
+def _load_memories(optimizers: dict[str, torch.optim.Optimizer],
+                   tensors: dict[str, Tensor]) -> None: # of the optimisers
+    "Give the optimisers back what they remembered."
     for kind, optimizer in optimizers.items():
         memory: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -95,4 +96,19 @@ def load_checkpoint(path: Path, module: nn.Module,
             if of == kind: memory.setdefault(int(i), {})[key] = tensor
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": memory, "param_groups": groups})
+
+@torch.no_grad()
+def load_checkpoint(path: Path, module: nn.Module,
+                    optimizers: dict[str, torch.optim.Optimizer]) -> dict: # the counters
+    "Put everything back; raises `ModelError` if the file is damaged or belongs to another drafter."
+    try:
+        with safe_open(path, "pt") as file: state = json.loads(file.metadata()["state"])
+        whole_step = isinstance(state, dict) and type(state.get("step")) is int
+        if not whole_step or state["step"] < 0: raise ValueError("it does not say which step it is")
+        tensors = load_file(path)
+        _load_weights(module, tensors)
+        _load_memories(optimizers, tensors)
+    except (SafetensorError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"The checkpoint {path.name} can't be resumed ({type(error).__name__}: "
+                         f"{error}). Delete it to begin again, or take another folder.") from error
     return state

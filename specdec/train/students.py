@@ -20,6 +20,7 @@ from ..drafters.heads import Head, init_from_target, output_rows, why_no_copy, w
 from ..drafters.published import load_head, save_head
 from ..drafters.small import TOKENS_FILE, NarrowLM, narrow_ids
 from ..loading import load_model
+from ..models import written_together
 from .config import DistillConfig
 from .rows import frequent_tokens
 from ..transformer import Llama
@@ -164,17 +165,17 @@ class LMStudent:
 
     def save(self, folder: Path) -> None:
         "A checkpoint in bfloat16 that `load_model` reads; with its tokens, unless it has all."
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {}  # tied: there is no lm_head of its own
         for name, p in self.module.named_parameters():
             tensors[name] = p.detach().cpu().bfloat16().contiguous()
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         shape, V = self.module.config, self.target.vocab_size
         shape.architectures, shape.dtype = ["LlamaForCausalLM"], "bfloat16"
         shape.specdec_target_digest = self.target.digest
-        shape.save_pretrained(folder)
-        if shape.vocab_size == V: return
-        tokens = {"tokens": self.tokens.to(torch.int32)}
-        save_file(tokens, folder / TOKENS_FILE, {"vocab_size": str(V)})
+        with written_together(folder) as new:
+            save_file(tensors, new / "model.safetensors", {"format": "pt"})
+            shape.save_pretrained(new)
+            if shape.vocab_size == V: return
+            tokens = {"tokens": self.tokens.to(torch.int32)}
+            save_file(tokens, new / TOKENS_FILE, {"vocab_size": str(V)})
 
 STUDENTS = {"head": HeadStudent, "lm": LMStudent}  # by the kind that a `DistillConfig` names

@@ -6,19 +6,21 @@
 __all__ = ['Teacher']
 
 # %% ../../nbs/drafters/16_teacher.ipynb #8f05a72d
-import math
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import check
+from ..core import ModelError, check
 from ..drafters.heads import output_rows
 from ..drafters.small import narrow_ids
 from ..kvcache import KVCache
-from .resume import claim, written_whole
+from ..models import first_line
+from .resume import claim
 from .rows import hash_row
 from ..layouts import Linear
 from ..transformer import Llama
@@ -86,10 +88,46 @@ class Teacher(_Reader):
             choices.append(logits.argmax(-1))
         return torch.stack(sums), torch.stack(choices)
 
+# %% ../../nbs/drafters/16_teacher.ipynb #te4c4re1
+class Records:
+    "Records of equal size in a file, each with its digest; those that are not whole are not there."
+    def __init__(self, path: Path, size: int): # bytes of a record
+        self.path, self.size, self.step = path, size, size + self.digest(b"").digest_size
+        with self._refusals():
+            path.touch()
+            self.file = open(path, "r+b", buffering=0)
+
+    @staticmethod
+    def digest(data: bytes): return hashlib.blake2b(data, digest_size=16)
+
+    def read(self, i: int) -> bytearray | None: # None: it isn't there, or isn't whole
+        "Record i."
+        record = bytearray(self.step)
+        self.file.seek(i * self.step)
+        self.file.readinto(record)
+        data, digest = record[:self.size], bytes(record[self.size:])
+        return data if self.digest(data).digest() == digest else None
+
+    def write(self, i: int, data: bytes) -> None:
+        "Write record i; raises `ModelError` if the disk is full."
+        rest = memoryview(data + self.digest(data).digest())
+        with self._refusals():
+            self.file.seek(i * self.step)
+            while rest: rest = rest[self.file.write(rest):]
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try: yield
+        except OSError as error:
+            raise ModelError(
+                f"The target's states can't be kept in {self.path} ({first_line(error)}): make room"
+                " there, take another folder, or leave out --keep-states. The same command then"
+                " goes on.") from error
+
 # %% ../../nbs/drafters/16_teacher.ipynb #e31293fd
 class States:
     """The teacher's states of rows: computed when they are asked for, and kept in a file if there
-    is a folder for them."""
+    is a folder for them. Raises `ModelError` if that can't be written."""
     def __init__(self, teacher: Teacher, rows: np.ndarray, folder: Path | None):
         self.teacher, self.rows, self.kept = teacher, rows, None
         if folder is None: return
@@ -99,24 +137,17 @@ class States:
         claim(folder / f"{key}.json",
               {"target": target.digest, "dtype": str(target.dtype)})
         width = teacher.size * len(teacher.layers) * target.dtype.itemsize  # bytes of a token
-        self.kept = _mapped_bytes(folder / f"{key}.states", (*rows.shape, width))
-        self.done = _mapped_bytes(folder / f"{key}.done", (len(rows),))
+        self.kept = Records(folder / f"{key}.states", rows.shape[1] * width)
 
     def __call__(self, picks: list[int]) -> tuple[Tensor, Tensor]: # ids [B, T], [B, T, F + hidden]
         "Those rows: their token ids, and the states."
         device, dtype = self.teacher.target.device, self.teacher.target.dtype
         ids = torch.from_numpy(self.rows[picks]).long().to(device)
-        if self.kept is not None and self.done[picks].all():
-            return ids, torch.from_numpy(self.kept[picks]).view(dtype).to(device)
+        found = [self.kept.read(i) for i in picks] if self.kept else [None]
+        if all(row is not None for row in found):
+            kept = torch.stack([torch.frombuffer(row, dtype=dtype) for row in found])
+            return ids, kept.view(*ids.shape, -1).to(device)
         states = self.teacher.read(ids)
-        if self.kept is not None:
-            self.kept[picks] = states.cpu().view(torch.uint8).numpy()
-            self.done[picks] = 1
+        for i, row in zip(picks, states.cpu().view(torch.uint8).numpy()) if self.kept else ():
+            self.kept.write(i, row.tobytes())
         return ids, states
-
-def _mapped_bytes(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    "A file that looks like an array; new bytes are 0 and take no room on the disk."
-    if not path.exists():
-        with written_whole(path) as partial, open(partial, "wb") as file:
-            file.truncate(math.prod(shape))
-    return np.memmap(path, np.uint8, "r+", shape=shape)
