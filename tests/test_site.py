@@ -306,7 +306,7 @@ def test_pages_begin_with_their_idea():
     assert sources == [
         "# heads", fold + "import os\n\nfrom x import y", "import matplotlib", '<div id="head" class="built"></div>',
         EXPORTED.replace("Exported source", "specdec/drafters/heads.py") + "class Head: ...", "Head()",
-        "## API\n\n" + "[source](https://example.org/heads.py#L1){target=\"_blank\"}\n\n### Head {#api-head}\n\n\nOne layer,\nand its norm.",
+        "## API\n\n### Head {#api-head}\n\n\nOne layer,\nand its norm.\n\n[source](https://example.org/heads.py#L1)",
     ]
     assert shown[5]["outputs"] == [{**printed(), "text": "a\nb\nc"}]
 

@@ -129,12 +129,16 @@ def markdown_cell(text: str) -> dict:
 
 
 def entry(cell: dict, built: set[str]) -> str | None:
-    """What a `show_doc` cell says: a heading, the signature, the docstring. None for any other cell. A name that was
-    `built` on the page is found there, and its entry gets another anchor."""
+    """What a `show_doc` cell says: a heading, the signature, the docstring, the place in the repository. None for any
+    other cell. A name that was `built` on the page is found there, and its entry gets another anchor."""
     if not "".join(cell["source"]).startswith(ENTRY): return None
     text = "".join(cell["outputs"][0]["data"]["text/markdown"]).removeprefix("---\n\n")
+    link = re.match(r"(\[source\]\([^)]*\))\S* ?[^\n]*\n+", text)
+    if link: text = f"{text[link.end():].rstrip()}\n\n{link[1]}"
     text = re.sub(r"```python\ndef \w+\(\n    \*args, \*\*kwargs\n\):\n```\n", "", text)  # of a protocol: says nothing
-    text = re.sub(r"^\*([^*\n][^*]*?)\*(?=\n|\Z)", r"\1", text, flags=re.M)  # nbdev slants the first line only
+    text = re.sub(r"^def ([A-Z]\w*\()", r"class \1", text, flags=re.M)  # nbdev shows how a class is called
+    text = re.sub(r"^\)->None:$", ")", text, flags=re.M)
+    text = re.sub(r"^\*([^*\n][^*]*?)\*(?=\n|\Z)", r"\1", text, flags=re.M)  # and slants a docstring's first line
     name = re.search(r"^### (.+)$", text, re.M)
     if name and name[1] in built: text = text.replace(name[0], f"{name[0]} {{#api-{name[1].lower()}}}", 1)
     return text
@@ -148,6 +152,7 @@ def for_readers(cells: list[dict], module: str | None) -> list[dict]:
     entries = [text for cell in cells if (text := entry(cell, built))]
     documented = set(re.findall(r"^### (\w+) \{#api-", "\n".join(entries), re.M))
     shown: list[dict] = []
+    anchored: set[str] = set()  # `Trial` and `trial` have one address
     for cell, code in zip(cells, sources):
         if cell["cell_type"] != "code" or entry(cell, built):
             if cell["cell_type"] != "code": shown.append(cell)
@@ -159,8 +164,9 @@ def for_readers(cells: list[dict], module: str | None) -> list[dict]:
             else: shown.append({**cell, "source": IMPORTS + bare})
             continue
         if code.startswith(EXPORTED):
-            for name in sorted(named(bare) & documented):
-                shown.append(markdown_cell(f'<div id="{name.lower()}" class="built"></div>'))
+            for anchor in sorted({name.lower() for name in named(bare) & documented} - anchored):
+                shown.append(markdown_cell(f'<div id="{anchor}" class="built"></div>'))
+                anchored.add(anchor)
             code = EXPORTED.replace("Exported source", f"specdec/{module.replace('.', '/')}.py") + bare if module else code
         shown.append({**cell, "source": code, "outputs": joined(cell.get("outputs", []))})
     return shown + [markdown_cell("## API\n\n" + "\n\n".join(entries))] if entries else shown
