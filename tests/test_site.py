@@ -264,6 +264,20 @@ def test_wrong_examples_are_noticed(line, run, says):
     assert found is None if says is None else says in found
 
 
+# What those see with whom a page is shared
+
+@pytest.mark.parametrize("page", ["index.html", "path/rejection.html", "use/reference.html"])
+def test_pages_carry_a_card_for_those_who_share_them(page):
+    docs, address = ROOT / "docs", "https://specdec.github.io/specdec"
+    soup = BeautifulSoup((docs / page).read_text(encoding="utf-8"), "html.parser")
+    card = {tag["property"]: tag["content"] for tag in soup.find_all("meta", property=True)}
+    assert card["og:image"] == f"{address}/images/card.png" and (docs / "images" / "card.png").is_file()
+    assert card["og:url"] == f"{address}/{page}".removesuffix("index.html") and card["og:type"] == "website"
+    assert len(card["og:description"]) > 40 and card["og:image:alt"]
+    assert card["og:title"] == {"index.html": "specdec", "path/rejection.html": "Why it is exact · rejection",
+                                "use/reference.html": "Every public name · reference"}[page]
+
+
 # What the build adds to its renderer
 
 EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'

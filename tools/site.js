@@ -130,14 +130,17 @@
 
   // What can be scrolled sideways fades where it goes on, and a keyboard can reach it
   const boxes = all("main pre, main .cell-output, main .sd-table, main table, main .katex-display");
-  const fade = (box) => {
+  const measured = (box) => {
     const over = box.scrollWidth - box.clientWidth, scrolls = over > 1 && getComputedStyle(box).overflowX === "auto";
-    box.classList.toggle("more-right", scrolls && box.scrollLeft < over - 1);
-    box.classList.toggle("more-left", scrolls && box.scrollLeft > 1);
+    return {box, scrolls, left: scrolls && box.scrollLeft > 1, right: scrolls && box.scrollLeft < over - 1};
+  };
+  const fade = ({box, scrolls, left, right}) => {
+    box.classList.toggle("more-left", left);
+    box.classList.toggle("more-right", right);
     if (scrolls) box.tabIndex = 0; else box.removeAttribute("tabindex");
   };
-  const fadeAll = () => boxes.forEach(fade);
-  boxes.forEach((box) => box.addEventListener("scroll", () => fade(box), {passive: true}));
+  const fadeAll = () => boxes.map(measured).forEach(fade);  // all is read before anything is written
+  boxes.forEach((box) => box.addEventListener("scroll", () => fade(measured(box)), {passive: true}));
   new ResizeObserver(fadeAll).observe(one("main"));
   document.addEventListener("toggle", fadeAll, true);
   addEventListener("load", fadeAll);

@@ -324,11 +324,15 @@ class NbdevSite(Site):
         "Write the search index: the sections of every page in the sidebar's order, with the page's title for people."
         super().write_search()
         titles = sidebar_titles(self.project.website["sidebar"]["contents"])
-        order = {str(self.pages[PurePosixPath(src)].out): (at, title) for at, (src, title) in enumerate(titles.items())}
-        found = json.loads((self.out / "search.json").read_text(encoding="utf-8"))
-        found = [{"href": e["href"], "page": order[e["href"].partition("#")[0]][1], "name": Path(e["href"].partition("#")[0]).stem,
-                  "section": e["section"], "text": e["text"]} for e in found]
-        found.sort(key=lambda e: order[e["href"].partition("#")[0]][0])  # stable: sections keep their order
+        pages = [(self.pages[PurePosixPath(src)], title) for src, title in titles.items()]
+        order = {str(page.out): (at, page, title) for at, (page, title) in enumerate(pages)}
+        entries = []
+        for section in json.loads((self.out / "search.json").read_text(encoding="utf-8")):
+            at, page, title = order[section["href"].partition("#")[0]]
+            text = section["text"] if section["section"] else f"{page.front.get('description', '')} {section['text']}"
+            entries.append((at, {"href": section["href"], "page": title, "name": page.out.stem,
+                                 "section": section["section"], "text": text}))
+        found = [entry for _, entry in sorted(entries, key=lambda e: e[0])]  # sections keep their order
         (self.out / "search.json").write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
 
     def write_sitemap(self):
