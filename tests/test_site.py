@@ -241,7 +241,8 @@ def test_examples_are_true(reference):
     names, *_ = reference
     modules = {module: vars(importlib.import_module(f"specdec.{module}")) for module in names["NAMES"]}
     public = {name: modules[module][name] for module, words in names["NAMES"].items() for name in words}
-    given = {k: v for k, v in names.items() if k in "torch target draft text ids drafter pair result p q P Q greedy sampled source Transform".split()}
+    words = "torch target draft text ids drafter pair result p q P Q greedy sampled source Transform"
+    given = {name: names[name] for name in words.split()}
     wrong = {}
     for _, parts in names["reference"]():
         for module, words in parts.items():
@@ -311,7 +312,8 @@ def test_pages_begin_with_their_idea():
     "Imports are folded into one line, exported code bears its module's name, what it exports stands at the end."
     entry = {"output_type": "execute_result", "data": {"text/markdown": ENTRY.splitlines(keepends=True)}}
     title = {"cell_type": "markdown", "metadata": {}, "source": "# heads"}
-    cells = [title, cell(EXPORTED + "import os"), cell("from x import y"), cell("import matplotlib", printed("a warning")),
+    cells = [title, cell(EXPORTED + "import os"), cell("from x import y"),
+             cell("import matplotlib", printed("a warning")),
              cell("#| echo: false\n#| output: asis\nshow_doc(Head)", entry), cell(EXPORTED + "class Head: ..."),
              cell("Head()", printed("a\n"), printed("b\n", "c"))]
     shown = site_tool().for_readers(cells, "drafters.heads")

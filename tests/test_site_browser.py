@@ -1,5 +1,5 @@
-"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and what one does with a
-keyboard."""
+"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and what one does there
+with a keyboard."""
 import io
 import json
 import re
@@ -80,8 +80,9 @@ AUDIT = """() => {
     unnamed: [...document.querySelectorAll('img')].filter((i) => !i.alt.trim()).map((i) => i.src),
     missing: [...document.images].filter((i) => i.complete && !i.naturalWidth).map((i) => i.src),
     math: [...document.querySelectorAll('.katex-error')].map((e) => e.textContent),
-    unlabelled: [...document.querySelectorAll('button, input, select, a[href]')].filter((e) => e.checkVisibility({visibilityProperty: true}) &&
-      !(e.innerText || e.value || '').trim() && !e.title && !e.ariaLabel && !e.placeholder
+    unlabelled: [...document.querySelectorAll('button, input, select, a[href]')].filter((e) =>
+      e.checkVisibility({visibilityProperty: true}) && !(e.innerText || e.value || '').trim() && !e.title
+      && !e.ariaLabel && !e.placeholder
       && !(e.labels && e.labels.length) && !e.querySelector('img[alt]')).map((e) => e.outerHTML.slice(0, 80)),
   };
 }"""
@@ -191,13 +192,15 @@ def test_page_fits_and_reads_well(audits, page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_has_room_to_read(audits, page):
-    "Nothing scrolls sideways but on a phone, where it fades; lines hold sixty letters; the page's contents are at hand."
+    """Nothing scrolls sideways but on a phone, where it fades; a line holds sixty letters; the page's contents are at
+    hand."""
     for (width, scheme), seen in audits[page][-2].items():
         at = f"{width} px, {scheme}"
         assert seen["wide"] <= 0, f"{at}: the page scrolls sideways by {seen['wide']} px"
         assert seen["code"] == [] or width < 768, f"{at}: code scrolls sideways: {seen['code']}"
         assert seen["silent"] == [], f"{at}: scrolls sideways, does not show it: {seen['silent']}"
-        assert seen["column"] >= 60 or (width < 768 and seen["share"] > .9), f"{at}: {seen['column']:.0f} letters a line"
+        phone = width < 768 and seen["share"] > .9
+        assert seen["column"] >= 60 or phone, f"{at}: {seen['column']:.0f} letters a line"
         assert seen["contents"] in ([None, None], [width == 1440, width != 1440]), at
 
 
@@ -358,8 +361,9 @@ def hits(tab, query: str) -> list[str]:
 
 @pytest.mark.parametrize("query, page", [
     ("install", "index.html#run-it"), ("EAGLE", "drafters/heads.html"), ("kvcache", "path/kvcache.html"),
-    ("exact", "path/rejection.html"), ("residual", "path/rejection.html#api-residual"), ("vLLM", "drafters/published.html"),
-    ("symbols", "symbols.html"), ("playground", "use/playground.html"), ("command line", "use/cli.html"),
+    ("exact", "path/rejection.html"), ("residual", "path/rejection.html#api-residual"),
+    ("vLLM", "drafters/published.html"), ("symbols", "symbols.html"),
+    ("playground", "use/playground.html"), ("command line", "use/cli.html"),
     ("top-k", "engine/sampling.html"), ("check_verify", "lossless/conformance.html#api-check_verify"),
     ("train drafter", "drafters/distill.html"), ("Reference", "use/reference.html"), ("speedup", "path/speedup.html"),
 ])

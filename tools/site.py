@@ -167,7 +167,8 @@ def for_readers(cells: list[dict], module: str | None) -> list[dict]:
             for anchor in sorted({name.lower() for name in named(bare) & documented} - anchored):
                 shown.append(markdown_cell(f'<div id="{anchor}" class="built"></div>'))
                 anchored.add(anchor)
-            code = EXPORTED.replace("Exported source", f"specdec/{module.replace('.', '/')}.py") + bare if module else code
+            file = f"specdec/{module.replace('.', '/')}.py" if module else "Exported source"
+            code = EXPORTED.replace("Exported source", file) + bare
         shown.append({**cell, "source": code, "outputs": joined(cell.get("outputs", []))})
     return shown + [markdown_cell("## API\n\n" + "\n\n".join(entries))] if entries else shown
 
@@ -215,37 +216,41 @@ class PageLayout(layout.Layout):
         "A page, or a track that folds, open where the reader is; what stands after its colon says what it is for."
         if item.section:
             name, _, purpose = item.text.partition(": ")
-            here = item.contains(self.page) or self.page.out.name == "index.html" and item is self.sidebar["items"][2]
+            tracks = [track for track in self.sidebar["items"] if track.section]
+            here = item.contains(self.page) or (self.page.out.name == "index.html" and item is tracks[0])
             head = Summary(Span(Safe(name), cls="track"), *([Span(Safe(purpose), cls="purpose")] if purpose else []))
             inside = Ul(*[self.side_item(child, depth + 1) for child in item.children], cls="list-unstyled")
             return Li(Details(head, inside, open=here), cls="sidebar-item")
         here = {"aria-current": "page"} if item.page is self.page else {}
-        return Li(A(*self.label(item), href=self.href(item.href), cls=f"sidebar-link{' active' if here else ''}", **here),
-                  cls="sidebar-item")
+        look = f"sidebar-link{' active' if here else ''}"
+        return Li(A(*self.label(item), href=self.href(item.href), cls=look, **here), cls="sidebar-item")
 
     def scheme_button(self) -> Button:
         "Light or dark: the icon shows what one gets."
         return Button(icon("moon-stars", "sun"), type="button", cls="site-scheme", aria_label="Light or dark",
                       title="Light or dark", onclick="smalldocsToggleScheme()")
 
+    def home(self) -> A:
+        "The way to the front page."
+        return A(self.web["title"], href=self.offset() or "./", cls="site-title")
+
     def sidebar_html(self, toc: list | None = None) -> list:
         "Title, light or dark, search, and all pages."
-        search = Div(icon("search"), Safe('<input type="search" placeholder="Search" aria-label="Search" autocomplete="off">'),
-                     Div(cls="site-results", hidden=True), cls="site-search")
-        title = A(self.web["title"], href=self.offset() or "./", cls="site-title")
+        field = Safe('<input type="search" placeholder="Search" aria-label="Search" autocomplete="off">')
+        search = Div(icon("search"), field, Div(cls="site-results", hidden=True), cls="site-search")
         pages = Ul(*[self.side_item(item, 1) for item in self.sidebar["items"]], cls="list-unstyled")
-        return [Nav(Div(title, self.scheme_button(), cls="site-head"), search, pages, id="quarto-sidebar",
+        return [Nav(Div(self.home(), self.scheme_button(), cls="site-head"), search, pages, id="quarto-sidebar",
                     cls="sidebar sidebar-navigation docked", aria_label="All pages"),
                 Div(id="quarto-sidebar-glass")]
 
     def secondary_nav(self) -> list:
         "The bar of a narrower window: all pages, where one is, search, light or dark, and what is on this page."
-        menu = Button(icon("list"), type="button", cls="site-menu", aria_controls="quarto-sidebar", aria_label="All pages",
-                      aria_expanded="false")
+        menu = Button(icon("list"), type="button", cls="site-menu", aria_controls="quarto-sidebar",
+                      aria_label="All pages", aria_expanded="false")
         find = Button(icon("search"), type="button", cls="site-find", aria_label="Search")
-        where = self.crumbs_html("quarto-page-breadcrumbs") or [A(self.web["title"], href="./", cls="site-title")]
-        contents = [Details(Summary(icon("list-nested"), Span("On this page"), aria_label="On this page"), part, cls="page-contents")
-                    for part in self.toc(body=True, ids=False)]
+        where = self.crumbs_html("quarto-page-breadcrumbs") or [self.home()]
+        button = Summary(icon("list-nested"), Span("On this page"))
+        contents = [Details(button, part, cls="page-contents") for part in self.toc(body=True, ids=False)]
         return [Div(menu, *where, find, self.scheme_button(), *contents, cls="site-bar")]
 
     def crumbs_html(self, cls: str) -> list:
@@ -267,7 +272,8 @@ class PageLayout(layout.Layout):
             inner = [arrow, " ", words] if side == "previous" else [words, " ", arrow]
             return Div(A(*inner, href=self.href(order[n].href), cls="pagination-link"), cls=f"nav-page nav-page-{side}")
 
-        return [Nav(link(at - 1, "previous"), link(at + 1, "next"), cls="page-navigation", aria_label="Before and after")]
+        around = link(at - 1, "previous"), link(at + 1, "next")
+        return [Nav(*around, cls="page-navigation", aria_label="Before and after")]
 
     def search_on(self) -> bool:
         "Ours looks for words first, and needs no library."
