@@ -103,8 +103,13 @@ LAYOUT = """async () => {
   const over = (e) => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX);
   const boxes = [...main.querySelectorAll('pre, code, .cell-output, .sd-table, table, .katex-display')];
   const scrolling = boxes.filter((e) => shown(e) && over(e));
-  const words = (e) => e.textContent.trim().slice(0, 60);
+  const words = (e) => (e.textContent.trim() || e.outerHTML).slice(0, 60);
+  const inside = (e) => e !== main && (['auto', 'scroll', 'hidden'].includes(getComputedStyle(e).overflowX)
+    || inside(e.parentElement));
+  const blocks = [...main.querySelectorAll('p, pre, div, table, img, details, summary, ul, ol, h1, h2, h3')];
+  const cut = blocks.filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !inside(e) && shown(e));
   return {
+    cut: cut.map(words),
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, column, share,
     code: scrolling.filter((e) => e.matches('pre, code')).map(words),
     silent: scrolling.filter((e) => getComputedStyle(e).maskImage === 'none' || e.tabIndex < 0).map(words),
@@ -197,6 +202,7 @@ def test_page_has_room_to_read(audits, page):
     for (width, scheme), seen in audits[page][-2].items():
         at = f"{width} px, {scheme}"
         assert seen["wide"] <= 0, f"{at}: the page scrolls sideways by {seen['wide']} px"
+        assert seen["cut"] == [], f"{at}: reaches beyond the window"
         assert seen["code"] == [] or width < 768, f"{at}: code scrolls sideways: {seen['code']}"
         assert seen["silent"] == [], f"{at}: scrolls sideways, does not show it: {seen['silent']}"
         phone = width < 768 and seen["share"] > .9
@@ -211,7 +217,7 @@ def test_shape_finds_what_it_looks_for(browser, tmp_path):
         + "x" * 200 + """</pre><div style="width:3000px">wide</div></main>"""
     )
     seen = Visit(browser, (tmp_path / "bad.html").as_uri()).shape(1440)
-    assert seen["column"] < 60 and seen["wide"] > 0 and len(seen["code"]) == len(seen["silent"]) == 1
+    assert seen["column"] < 60 and seen["wide"] > 0 and seen["cut"] == ["wide"] and len(seen["code"]) == len(seen["silent"]) == 1
     assert seen["contents"] == [None, None]
 
 
@@ -403,7 +409,7 @@ def test_contents_fold_into_a_button(browser, site, width):
     tab = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
     tab.goto(f"{site}/path/rejection.html")
     button, contents = tab.locator(".page-contents > summary"), tab.locator(".page-contents nav")
-    assert button.inner_text() == "On this page" and not contents.is_visible()
+    assert button.inner_text() == "Contents" and not contents.is_visible()
     button.click()
     box = contents.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= width

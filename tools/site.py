@@ -249,7 +249,7 @@ class PageLayout(layout.Layout):
                       aria_label="All pages", aria_expanded="false")
         find = Button(icon("search"), type="button", cls="site-find", aria_label="Search")
         where = self.crumbs_html("quarto-page-breadcrumbs") or [self.home()]
-        button = Summary(icon("list-nested"), Span("On this page"))
+        button = Summary(icon("list-nested"), Span("Contents"))
         contents = [Details(button, part, cls="page-contents") for part in self.toc(body=True, ids=False)]
         return [Div(menu, *where, find, self.scheme_button(), *contents, cls="site-bar")]
 
