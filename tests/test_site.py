@@ -1,24 +1,31 @@
 """The checks of the documentation site and of the README find what they are there to find."""
+import ast
+import builtins
 import importlib.util
+import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from fractions import Fraction
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 import yaml
 from bs4 import BeautifulSoup
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import specdec
 from specdec.adapter import TransformersLM
 from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
 from specdec.drafters.base import ModelDrafter
+from specdec.rejection import residual
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
@@ -151,9 +158,10 @@ def test_readme_refuses_what_it_cannot_show():
 
 def test_a_page_that_nobody_lists_stops_the_build(capsys):
     site = site_tool()
-    site.check_sidebar(
-        site.sidebar_entries(["a.ipynb", {"section": "x", "contents": ["b.ipynb"]}]), {"a.ipynb", "b.ipynb"}
-    )
+    titles = site.sidebar_titles([{"text": "A", "href": "a.ipynb"},
+                                  {"section": "x: y", "contents": [{"text": "B", "href": "b.ipynb"}]}])
+    assert titles == {"a.ipynb": "A", "b.ipynb": "B"}
+    site.check_sidebar(list(titles), {"a.ipynb", "b.ipynb"})
     with pytest.raises(SystemExit, match="c.ipynb is not in"): site.check_sidebar(["a.ipynb"], {"a.ipynb", "c.ipynb"})
     with pytest.raises(SystemExit, match="b.ipynb, which does not exist"):
         site.check_sidebar(["a.ipynb", "b.ipynb"], {"a.ipynb"})
@@ -161,51 +169,173 @@ def test_a_page_that_nobody_lists_stops_the_build(capsys):
 
 def test_notebooks_stand_in_the_sidebar_in_their_order():
     sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    listed = [Path(name) for name in site_tool().sidebar_entries(sidebar["contents"])]
+    listed = [Path(name) for name in site_tool().sidebar_titles(sidebar["contents"])]
     for track in ("path", "drafters", "lossless", "engine", "bench", "use"):
         numbered = [name.name for name in listed if name.parent.name == track and name.name[0].isdigit()]
         assert numbered == sorted(numbered) and len(numbered) > 2, track
 
 
-def test_reference_lists_what_the_package_exports(monkeypatch):
+@pytest.fixture(scope="module")
+def reference():
+    "What the cells of the reference define, and its table as saved and as it would be now."
     cells = [
         cell
         for cell in nbformat.read(ROOT / "nbs" / "use" / "reference.ipynb", as_version=4).cells
         if cell.cell_type == "code" and cell.id not in (badges.BADGE_ID, badges.INSTALL_ID)
     ]
-    monkeypatch.chdir(ROOT / "nbs" / "use")
-    names = {}
-    for cell in cells[:-1]: exec(cell.source, names)
-    *before, last = cells[-1].source.splitlines()
-    exec("\n".join(before), names)
-    assert (
-        cells[-1].outputs[0].data["text/markdown"] == eval(last, names).data
-    ), "nbs/use/reference.ipynb is stale: run it again"
+    names, before = {}, os.getcwd()
+    os.chdir(ROOT / "nbs" / "use")
+    try:
+        for cell in cells[:-1]: exec(cell.source, names)
+        *lines, last = cells[-1].source.splitlines()
+        exec("\n".join(lines), names)
+        now = eval(last, names).data
+    finally:
+        os.chdir(before)
+    return names, cells[-1].outputs[0].data["text/markdown"], now
+
+
+def test_reference_lists_what_the_package_exports(reference):
+    _, saved, now = reference
+    assert saved == now, "nbs/use/reference.ipynb is stale: run it again"
+
+
+def test_reference_says_every_public_name_once(reference):
+    "What `import specdec` gives comes first, everything else under the task of its module."
+    names, _, now = reference
+    listed = re.findall(r"^\| \[(\w+)\]\(([^)#]+)", now, re.M)
+    public = {(name, names["link"](module)) for module, words in names["NAMES"].items()
+              for name, said in words.items() if said is not None}
+    assert len(listed) == len(set(listed)) and set(listed) == public
+    assert {name for name, _ in listed[: len(specdec.__all__)]} == set(specdec.__all__)
+
+
+def test_every_public_name_is_explained_and_has_an_example(reference):
+    "A name without a docstring (a constant without a comment), or without a line in EXAMPLES, is said here."
+    names, *_ = reference
+    parts = [(module, name, said) for _, modules in names["reference"]() for module, words in modules.items()
+             for name, said in words.items()]
+    unsaid = [f"{module}.{name}" for module, name, said in parts if not said]
+    lacking = [f"{module}.{name}" for module, name, _ in parts if name not in names["EXAMPLES"].get(module, {})]
+    assert not unsaid, f"no docstring, or no comment beside a constant: {', '.join(unsaid)}"
+    assert not lacking, f"no line in EXAMPLES of nbs/use/reference.ipynb: {', '.join(lacking)}"
+
+
+def problem_with(line: str, name: str, known: dict, run: bool) -> str | None:
+    "What is wrong with a line of example: it does not use its name, calls something as it can't be called, or fails."
+    tree = ast.parse(line)
+    words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if name not in words | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}: return "not used"
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        plain = not any(isinstance(a, ast.Starred) for a in call.args) and all(k.arg for k in call.keywords)
+        if call.func.id not in known or not plain or call.func.id in vars(builtins): continue
+        try: inspect.signature(known[call.func.id]).bind(*call.args, **{k.arg: k.value for k in call.keywords})
+        except (TypeError, ValueError) as error: return f"{call.func.id}: {error}"
+    try: exec(line if run else "", dict(known))
+    except Exception as error: return f"{type(error).__name__}: {error}"
+    return None
+
+
+def test_examples_are_true(reference):
+    "Every line runs, on the real default model, but for those that take long; these can be called as they say."
+    names, *_ = reference
+    modules = {module: vars(importlib.import_module(f"specdec.{module}")) for module in names["NAMES"]}
+    public = {name: modules[module][name] for module, words in names["NAMES"].items() for name in words}
+    words = "torch target draft text ids drafter pair result p q P Q greedy sampled source Transform"
+    given = {name: names[name] for name in words.split()}
+    wrong = {}
+    for _, parts in names["reference"]():
+        for module, words in parts.items():
+            own = {name: modules[module or names["HOME"][name]][name] for name in words}
+            known = {**public, **own, **given, "specdec": specdec, "np": np, "Fraction": Fraction, "Path": Path}
+            for name in words:
+                line = names["EXAMPLES"].get(module, {}).get(name)
+                problem = line and problem_with(line, name, known, name not in names["NOT_RUN"])
+                if problem: wrong[f"{module}.{name}"] = problem
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("line, run, says", [
+    ("residual(p, q)", True, None), ("residual(p)", False, "missing"), ("residual(p, q, r=1)", False, "unexpected"),
+    ("residual(p, 'q')", True, "TypeError"), ("p", True, "not used"), ("residual(p, missing)", True, "NameError"),
+])
+def test_wrong_examples_are_noticed(line, run, says):
+    known = {"residual": residual, "p": torch.tensor([.5, .5]), "q": torch.tensor([.2, .8])}
+    found = problem_with(line, "residual", known, run)
+    assert found is None if says is None else says in found
+
+
+# What those see with whom a page is shared
+
+@pytest.mark.parametrize("page", ["index.html", "path/rejection.html", "use/reference.html"])
+def test_pages_carry_a_card_for_those_who_share_them(page):
+    docs, address = ROOT / "docs", "https://specdec.github.io/specdec"
+    soup = BeautifulSoup((docs / page).read_text(encoding="utf-8"), "html.parser")
+    card = {tag["property"]: tag["content"] for tag in soup.find_all("meta", property=True)}
+    assert card["og:image"] == f"{address}/images/card.png" and (docs / "images" / "card.png").is_file()
+    assert card["og:url"] == f"{address}/{page}".removesuffix("index.html") and card["og:type"] == "website"
+    assert len(card["og:description"]) > 40 and card["og:image:alt"]
+    assert card["og:title"] == {"index.html": "specdec", "path/rejection.html": "Why it is exact · rejection",
+                                "use/reference.html": "Every public name · reference"}[page]
 
 
 # What the build adds to its renderer
 
-def test_headings_leave_out_no_level():
-    site = site_tool()
-    page = (
-        '<aside><h3 class="a">n</h3></aside><main><h1>t</h1><h3 id="f" class="anchored">f</h3><p>x</p><h2>s</h2><h3'
-        ' class="anchored">g</h3></main>'
-    )
-    assert site.in_order(page) == page.replace(
-        '<h3 id="f" class="anchored">f</h3>', '<h2 id="f" class="h3 anchored">f</h2>'
-    )
-    assert "<h3" not in site.in_order('<main><h1>t</h1><h3 class="anchored">f</h3></main>')
+EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'
+ENTRY = """---
+
+[source](https://example.org/heads.py#L1){target="_blank"}
+
+### Head
+
+```python
+def Head(
+    *args, **kwargs
+):
+```
+
+*One layer,*
+and its norm."""
 
 
-def test_cells_of_imports_are_folded_and_no_others():
-    fold = site_tool().fold_imports
-    cell = (
-        '<details open="" class="code-fold">\n<summary>Exported source</summary>\n<pre><code>{}</code></pre></details>'
-    )
-    imports, function = cell.format('<span>import</span> os\nfrom x import y'), cell.format(
-        "import os\ndef f(a): return a &lt; 1"
-    )
-    assert fold(imports + function) == imports.replace(' open=""', "") + function
+def cell(source: str, *outputs: dict) -> dict:
+    "A code cell as nbdev hands it on."
+    return {"cell_type": "code", "metadata": {}, "source": source, "outputs": list(outputs)}
+
+
+def printed(*words: str) -> dict:
+    "What a cell printed."
+    return {"output_type": "stream", "name": "stdout", "text": list(words)}
+
+
+def test_pages_begin_with_their_idea():
+    "Imports are folded into one line, exported code bears its module's name, what it exports stands at the end."
+    entry = {"output_type": "execute_result", "data": {"text/markdown": ENTRY.splitlines(keepends=True)}}
+    title = {"cell_type": "markdown", "metadata": {}, "source": "# heads"}
+    cells = [title, cell(EXPORTED + "import os"), cell("from x import y"),
+             cell("import matplotlib", printed("a warning")),
+             cell("#| echo: false\n#| output: asis\nshow_doc(Head)", entry), cell(EXPORTED + "class Head: ..."),
+             cell("Head()", printed("a\n"), printed("b\n", "c"))]
+    shown = site_tool().for_readers(cells, "drafters.heads")
+    sources = ["".join(c["source"]) for c in shown]
+    fold = '#| code-fold: true\n#| code-summary: "Imports"\n'
+    assert sources == [
+        "# heads", fold + "import os\n\nfrom x import y", "import matplotlib", '<div id="head" class="built"></div>',
+        EXPORTED.replace("Exported source", "specdec/drafters/heads.py") + "class Head: ...", "Head()",
+        "## API\n\n### Head {#api-head}\n\n\nOne layer,\nand its norm.\n\n[source](https://example.org/heads.py#L1)",
+    ]
+    assert shown[5]["outputs"] == [{**printed(), "text": "a\nb\nc"}]
+
+
+def test_entries_of_names_built_elsewhere_keep_their_address():
+    entry = {"output_type": "execute_result", "data": {"text/markdown": ENTRY}}
+    shown = site_tool().for_readers([cell("#| echo: false\n#| output: asis\nshow_doc(Head)", entry)], None)
+    assert len(shown) == 1 and "### Head\n" in shown[0]["source"] and "#api-" not in shown[0]["source"]
+
+
+def test_what_is_not_python_is_left_alone():
+    cells = [cell("!pip list"), cell("")]
+    assert [c["source"] for c in site_tool().for_readers(cells, None)] == ["!pip list", ""]
 
 
 def test_options_need_no_quotes():

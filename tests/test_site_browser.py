@@ -1,5 +1,6 @@
-"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and the sliders by
-keyboard."""
+"""The committed site in a real browser: every page, light and dark, at phone and desktop width, and what one does there
+with a keyboard."""
+import io
 import json
 import re
 from pathlib import Path
@@ -49,12 +50,19 @@ AUDIT = """() => {
       seen.set(element, Number(getComputedStyle(element).opacity) * opacity(element.parentElement));
     return seen.get(element);
   };
+  const looked = new Map();  // pieces of code of one kind look the same in one block
+  const alike = (element) => {
+    const block = element.parentElement;
+    if (!block.matches('code.sourceCode')) return false;
+    if (!looked.has(block)) looked.set(block, new Set());
+    return looked.get(block).has(element.className) || !looked.get(block).add(element.className);
+  };
   const faint = new Map();
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement, words = walker.currentNode.textContent.trim();
     const aside = element.closest('script, style, .katex-mathml, [aria-hidden=true], :disabled');
-    if (!words || aside || !element.checkVisibility({visibilityProperty: true})) continue;
+    if (!words || aside || alike(element) || !element.checkVisibility({visibilityProperty: true})) continue;
     const style = getComputedStyle(element), back = background(element), [r, g, b, a] = parse(style.color);
     const [x, y] = [luminance(over([r, g, b, a * opacity(element)], back)), luminance(back)];
     const ratio = (Math.max(x, y) + .05) / (Math.min(x, y) + .05), size = parseFloat(style.fontSize);
@@ -72,11 +80,43 @@ AUDIT = """() => {
     unnamed: [...document.querySelectorAll('img')].filter((i) => !i.alt.trim()).map((i) => i.src),
     missing: [...document.images].filter((i) => i.complete && !i.naturalWidth).map((i) => i.src),
     math: [...document.querySelectorAll('.katex-error')].map((e) => e.textContent),
-    unlabelled: [...document.querySelectorAll('button, input, select, a[href]')].filter((e) => e.checkVisibility() &&
-      !(e.innerText || e.value || '').trim() && !e.title && !e.ariaLabel && !e.placeholder
+    unlabelled: [...document.querySelectorAll('button, input, select, a[href]')].filter((e) =>
+      e.checkVisibility({visibilityProperty: true}) && !(e.innerText || e.value || '').trim() && !e.title
+      && !e.ariaLabel && !e.placeholder
       && !(e.labels && e.labels.length) && !e.querySelector('img[alt]')).map((e) => e.outerHTML.slice(0, 80)),
   };
 }"""
+
+# Runs in the page, after the page has heard of its new width. Code that scrolls sideways; what else does and does not
+# say so by a fade; how many letters a line of text holds; what leads to the page's contents.
+LAYOUT = """async () => {
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+  const main = document.querySelector('main'), shown = (e) => e && e.checkVisibility({visibilityProperty: true});
+  const probe = document.createElement('p'), letters = document.createElement('span');
+  letters.textContent = 'The target, a big model, has a distribution over the next word. '.repeat(3);
+  letters.style.whiteSpace = 'nowrap';
+  probe.append(letters);
+  main.append(probe);
+  const column = probe.clientWidth / (letters.getBoundingClientRect().width / letters.textContent.length);
+  const share = probe.clientWidth / innerWidth;
+  probe.remove();
+  const over = (e) => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX);
+  const boxes = [...main.querySelectorAll('pre, code, .cell-output, .sd-table, table, .katex-display')];
+  const scrolling = boxes.filter((e) => shown(e) && over(e));
+  const words = (e) => (e.textContent.trim() || e.outerHTML).slice(0, 60);
+  const inside = (e) => e !== main && (['auto', 'scroll', 'hidden'].includes(getComputedStyle(e).overflowX)
+    || inside(e.parentElement));
+  const blocks = [...main.querySelectorAll('p, pre, div, table, img, details, summary, ul, ol, h1, h2, h3')];
+  const cut = blocks.filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !inside(e) && shown(e));
+  return {
+    cut: cut.map(words),
+    wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, column, share,
+    code: scrolling.filter((e) => e.matches('pre, code')).map(words),
+    silent: scrolling.filter((e) => getComputedStyle(e).maskImage === 'none' || e.tabIndex < 0).map(words),
+    contents: [shown(document.querySelector('#TOC')), shown(document.querySelector('.page-contents > summary'))],
+  };
+}"""
+WIDTHS, SCHEMES = (390, 992, 1024, 1440), ("light", "dark")
 
 
 class Visit:
@@ -103,31 +143,42 @@ class Visit:
     def audit(self, width: int, scheme: str) -> dict:
         "What is wrong with the page at that width and in that colour scheme."
         self.tab.set_viewport_size({"width": width, "height": 900})
-        # no colour fades from one to the other while we look
+        self.paint(scheme)
+        return self.tab.evaluate(AUDIT)
+
+    def paint(self, scheme: str) -> None:
+        "Light or dark; no colour fades from one to the other while we look."
         self.tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         self.tab.wait_for_function(
             "dark => !window.smalldocsToggleScheme || document.documentElement.classList.contains('quarto-dark') ==="
             " dark",
             arg=scheme == "dark",
         )
-        return self.tab.evaluate(AUDIT)
+
+    def shape(self, width: int) -> dict:
+        "How the page lies in a window of that width."
+        self.tab.set_viewport_size({"width": width, "height": 900})
+        return self.tab.evaluate(LAYOUT)
 
 
 @pytest.fixture(scope="module")
 def audits(browser, site):
-    "Every page, loaded once, and looked at both ways: narrow and light, wide and dark."
+    "Every page, loaded once, and looked at in both schemes and in windows of every width."
     found, visit = {}, Visit(browser, "about:blank")
     for page in PAGES:
         visit.go(f"{site}/{page}")
-        looks = visit.audit(360, "light"), visit.audit(1280, "dark")
-        found[page] = visit.said, visit.fetched, visit.bytes, looks
+        looks, shapes = [], {}
+        for scheme, width in zip(SCHEMES, (360, 1280)):
+            looks.append(visit.audit(width, scheme))
+            shapes |= {(width, scheme): visit.shape(width) for width in WIDTHS}
+        found[page] = visit.said, visit.fetched, visit.bytes, shapes, looks
     visit.tab.close()
     return found
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_is_quiet_and_light(audits, site, page):
-    said, fetched, size, _ = audits[page]
+    said, fetched, size, *_ = audits[page]
     assert said == []
     assert [
         url for url in fetched if urlsplit(url).netloc != urlsplit(site).netloc and not url.startswith("data:")
@@ -142,6 +193,33 @@ def test_page_fits_and_reads_well(audits, page):
         assert seen["faint"] == [], scheme
         assert seen["skipped"] == [] and seen["titles"] == 1, "headings out of order"
         assert seen["unnamed"] == [] and seen["missing"] == [] and seen["math"] == [] and seen["unlabelled"] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_has_room_to_read(audits, page):
+    """Nothing scrolls sideways but on a phone, where it fades; a line holds sixty letters; the page's contents are at
+    hand."""
+    for (width, scheme), seen in audits[page][-2].items():
+        at = f"{width} px, {scheme}"
+        assert seen["wide"] <= 0, f"{at}: the page scrolls sideways by {seen['wide']} px"
+        assert seen["cut"] == [], f"{at}: reaches beyond the window"
+        assert seen["code"] == [] or width < 768, f"{at}: code scrolls sideways: {seen['code']}"
+        assert seen["silent"] == [], f"{at}: scrolls sideways, does not show it: {seen['silent']}"
+        phone = width < 768 and seen["share"] > .9
+        assert seen["column"] >= 60 or phone, f"{at}: {seen['column']:.0f} letters a line"
+        assert seen["contents"] in ([None, None], [width == 1440, width != 1440]), at
+
+
+def test_shape_finds_what_it_looks_for(browser, tmp_path):
+    "The negative control: a narrow column, code that scrolls and says nothing, a page that scrolls, no contents."
+    (tmp_path / "bad.html").write_text(
+        """<main style="width:300px"><p>x</p><pre style="overflow-x:auto">"""
+        + "x" * 200 + """</pre><div style="width:3000px">wide</div></main>"""
+    )
+    seen = Visit(browser, (tmp_path / "bad.html").as_uri()).shape(1440)
+    assert seen["column"] < 60 and seen["wide"] > 0 and seen["cut"] == ["wide"]
+    assert len(seen["code"]) == len(seen["silent"]) == 1
+    assert seen["contents"] == [None, None]
 
 
 def test_audit_finds_what_it_looks_for(browser, tmp_path):
@@ -270,29 +348,152 @@ def test_lost_data_leaves_the_picture_and_says_so(browser, site):
     tab.close()
 
 
-def test_search_finds_and_leads(browser, site):
-    visit = Visit(browser, f"{site}/index.html", viewport={"width": 1280, "height": 900})
-    visit.tab.locator("input[type=search], .sidebar-search input").first.fill("residual")
-    result = visit.tab.locator(".smalldocs-search-results a").first
-    result.wait_for()
-    result.click()
-    visit.tab.wait_for_load_state()
-    assert not visit.tab.url.endswith("index.html") and visit.said == []
+@pytest.fixture
+def front(browser, site):
+    "The front page in a wide window."
+    visit = Visit(browser, f"{site}/index.html", viewport={"width": 1440, "height": 900})
+    yield visit.tab
+    assert visit.said == []
     visit.tab.close()
 
 
+def hits(tab, query: str) -> list[str]:
+    "Where the results of a search lead, best first."
+    tab.locator(".site-search input").fill("")
+    tab.locator(".site-results").wait_for(state="hidden")
+    tab.locator(".site-search input").fill(query)
+    tab.locator(".site-results > *").first.wait_for()
+    return tab.eval_on_selector_all(".site-results a", "links => links.map(a => a.getAttribute('href').slice(2))")
+
+
+@pytest.mark.parametrize("query, page", [
+    ("install", "index.html#run-it"), ("EAGLE", "drafters/heads.html"), ("kvcache", "path/kvcache.html"),
+    ("exact", "path/rejection.html"), ("residual", "path/rejection.html#api-residual"),
+    ("vLLM", "drafters/published.html"), ("symbols", "symbols.html"),
+    ("playground", "use/playground.html"), ("command line", "use/cli.html"),
+    ("top-k", "engine/sampling.html"), ("check_verify", "lossless/conformance.html#api-check_verify"),
+    ("train drafter", "drafters/distill.html"), ("Reference", "use/reference.html"), ("speedup", "path/speedup.html"),
+])
+def test_search_finds_what_one_means(front, query, page):
+    assert page in hits(front, query)[:3]
+
+
+def test_search_needs_every_word_and_says_when_there_is_none(front):
+    assert hits(front, "residual zebra") == []
+    assert front.locator(".result-none").is_visible()
+    pages = [hit.partition("#")[0] for hit in hits(front, "drafter")]
+    assert len(pages) == 12 and max(map(pages.count, pages)) == 2
+
+
+def test_search_by_keyboard_leads_to_the_page(front):
+    front.keyboard.press("/")
+    front.keyboard.type("accept or resample")
+    front.locator(".site-results a").first.wait_for()
+    assert front.locator(".site-results mark").count() > 2
+    front.keyboard.press("ArrowDown")
+    front.keyboard.press("Enter")
+    front.wait_for_url("**/path/rejection.html*")
+
+
+def test_skip_link_leads_past_the_sidebar(front):
+    front.keyboard.press("Tab")
+    skip = front.locator(".site-skip")
+    assert skip.evaluate("e => e === document.activeElement") and skip.bounding_box()["x"] >= 0
+    front.keyboard.press("Enter")
+    front.keyboard.press("Tab")
+    assert front.evaluate("document.querySelector('main').contains(document.activeElement)")
+    assert skip.bounding_box()["x"] < 0  # out of sight again
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1280])
+def test_contents_fold_into_a_button(browser, site, width):
+    tab = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
+    tab.goto(f"{site}/path/rejection.html")
+    button, contents = tab.locator(".page-contents > summary"), tab.locator(".page-contents nav")
+    assert button.inner_text() == "Contents" and not contents.is_visible()
+    button.click()
+    box = contents.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    tab.keyboard.press("Escape")
+    assert not contents.is_visible()
+    button.click()
+    contents.get_by_role("link", name="Two areas").click()
+    assert tab.url.endswith("#two-areas") and not contents.is_visible()
+    heading = tab.get_by_role("heading", name="Two areas").bounding_box()["y"]
+    assert tab.locator(".site-bar").bounding_box()["height"] < heading < 200  # not hidden under the bar
+    tab.close()
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_all_pages_fold_into_a_menu(browser, site, width):
+    tab = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
+    tab.goto(f"{site}/path/rejection.html")
+    menu, sidebar = tab.locator(".site-menu"), tab.locator("#quarto-sidebar")
+    assert not sidebar.is_visible() and menu.get_attribute("aria-expanded") == "false"
+    menu.click()
+    assert sidebar.is_visible() and menu.get_attribute("aria-expanded") == "true"
+    assert sidebar.evaluate("e => e.contains(document.activeElement)")
+    tab.keyboard.press("Escape")
+    sidebar.wait_for(state="hidden")
+    tab.locator(".site-find").click()
+    assert sidebar.is_visible() and tab.evaluate("document.activeElement.type") == "search"
+    tab.close()
+
+
+def test_sidebar_speaks_to_people(front):
+    "A title beside each notebook's name, a line on what each track is for, and the track open where one is."
+    tracks = front.locator("#quarto-sidebar summary")
+    assert tracks.count() > 5 and all("\n" in words for words in tracks.all_inner_texts())
+    front.get_by_role("link", name="Why it is exact rejection").click()
+    assert front.url.endswith("path/rejection.html") and front.title().startswith("Why it is exact")
+    assert front.locator("[aria-current=page]").inner_text().split("\n") == ["Why it is exact", "rejection"]
+    assert front.locator("#quarto-sidebar details[open]").count() == 1
+
+
 def test_scheme_toggle_changes_and_stays(browser, site):
-    context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900})
+    "It shows by an icon what one gets: a moon in the light, a sun in the dark."
+    context = browser.new_context(color_scheme="light", viewport={"width": 1440, "height": 900})
     tab = context.new_page()
     background = "getComputedStyle(document.body).backgroundColor"
     tab.goto(f"{site}/index.html")
-    light = tab.evaluate(background)
-    tab.locator(".quarto-color-scheme-toggle").first.click()
+    light, button = tab.evaluate(background), tab.locator("#quarto-sidebar .site-scheme")
+    moon, sun = button.locator(".bi-moon-stars"), button.locator(".bi-sun")
+    assert moon.is_visible() and not sun.is_visible() and moon.bounding_box()["width"] > 10
+    button.click()
     tab.wait_for_function(f"{background} !== '{light}'")
+    sun.wait_for()
+    assert not moon.is_visible()
     tab.goto(f"{site}/engine/core.html")
     tab.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
     assert tab.evaluate(background) != light
     context.close()
+
+
+def test_every_icon_has_its_sign(front):
+    signs = front.eval_on_selector_all(".bi", "all => all.map(e => getComputedStyle(e, '::before').content)")
+    assert len(signs) > 5 and all(len(sign) == 3 for sign in signs)  # a letter of the icons' font, in quotes
+
+
+@pytest.mark.parametrize("page", ["path/rejection.html", "path/speedup.html", "path/tour.html"])
+def test_figures_follow_the_scheme(browser, site, page):
+    from PIL import Image
+    visit = Visit(browser, f"{site}/{page}", viewport={"width": 1440, "height": 900})
+    figure, paper = visit.tab.locator("main .cell-output img").first, {}
+    for scheme in SCHEMES:
+        visit.paint(scheme)
+        paper[scheme] = Image.open(io.BytesIO(figure.screenshot())).convert("L").getpixel((5, 5))
+    visit.tab.close()
+    assert paper["light"] > 240 and paper["dark"] < 50
+
+
+def test_figures_on_a_phone_are_not_shrunk_away(browser, site):
+    "Their letters stay three quarters of their size: a figure scrolls inside its box instead."
+    tab = browser.new_page(viewport={"width": 390, "height": 900})
+    tab.goto(f"{site}/path/rejection.html")
+    shares = tab.eval_on_selector_all(
+        "main .cell-output img", "all => all.map(e => e.clientWidth / parseFloat(e.style.getPropertyValue('--drawn')))")
+    assert len(shares) > 1 and min(shares) >= .74
+    tab.close()
 
 
 def test_previous_and_next_visit_every_page_once(browser, site):

@@ -2,12 +2,14 @@
 
 nbdev turns the notebooks into pages with `show_doc` entries and links between names; Quarto usually renders those.
 Quarto is in no package registry, so here smalldocs renders the same sources, and this module adds what it lacks:
-nbdev's page names, KaTeX and fonts served from the site itself, and pictures as files named by their content.
-The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
+nbdev's page names, KaTeX and fonts served from the site itself, pictures as files named by their content, a sidebar
+with titles for people, and pages that begin with their idea: imports are folded, what a module exports is listed at the
+end. The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
 """
 import argparse
 import ast
 import inspect
+import json
 import logging
 import os
 import posixpath
@@ -16,13 +18,14 @@ import shutil
 import sys
 from base64 import b64decode, b64encode
 from hashlib import sha256
-from html import unescape
+from html import escape
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import yaml
 from fastcore import docments
+from fastcore.xml import A, Button, Details, Div, Li, Nav, Ol, Safe, Span, Summary, Ul
 from fontTools import subset
 from nbdev import processors
 from nbdev.config import get_config
@@ -42,6 +45,9 @@ ID = re.compile(r'\bid="([^"]+)"')
 ICON = re.compile(r'\.bi-([\w-]+)::before\{content:"[^"]*"\}')
 # nbdev links names in a signature's comments, where no link can be
 LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")
+EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'  # how nbdev marks an exported cell
+ENTRY = "#| echo: false\n#| output: asis\nshow_doc("  # and an entry on what it exports
+DRAWN_WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)(pt|px|)"')
 
 layout.KATEX = KATEX  # where pages look for KaTeX; `finish_pages` leads them there from their own folder
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # two bytes too many in the icons' font are none of our business
@@ -66,7 +72,9 @@ def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
     if svg is None:
         return smalldocs_output(output, options, n)
     data = b64encode(shorter_paths("".join(svg)).encode()).decode()
-    image = notebook.figure(f'<img src="data:image/svg+xml;base64,{data}" class="img-fluid">', options or {}, n)
+    drawn = DRAWN_WIDTH.search("".join(svg))
+    width = f' style="--drawn: {round(float(drawn[1]) * (4 / 3 if drawn[2] == "pt" else 1))}px"' if drawn else ""
+    image = notebook.figure(f'<img src="data:image/svg+xml;base64,{data}" class="img-fluid"{width}>', options or {}, n)
     return notebook.raw_html(f'<div class="cell-output cell-output-display">\n{image}\n</div>')
 
 
@@ -95,22 +103,243 @@ docments.signature = signature
 processors._hide_dirs.discard("exporti")  # a reader sees all code; `exporti` only keeps a name out of `__all__`
 
 
+
+# Notebooks, before they become pages
+
+def named(code: str) -> set[str]:
+    "The names that the statements of a cell define; none where it is not plain Python."
+    try: body = ast.parse(code).body
+    except SyntaxError: return set()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    targets = [t for node in body if isinstance(node, ast.Assign) for t in node.targets]
+    targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
+    return {node.name for node in body if isinstance(node, kinds)} | {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def only_imports(code: str) -> bool:
+    "Whether a cell holds imports and nothing else; the lines of `#|` and a file's docstring are not counted."
+    try: body = ast.parse(code).body
+    except SyntaxError: return False
+    return bool(body) and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+
+
+def markdown_cell(text: str) -> dict:
+    "A cell with that text."
+    return {"cell_type": "markdown", "metadata": {}, "source": text}
+
+
+def entry(cell: dict, built: set[str]) -> str | None:
+    """What a `show_doc` cell says: a heading, the signature, the docstring, the place in the repository. None for any
+    other cell. A name that was `built` on the page is found there, and its entry gets another anchor."""
+    if not "".join(cell["source"]).startswith(ENTRY): return None
+    text = "".join(cell["outputs"][0]["data"]["text/markdown"]).removeprefix("---\n\n")
+    link = re.match(r"(\[source\]\([^)]*\))\S* ?[^\n]*\n+", text)
+    if link: text = f"{text[link.end():].rstrip()}\n\n{link[1]}"
+    text = re.sub(r"```python\ndef \w+\(\n    \*args, \*\*kwargs\n\):\n```\n", "", text)  # of a protocol: says nothing
+    text = re.sub(r"^def ([A-Z]\w*\()", r"class \1", text, flags=re.M)  # nbdev shows how a class is called
+    text = re.sub(r"^\)->None:$", ")", text, flags=re.M)
+    text = re.sub(r"^\*([^*\n][^*]*?)\*(?=\n|\Z)", r"\1", text, flags=re.M)  # and slants a docstring's first line
+    name = re.search(r"^### (.+)$", text, re.M)
+    if name and name[1] in built: text = text.replace(name[0], f"{name[0]} {{#api-{name[1].lower()}}}", 1)
+    return text
+
+
+def for_readers(cells: list[dict], module: str | None) -> list[dict]:
+    """The cells in a reader's order: imports folded, one box for what one cell printed, exported code under the name of
+    its module, and the entries on what the module exports at the end."""
+    sources = ["".join(cell["source"]) for cell in cells]
+    built = set().union(*[named(code) for code in sources if code.startswith(EXPORTED)])
+    entries = [text for cell in cells if (text := entry(cell, built))]
+    documented = set(re.findall(r"^### (\w+) \{#api-", "\n".join(entries), re.M))
+    shown: list[dict] = []
+    anchored: set[str] = set()  # `Trial` and `trial` have one address
+    for cell, code in zip(cells, sources):
+        if cell["cell_type"] != "code" or entry(cell, built):
+            if cell["cell_type"] != "code": shown.append(cell)
+            continue
+        bare = code.removeprefix(EXPORTED)
+        if only_imports(bare) and not cell.get("outputs"):
+            last = "".join(shown[-1]["source"]) if shown else ""
+            if last.startswith(IMPORTS): shown[-1]["source"] = f"{last}\n\n{bare}"
+            else: shown.append({**cell, "source": IMPORTS + bare})
+            continue
+        if code.startswith(EXPORTED):
+            for anchor in sorted({name.lower() for name in named(bare) & documented} - anchored):
+                shown.append(markdown_cell(f'<div id="{anchor}" class="built"></div>'))
+                anchored.add(anchor)
+            file = f"specdec/{module.replace('.', '/')}.py" if module else "Exported source"
+            code = EXPORTED.replace("Exported source", file) + bare
+        shown.append({**cell, "source": code, "outputs": joined(cell.get("outputs", []))})
+    return shown + [markdown_cell("## API\n\n" + "\n\n".join(entries))] if entries else shown
+
+
+IMPORTS = '#| code-fold: true\n#| code-summary: "Imports"\n'
+
+
+def joined(outputs: list[dict]) -> list[dict]:
+    "A cell's outputs with what was printed in one piece, however often it was flushed."
+    one: list[dict] = []
+    for output in outputs:
+        same = one and output["output_type"] == one[-1]["output_type"] == "stream" and output["name"] == one[-1]["name"]
+        if same: one[-1] = {**one[-1], "text": "".join(one[-1]["text"]) + "".join(output["text"])}
+        else: one.append(output)
+    return one
+
+
+def prepare(processed: Path, nbs: Path) -> None:
+    "Put the cells of nbdev's processed notebooks into a reader's order."
+    for path in sorted(processed.rglob("*.ipynb")):
+        own = nbs / path.relative_to(processed)
+        module = re.search(r"#\| default_exp ([\w.]+)", own.read_text(encoding="utf-8"))
+        book = json.loads(path.read_text(encoding="utf-8"))
+        book["cells"] = for_readers(book["cells"], module and module[1])
+        path.write_text(json.dumps(book), encoding="utf-8")
+
+
+# Pages
+
+def icon(*names: str) -> Safe:
+    "Icons, for eyes only."
+    return Safe("".join(f'<i class="bi bi-{name}" aria-hidden="true"></i>' for name in names))
+
+
+class PageLayout(layout.Layout):
+    "smalldocs' page with our sidebar and our bar, a link past them, and a picture for those who share it."
+
+    def label(self, item: layout.Item) -> list:
+        "An entry of the sidebar: a title for people, and the notebook's name where that says something else."
+        name = item.page.out.stem if item.page else ""
+        told = name in ("", "index") or item.text.lower() == name
+        return [Span(Safe(item.text), cls="menu-text"), *([] if told else [" ", Span(name, cls="menu-name")])]
+
+    def side_item(self, item: layout.Item, depth: int) -> Li:
+        "A page, or a track that folds, open where the reader is; what stands after its colon says what it is for."
+        if item.section:
+            name, _, purpose = item.text.partition(": ")
+            tracks = [track for track in self.sidebar["items"] if track.section]
+            here = item.contains(self.page) or (self.page.out.name == "index.html" and item is tracks[0])
+            head = Summary(Span(Safe(name), cls="track"), *([Span(Safe(purpose), cls="purpose")] if purpose else []))
+            inside = Ul(*[self.side_item(child, depth + 1) for child in item.children], cls="list-unstyled")
+            return Li(Details(head, inside, open=here), cls="sidebar-item")
+        here = {"aria-current": "page"} if item.page is self.page else {}
+        look = f"sidebar-link{' active' if here else ''}"
+        return Li(A(*self.label(item), href=self.href(item.href), cls=look, **here), cls="sidebar-item")
+
+    def scheme_button(self) -> Button:
+        "Light or dark: the icon shows what one gets."
+        return Button(icon("moon-stars", "sun"), type="button", cls="site-scheme", aria_label="Light or dark",
+                      title="Light or dark", onclick="smalldocsToggleScheme()")
+
+    def home(self) -> A:
+        "The way to the front page."
+        return A(self.web["title"], href=self.offset() or "./", cls="site-title")
+
+    def sidebar_html(self, toc: list | None = None) -> list:
+        "Title, light or dark, search, and all pages."
+        field = Safe('<input type="search" placeholder="Search" aria-label="Search" autocomplete="off">')
+        search = Div(icon("search"), field, Div(cls="site-results", hidden=True), cls="site-search")
+        pages = Ul(*[self.side_item(item, 1) for item in self.sidebar["items"]], cls="list-unstyled")
+        return [Nav(Div(self.home(), self.scheme_button(), cls="site-head"), search, pages, id="quarto-sidebar",
+                    cls="sidebar sidebar-navigation docked", aria_label="All pages"),
+                Div(id="quarto-sidebar-glass")]
+
+    def secondary_nav(self) -> list:
+        "The bar of a narrower window: all pages, where one is, search, light or dark, and what is on this page."
+        menu = Button(icon("list"), type="button", cls="site-menu", aria_controls="quarto-sidebar",
+                      aria_label="All pages", aria_expanded="false")
+        find = Button(icon("search"), type="button", cls="site-find", aria_label="Search")
+        where = self.crumbs_html("quarto-page-breadcrumbs") or [self.home()]
+        button = Summary(icon("list-nested"), Span("Contents"))
+        contents = [Details(button, part, cls="page-contents") for part in self.toc(body=True, ids=False)]
+        return [Div(menu, *where, find, self.scheme_button(), *contents, cls="site-bar")]
+
+    def crumbs_html(self, cls: str) -> list:
+        "The way to this page: its track, and its title for people."
+        trail = [(item.text.partition(": ")[0] if item.section else item.text, item.href or items_of([item])[0].href)
+                 for item in self.nav.crumbs(self.page)]
+        steps = [Li(A(Safe(text), href=self.href(href)), cls="breadcrumb-item") for text, href in trail]
+        return [Nav(Ol(*steps, cls="breadcrumb"), cls=cls, aria_label="breadcrumb")] if len(steps) > 1 else []
+
+    def page_navigation(self) -> list:
+        "The pages before and after this one, by their titles for people."
+        order = [item for item in items_of(self.sidebar["items"]) if item.page]
+        at = next(i for i, item in enumerate(order) if item.page is self.page)
+
+        def link(n: int, side: str) -> Div:
+            if not 0 <= n < len(order): return Div(cls=f"nav-page nav-page-{side}")
+            arrow = icon(f"arrow-{'left' if side == 'previous' else 'right'}-short")
+            words = Span(*self.label(order[n]), cls="nav-page-text")
+            inner = [arrow, " ", words] if side == "previous" else [words, " ", arrow]
+            return Div(A(*inner, href=self.href(order[n].href), cls="pagination-link"), cls=f"nav-page nav-page-{side}")
+
+        around = link(at - 1, "previous"), link(at + 1, "next")
+        return [Nav(*around, cls="page-navigation", aria_label="Before and after")]
+
+    def search_on(self) -> bool:
+        "Ours looks for words first, and needs no library."
+        return False
+
+    def includes(self, key: str) -> list[str]:
+        "The link that leads a keyboard past the sidebar, and our script."
+        ours = {"include-before-body": '<a class="site-skip" href="#quarto-document-content">Skip to the text</a>',
+                "include-in-header": f'<script src="{self.offset()}site_libs/site.js" defer></script>{self.shared()}'}
+        return [*super().includes(key), *([ours[key]] if key in ours else [])]
+
+    def shared(self) -> str:
+        "What smalldocs leaves out of a page's card for those who share it."
+        address = f"{self.web['site-url']}/{self.page.out}".removesuffix("index.html")
+        tags = {"og:type": "website", "og:url": address, "og:image:alt": self.web["description"]}
+        return "".join(f'<meta property="{key}" content="{escape(value)}">' for key, value in tags.items())
+
+    def main_attrs(self) -> dict:
+        "The text can be jumped to."
+        return {**super().main_attrs(), "tabindex": "-1"}
+
+
+layout.Layout = PageLayout
+
+
+def items_of(items: list[layout.Item]) -> list[layout.Item]:
+    "The entries of a sidebar and of its tracks, in order."
+    return [found for item in items for found in (items_of(item.children) if item.section else [item])]
+
+
 class NbdevSite(Site):
     "smalldocs' site, with nbdev's page names and nothing that comes from elsewhere."
 
     def read(self, src):
-        "Read a page; it is called what nbdev calls it: `00_core.ipynb` becomes `core.html`."
+        """Read a page; it is called what nbdev calls it, `00_core.ipynb` becomes `core.html`, and its title in a
+        browser's tab is the one for people."""
         page = super().read(src)
         page.out = src.with_name(page.front["output-file"])
+        title = sidebar_titles(self.project.website["sidebar"]["contents"]).get(str(src))
+        if title and src.stem != "index": page.meta["pagetitle"] = f"{title} · {page.out.stem}"
         return page
 
     def copy_assets(self, nav):
-        "Copy the theme without its web fonts, and KaTeX with the one font format that browsers need."
+        "Copy the theme without its web fonts, KaTeX with the one font format that browsers need, and our script."
         super().copy_assets(nav)
         for theme in self.theme_files():
             edit(self.out / "site_libs" / theme.href, lambda css: CSS_IMPORT.sub("", css))
         shutil.copytree(ROOT / "tools" / "katex", self.out / KATEX)
         edit(self.out / KATEX / "katex.min.css", lambda css: OLD_FONT.sub("", css))
+        shutil.rmtree(self.out / "site_libs" / "fuse")
+        shutil.copy(ROOT / "tools" / "site.js", self.out / "site_libs" / "site.js")
+
+    def write_search(self):
+        "Write the search index: the sections of every page in the sidebar's order, with the page's title for people."
+        super().write_search()
+        titles = sidebar_titles(self.project.website["sidebar"]["contents"])
+        pages = [(self.pages[PurePosixPath(src)], title) for src, title in titles.items()]
+        order = {str(page.out): (at, page, title) for at, (page, title) in enumerate(pages)}
+        entries = []
+        for section in json.loads((self.out / "search.json").read_text(encoding="utf-8")):
+            at, page, title = order[section["href"].partition("#")[0]]
+            text = section["text"] if section["section"] else f"{page.front.get('description', '')} {section['text']}"
+            entries.append((at, {"href": section["href"], "page": title, "name": page.out.stem,
+                                 "section": section["section"], "text": text}))
+        found = [entry for _, entry in sorted(entries, key=lambda e: e[0])]  # sections keep their order
+        (self.out / "search.json").write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
 
     def write_sitemap(self):
         "Write the sitemap without the times at which this machine wrote the notebooks."
@@ -123,9 +352,12 @@ def edit(path: Path, change) -> None:
     path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def sidebar_entries(contents: list) -> list[str]:
-    "The notebooks that a sidebar's `contents` lists, those in its sections too."
-    return [name for c in contents for name in (sidebar_entries(c["contents"]) if isinstance(c, dict) else [c])]
+def sidebar_titles(contents: list) -> dict[str, str]:
+    "The notebooks that a sidebar's `contents` lists, those in its sections too, each with its title for people."
+    titles: dict[str, str] = {}
+    for c in contents:
+        titles |= sidebar_titles(c["contents"]) if "contents" in c else {c["href"]: c["text"]}
+    return titles
 
 
 def check_sidebar(listed: list[str], present: set[str]) -> None:
@@ -140,7 +372,7 @@ def check_project(nbs: Path, package: str) -> None:
     "Stop when the pages would lack entries or links: an unlisted notebook, or a package that nbdev cannot look up."
     sidebar = yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
     check_sidebar(
-        sidebar_entries(sidebar["contents"]),
+        list(sidebar_titles(sidebar["contents"])),
         {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts},
     )
     module = find_spec(package)
@@ -178,28 +410,6 @@ def save_pictures(text: str, page: str, out: Path) -> str:
     return PICTURE.sub(save, text)
 
 
-def in_order(page: str) -> str:
-    """The page with no level of headings left out: nbdev makes every documented name an `h3`, also before the first
-    `h2`."""
-    start = page.index("<main")
-    end = page.find("<h2", start) if "<h2" in page[start:] else len(page)
-    early = re.sub(r'<h3\b([^>]*)class="', r'<h2\1class="h3 ', page[start:end]).replace("</h3>", "</h2>")
-    return page[:start] + early + page[end:]
-
-
-def fold_imports(page: str) -> str:
-    "The page with exported cells that hold nothing but imports folded away; all others stay open."
-    def fold(match: re.Match) -> str:
-        code = unescape(re.sub(r"<[^>]+>", "", match[1]))
-        try: only_imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(code).body)
-        except SyntaxError: only_imports = False
-        return match[0].replace(' open=""', "", 1) if only_imports else match[0]
-
-    return re.sub(
-        r'<details open="" [^>]*>\s*<summary>Exported source</summary>(.*?)</details>', fold, page, flags=re.S
-    )
-
-
 def finish_pages(out: Path, site_url: str) -> None:
     "Relink the pages to each other and to KaTeX, and move their pictures to files."
     paths = sorted(out.rglob("*.html"))
@@ -208,7 +418,7 @@ def finish_pages(out: Path, site_url: str) -> None:
     for name, text in pages.items():
         text = LINK_IN_CODE.sub(r"\1", relink(text, name, site_url, anchors))
         text = text.replace(f'="{KATEX}/', f'="{relative(KATEX, name)}/')
-        (out / name).write_text(save_pictures(fold_imports(in_order(text)), name, out), encoding="utf-8")
+        (out / name).write_text(save_pictures(text, name, out), encoding="utf-8")
     edit(out / "search.json", lambda index: LINK_IN_CODE.sub(r"\1", index))
 
 
@@ -238,7 +448,9 @@ def build(out: Path) -> None:
     settings = get_config()
     check_project(settings.nbs_path, settings.lib_path.name)
     refresh_quarto_yml()
-    project = config.load(proc_nbs(n_workers=0, force=True))
+    processed = Path(proc_nbs(n_workers=0, force=True))
+    prepare(processed, settings.nbs_path)
+    project = config.load(processed)
     project.config["project"]["output-dir"] = str(out)
     site = NbdevSite(project, quiet=True)
     try:

@@ -34,7 +34,7 @@ def hard_label(p: Tensor, log_q: Tensor, labels: Tensor, # as for `kl`
     chosen = log_q.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return torch.where(labels >= 0, -chosen, 0.0)
 
-LOSSES = {"kl": kl, "tv": total_variation, "hard": hard_label}
+LOSSES = {"kl": kl, "tv": total_variation, "hard": hard_label}  # by the name that a setting gives
 
 # %% ../../nbs/drafters/14_losses.ipynb #1d51d109
 def step_weights(steps: int, decay: float) -> list[float]: # they sum to 1
