@@ -117,6 +117,13 @@ def test_a_spread_is_what_it_says():
     assert (mean, low, high) == (5, 1, 9) and error == pytest.approx(1, abs=1e-9)  # √(110 / 10) / √11
 
 
+@pytest.mark.parametrize("number, written", [
+    (.12345, "0.123"), (.99999, "1"), (0, "0"), (.000321, "0.0003"),
+])
+def test_numbers_under_the_microscope_are_short(number, written):
+    assert str(record.decimals(number)) == written
+
+
 def test_rounds_are_counted_by_position():
     Round = record.Round
     rounds = [Round([5, 6, 7], 1, [5, 9]), Round([5, 6], 2, [5, 6, 1]), Round([], 0, [4])]

@@ -65,6 +65,12 @@ def shorter(number, digits: int = 4) -> float:
     return float(f"{float(number):.{digits}g}")
 
 
+def decimals(number) -> float:
+    "Three decimals, as the page writes them; one digit of what is smaller, and no more than needed of what is whole."
+    x = round(float(number), 3) or shorter(number, 1)
+    return int(x) if x == int(x) else x
+
+
 # Runs
 
 class Recorder:
@@ -88,8 +94,8 @@ class Recorder:
         order = torch.maximum(p, of_q).topk(SHOWN).indices.tolist()
         kept = dict.fromkeys([*named, *(t for t in order if max(p[t], of_q[t]) >= 2e-3)])
         shown = sorted(list(kept)[:SHOWN], key=lambda t: -max(p[t].item(), of_q[t].item()))
-        top = [[self.place(t), shorter(p[t], 3), shorter(of_q[t], 3)] for t in shown]
-        return [None if q is None else shorter(acceptance_probability(p, q)), top]
+        top = [[self.place(t), decimals(p[t]), decimals(of_q[t])] for t in shown]
+        return [None if q is None else decimals(acceptance_probability(p, q)), top]
 
     def verify(self, p, q, tokens, source: RecordingSource) -> tuple[int, int]:
         "Decide as the package does, and note it."

@@ -447,7 +447,7 @@
 
     root.replaceChildren(guide, controls, question, status, lanes, text, strip, key, lens,
       make("h3", { class: "recorded-heading" }, "Not one text, but many"), summary, charts,
-      make("p", { class: "recorded-key" }, "Line: the average, with two standard errors up and down. Band: eight of ten texts. Dashed: the prompt chosen above, alone."),
+      make("p", { class: "recorded-key" }, "Line: the average, with two standard errors up and down; they are long at temperature 0, where a prompt has one text only. Band: eight of ten texts. Dashed: the prompt chosen above, alone."),
       make("details", {}, make("summary", {}, "The averages as a table"), numbers));
     root.dataset.ready = "true"; // the box has its own measures from here on
     const asked = read();
