@@ -56,8 +56,8 @@ notebooks: setup model build/torchao ## run every notebook top to bottom on a cl
 badges: setup               ## the badge and the install cell that let every notebook open in Colab
 	$(BIN)/python tools/badges.py
 
-record: setup model         ## the runs behind the sliders of the site, and the picture that stands in for them
-	OMP_NUM_THREADS=1 $(BIN)/python tools/record.py --out nbs/data/recorded.json
+record: setup model         ## the runs of the page to step through, their averages, and the picture that stands in for them
+	$(BIN)/python tools/record.py
 	$(BIN)/python tools/pictures.py recorded
 
 mutation: setup model       ## change the rules and the loop in every small way, and count what the tests notice

@@ -2,6 +2,7 @@
 were tossed."""
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +16,14 @@ from specdec.protocol import CausalLM
 from specdec.transformer import Llama
 
 CPU = torch.device("cpu")
+
+
+def tool(name: str):
+    "A script of `tools/` as a module. That folder stays off the path, where its `site.py` would hide Python's own."
+    spec = spec_from_file_location(name, Path(__file__).parents[1] / "tools" / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @lru_cache

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from fractions import Fraction
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
@@ -19,25 +18,13 @@ import pytest
 import torch
 import yaml
 from bs4 import BeautifulSoup
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec
-from specdec.adapter import TransformersLM
-from specdec.core import FATE_MEANINGS, FATE_STYLES, TorchSource
-from specdec.drafters.base import ModelDrafter
+from helpers import tool
+from specdec.core import FATE_MEANINGS, FATE_STYLES
 from specdec.rejection import residual
-from specdec.sampling import Transform
-from specdec.speculative import speculate
 
 ROOT = Path(__file__).parents[1]
-
-
-def tool(name: str):
-    "A script of `tools/` as a module. That folder stays off the path, where its `site.py` would hide Python's own."
-    spec = spec_from_file_location(name, Path(__file__).parents[1] / "tools" / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def site_tool():
@@ -46,7 +33,7 @@ def site_tool():
     return tool("site")
 
 
-check_site, readme, badges, record = tool("check_site"), tool("readme"), tool("badges"), tool("record")
+check_site, readme, badges = tool("check_site"), tool("readme"), tool("badges")
 
 FILES = {"index.html", "core.html", "styles.css", "images/plot.png"}
 GOOD = """<html><head><link rel="stylesheet" href="styles.css"><link rel="canonical" href="https://example.org/"></head>
@@ -408,77 +395,6 @@ def test_fates_look_the_same_everywhere_and_can_be_read(fate, style):
     assert dict(part.split(": ") for part in rule.rstrip(";").split("; ")) == said
     assert contrast(said["color"], said["background"]) >= 4.5
     assert contrast("#ffffff", "#000000") == 21 and contrast("#999999", "#ffffff") < 4.5  # the measure itself
-
-
-# Recorded runs
-
-@pytest.fixture(scope="module")
-def recorded() -> dict:
-    "What the sliders show."
-    return json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))
-
-
-def test_recorded_runs_fill_the_grid(recorded):
-    grid = {(d, t, k) for d in recorded["drafters"] for t in recorded["temperatures"] for k in recorded["Ks"]}
-    assert [(r["drafter"], r["temperature"], r["K"]) for r in recorded["runs"]] == sorted(
-        grid, key=lambda at: (list(recorded["drafters"]).index(at[0]), *at[1:])
-    )
-    assert (ROOT / "nbs" / "data" / "recorded.json").stat().st_size < 1_000_000
-
-
-def test_recorded_rounds_add_up(recorded):
-    for run in recorded["runs"]:
-        for r in run["rounds"]:
-            tried = min(r["accepted"] + 1, len(r["draft"]))
-            assert len(r["p"]) == len(r["q"]) == tried <= run["K"] and len(r["u"]) == (
-                tried if run["temperature"] else 0
-            )
-            assert r["emitted"] == [*r["draft"][: r["accepted"]], r["own"]][: len(r["emitted"])] and 1 <= len(
-                r["emitted"]
-            )
-            assert len(r["positions"]) == r["accepted"] + 1 and not record.inconsistent(r)
-            for at, token in zip(r["positions"], r["draft"]): assert token in [t for t, *_ in at["top"]]
-            assert r["own"] in [t for t, *_ in r["positions"][-1]["top"]]
-
-
-def test_a_wrong_record_is_noticed():
-    good = dict(p=[.5, .2], q=[.5, .4], u=[.9, .6], accepted=1)
-    assert not record.inconsistent(good)
-    assert (
-        record.inconsistent({**good, "u": [0.9, 0.4]})
-        and record.inconsistent({**good, "accepted": 0})
-        and record.inconsistent({**good, "p": [0.4, 0.2]})
-    )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_recorder_changes_nothing(temperature):
-    "The same run without it says the same; a tiny random model for a target, and another for a draft."
-    def model(seed):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, initializer_range=0.5,
-        )
-        return TransformersLM(LlamaForCausalLM(config).float())
-    target, texts = model(0), []
-    drafter = ModelDrafter(model(1), target.vocab_size)
-    source = record.RecordingSource(record.SEED)
-    ids, plain = [3, 1, 4], TorchSource(record.SEED)
-    source.sampled = temperature > 0
-    recorder = record.Recorder(texts, lambda ids: f"<{ids[0]}>")
-    with_it = list(speculate(target, drafter, ids, Transform(temperature), source, 3, 20, verify=recorder.verify))
-    assert with_it == list(speculate(target, drafter, ids, Transform(temperature), plain, 3, 20))
-    assert [n["accepted"] for n in recorder.rounds] == [r.accepted for r in with_it[1:]]
-    assert [[texts[t] for t in n["draft"]] for n in recorder.rounds] == [
-        [f"<{t}>" for t in r.drafted] for r in with_it[1:]
-    ]
-
-
-def test_the_picture_of_recorded_runs_is_up_to_date(recorded):
-    assert (ROOT / "nbs" / "images" / "recorded.svg").read_text(encoding="utf-8") == tool("pictures").draw_recorded(
-        recorded
-    )
 
 
 # Opening it elsewhere

@@ -12,11 +12,6 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.html"))
 MOST_BYTES = 2_000_000
-RECORDED = (
-    json.loads((DOCS / "data" / "recorded.json").read_text(encoding="utf-8"))
-    if (DOCS / "data" / "recorded.json").exists()
-    else None
-)
 
 # Runs in the page. Colours are blended with what lies behind them, as a reader sees them (WCAG 2.1, success criterion
 # 1.4.3).
@@ -239,89 +234,12 @@ def test_audit_finds_what_it_looks_for(browser, tmp_path):
     assert visit.said and visit.fetched
 
 
-@pytest.fixture
-def recorded(browser, site):
-    "The page of recorded runs, with its sliders in place."
-    visit = Visit(browser, f"{site}/use/recorded.html", viewport={"width": 1280, "height": 1000})
-    visit.tab.wait_for_selector(".recorded[data-ready]")
-    yield visit.tab
-    visit.tab.close()
-
-
 def words(tab, selector: str) -> str:
     "What a reader sees there."
     return tab.locator(selector).first.inner_text()
 
 
-def press(tab, name: str, key: str, times: int = 1) -> None:
-    "Move a slider as a reader without a mouse would: focus it by its label, press keys."
-    slider = tab.get_by_label(re.compile(f"^{name}: "))
-    slider.focus()
-    for _ in range(times):
-        slider.press(key)
-
-
-def run_of(drafter: str, temperature: float, K: int) -> dict:
-    "A recorded run."
-    return next(r for r in RECORDED["runs"] if (r["drafter"], r["temperature"], r["K"]) == (drafter, temperature, K))
-
-
-def text_of(run: dict, rounds: int) -> str:
-    "The text after so many rounds, as the loop emitted it."
-    tokens = [run["first"], *(t for r in run["rounds"][:rounds] for t in r["emitted"])]
-    return "".join(RECORDED["tokens"][t] for t in tokens)
-
-
-def kept_text(tab) -> str:
-    "The text on the page without what was rejected, and without the marks for line breaks."
-    spans = tab.eval_on_selector_all(
-        ".recorded-text > span > *", "found => found.filter(e => e.tagName !== 'DEL').map(e => e.textContent)"
-    )
-    return "".join(spans).replace("⏎\n", "\n")
-
-
-@pytest.mark.parametrize("drafter", ["smollm2-skip", "smollm2-head", "smollm2-ngram"])
-def test_every_slider_shows_what_was_recorded(recorded, drafter):
-    recorded.get_by_label("Draft", exact=True).select_option(drafter)
-    for temperature_at, K_at, n in [(0, 0, 1), (2, 3, 4), (4, 5, 9), (3, 5, 200)]:
-        for name, at in [("Temperature", temperature_at), ("K, draft tokens per round", K_at), ("Round", n - 1)]:
-            press(recorded, name, "Home")
-            press(recorded, name, "ArrowRight", min(at, 12)) if at < 100 else press(recorded, name, "End")
-        run = run_of(drafter, RECORDED["temperatures"][temperature_at], RECORDED["Ks"][K_at])
-        n = min(n, len(run["rounds"]))
-        assert kept_text(recorded) == text_of(run, n)
-        status, r = words(recorded, ".recorded-status"), run["rounds"][n - 1]
-        assert status.startswith(f"Round {n}: ")
-        assert f"So far {1 + sum(len(x['emitted']) for x in run['rounds'][:n])} tokens from {n + 1} forwards" in status
-        table = words(recorded, ".recorded-table")
-        assert table.count("accepted") == r["accepted"] and table.count("never tried") == len(r["draft"]) - len(r["p"])
-
-
-def test_microscope_follows_its_slider(recorded):
-    press(recorded, "Round", "Home")
-    run = run_of("smollm2-skip", 0.7, 4)
-    n = next(i for i, r in enumerate(run["rounds"]) if len(r["positions"]) > 2)
-    press(recorded, "Round", "ArrowRight", n)
-    press(recorded, "Draft position", "Home")
-    seen = set()
-    for at in run["rounds"][n]["positions"]:
-        lens = recorded.locator(".recorded-table").nth(1)
-        assert lens.locator("tbody tr").count() == len(at["top"])
-        seen.add(lens.inner_text())
-        press(recorded, "Draft position", "ArrowRight")
-    assert len(seen) == len(run["rounds"][n]["positions"])
-
-
-def test_sliders_are_announced(recorded):
-    slider = recorded.get_by_label(re.compile("^Temperature: "))
-    before = words(recorded, "[role=status]")
-    press(recorded, "Temperature", "End")
-    assert slider.get_attribute("aria-valuetext") == str(RECORDED["temperatures"][-1])
-    assert words(recorded, "[role=status]") != before
-    assert recorded.evaluate("document.activeElement.id") == slider.get_attribute("id")
-
-
-def test_sliders_read_well_in_both_schemes_and_widths(browser, site):
+def test_recorded_runs_read_well_in_both_schemes_and_widths(browser, site):
     visit = Visit(browser, f"{site}/use/recorded.html")
     visit.tab.wait_for_selector(".recorded[data-ready]")
     for width, scheme in [(360, "dark"), (360, "light"), (1280, "light")]:

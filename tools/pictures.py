@@ -111,34 +111,71 @@ def draw_round(context: list[str], draft: list[str], accepted: int, target: str)
     return svg(left + step * len(draft) + wide + 8, 384, title, body)
 
 
+def draw_lanes(
+    lanes: list[tuple[str, list[float], list[bool], int]], left: int, width: int, top: int
+) -> list[str]:
+    """Lanes on one axis of time, a box for each forward: of each lane its name, when its forwards ended, which of them
+    kept a guess, and how many tokens it made."""
+    body, scale, tall = [], width / max(ends[-1] for _, ends, _, _ in lanes), 34
+    for i, (name, ends, kept, tokens) in enumerate(lanes):
+        y = top + 62 * i
+        body.append(text(8, y + 22, name, 16, extra='font-weight="bold"'))
+        for start, end, fill in zip([0.0, *ends], ends, (FILL["accepted" if k else "drafted"] for k in kept)):
+            body.append(
+                f'<rect x="{left + start * scale:.1f}" y="{y}" width="{(end - start) * scale:.1f}" height="{tall}"'
+                f' fill="{fill}" stroke="{INK}" stroke-width=".6"/>'
+            )
+        words = f"{tokens} tokens, {len(ends)} forwards, {ends[-1]:.1f} s"
+        body.append(text(left, y + tall + 17, words, 14, extra=f'fill="{FAINT}"'))
+    return body
+
+
+def real_runs() -> dict:
+    "What `tools/record.py` recorded."
+    from record import unpacked
+    return unpacked(json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8")))
+
+
 def draw_recorded(
-    data: dict, drafter: str = "smollm2-skip", temperature: float = 0.7, K: int = 4, shown: int = 8
+    data: dict, prompt: str = "song", drafter: str = "smollm2", temperature: float = 0.7, K: int = 8, shown: int = 8
 ) -> str:
-    "The first rounds of one recorded run, a line each: what was drafted, and what became of it."
-    run = next(r for r in data["runs"] if (r["drafter"], r["temperature"], r["K"]) == (drafter, temperature, K))
+    """The first rounds of one recorded run, a line each: what was drafted, and what became of it; below them its time
+    and that of plain decoding."""
+    at = {"prompt": prompt, "drafter": drafter, "temperature": temperature, "K": K}
+    run = next(r for r in data["runs"] if all(r[name] == value for name, value in at.items()))
+    plain = next(lane for lane in data["plain"] if (lane["prompt"], lane["temperature"]) == (prompt, temperature))
     body = [
         text(8, 22, f"K = {K}, temperature {temperature}: the first {shown} rounds", 16, extra='font-weight="bold"')
     ]
+    rights = []
     for n, r in enumerate(run["rounds"][:shown]):
         y, x = 38 + 42 * n, 40
         body.append(text(8, y + 22, str(n + 1), 15, extra=f'fill="{FAINT}"'))
-        own = [("bonus" if r["accepted"] == len(r["draft"]) else "replacement", r["own"])]
+        last = "target" if not r["draft"] else "bonus" if r["accepted"] == len(r["draft"]) else "replacement"
         fates = [
             ("accepted" if i < r["accepted"] else "rejected", token)
             for i, token in enumerate(r["draft"][: r["accepted"] + 1])
         ]
-        for fate, token in fates + own[:len(r["emitted"]) - r["accepted"]]:
-            word = data["tokens"][token].strip().replace("\n", "⏎")
+        for fate, token in fates + [(last, r["own"])][:r["emitted"] - r["accepted"]]:
+            word = data["tokens"][token].strip().replace("\n", "⏎") or "⏎"
             wide = 9 * len(word) + 20
+            fill = FILL.get(fate, FILL["drafted"])
             body += box(
-                x, y, wide, word, FILL[fate], text_extra='text-decoration="line-through"' if fate == "rejected" else ""
+                x, y, wide, word, fill, text_extra='text-decoration="line-through"' if fate == "rejected" else ""
             )
             x += wide + 6
+        rights.append(x)
+    left, top, width = 120, 58 + 42 * len(rights), max(600, *rights) - 130
+    kept = [False, *(r["accepted"] > 0 for r in run["rounds"])]
+    body += draw_lanes([
+        ("plain", plain["ends"], [False] * len(plain["ends"]), len(plain["text"])),
+        ("speculative", run["ends"], kept, 1 + sum(r["emitted"] for r in run["rounds"])),
+    ], left, width, top)
     return svg(
-        600,
-        48 + 42 * shown,
+        left + width + 10,
+        top + 124,
         f"The first {shown} rounds of a recorded run: accepted draft tokens, rejected ones with their replacement, and"
-        " bonus tokens.",
+        " bonus tokens; below them the run's time beside that of plain decoding.",
         body,
     )
 
@@ -148,27 +185,16 @@ def draw_race(data: dict, temperature: float = 0.0, K: int = 4) -> str:
     and kept."""
     race = next(r for r in data["races"] if r["temperature"] == temperature)
     plain, speculative = race["lanes"]["plain"], race["lanes"][str(K)]
-    left, width, tall = 120, 640, 34
-    scale = width / plain[-1]["end"]
+    left, width = 120, 640
     body = [
         text(8, 24, f"{data['model']}, one prompt, temperature {temperature:g}, K = {K}", 15, extra=f'fill="{FAINT}"')
     ]
-    for lane, (name, rounds) in enumerate([("plain", plain), ("speculative", speculative)]):
-        y, start = 42 + 62 * lane, 0.0
-        body.append(text(8, y + 22, name, 16, extra='font-weight="bold"'))
-        for r in rounds:
-            x, wide = left + start * scale, (r["end"] - start) * scale
-            fill = FILL["accepted"] if r["accepted"] else FILL["drafted"]
-            body.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{tall}" fill="{fill}" stroke="{INK}"'
-                ' stroke-width=".6"/>'
-            )
-            start = r["end"]
-        tokens = sum(len(r["text"]) for r in rounds)
-        words = f"{tokens} tokens, {len(rounds)} forwards, {start:.1f} s"
-        body.append(text(left, y + tall + 17, words, 14, extra=f'fill="{FAINT}"'))
+    body += draw_lanes([
+        (name, [r["end"] for r in rounds], [bool(r["accepted"]) for r in rounds], sum(len(r["text"]) for r in rounds))
+        for name, rounds in [("plain", plain), ("speculative", speculative)]
+    ], left, width, 42)
     gain = plain[-1]["end"] / speculative[-1]["end"]
-    body.append(text(left + width, 42 + 62 + tall + 17, f"{gain:.2f} × as fast", 16, "end", 'font-weight="bold"'))
+    body.append(text(left + width, 42 + 62 + 34 + 17, f"{gain:.2f} × as fast", 16, "end", 'font-weight="bold"'))
     title = (
         f"Plain decoding takes {len(plain)} forwards for the text, speculative decoding {len(speculative)} and"
         f" {gain:.2f} times less time; green forwards kept guessed tokens."
@@ -217,9 +243,7 @@ PICTURES = {
     "map": lambda: draw_map(layers()),
     "colab": lambda: draw_badge("Open in Colab"),
     "race": lambda: draw_race(json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))),
-    "recorded": lambda: draw_recorded(
-        json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8"))
-    ),
+    "recorded": lambda: draw_recorded(real_runs()),
 }
 
 if __name__ == "__main__":
