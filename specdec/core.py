@@ -4,19 +4,22 @@
 
 # %% auto #0
 __all__ = ['FATE_STYLES', 'FATE_MEANINGS', 'Round', 'RoundStatistics', 'LatencyStatistics', 'GenerationResult', 'summary',
-           'fates', 'fate_span', 'fates_html', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError', 'check',
-           'result_from_json', 'Source', 'exactly', 'Enumerator', 'exact_law', 'TorchSource', 'PhaseTimer',
-           'peak_memory_mb']
+           'promises', 'is_promised', 'fates', 'fate_span', 'fates_html', 'SpecdecError', 'InputError', 'ModelError',
+           'NumericalError', 'check', 'result_from_json', 'Source', 'exactly', 'Enumerator', 'exact_law', 'TorchSource',
+           'PhaseTimer', 'peak_memory_mb']
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
 import json
+import math
+import operator
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from html import escape
-from typing import Protocol, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -99,7 +102,7 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
     generated_ids: list[int]         # the first from the prompt's forward, others from `rounds`
     text: str                        # without special tokens and without the stop string
     finish_reason: str               # "eos", "stop", "length", "context" or "interrupted"
-    method: str                      # "speculative", "lossy speculative" or "plain"
+    method: str                      # "speculative" or "plain"
     rounds: list[Round]              # everything after the first token
     per_token_latencies: list[float] # s; a round's time is shared; the first holds the prompt's
     time_to_first_token: float       # s
@@ -111,6 +114,7 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
     peak_memory_mb: float            # MB
     settings: dict = field(default_factory=dict) # the arguments of `generate`, under text keys
     token_text: dict[int, str] = field(default_factory=dict) # the text of each token that occurs
+    is_lossless: bool | None = None  # whether the text's law is the target's; None: not known
 
     def summary(self) -> str: return summary(self)
     def to_json(self) -> str: return json.dumps(asdict(self), allow_nan=False) # ASCII: one line
@@ -122,9 +126,7 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
     @property
     def num_tokens(self) -> int: return len(self.generated_ids)
     @property
-    def is_speculative(self) -> bool: return self.method in ("speculative", "lossy speculative")
-    @property
-    def is_lossless(self) -> bool: return self.method in ("speculative", "plain")
+    def is_speculative(self) -> bool: return self.method == "speculative"
     @property
     def num_speculation_rounds(self) -> int: return len(self.rounds) if self.is_speculative else 0
     @property
@@ -132,14 +134,38 @@ class GenerationResult(RoundStatistics, LatencyStatistics):
 
 # %% ../nbs/engine/01_core.ipynb #df754bb5
 def summary(result: GenerationResult) -> str: # one line
-    "The figures people ask for first."
+    "What it is, and the figures people ask for first."
+    kinds = {True: "", False: "lossy ", None: "perhaps lossy "}
+    kind = kinds[result.is_lossless] if result.is_speculative else ""
     words = [f"{result.num_tokens} tokens in {result.total_time:.2f} s",
              f"{result.tokens_per_second:.1f} tokens/s",
              f"first after {result.time_to_first_token * 1000:.0f} ms"]
     if result.is_speculative:
         words += [f"acceptance rate {result.acceptance_rate:.2f}",
                   f"{result.tokens_per_step:.2f} tokens per round"]
-    return f"{result.method}: " + ", ".join(words) + f" ({result.finish_reason})"
+    return f"{kind}{result.method}: " + ", ".join(words) + f" ({result.finish_reason})"
+
+# %% ../nbs/engine/01_core.ipynb #7acc13ba
+_Rule = TypeVar("_Rule", bound=Callable)
+
+def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "never"
+            ) -> Callable[[_Rule], _Rule]:
+    "A decorator for verify rules: notes when their texts follow the target's law."
+    def note(rule: _Rule) -> _Rule:
+        vars(rule)["lossless"] = lossless
+        return rule
+    return note
+
+def is_promised(rule: object,       # a verify rule
+                temperature: float, # of the text; 0 is greedy
+               ) -> bool | None: # None: it says nothing of itself
+    """Whether a rule says that its texts follow the target's law at this temperature. Raises
+    `InputError` if it says something else than one of the three words."""
+    said = getattr(rule, "lossless", None)
+    if said is None: return None
+    check(said in ("always", "greedy", "never"), "What a verify rule says of itself, its attribute "
+          f"`lossless`, must be \"always\", \"greedy\" or \"never\", not {said!r}.")
+    return said == "always" or said == "greedy" and temperature == 0
 
 # %% ../nbs/engine/01_core.ipynb #d8b904c0
 FATE_STYLES = {
@@ -201,6 +227,37 @@ def check(ok: bool,     # what must hold
     "Raise `InputError(message)` unless `ok`."
     if not ok: raise InputError(message)
 
+# %% ../nbs/engine/01_core.ipynb #8d559850
+def plain_number(value):
+    "The number in an array or a tensor without dimensions; other things as they are."
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+def index(value: object) -> int:
+    "The whole number that it is; raises `TypeError` for anything else, True and False among it."
+    value = plain_number(value)
+    truth = isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool
+    if truth: raise TypeError(f"{value!r} is no whole number")
+    return operator.index(value)  # type: ignore[arg-type]
+
+def whole(value: object,           # from outside
+          name: str,               # what the message calls it
+          least: int,
+          most: int | None = None, # None: there is no end
+         ) -> int:
+    "The whole number as a plain int; raises `InputError` for anything else, and out of range."
+    try:
+        n = index(value)
+        if n >= least and (most is None or n <= most): return n
+    except TypeError: pass
+    span = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise InputError(f"{name} must be a whole number {span}, not {value!r}.")
+
+def number(value: object) -> float: # an int stays one
+    "The number as a plain one; NaN for anything else, True and False among it."
+    value = plain_number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)): return math.nan
+    return float(value) if isinstance(value, Fraction) else value
+
 # %% ../nbs/engine/01_core.ipynb #6327f15f
 def _finite(number: str) -> float:
     "The float a JSON number stands for; raises `ValueError` for NaN, Infinity and what overflows."
@@ -215,6 +272,7 @@ def _fits(value, kind) -> bool:
     if get_origin(kind) is dict:
         if not isinstance(value, dict): return False
         return all(_fits(k, items[0]) and _fits(v, items[1]) for k, v in value.items())
+    if get_origin(kind) is UnionType: return any(_fits(value, item) for item in items)
     if kind is float: return type(value) in (int, float)
     return type(value) is kind
 
@@ -307,10 +365,11 @@ class TorchSource:
     uniform numbers on every device. Raises `InputError` for a seed that is not a whole number of 64
     bits, `NumericalError` for numbers that are no distribution."""
     def __init__(self, seed: int | None = None): # None: a fresh one of the system, kept in `.seed`
-        fits = seed is None or type(seed) is int and -2**63 <= seed < 2**64
-        check(fits, f"The seed must be a whole number of 64 bits, not {seed!r}.")
         self.generator = torch.Generator()
-        self.seed = self.generator.seed() if seed is None else seed
+        try: self.seed = self.generator.seed() if seed is None else index(seed)
+        except TypeError: self.seed = 2**64  # which is none
+        fits = -2**63 <= self.seed < 2**64
+        check(fits, f"The seed must be a whole number of 64 bits, not {seed!r}.")
         self.generator.manual_seed(self.seed)
 
     def uniform(self) -> float: # in [0, 1)

@@ -374,7 +374,7 @@ class LanguageLM:
         return torch.tensor(np.array(rows), dtype=torch.float32)[None]
 
 
-def loop_law(p, drafter, V, K, length, loop=DeviceLoop, room=10 ** 6, ends=frozenset()):
+def loop_law(p, drafter, V, K, length, loop=DeviceLoop, room=12, ends=frozenset()):
     def start(source):
         made = loop(LanguageLM(p, V), drafter(), AsIs(), K, 24)
         inner = made.rounds([0], None, room, ends, PhaseTimer())

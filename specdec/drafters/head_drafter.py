@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..sampling import Transform, check_logits, likeliest
-from ..core import Source, check
+from ..core import Source, check, number
 from specdec.drafters.heads import (
     Head, HeadAttention, HeadLayer, HeadMLP, check_fit, fuse_features, target_embedding,
 )
@@ -146,13 +146,13 @@ class HeadDrafter:
                  # a draft ends once all its tokens together are less likely
                  stop_below: float = 0.0):
         check_fit(head.config, target)
-        check(0 <= stop_below < 1,
+        check(0 <= number(stop_below) < 1,
               f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
         check(head.fc.weight.device.type == target.device.type,
               f"The head is on {head.fc.weight.device} and the target on {target.device}: "
               "move it there with head.to(target.device).")
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
-        self.stop_below = stop_below
+        self.stop_below = number(stop_below)
         self.head = FastHead(head, target_embedding(target))
         self.context_length = head.config.decoder.max_position_embeddings
 

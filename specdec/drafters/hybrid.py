@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import Source, check
+from ..core import Source, check, number
 from .lookup import outcome
 from .base import Draft, Drafter
 
@@ -25,7 +25,7 @@ class Acceptance:
     def __init__(self, prior: float | Mapping[Hashable, float], # α by what is known; or one number
                  weight: float = 4.0,                           # tries that the prior is worth
                  keep: float = 0.98): # what a try still counts after each further round
-        check(weight > 0 and 0 < keep <= 1,
+        check(number(weight) > 0 and 0 < number(keep) <= 1,
               "The prior must be worth something, and a try keep some of its weight and no more: "
               f"not weight = {weight} and keep = {keep}.")
         self.prior, self.weight, self.keep = prior, weight, keep
@@ -94,7 +94,7 @@ class HybridDrafter:
                  verify: float = 0.02,
                  priors: tuple = (SUFFIX_PRIOR, 0.5)): # α of each to begin with; see `Acceptance`
         both = isinstance(c, Sequence) and len(c) == 2
-        check(both and all(cost >= 0 for cost in (*c, verify)),
+        check(both and all(number(cost) >= 0 for cost in (*c, verify)),
               "Costs must not be negative: c has one for each of the two drafters; "
               f"not c = {c} and verify = {verify}.")
         check(
