@@ -249,8 +249,8 @@ def whole(value: object,           # from outside
         n = index(value)
         if n >= least and (most is None or n <= most): return n
     except TypeError: pass
-    span = f"of at least {least}" if most is None else f"from {least} to {most}"
-    raise InputError(f"{name} must be a whole number {span}, not {value!r}.")
+    upper = "" if most is None else f" and at most {most}"
+    raise InputError(f"{name} must be a whole number of at least {least}{upper}, not {value!r}.")
 
 def number(value: object) -> float: # an int stays one
     "The number as a plain one; NaN for anything else, True and False among it."

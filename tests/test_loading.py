@@ -99,3 +99,29 @@ def test_what_nobody_said_has_a_default(tmp_path):
     for model in (TransformersLM(module), load_model(fetch(), CPU, torch.bfloat16)):
         assert (model.tokenizer, model.eos_ids, model.name, model.digest, model.target_digest) == (
             None, frozenset(), None, None, None)
+
+
+SHAPE = dict(vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=48)
+DAMAGES = [
+    *((name, wrong) for name in SHAPE for wrong in (0, -1, 2 ** 50)),
+    ("num_key_value_heads", 3), ("num_attention_heads", True), ("num_attention_heads", 4.5), ("head_dim", -1), ("head_dim", 0),
+    ("rms_norm_eps", float("nan")), ("rms_norm_eps", -1.0), ("rms_norm_eps", "x"), ("rope_theta", 0.0), ("rope_theta", -1.0),
+    ("rope_theta", float("nan")), ("rope_theta", "x"), ("rope_theta", None),
+]
+
+@pytest.mark.parametrize("name, wrong", DAMAGES, ids=lambda value: str(value))
+def test_a_damaged_config_is_named(name, wrong, tmp_path):
+    from transformers import LlamaConfig
+    random_model(LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (config["rope_parameters"] if name == "rope_theta" else config)[name] = wrong
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError): load_model(tmp_path, CPU, torch.float32)
+
+def test_a_model_without_positions_is_refused(tmp_path):
+    from transformers import GPT2Config
+    module = random_model(GPT2Config(vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=8))
+    for wrong in (0, -1):
+        module.config.n_positions = wrong
+        with pytest.raises(ModelError, match=f"{wrong} positions"): TransformersLM(module)

@@ -284,7 +284,7 @@ def test_a_slow_stream_is_waited_for():
 
 
 def test_an_error_and_an_interrupt_end_a_turn():
-    pair, drafter = Pair(talker(), own_model()), None
+    pair = Pair(talker(), own_model())
     def broken(piece): raise RuntimeError("theirs")
     def impatient(piece): raise KeyboardInterrupt
     with pytest.raises(RuntimeError, match="theirs"): pair.generate("Hello", stream=broken)
@@ -296,8 +296,8 @@ def test_an_error_and_an_interrupt_end_a_turn():
 # Numbers, whatever holds them
 
 NUMBERS = dict(
-    K=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(7), top_p=np.float64(0.9), max_new_tokens=torch.tensor(3),
-    seed=np.uint8(1),
+    K=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(7), top_p=np.float64(0.9), seed=np.uint8(1),
+    max_new_tokens=torch.tensor(3),
 )
 PLAIN = dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1)
 
