@@ -87,7 +87,9 @@ def test_a_fresh_seed_is_recorded_and_repeats():
     assert source.uniform() == TorchSource(source.seed).uniform()
     assert TorchSource().seed != TorchSource().seed
 
-@pytest.mark.parametrize("seed", ["7", 1.5, True, np.bool_(True), torch.tensor(True), np.float64(7), 2**64, -2**63 - 1], ids=repr)
+NO_SEEDS = ["7", 1.5, True, np.bool_(True), torch.tensor(True), np.float64(7), 2**64, -2**63 - 1]
+
+@pytest.mark.parametrize("seed", NO_SEEDS, ids=repr)
 def test_a_seed_that_is_no_64_bit_number_is_an_input_error(seed):
     with pytest.raises(InputError, match="seed"): TorchSource(seed)
 
@@ -352,8 +354,9 @@ def test_a_promise_in_other_words(said):
 # --- numbers, whatever holds them
 
 WHOLE = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int8)]
-NO_NUMBERS = [True, np.bool_(True), np.array(True), torch.tensor(True), "3", None, [3], 3j, np.array([3, 3]), torch.ones(2)]
-REAL = [0.5, np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor(0.5).half(), Fraction(1, 2)]
+TRUTHS = [True, np.bool_(True), np.array(True), torch.tensor(True)]
+NO_NUMBERS = [*TRUTHS, "3", None, [3], 3j, np.array([3, 3]), torch.ones(2)]
+REAL = [0.5, np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2)]
 
 def test_a_whole_number_becomes_a_plain_one():
     for held in WHOLE:

@@ -175,7 +175,9 @@ def test_a_verdict_that_is_none(answer):
         decide(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], TorchSource(0))
 
 
-@pytest.mark.parametrize("answer", [(2, 23), [0, 0], np.array([1, 5]), torch.tensor([1, 5]), (torch.tensor([1]), 5)], ids=repr)
+@pytest.mark.parametrize(
+    "answer", [(2, 23), [0, 0], np.array([1, 5]), torch.tensor([1, 5]), (torch.tensor([1]), 5)], ids=repr
+)
 def test_a_verdict_becomes_plain_numbers(answer):
     given = []
     def theirs(*arguments):

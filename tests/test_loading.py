@@ -105,9 +105,10 @@ SHAPE = dict(vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_lay
              num_key_value_heads=2, max_position_embeddings=48)
 DAMAGES = [
     *((name, wrong) for name in SHAPE for wrong in (0, -1, 2 ** 50)),
-    ("num_key_value_heads", 3), ("num_attention_heads", True), ("num_attention_heads", 4.5), ("head_dim", -1), ("head_dim", 0),
-    ("rms_norm_eps", float("nan")), ("rms_norm_eps", -1.0), ("rms_norm_eps", "x"), ("rope_theta", 0.0), ("rope_theta", -1.0),
-    ("rope_theta", float("nan")), ("rope_theta", "x"), ("rope_theta", None),
+    ("num_key_value_heads", 3), ("num_attention_heads", True), ("num_attention_heads", 4.5),
+    ("head_dim", -1), ("head_dim", 0),
+    *(("rms_norm_eps", wrong) for wrong in (float("nan"), -1.0, "x")),
+    *(("rope_theta", wrong) for wrong in (0.0, -1.0, float("nan"), "x", None)),
 ]
 
 @pytest.mark.parametrize("name, wrong", DAMAGES, ids=lambda value: str(value))

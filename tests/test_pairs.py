@@ -169,13 +169,13 @@ def test_threads_take_turns():
     assert [run.result().generated_ids for run in found] == alone * 4
 
 
-def own_model(): return ModelDrafter(talker(seed=1, context=600), V)
+def own_model(): return ModelDrafter(tiny(seed=1, context=600), 24)
 
 def shared(kind: str): # two drafters that remember a text in the same place
     model = own_model()
     if kind == "itself": return model, model
     if kind == "inside another": return ColderDrafter(model), model
-    if kind == "in a list": return Listed(model), ColderDrafter(model)
+    if kind == "in a dictionary": return Listed(model), ColderDrafter(model)
     return HybridDrafter(SuffixDrafter(), ColderDrafter(model)), HybridDrafter(model, NGramDrafter())
 
 class Listed(ColderDrafter):
@@ -189,18 +189,14 @@ class Listed(ColderDrafter):
     def commit(self, *told): self.by_name["only"].commit(*told)
     def propose(self, *asked): return self.by_name["only"].propose(*asked)
 
-@pytest.mark.parametrize("kind", ["itself", "inside another", "in a list", "inside two others"])
+@pytest.mark.parametrize("kind", ["itself", "inside another", "in a dictionary", "inside two others"])
 def test_pairs_that_share_a_drafter_take_turns(kind):
-    target = talker(context=600)
+    target, prompts = tiny(context=600), ([1, 2, 3], [7, 5, 9, 2, 7])
     both = [Pair(target, drafter) for drafter in shared(kind)]
-    arguments = dict(temperature=1.0, seed=5, max_new_tokens=30)
-    alone = [[pair.generate(prompt, **arguments).generated_ids for prompt in ("Hello", "Something else")] for pair in both]
-    with ThreadPoolExecutor(4) as pool:
-        found = [
-            [pool.submit(pair.generate, prompt, **arguments) for prompt in ("Hello", "Something else")]
-            for _ in range(3) for pair in both
-        ]
-    assert [[run.result().generated_ids for run in runs] for runs in found] == alone * 3
+    asked = [(pair, prompt) for pair in both for prompt in prompts]
+    def text(of): return of[0].generate(of[1], temperature=1.0, seed=5, max_new_tokens=60).generated_ids
+    alone = [text(of) for of in asked]
+    with ThreadPoolExecutor(4) as pool: assert list(pool.map(text, asked * 3)) == alone * 3
 
 
 def within(seconds: float, work):
@@ -240,7 +236,7 @@ WAYS = [by_itself, by_join, by_two_joins, by_a_result, by_leaving_a_pool, by_a_m
 @pytest.mark.parametrize("other", [False, True], ids=["one pair", "another with the same drafter"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_stream_that_would_wait_for_its_own_pair_is_told_so(way, other):
-    pair = Pair(talker(), own_model())
+    pair = Pair(talker(), talker(seed=1))
     asked = Pair(talker(), ColderDrafter(pair.drafter)) if other else pair
     refused = []
     def ask():
@@ -284,7 +280,7 @@ def test_a_slow_stream_is_waited_for():
 
 
 def test_an_error_and_an_interrupt_end_a_turn():
-    pair = Pair(talker(), own_model())
+    pair = Pair(talker())
     def broken(piece): raise RuntimeError("theirs")
     def impatient(piece): raise KeyboardInterrupt
     with pytest.raises(RuntimeError, match="theirs"): pair.generate("Hello", stream=broken)
@@ -303,7 +299,7 @@ PLAIN = dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1)
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(name):
-    pair = Pair(talker(), own_model())
+    pair = Pair(talker(), talker(seed=1))
     result = pair.generate("Hello", **(PLAIN | {name: NUMBERS[name]}))
     assert result.generated_ids == pair.generate("Hello", **PLAIN).generated_ids and result.finish_reason == "length"
     assert json.loads(result.to_json())["settings"] == PLAIN | dict(stop=[])

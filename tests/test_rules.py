@@ -318,7 +318,7 @@ PROMISES = [
 
 @pytest.mark.parametrize("rule, said", PROMISES)
 def test_what_a_rule_says_of_itself_is_true(rule, said):
-    "By enumeration: always, or not always; and at temperature 0, where rows of p are deltas, never anything else than p."
+    "By enumeration: always, or not always; and at temperature 0, where rows of p are deltas, nothing but p."
     assert rule.lossless == said
     assert check_verify(rule, sizes=[(1, 2), (1, 3), (2, 2)], seeds=2).lossless == (said == "always")
     deltas, q = np.array([[F(i == j) for j in range(3)] for i in range(3)]), np.array([[F(1, 2), F(1, 3), F(1, 6)]] * 2)

@@ -254,7 +254,9 @@ def test_logits_that_are_no_distribution(row):
     check_logits(torch.tensor([[1., -INF]]), "a forbidden token is fine")
 
 
-@pytest.mark.parametrize("form", [np.array, torch.tensor, lambda n: np.asarray(n).dtype.type(n)], ids=["array", "tensor", "scalar"])
+@pytest.mark.parametrize(
+    "form", [np.array, torch.tensor, lambda n: np.asarray(n).dtype.type(n)], ids=["array", "tensor", "scalar"]
+)
 def test_numbers_of_numpy_and_torch_become_plain_ones(form):
     given, plain = Transform(form(0.5), form(7), form(0.75)), Transform(0.5, 7, 0.75)
     assert given == plain and hash(given) == hash(plain)

@@ -24,5 +24,6 @@ def test_settings_are_checked(wrong):
 
 
 def test_numbers_of_numpy_become_plain_ones():
-    config = DistillConfig(tokens=np.int64(9), hidden=np.int32(64), samples=np.int64(3), lr=np.float32(0.5), seed=np.uint8(1))
-    assert json.loads(json.dumps(asdict(config))) == asdict(DistillConfig(tokens=9, hidden=64, samples=3, lr=0.5, seed=1))
+    given = dict(tokens=np.int64(9), hidden=np.int32(64), samples=np.int64(3), lr=np.float32(0.5), seed=np.uint8(1))
+    plain = DistillConfig(tokens=9, hidden=64, samples=3, lr=0.5, seed=1)
+    assert json.loads(json.dumps(asdict(DistillConfig(**given)))) == asdict(plain)
