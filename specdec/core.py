@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FATE_STYLES', 'FATE_MEANINGS', 'Round', 'RoundStatistics', 'LatencyStatistics', 'GenerationResult', 'summary',
-           'promises', 'is_promised', 'fates', 'fate_span', 'fates_html', 'SpecdecError', 'InputError', 'ModelError',
-           'NumericalError', 'check', 'result_from_json', 'Source', 'exactly', 'Enumerator', 'exact_law', 'TorchSource',
+           'fates', 'fate_span', 'fates_html', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError', 'check',
+           'promises', 'is_promised', 'result_from_json', 'Source', 'exactly', 'Enumerator', 'exact_law', 'TorchSource',
            'PhaseTimer', 'peak_memory_mb']
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
@@ -145,28 +145,6 @@ def summary(result: GenerationResult) -> str: # one line
                   f"{result.tokens_per_step:.2f} tokens per round"]
     return f"{kind}{result.method}: " + ", ".join(words) + f" ({result.finish_reason})"
 
-# %% ../nbs/engine/01_core.ipynb #7acc13ba
-_Rule = TypeVar("_Rule", bound=Callable)
-
-def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "never"
-            ) -> Callable[[_Rule], _Rule]:
-    "A decorator for verify rules: notes when their texts follow the target's law."
-    def note(rule: _Rule) -> _Rule:
-        vars(rule)["lossless"] = lossless
-        return rule
-    return note
-
-def is_promised(rule: object,       # a verify rule
-                temperature: float, # of the text; 0 is greedy
-               ) -> bool | None: # None: it says nothing of itself
-    """Whether a rule says that its texts follow the target's law at this temperature. Raises
-    `InputError` if it says something else than one of the three words."""
-    said = getattr(rule, "lossless", None)
-    if said is None: return None
-    check(said in ("always", "greedy", "never"), "What a verify rule says of itself, its attribute "
-          f"`lossless`, must be \"always\", \"greedy\" or \"never\", not {said!r}.")
-    return said == "always" or said == "greedy" and temperature == 0
-
 # %% ../nbs/engine/01_core.ipynb #d8b904c0
 FATE_STYLES = {
     "target": "",
@@ -226,6 +204,28 @@ def check(ok: bool,     # what must hold
          ) -> None:
     "Raise `InputError(message)` unless `ok`."
     if not ok: raise InputError(message)
+
+# %% ../nbs/engine/01_core.ipynb #7acc13ba
+_Rule = TypeVar("_Rule", bound=Callable)
+
+def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "never"
+            ) -> Callable[[_Rule], _Rule]:
+    "A decorator for verify rules: notes when their texts follow the target's law."
+    def note(rule: _Rule) -> _Rule:
+        vars(rule)["lossless"] = lossless
+        return rule
+    return note
+
+def is_promised(rule: object,       # a verify rule
+                temperature: float, # of the text; 0 is greedy
+               ) -> bool | None: # None: it says nothing of itself
+    """Whether a rule says that its texts follow the target's law at this temperature. Raises
+    `InputError` if it says something else than one of the three words."""
+    said = getattr(rule, "lossless", None)
+    if said is None: return None
+    check(said in ("always", "greedy", "never"), "What a verify rule says of itself, its attribute "
+          f"`lossless`, must be \"always\", \"greedy\" or \"never\", not {said!r}.")
+    return said == "always" or said == "greedy" and temperature == 0
 
 # %% ../nbs/engine/01_core.ipynb #8d559850
 def plain_number(value):
