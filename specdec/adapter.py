@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .core import ModelError, SpecdecError, check
+from .core import ModelError, SpecdecError, check, number, whole
 from .kvcache import KVCache
 from .protocol import CausalLM, check_ids, check_wanted
 
@@ -61,7 +61,10 @@ def context_length(config) -> int: # positions
     ropes = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
     original = "original_max_position_embeddings"
     known += [r[original] for r in ropes if r.get("rope_type") == "longrope"]
-    return min(known, default=sys.maxsize)  # no entry: no positions that could end
+    length = min(known, default=sys.maxsize)  # no entry: no positions that could end
+    if length < 1:
+        raise ModelError(f"By its config this model has {length} positions: none for a token.")
+    return length
 
 # %% ../nbs/engine/07_adapter.ipynb #6becdca2
 # kinds of layers that remember nothing but keys and values, as configs name them
@@ -132,3 +135,20 @@ def is_native(config) -> bool:
             and whole
             and kinds <= {"full_attention", "sliding_attention"}
             and getattr(config, "quantization_config", None) is None)
+
+# %% ../nbs/engine/07_adapter.ipynb #24a63660
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+         "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+
+def check_sizes(config) -> None: # a transformers config of a family that `Llama` computes
+    "Raise `InputError` for sizes that no model can have."
+    for name in SIZES: whole(getattr(config, name), name, 1, 2**40)
+    for name in ("head_dim", "sliding_window"):
+        value = getattr(config, name, None)
+        if value is not None: whole(value, name, 1, 2**40)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    check(heads % kv_heads == 0,
+          f"num_attention_heads, {heads}, must be a multiple of num_key_value_heads, {kv_heads}.")
+    eps, theta = config.rms_norm_eps, config.rope_parameters.get("rope_theta", 1)
+    check(0 <= number(eps) < float("inf"), f"rms_norm_eps must be a number, not {eps!r}.")
+    check(0 < number(theta) < float("inf"), f"rope_theta must be above 0, not {theta!r}.")

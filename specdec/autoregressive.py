@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .core import Source, check
+from .core import Source, check, whole
 from .sampling import Transform, check_logits
 
 # %% ../nbs/path/01_autoregressive.ipynb #d734cb18
@@ -31,8 +31,7 @@ def generate_uncached(model: LogitsFunction, # ids [1, T] → logits [1, T, V]
     Raises `InputError` for an empty prompt or a `max_new_tokens` below 1, and `NumericalError`
     naming the step whose logits are not a distribution."""
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
-    check(type(max_new_tokens) is int and max_new_tokens >= 1,
-          f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}.")
+    max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
     return _generate_uncached(model, list(prompt), transform, source, max_new_tokens, eos_ids)
 
 @torch.inference_mode()

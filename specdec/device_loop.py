@@ -10,6 +10,7 @@ import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .sampling import Transform
 from .core import (ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
-                          check)
+                          check, whole)
 from .kvcache import KVCache
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .requests import check_request, token_ids
@@ -61,10 +62,9 @@ class StaticCache(KVCache):
     def __init__(self, model: Llama,
                  capacity: int): # positions; attention reads all of them each time
         super().__init__(len(model.layers), capacity)
-        shape = (1, model.config.num_key_value_heads, capacity, head_size(model.config))
-        def buffer() -> Tensor: return torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.keys = [buffer() for _ in model.layers]
-        self.values = [buffer() for _ in model.layers]
+        shape = (1, model.config.num_key_value_heads, 0, head_size(model.config))
+        nothing = torch.empty(shape, dtype=model.dtype, device=model.device)
+        for layer in range(len(model.layers)): self.of_layer(layer, nothing, nothing)
         self.at = None
 
     def append(self, layer: int,
@@ -413,7 +413,9 @@ class _Recorded(_Buffers):
                                            # None: 1 on a GPU, else 0
                  graphs: bool = True):     # False: step by step on a GPU too, to compare
         device = target.device
-        self.ahead = int(device.type == "cuda") if ahead is None else ahead
+        if ahead is None: ahead = int(device.type == "cuda")
+        self.lock = Lock()
+        self.ahead, K = whole(ahead, "ahead", 0), whole(K, "K", 1)
         super().__init__(target, drafter, transform, K, capacity, self.ahead + 1)
         self.steps = {"draft": self.guess, "verify": self.judge}
         if not self.K: self.steps.pop("draft")()  # the empty draft stays as it is
@@ -451,23 +453,44 @@ class DeviceLoop(_Recorded):
                                   # under way must fit the capacity
                eos_ids: Set[int],
                timer: PhaseTimer) -> Iterator[Round]:
-        "Decode a text: the token that the prompt's forward gives, then one round after another."
-        if seed is not None: self.generator.manual_seed(seed)
-        self.turn = turn = object()
-        sent, said = deque([self.start(prompt, timer)]), 0
-        while room:
-            while len(sent) <= self.ahead and len(sent) < room:  # each adds a token at least
+        """Decode a text: the token that the prompt's forward gives, then one round after another.
+        Raises `InputError` for what `check_request` refuses, and for what doesn't fit."""
+        prompt, capacity = token_ids(prompt), self.cache.capacity
+        _, room, eos_ids = check_request(self.target, prompt, 1, room, eos_ids)
+        if seed is not None: seed = TorchSource(seed).seed
+        needed = len(prompt) + room + (self.ahead + 1) * (self.K + 1)
+        check(needed <= capacity, f"A text of {len(prompt)} + {room} tokens needs a capacity of "
+              f"{needed}, and the buffers have {capacity}: make a loop with larger ones.")
+        return self._rounds(prompt, seed, room, eos_ids, timer)
+
+    def _mine(self, turn: object) -> None:
+        "Raise `SpecdecError` if another text was begun since."
+        if self.turn is not turn: raise SpecdecError(
+            "Another text was started with the same buffers: take the rounds of one text to "
+            "their end, or use two decoders.")
+
+    def _rounds(self, prompt: list[int], seed: int | None, room: int, eos_ids: Set[int],
+                timer: PhaseTimer) -> Iterator[Round]:
+        "The loop itself. Threads work on the buffers one at a time, a step each."
+        turn, said = object(), 0
+        with self.lock:
+            self.turn = turn
+            if seed is not None: self.generator.manual_seed(seed)
+            sent = deque([self.start(prompt, timer)])
+        def begin() -> None:
+            with self.lock:
+                self._mine(turn)
                 sent.append(self.round(timer))
+        while room:
+            while len(sent) <= self.ahead and len(sent) < room: begin()  # each adds a token
             report = sent.popleft()()
+            self._mine(turn)  # else the numbers may be of the other text
             if not said: report = report[self.K:]  # there was no draft
             r = as_round(report, room, eos_ids, f"after {len(prompt) + said} tokens")
             said, room = said + len(r.emitted), room - len(r.emitted)
             yield r
             if r.emitted[-1] in eos_ids: return
-            if self.turn is not turn: raise SpecdecError(
-                "Another text was started with the same buffers: take the rounds of one text to "
-                "their end, or use two decoders.")
-            if room and not sent: sent.append(self.round(timer))
+            if room and not sent: begin()
 
 # %% ../nbs/engine/08_device_loop.ipynb #df8735a8
 def obstacle(target, drafter: Drafter) -> str: # empty: there is none
@@ -505,7 +528,8 @@ class _KeptLoops:
         problem = obstacle(target, drafter)
         check(not problem, f"This can't run with fixed shapes: {problem}. "
               "Use specdec.speculative.speculate.")
-        self.target, self.drafter, self.keep, self.options = target, drafter, keep, options
+        self.target, self.drafter, self.options = target, drafter, options
+        self.keep, self.lock = whole(keep, "keep", 1), Lock()
         self.loops: dict[tuple, DeviceLoop] = {}  # the one used last comes last
 
     def loop(self, transform: Transform, K: int,
@@ -515,10 +539,11 @@ class _KeptLoops:
         under_way = (self.options.get("ahead") or 1) + 1  # rounds that may run past the end
         capacity = bucket(max(limit, 4 * (K + 1)) + under_way * (K + 1))
         key = transform, K, capacity
-        found = self.loops.pop(key, None)
-        if found is None: found = DeviceLoop(self.target, self.drafter, *key, **self.options)
-        self.loops[key] = found
-        while len(self.loops) > self.keep: del self.loops[next(iter(self.loops))]
+        with self.lock:
+            found = self.loops.pop(key, None)
+            if found is None: found = DeviceLoop(self.target, self.drafter, *key, **self.options)
+            self.loops[key] = found
+            while len(self.loops) > self.keep: del self.loops[next(iter(self.loops))]
         return found
 
 # %% ../nbs/engine/08_device_loop.ipynb #293b7c0b
@@ -537,7 +562,7 @@ class DeviceDecoder(_KeptLoops):
         """As `specdec.speculative.speculate`, with the same law and the same errors, and those of
         `check_draft`."""
         prompt = token_ids(prompt)
-        check_request(self.target, prompt, K, max_new_tokens, eos_ids)
+        K, max_new_tokens, eos_ids = check_request(self.target, prompt, K, max_new_tokens, eos_ids)
         room = min(max_new_tokens, self.target.context_length - len(prompt))
         limit = len(prompt) + room
         check_window(self.target.window, limit)

@@ -9,7 +9,7 @@ __all__ = ['CacheFullError', 'KVCache', 'cache_bytes']
 import torch
 from torch import Tensor
 
-from .core import InputError, SpecdecError, check
+from .core import InputError, SpecdecError, whole
 
 # %% ../nbs/path/02_kvcache.ipynb #1bd99188
 class CacheFullError(SpecdecError):
@@ -20,6 +20,14 @@ def _check_room(capacity: int, length: int, end: int) -> None:
     if end <= capacity: return
     raise CacheFullError(f"The cache is full: {length} positions held, {end - length} more asked "
                          f"for, room for {capacity}. Make it larger, or roll back.")
+
+def _zeros(t: Tensor, size: int) -> Tensor: # [B, kv_heads, size, head_dim]
+    "A buffer for what lies as `t` does; raises `CacheFullError` if there is no memory for it."
+    shape = *t.shape[:2], size, t.shape[3]
+    try: return t.new_zeros(shape)
+    except (RuntimeError, TypeError) as error:  # the allocator's; TypeError: not even a 64-bit size
+        raise CacheFullError(f"There is no memory for a cache of {size} positions: ask for fewer "
+                             f"new tokens. (One buffer of many: {list(shape)}.)") from error
 
 def _layout(t: Tensor) -> tuple:
     "What must stay the same from one append to the next: batch, heads, head size, dtype."
@@ -42,9 +50,9 @@ class _Buffers:
                  capacity: int,       # positions there is room for
                  multiple: int = 1,   # views are as long as the text, rounded up to this multiple
                 ) -> None:
-        for name, value in dict(layers=layers, capacity=capacity, multiple=multiple).items():
-            check(isinstance(value, int) and value >= 1,
-                  f"A cache's {name} must be a whole number of at least 1, not {value!r}.")
+        sizes = dict(layers=layers, capacity=capacity, multiple=multiple)
+        layers, capacity, multiple = (
+            whole(size, f"A cache's {name}", 1) for name, size in sizes.items())
         self.keys: list[Tensor | None] = [None] * layers  # [B, kv_heads, span(capacity), head_dim]
         self.values: list[Tensor | None] = [None] * layers
         self.capacity, self.multiple = capacity, multiple
@@ -59,8 +67,7 @@ class _Buffers:
         if held_keys is None or held_values is None:
             _check_fits(keys, values, keys, values)
             size = self.span(self.capacity)
-            held_keys = keys.new_zeros(*keys.shape[:2], size, keys.shape[3])
-            held_values = values.new_zeros(*values.shape[:2], size, values.shape[3])
+            held_keys, held_values = (_zeros(t, size) for t in (keys, values))
             self.keys[layer], self.values[layer] = held_keys, held_values
         _check_fits(keys, values, held_keys, held_values)
         return held_keys, held_values
@@ -83,7 +90,7 @@ class KVCache(_Buffers):
         """Write T positions after `length` and return all of the layer's. The last layer's append
         moves `length`, so a forward that is interrupted before it leaves no trace. Views that reach
         beyond the text have finite numbers there: zeros, or what was rolled back. Raises
-        `CacheFullError` if there is no room, `InputError` for another batch, number of heads, head
+        `CacheFullError` if there is no room or memory, `InputError` for another batch, number of heads, head
         size or dtype than the buffers'; nothing is written then."""
         end = self.length + keys.shape[2]
         _check_room(self.capacity, self.length, end)
@@ -96,9 +103,8 @@ class KVCache(_Buffers):
     def rollback(self, length: int, # positions to keep, 0…self.length
                 ) -> None:
         "Forget all but the first `length` positions: only the pointer moves. Raises `InputError`."
-        check(isinstance(length, int) and 0 <= length <= self.length,
-              f"Can't roll back to {length} positions: the cache holds {self.length}.")
-        self.length = length
+        name = f"The length to roll back to, in a cache that holds {self.length},"
+        self.length = whole(length, name, 0, self.length)
 
 # %% ../nbs/path/02_kvcache.ipynb #18c09b9c
 def cache_bytes(layers: int, kv_heads: int, head_dim: int,

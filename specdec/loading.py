@@ -12,15 +12,27 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .adapter import TransformersLM, is_native
+from .adapter import TransformersLM, check_sizes, is_native
 from .checkpoint import Checkpoint
-from .core import InputError, ModelError, interrupts_kept
+from .core import InputError, ModelError, SpecdecError, check, interrupts_kept
 from .drafters.small import TOKENS_FILE, NarrowLM
 from .layouts import has_same_rows, has_tiles
 from .models import find_model, first_line, load_tokenizer, load_transformers
 from .models import pick_device, pick_dtype, weights_digest
 from .protocol import CausalLM
 from .transformer import Llama
+
+# %% ../nbs/engine/09_loading.ipynb #4ce3c474
+def native_model(config, tensors: Checkpoint) -> Llama:
+    "Our decoder; raises `InputError` or `ModelError` for a config or weights that can't be."
+    check_sizes(config)
+    try: model = Llama(config, tensors)
+    except SpecdecError: raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(first_line(error)) from error
+    check(bool(model.frequencies.isfinite().all()),
+          f"Its rotary frequencies are no numbers: {config.rope_parameters}.")
+    return model
 
 # %% ../nbs/engine/09_loading.ipynb #e70cdcb5
 def load_model(folder: Path, # config.json and safetensors
@@ -38,11 +50,15 @@ def _loaded(folder: Path, device: torch.device, dtype: torch.dtype, verifies: bo
 
     pack = verifies or has_tiles() or has_same_rows(device, dtype)
     tensors = Checkpoint(folder, dtype, device, pack)  # looks at every file
-    try: config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    unusable = f"The config.json in {folder} can't be used"
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        native = is_native(config)
     except Exception as error:  # a strict config class may raise anything
-        raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
-    native = is_native(config)
-    model: CausalLM = Llama(config, tensors) if native else _wrapped(folder, device, dtype)
+        raise ModelError(f"{unusable}: {error}") from error
+    try: model: CausalLM = native_model(config, tensors) if native else _wrapped(
+        folder, device, dtype)
+    except InputError as error: raise ModelError(f"{unusable}: {error}") from error
     model.target_digest = getattr(config, "specdec_target_digest", None)
     return _with_tokens(model, folder / TOKENS_FILE)
 

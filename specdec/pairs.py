@@ -7,16 +7,20 @@ __all__ = ['PAIRS', 'Pair', 'load_drafter', 'shipped', 'PairSpec', 'list_pairs',
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import difflib
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from threading import Lock, get_ident
+from types import FrameType
+from threading import Condition, Thread, current_thread
 
 from .core import GenerationResult, InputError, ModelError, PhaseTimer, Round, TorchSource
-from .core import check, peak_memory_mb
+from .core import check, is_promised, peak_memory_mb
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
@@ -27,6 +31,7 @@ from .loading import load, load_model
 from .models import TextStream, encode, local_path, vocabulary_difference
 from .protocol import CausalLM
 from .rejection import VerifyRule
+from .requests import check_request, end_ids
 from .sampling import Transform
 from .speculative import speculate
 
@@ -126,22 +131,84 @@ class Run:
         self.total_time = time.perf_counter() - start
 
 # %% ../nbs/use/01_pairs.ipynb #ffb3d676
+def parts_of(drafter: Drafter) -> list[Drafter]:
+    "The drafter and those among its attributes, theirs, and so on: each remembers a text."
+    found: dict[int, Drafter] = {}
+    to_do = [drafter]
+    while to_do:
+        part = to_do.pop()
+        if id(part) in found: continue
+        found[id(part)] = part
+        for value in list(getattr(part, "__dict__", {}).values()):
+            if isinstance(value, dict): value = list(value.values())
+            several = list(value) if isinstance(value, (list, tuple)) else [value]
+            to_do += [held for held in several if hasattr(held, "propose") and is_drafter(held)]
+    return list(found.values())
+
+def calls_of(frame: FrameType | None) -> Iterator[FrameType]:
+    "The calls that a thread is in, the innermost first."
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+def awaited_by(thread: Thread) -> set[Thread]:
+    "The thread whose end, or whose result, this one waits for now, as its stack tells."
+    stacks = sys._current_frames()
+    for call in calls_of(stacks.get(thread.ident)):
+        if call.f_code is Thread.join.__code__: return {call.f_locals["self"]}
+        if call.f_code is not Future.result.__code__: continue
+        future = call.f_locals["self"]
+        return {t for t in threading.enumerate() if future in worked_on(stacks.get(t.ident))}
+    return set()
+
+def worked_on(frame: FrameType | None) -> list[Future]:
+    "The futures whose results a thread of a pool is computing."
+    pool = "concurrent.futures.thread"
+    items = [c.f_locals.get("self") for c in calls_of(frame) if c.f_globals["__name__"] == pool]
+    return [item.future for item in items if hasattr(item, "future")]
+
+# %% ../nbs/use/01_pairs.ipynb #6c509ef8
 class Turns:
-    "Threads come one after the other: a target and a drafter remember one text only."
-    def __init__(self): self.lock, self.thread = Lock(), None
+    "Threads come one after the other: a drafter remembers one text only, whatever pairs it is in."
+    def __init__(self):
+        self.changed = Condition()
+        self.users: dict[int, Thread] = {}        # by id of a drafter: whose text it follows
+        self.wanted: dict[Thread, list[int]] = {} # the drafters that threads wait for
+
+    def waits_for_itself(self, thread: Thread) -> bool:
+        "Whether those that a thread waits for wait, at the end of the chain, for it."
+        seen, to_do = set(), [thread]
+        while to_do:
+            waiting = to_do.pop()
+            users = {self.users.get(part) for part in self.wanted.get(waiting, ())} - {None}
+            others = users | awaited_by(waiting)
+            if thread in others: return True
+            to_do += others - seen
+            seen |= others
+        return False
 
     @contextmanager
-    def next(self) -> Iterator[None]:
-        "Wait for one's turn; raises `InputError` for a thread that has it already."
-        check(
-            self.thread != get_ident(),
-            "This pair is in the middle of another text, whose `stream` asked for this one: load a"
-            " second pair for it.",
-        )
-        with self.lock:
-            self.thread = get_ident()
-            try: yield
-            finally: self.thread = None
+    def of(self, drafter: Drafter) -> Iterator[None]:
+        "Wait for one's turn; raises `InputError` for a thread that would wait for itself."
+        parts, thread = [id(part) for part in parts_of(drafter)], current_thread()
+        with self.changed:
+            self.wanted[thread] = parts
+            try:
+                while not self.users.keys().isdisjoint(parts):
+                    check(not self.waits_for_itself(thread),
+                          "A drafter of this pair is in the middle of another text, whose `stream` "
+                          "asked for this one, or waits for the thread that asks: load a second "
+                          "pair for it.")
+                    self.changed.wait(0.1)  # nobody is told when a join begins
+            finally: del self.wanted[thread]
+            self.users |= dict.fromkeys(parts, thread)
+        try: yield
+        finally:
+            with self.changed:
+                for part in parts: del self.users[part]
+                self.changed.notify_all()
+
+TURNS = Turns()
 
 # %% ../nbs/use/01_pairs.ipynb #26174780
 METHODS = ("speculative", "plain")
@@ -161,7 +228,6 @@ class Couple:
         self.eos_ids = target.eos_ids
         if draft is None: draft = NGramDrafter()
         self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
-        self.turns = Turns()
 
 
 
@@ -180,32 +246,33 @@ class Pair(Couple):
                  stop: str | Sequence[str] = (),
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
-                 # None: lossless; a lossy rule makes the result's method "lossy speculative"
+                 # None: the lossless one; of any other, the result says what the rule itself says
                  verify: VerifyRule | None = None,
                 ) -> GenerationResult:
         """Decode a prompt. Everything is checked before any model runs (`InputError`); later errors
         name the step (`NumericalError`, `ModelError`). An interrupt (Ctrl-C) returns what there is
-        so far, with the finish reason "interrupted". Threads take turns."""
+        so far, with the finish reason "interrupted". Threads with the same drafter take turns."""
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
         stops = stop_strings(stop)
         check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
         check_stream(stream, stops, self.tokenizer)
         rule = rule_name(verify, method)
+        lossless = verify is None or is_promised(verify, transform.temperature)
         ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
         drafter = NoDrafter() if method == "plain" else self.drafter
-        rounds = speculate(  # it checks the rest
-            self.target, drafter, ids, transform, source, K, max_new_tokens, self.eos_ids, verify,
-            timer,
+        K, max_new_tokens, ends = check_request(self.target, ids, K, max_new_tokens, self.eos_ids)
+        rounds = speculate(
+            self.target, drafter, ids, transform, source, K, max_new_tokens, ends, verify, timer
         )
         run = Run(Answer(self.tokenizer, stops, stream))
-        with self.turns.next(): run.collect(rounds)
+        with TURNS.of(drafter): run.collect(rounds)
         settings = dict(
-            K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=source.seed, stop=stops,
+            K=K, **asdict(transform), max_new_tokens=max_new_tokens, seed=source.seed, stop=stops
         )
         if rule: settings["verify"] = rule
-        if getattr(verify, "lossy", False): method = f"lossy {method}"
-        return result_of(self, run, timer, prompt_ids=ids, method=method, settings=settings)
+        return result_of(
+            self, run, timer, prompt_ids=ids, method=method, settings=settings, is_lossless=lossless
+        )
 
 # %% ../nbs/use/01_pairs.ipynb #1eb1b83a
 def is_model(thing) -> bool:
@@ -299,7 +366,8 @@ def finish_reason(run: Run, eos_ids: frozenset[int], max_new_tokens: int) -> str
 def result_of(pair: Pair, run: Run, timer: PhaseTimer, **known) -> GenerationResult:
     "The record of a run; `known` holds what was known before it."
     ids = run.ids
-    reason = finish_reason(run, pair.eos_ids, known["settings"]["max_new_tokens"])
+    ends, most = end_ids(pair.eos_ids), known["settings"]["max_new_tokens"]
+    reason = finish_reason(run, ends, most)
     seen, texts = {*ids, *(token for r in run.rounds for token in r.drafted)}, {}
     if pair.tokenizer: texts = {token: pair.tokenizer.decode([token]) for token in sorted(seen)}
     return GenerationResult(

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .core import ModelError, PhaseTimer, check
+from .core import ModelError, PhaseTimer, check, number, whole
 from .kvcache import cache_bytes
 from .adapter import is_native
 from .transformer import head_size
@@ -28,8 +28,7 @@ CPU = torch.device("cpu")
 
 def check_count(n: object, name: str, least: int) -> None:
     "Raise `InputError` unless n is a whole number and not too small."
-    ok = isinstance(n, int) and n >= least
-    check(ok, f"{name} must be a whole number of at least {least}, not {n!r}.")
+    whole(n, name, least)
 
 def fastest(work: Callable[[], object],
             device: torch.device,
@@ -71,9 +70,7 @@ def memory_bandwidth(device: torch.device = CPU,
     `InputError` for a buffer below 1 MB (2²⁰ bytes) or no repeats."""
     device = torch.device(device)
     if size is None: size = 2**28 if device.type == "cpu" else 2**31
-    check(isinstance(size, int) and size >= 2**20,
-          f"size must be a whole number of at least {2**20} bytes, and much more than the "
-          f"processor's caches, not {size!r}.")
+    size = whole(size, "size, in bytes and much more than the processor's caches,", 2**20)
     ways = readers(size, device).values()
     return size // 16 * 16 / min(fastest(read, device, repeats) for read in ways)
 
@@ -83,8 +80,8 @@ def floor_seconds(nbytes: int,      # bytes that have to be read, such as a mode
                  ) -> float: # s
     """The time that reading so many bytes takes at least. Raises `InputError` for bytes below zero
     or a bandwidth that isn't a number above zero."""
-    check(nbytes >= 0, f"The number of bytes must not be negative, as {nbytes!r} is.")
-    check(0 < bandwidth < float("inf"),
+    check(number(nbytes) >= 0, f"The number of bytes must not be negative, as {nbytes!r} is.")
+    check(0 < number(bandwidth) < float("inf"),
           f"The bandwidth must be a number above 0 (bytes per second), not {bandwidth!r}.")
     return nbytes / bandwidth
 
@@ -140,8 +137,7 @@ def forward_flops(config,               # a transformers config that `is_native`
     """F(T, S): the floating-point operations of matrix products and attention in one forward.
     Raises `InputError` for another kind of model or numbers out of range."""
     _check_forward(config, T, S)
-    check(last is None or isinstance(last, int) and last >= 0,
-          f"last must be a whole number of at least 0, or None, not {last!r}.")
+    if last is not None: check_count(last, "last, if it isn't None,", least=0)
     pairs = T * S + T * (T + 1) // 2  # of a new token with a position that it sees
     width = config.num_attention_heads * head_size(config)
     attention = 4 * config.num_hidden_layers * width * pairs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch import Tensor
 
-from .core import check
+from .core import InputError, check, index, whole
 from .kvcache import KVCache
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -64,8 +64,8 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
 def check_wanted(last: int | None, layers: Sequence[int], depth: int) -> None:
     """Raise `InputError` for logits that can't be counted, or hidden states that a model with so
     many layers doesn't have."""
-    check(last is None or last >= 1,
-          "last must be the number of logits that are wanted, at least 1, "
-          f"or None for all, not {last!r}.")
-    check(all(0 <= i <= depth for i in layers),
-          f"Hidden states are numbered 0…{depth}, not {list(layers)}.")
+    if last is not None: whole(last, "last, the logits that are wanted (None: all),", 1)
+    try:
+        if all(0 <= index(i) <= depth for i in layers): return
+    except TypeError: pass  # no numbers
+    raise InputError(f"Hidden states are numbered 0…{depth}, not {layers!r}.")

@@ -12,9 +12,10 @@ from typing import Protocol
 from torch import Tensor
 
 from .sampling import likeliest
-from .core import Source, check
+from .core import Source, check, promises
 
 # %% ../nbs/path/03_rejection.ipynb #907f4911
+@promises(lossless="greedy")
 def greedy_match(
     p: Tensor,              # target distributions, [n + 1, V]; logits will do as well
     q: Tensor | None,       # not looked at
@@ -60,6 +61,7 @@ def delta(
     return q
 
 # %% ../nbs/path/03_rejection.ipynb #d65f6a9a
+@promises(lossless="always")
 def speculative_sampling(
     p: Tensor,              # target distributions, [n + 1, V], float32 or better
     q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them

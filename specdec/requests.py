@@ -6,30 +6,35 @@
 __all__ = []
 
 # %% ../nbs/engine/12_requests.ipynb #eeccfdef
-import operator
 from collections.abc import Iterable, Sequence, Set
-from numbers import Integral
 
-from .core import InputError, check
+from .core import InputError, check, index, whole
 from .protocol import CausalLM
 
 # %% ../nbs/engine/12_requests.ipynb #ed3ef92b
 def token_ids(prompt: Iterable) -> list[int]:
     """A prompt as plain numbers, whatever holds them; raises `InputError` for anything that isn't a
     flat list of whole numbers."""
-    try: return [operator.index(token) for token in prompt]
+    try: return [index(token) for token in prompt]
     except TypeError as error:
         message = f"The prompt must be a flat list of token ids, whole numbers ({error})."
         raise InputError(message) from error
 
 # %% ../nbs/engine/12_requests.ipynb #d62dcafb
+def end_ids(eos_ids: Iterable) -> frozenset[int]:
+    "Tokens that end a text, as plain numbers; raises `InputError` for anything else."
+    try: return frozenset(index(token) for token in eos_ids)
+    except TypeError as error:
+        message = f"eos_ids must be a set of token ids, not {eos_ids!r}."
+        raise InputError(message) from error
+
 def check_request(
     target: CausalLM,
     prompt: Sequence[int],               # token ids
     K: int,                              # draft tokens per round, at most
     max_new_tokens: int,
     eos_ids: Set[int] = frozenset(),     # tokens that end a text
-) -> None:
+) -> tuple[int, int, frozenset[int]]:    # K, max_new_tokens and eos_ids as plain numbers
     "Raise `InputError` for what can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
     check(all(0 <= token < target.vocab_size for token in prompt),
@@ -38,9 +43,5 @@ def check_request(
     check(len(prompt) < target.context_length,
           f"The prompt has {len(prompt)} tokens and the model's context {target.context_length}: "
           "nothing could be added. Shorten the prompt.")
-    check(isinstance(K, Integral) and K >= 1,
-          "K, the number of draft tokens per round, must be a whole number of at least 1, "
-          f"not {K!r}.")
-    check(isinstance(max_new_tokens, Integral) and max_new_tokens >= 1,
-          f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}.")
-    check(hasattr(eos_ids, "__contains__"), f"eos_ids must be a set of token ids, not {eos_ids!r}.")
+    K = whole(K, "K, the number of draft tokens per round,", 1)
+    return K, whole(max_new_tokens, "max_new_tokens", 1), end_ids(eos_ids)

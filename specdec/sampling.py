@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .core import NumericalError, check
+from .core import NumericalError, check, number, whole
 
 # %% ../nbs/engine/06_sampling.ipynb #eba11f17
 def probabilities(logits: Tensor, # [..., V], any floating dtype
@@ -27,7 +27,8 @@ def apply_temperature(logits: Tensor, # [..., V]
                      ) -> Tensor: # [..., V], float32, the largest of each row at 0
     """Divide by the temperature; shifting first keeps any temperature from overflowing. Raises
     `InputError` for one that isn't positive."""
-    check(temperature > 0, f"A temperature to divide by must be positive, not {temperature}.")
+    check(number(temperature) > 0,
+          f"A temperature to divide by must be positive, not {temperature!r}.")
     logits = logits.float()
     temperature = min(max(temperature, 1e-37), 1e37)  # what float32 can divide by, also as 1 / t
     return (logits - logits.amax(-1, keepdim=True)) / temperature
@@ -38,7 +39,7 @@ def apply_top_k(logits: Tensor, # [..., V]
                ) -> Tensor: # [..., V], minus infinity outside
     """Keep the `top_k` largest logits, and any that tie with the last of them (Fan et al. 2018).
     Raises `InputError` for a `top_k` below 1."""
-    check(top_k >= 1, f"top_k must be a whole number of at least 1, not {top_k}.")
+    top_k = whole(top_k, "top_k", 1)
     smallest = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, float("-inf"))
 
@@ -68,7 +69,7 @@ def apply_top_p(logits: Tensor, # [..., V]
     """Keep the smallest set of likeliest tokens whose probability reaches `top_p`, of exact ties
     the lower ids (Holtzman et al. 2020, section 3.1). Raises `InputError` for a `top_p` that isn't
     positive."""
-    check(top_p > 0, f"top_p must be a number in (0, 1], not {top_p}.")
+    check(number(top_p) > 0, f"top_p must be a number in (0, 1], not {top_p!r}.")
     if top_p >= 1: return logits
     falling, size = nucleus(logits, top_p)
     last = falling.gather(-1, size - 1)                     # the smallest logit inside
@@ -87,10 +88,6 @@ def likeliest(rows: Tensor, # [..., V]; a NumPy array will do as well
     return torch.as_tensor(exact.detach().numpy().argmax(-1))
 
 # %% ../nbs/engine/06_sampling.ipynb #32d873a8
-def _is_number(value: object, kinds: type | tuple[type, ...] = (int, float)) -> bool:
-    "Whether it is one of these kinds of number; Python counts True and False as int, we don't."
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
 @dataclass(frozen=True)
 class Transform:
     """How logits become the distribution that is sampled from: temperature, then top-k, then top-p.
@@ -100,13 +97,15 @@ class Transform:
     top_p: float | None = None  # probability to keep, in (0, 1]; None keeps all
 
     def __post_init__(self) -> None:
-        t, k, p = self.temperature, self.top_k, self.top_p
-        check(_is_number(t) and 0 <= t < float("inf"),
-              f"temperature must be 0 (greedy) or a positive number, not {t!r}.")
-        check(k is None or (_is_number(k, int) and k >= 1),
-              f"top_k must be a whole number of at least 1, or None, not {k!r}.")
-        check(p is None or (_is_number(p) and 0 < p <= 1),
-              f"top_p must be a number in (0, 1], or None, not {p!r}.")
+        t, k, p = number(self.temperature), self.top_k, self.top_p
+        check(0 <= t < float("inf"),
+              f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}.")
+        if k is not None: k = whole(k, "top_k, if it isn't None,", 1)
+        if p is not None: p = number(p)
+        check(p is None or 0 < p <= 1,
+              f"top_p must be a number in (0, 1], or None, not {self.top_p!r}.")
+        plain = dict(temperature=t, top_k=k, top_p=p)  # NumPy's numbers become Python's
+        for name, value in plain.items(): object.__setattr__(self, name, value)
 
     def __call__(self, logits: Tensor, # [..., V]
                 ) -> Tensor: # probabilities, [..., V], float32

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .sampling import Transform, check_logits
 from .core import PhaseTimer, Round, Source
-from .drafters.base import Drafter, ask
+from .drafters.base import Drafter, ask, decide
 from .kvcache import KVCache
 from .rejection import VerifyRule, greedy_match, speculative_sampling
 from .requests import check_request, token_ids
@@ -57,7 +57,7 @@ def _rounds(target: CausalLM, drafter: Drafter, prompt: list[int], transform: Tr
             logits, features = _read(target, [tokens[-1], *draft.tokens], cache, drafter.layers)
         with timer.phase("sample"):
             check_logits(logits, f"The target, after {len(tokens)} tokens")
-            accepted, own = verify(transform(logits), draft.q, draft.tokens, source)
+            accepted, own = decide(verify, transform(logits), draft.q, draft.tokens, source)
             emitted = _until([*draft.tokens[:accepted], own], eos_ids)
         tokens += emitted
         cache.rollback(len(tokens) - 1)
@@ -80,10 +80,10 @@ def speculate(
 ) -> Iterator[Round]: # first the token that the prompt's forward gives, then round after round
     """Speculative decoding (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2): the
     tokens are distributed exactly as the target's own. Raises `InputError` at once; while it runs
-    `NumericalError`, which names the step, `ModelError` for a wrong proposal, and `InputError` for
-    a q that can't be true."""
+    `NumericalError`, which names the step, `ModelError` for a wrong proposal or verdict, and
+    `InputError` for a q that can't be true."""
     prompt = token_ids(prompt)
-    check_request(target, prompt, K, max_new_tokens, eos_ids)
+    K, max_new_tokens, eos_ids = check_request(target, prompt, K, max_new_tokens, eos_ids)
     if verify is None: verify = greedy_match if transform.temperature == 0 else speculative_sampling
     room = min(max_new_tokens, target.context_length - len(prompt))
     timer = timer or PhaseTimer(target.device)

@@ -25,7 +25,9 @@ def in_range(values: ArrayLike, # one number or many
              strict: bool = False, # the ends themselves are out of range
             ) -> np.ndarray: # float64, of the same shape
     "The values as floats; raises `InputError` unless each is finite and in the range (and whole)."
-    try: array = np.asarray(values, dtype=float)
+    try:
+        array = np.asarray(values, dtype=float)
+        if np.asarray(values).dtype == bool: raise TypeError  # True is no number
     except (TypeError, ValueError): array = np.array(np.nan)  # no number at all
     inside = (array > low) & (array < high) if strict else (array >= low) & (array <= high)
     fits = inside & np.isfinite(array)

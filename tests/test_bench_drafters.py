@@ -1,7 +1,9 @@
 """The comparison of drafters: its order, its figures from made-up measurements, resuming, and one tiny live run of our
 side."""
 import json
+from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,7 +79,7 @@ def test_order_is_interleaved_and_everyone_goes_first():
     [
         dict(prompts=16), dict(prompts=-1), dict(held_out=2.5), dict(prompts=0, held_out=0), dict(Ks=()), dict(Ks=(0,)),
         dict(temperatures=()), dict(temperatures=(-1,)), dict(temperatures=(float("inf"),)), dict(drafters=("magic",)),
-        dict(max_new_tokens=1), dict(repeats=0),
+        dict(max_new_tokens=1), dict(repeats=0), dict(repeats=True), dict(Ks=(True,)), dict(temperatures=("1",)),
     ],
     ids=lambda wrong: " ".join(f"{name}={value}" for name, value in wrong.items()),
 )
@@ -288,3 +290,7 @@ def test_a_measurement_without_what_the_report_needs_is_named(tmp_path, monkeypa
 def test_what_has_no_details_needs_none():
     for method in ("transformers@0", "assisted@1", "startup", "load", "plain"):
         assert drafters.needed_details(method) == ()
+def test_numbers_of_numpy_become_plain_ones():
+    config = DraftersConfig(prompts=np.int64(2), Ks=(np.int64(3),), temperatures=(np.float32(0.5),))
+    plain = DraftersConfig(prompts=2, Ks=(3,), temperatures=(0.5,))
+    assert json.dumps(asdict(config)) == json.dumps(asdict(plain)) and config.command == plain.command

@@ -36,7 +36,7 @@ def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, *
     "wrong",
     [
         dict(prompts=0), dict(prompts=16), dict(repeats=0), dict(max_new_tokens=1), dict(max_new_tokens=0), dict(K=0),
-        dict(K=1.5),
+        dict(K=1.5), dict(K=True),
     ],
     ids=lambda wrong: " ".join(f"{name}={value}" for name, value in wrong.items()),
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import InputError, NumericalError, TorchSource
+from specdec.core import InputError, NumericalError, TorchSource, promises
 from specdec.lossless.conformance import (
     Bins,
     BrokenDecoder,
@@ -29,7 +29,7 @@ from specdec.lossless.conformance import (
 )
 from specdec.lossless.gallery import GALLERY, Broken
 from specdec.lossless.proof import Language, distance, target_law
-from specdec.rejection import speculative_sampling
+from specdec.rejection import greedy_match, speculative_sampling
 from specdec.sampling import Transform
 
 V, START = 3, [0]
@@ -146,6 +146,7 @@ def test_routes():
     "wrong",
     [
         dict(seeds=0), dict(sizes=[]), dict(sizes=[(0, 2)]), dict(sizes=[(1, 17)]), dict(route="x"), dict(tolerance=0),
+        dict(seeds=True), dict(seeds=1.5), dict(sizes=[(True, 2)]), dict(sizes=[(1, "2")]), dict(tolerance=True),
         dict(fn="x"),
     ],
     ids=str,
@@ -322,3 +323,23 @@ def test_the_example_for_other_projects(tmp_path):
     assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
     (tmp_path / "test_example.py").write_text(example.replace("p = (logits(ids) / 0.7)", "p = (logits(ids) / 1.3)"))
     assert subprocess.run([*command, "-k", "samples_from"], cwd=tmp_path, capture_output=True).returncode == 1
+
+
+# What a rule says of itself, and what is shown
+
+def test_a_promise_that_is_not_kept_is_named():
+    def believer(p, q, tokens, source): return len(tokens), source.categorical(p[len(tokens)])
+    few = dict(sizes=[(1, 2)], seeds=1)
+    for said, words in (("always", "promises to be lossless always"), (None, ""), ("never", "")):
+        report = check_verify(promises(lossless=said)(believer), **few)
+        assert not report.lossless and report.promise == said and words in report.summary()
+        assert ("promises" in report.summary()) == bool(words)
+    greedy = check_verify(greedy_match, **few)
+    assert not greedy.lossless and "at temperature 0 only" in greedy.summary()
+    assert "promises" not in check_verify(speculative_sampling, **few).summary()
+
+
+@pytest.mark.parametrize("answer", [(0.5, 0), (True, 0), ("0", 0), (0, None)], ids=repr)
+def test_a_rule_that_answers_no_whole_numbers_gets_no_verdict(answer):
+    report = check_verify(lambda p, q, tokens, source: answer, sizes=[(1, 2)], seeds=1)
+    assert not report.lossless and report.raised and "no verdict" in report.summary()

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -34,7 +35,12 @@ from specdec.core import (
     check,
     fates,
     fates_html,
+    index,
+    is_promised,
+    number,
+    promises,
     result_from_json,
+    whole,
 )
 
 # --- errors
@@ -69,6 +75,11 @@ def test_same_seed_same_draws_and_the_global_generator_is_left_alone():
     assert torch.equal(torch.rand(1), after)
     assert draws(5) == first != draws(6)
 
+@pytest.mark.parametrize("seed", [np.int64(5), np.uint8(5), torch.tensor(5)], ids=repr)
+def test_a_seed_becomes_a_plain_number(seed):
+    source = TorchSource(seed)
+    assert type(source.seed) is int and source.uniform() == TorchSource(5).uniform()
+
 def test_golden_draws_stay_what_they_are():
     source = TorchSource(0)  # a change here changes every text that anybody has a seed for
     assert [source.categorical(torch.ones(1000)) for _ in range(5)] == [970, 707, 459, 920, 645]
@@ -78,7 +89,9 @@ def test_a_fresh_seed_is_recorded_and_repeats():
     assert source.uniform() == TorchSource(source.seed).uniform()
     assert TorchSource().seed != TorchSource().seed
 
-@pytest.mark.parametrize("seed", ["7", 1.5, True, 2**64, -2**63 - 1])
+NO_SEEDS = ["7", 1.5, True, np.bool_(True), torch.tensor(True), np.float64(7), 2**64, -2**63 - 1]
+
+@pytest.mark.parametrize("seed", NO_SEEDS, ids=repr)
 def test_a_seed_that_is_no_64_bit_number_is_an_input_error(seed):
     with pytest.raises(InputError, match="seed"): TorchSource(seed)
 
@@ -306,13 +319,66 @@ def test_derived_figures_are_complete():
     plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])])
     assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and plain.tokens_per_step == 1
 
-def test_a_lossy_result_says_so_first():
-    methods = "speculative", "lossy speculative", "plain", "something else"
-    lossless, lossy, plain, unknown = (example(method=method) for method in methods)
-    assert [r.is_lossless for r in (lossless, lossy, plain, unknown)] == [True, False, True, False]
-    assert [r.is_speculative for r in (lossless, lossy, plain, unknown)] == [True, True, False, False]
-    assert lossy.summary() == "lossy " + lossless.summary() and lossy.num_speculation_rounds == 1
-    assert "lossy" in lossy._repr_html_() and GenerationResult.from_json(lossy.to_json()) == lossy
+LABELS = {True: "", False: "lossy ", None: "perhaps lossy "}
+
+@pytest.mark.parametrize("known", LABELS, ids=str)
+def test_whether_it_is_lossless_is_the_first_word(known):
+    result = example(is_lossless=known)
+    assert result.is_speculative and result.num_speculation_rounds == 1
+    assert result.summary() == LABELS[known] + "speculative: " + example(is_lossless=True).summary().split(": ", 1)[1]
+    assert result.summary() in result._repr_html_() and GenerationResult.from_json(result.to_json()) == result
+    plain = example(method="plain", is_lossless=known)
+    assert plain.summary().startswith("plain: ") and not plain.is_speculative
+
+def test_nothing_is_known_of_a_result_that_says_nothing():
+    line = json.loads(example().to_json())
+    del line["is_lossless"]
+    assert example().is_lossless is None and GenerationResult.from_json(json.dumps(line)).is_lossless is None
+
+@pytest.mark.parametrize("wrong", ["yes", 1, [True]], ids=repr)
+def test_a_line_that_knows_something_else(wrong):
+    line = json.dumps(json.loads(example().to_json()) | dict(is_lossless=wrong))
+    with pytest.raises(InputError, match="is_lossless must be bool | None"): GenerationResult.from_json(line)
+
+@pytest.mark.parametrize("said, cold, warm", [
+    ("always", True, True), ("greedy", True, False), ("never", False, False), (None, None, None),
+])
+def test_what_a_rule_promises(said, cold, warm):
+    def rule(): pass
+    if said: assert promises(lossless=said)(rule) is rule and rule.lossless == said
+    assert [is_promised(rule, t) for t in (0, 0.0, 1e-9, 1)] == [cold, cold, warm, warm]
+
+@pytest.mark.parametrize("said", ["sometimes", True, False, ["always"]], ids=repr)
+def test_a_promise_in_other_words(said):
+    with pytest.raises(InputError, match="always.*greedy.*never"): is_promised(promises(lossless=said)(lambda: 0), 0)
+
+
+# --- numbers, whatever holds them
+
+WHOLE = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int8)]
+TRUTHS = [True, np.bool_(True), np.array(True), torch.tensor(True)]
+NO_NUMBERS = [*TRUTHS, "3", None, [3], 3j, np.array([3, 3]), torch.ones(2)]
+REAL = [0.5, np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2)]
+
+def test_a_whole_number_becomes_a_plain_one():
+    for held in WHOLE:
+        for found in (whole(held, "n", 1), number(held), index(held)): assert found == 3 and type(found) is int
+    assert whole(np.int64(-5), "n", -5) == -5 and whole(10 ** 30, "n", 0) == 10 ** 30
+
+@pytest.mark.parametrize("wrong", [*NO_NUMBERS, *REAL, 3.0, torch.tensor([True]), math.nan], ids=repr)
+def test_what_is_no_whole_number(wrong):
+    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"): whole(wrong, "n", 1)
+    with pytest.raises(TypeError): index(wrong)
+
+@pytest.mark.parametrize("wrong", [0, np.int64(0), 9, torch.tensor(9)], ids=repr)
+def test_a_whole_number_out_of_range(wrong):
+    with pytest.raises(InputError, match="of at least 1 and at most 8, not"): whole(wrong, "n", 1, 8)
+    assert [whole(end, "n", 1, 8) for end in (1, 8)] == [1, 8]
+
+def test_a_number_becomes_a_plain_one():
+    for held in REAL: assert number(held) == 0.5 and type(number(held)) is float
+    assert number(float("inf")) == math.inf
+    for wrong in NO_NUMBERS: assert math.isnan(number(wrong)), wrong
 
 def test_a_result_without_tokens_has_figures_too():
     r = example(generated_ids=[], rounds=[], per_token_latencies=[], total_time=0., text="", token_text={})
@@ -399,7 +465,7 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())
     for name in data:
-        if name != "settings":  # has a default
+        if name not in ("settings", "is_lossless"):  # they have a default
             with pytest.raises(InputError): result_from_json(json.dumps({k: v for k, v in data.items() if k != name}))
     with pytest.raises(InputError, match="surprise"): result_from_json(json.dumps({**data, "surprise": 1}))
 

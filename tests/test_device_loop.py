@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -46,6 +47,7 @@ from specdec.device_loop import (
 )
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law
@@ -374,7 +376,7 @@ class LanguageLM:
         return torch.tensor(np.array(rows), dtype=torch.float32)[None]
 
 
-def loop_law(p, drafter, V, K, length, loop=DeviceLoop, room=10 ** 6, ends=frozenset()):
+def loop_law(p, drafter, V, K, length, loop=DeviceLoop, room=12, ends=frozenset()):
     def start(source):
         made = loop(LanguageLM(p, V), drafter(), AsIs(), K, 24)
         inner = made.rounds([0], None, room, ends, PhaseTimer())
@@ -569,6 +571,60 @@ def test_a_decoder_keeps_its_loops_and_serves_one_text_at_a_time():
     next(one), next(two)
     with pytest.raises(SpecdecError, match="Another text"): next(one)
     assert len(tokens_of(two)) > 0
+
+
+@pytest.mark.parametrize("form", [np.int64, torch.tensor], ids=["NumPy", "torch"])
+def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
+    plain, given = (
+        list(DeviceDecoder(tiny(), NGramDrafter(), keep=f(2), ahead=f(1)).speculate(
+            PROMPT, Transform(f(1)), f(3), K=f(3), max_new_tokens=f(12), eos_ids={f(9)}))
+        for f in (lambda n: n, form)
+    )
+    assert plain == given and {type(token) for token in tokens_of(given)} == {int}
+
+
+@pytest.mark.parametrize("wrong", [dict(K=True), dict(K=0), dict(K=1.5), dict(capacity=True), dict(capacity=0),
+                                   dict(ahead=-1), dict(ahead=True), dict(ahead=0.5)], ids=str)
+def test_a_loop_refuses_what_is_no_number(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        DeviceLoop(tiny(), NGramDrafter(), Transform(), **dict(K=3, capacity=256) | wrong)
+    with pytest.raises(InputError, match="keep"): DeviceDecoder(tiny(), NGramDrafter(), keep=True)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_text_that_does_not_fit_the_buffers_is_refused(ahead):
+    needed = len(PROMPT) + 20 + (ahead + 1) * 4
+    for capacity in (needed - 1, needed):
+        loop = DeviceLoop(tiny(), ModelDrafter(tiny(), 24), Transform(), 3, capacity, ahead=ahead)
+        if capacity == needed: assert len(tokens_of(loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer()))) == 20
+        else:
+            with pytest.raises(InputError, match=f"capacity of {needed}, and the buffers have {capacity}"):
+                loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer())
+    for wrong in (dict(prompt=[]), dict(prompt=[99]), dict(room=0), dict(room=True), dict(seed="x"), dict(eos_ids=2)):
+        given = dict(prompt=PROMPT, seed=0, room=4, eos_ids=frozenset(), timer=PhaseTimer()) | wrong
+        with pytest.raises(InputError): loop.rounds(**given)
+
+
+def test_no_memory_for_the_buffers_is_said():
+    with pytest.raises(CacheFullError, match="no memory"): DeviceLoop(tiny(), NoDrafter(), Transform(), 3, 10 ** 14)
+
+
+def test_threads_on_the_same_buffers_never_mix_two_texts():
+    "A thread's text goes on until another begins one, and then it is told; no token of the other's is in it."
+    decoder = DeviceDecoder(tiny(context=400), ModelDrafter(tiny(context=400, noise=.05), 24))
+    prompts = [[1, 2, 3], [7, 5, 9, 2], [4, 4], [11, 3, 8]]
+    def text(prompt): return decoder.speculate(prompt, Transform(1.0), 5, max_new_tokens=40)
+    whole = {tuple(prompt): tokens_of(text(prompt)) for prompt in prompts}
+    def attempt(prompt):
+        said = []
+        try:
+            for r in text(prompt): said += r.emitted
+        except SpecdecError as error: assert "Another text" in str(error)
+        else: assert len(said) == 40
+        return prompt, said
+    with ThreadPoolExecutor(4) as pool: found = list(pool.map(attempt, prompts * 6))
+    assert all(said == whole[tuple(prompt)][:len(said)] for prompt, said in found)
+    assert any(len(said) < 40 for _, said in found)  # or nothing was shown
 
 
 def test_bad_requests_are_refused_before_anything_runs():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, ask
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, ask, decide
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
@@ -40,6 +40,9 @@ class Answering(NoDrafter):
     pytest.param(Draft([1, 2, 3, 4]), "at most 3", id="more than asked"),
     pytest.param(Draft([24]), r"outside the target's 0…23", id="id outside"),
     pytest.param(Draft([-1]), "outside", id="negative id"),
+    pytest.param(Draft([True]), "whole numbers", id="a truth for a token"),
+    pytest.param(Draft(3), "whole numbers", id="a number for tokens"),
+    pytest.param(Draft([1], torch.tensor([[1.5, -0.5, *[0.0] * 22]])), "negative", id="a negative q"),
 ])
 def test_drafters_that_break_the_protocol_are_named(draft, words):
     with pytest.raises(ModelError, match=f"Answering .*{words}"):
@@ -77,10 +80,10 @@ def test_errors_of_a_drafter_reach_the_caller():
 
 # N-gram lookup against a slow search
 
-@pytest.mark.parametrize("longest", [0, -1, 1.5, "3", None])
+@pytest.mark.parametrize("longest", [0, -1, 1.5, "3", None, True, np.bool_(True)])
 def test_the_longest_ending_is_checked(longest):
     with pytest.raises(InputError, match="whole number of at least 1"): NGramDrafter(longest)
-    assert NGramDrafter().longest == 3
+    assert NGramDrafter().longest == 3 == NGramDrafter(np.int64(3)).longest
 
 
 def slow_lookup(tokens, K, longest):
@@ -159,3 +162,28 @@ def test_padded_vocabularies(width):
 def test_broken_logits_of_a_draft_name_the_step(value):
     with pytest.raises(NumericalError, match="The draft, after 4 tokens"):
         decode(tiny(), ModelDrafter(Failing(tiny(), 4, value), 24), [1, 2, 3])
+
+
+# What the loop takes from a verify rule
+
+@pytest.mark.parametrize("answer", [
+    None, 2, "ab", (), (1,), (1, 2, 3), (3, 5), (-1, 5), (0, 24), (0, -1), (0.5, 5), (True, 5), (0, 5.0), (0, None),
+], ids=repr)
+def test_a_verdict_that_is_none(answer):
+    def theirs(p, q, tokens, source): return answer
+    with pytest.raises(ModelError, match="The verify rule theirs answered .*2 draft tokens.* 0…23"):
+        decide(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], TorchSource(0))
+
+
+@pytest.mark.parametrize(
+    "answer", [(2, 23), [0, 0], np.array([1, 5]), torch.tensor([1, 5]), (torch.tensor([1]), 5)], ids=repr
+)
+def test_a_verdict_becomes_plain_numbers(answer):
+    given = []
+    def theirs(*arguments):
+        given.extend(arguments)
+        return answer
+    p, q, tokens, source = torch.full((3, 24), 1 / 24), torch.full((2, 24), 1 / 24), [1, 2], TorchSource(0)
+    found = decide(theirs, p, q, tokens, source)
+    assert found == tuple(int(n) for n in answer) and {type(n) for n in found} == {int}
+    assert all(a is b for a, b in zip(given, (p, q, tokens, source)))

@@ -75,7 +75,8 @@ def test_colder_than_the_largest_number():
 
 
 @pytest.mark.parametrize(
-    "factor", [0, -1, float("inf"), float("nan"), "1"], ids=["zero", "negative", "infinite", "nan", "text"]
+    "factor", [0, -1, float("inf"), float("nan"), "1", True],
+    ids=["zero", "negative", "infinite", "nan", "text", "True"],
 )
 def test_a_temperature_that_cannot_be(factor):
     with pytest.raises(InputError, match="positive part"): ColderDrafter(NGramDrafter(), factor)

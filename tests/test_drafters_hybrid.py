@@ -162,11 +162,11 @@ def test_features_are_shared_out():
 def test_wrong_costs():
     for wrong in (
         dict(c=(-1, 0)), dict(verify=-0.1), dict(c=(0.1,)), dict(c=0.1), dict(c=(0, float("nan"))),
-        dict(c=(float("nan"), 0)), dict(verify=float("nan")),
+        dict(c=(float("nan"), 0)), dict(verify=float("nan")), dict(c=("0", 0)), dict(c=(True, 0)), dict(verify=None),
     ):
         with pytest.raises(InputError, match="Costs"): HybridDrafter(Scripted(), Scripted(), **wrong)
     with pytest.raises(InputError, match="prior"): HybridDrafter(Scripted(), Scripted(), priors=(0.5,))
-    for wrong in (dict(weight=0), dict(weight=-1), dict(keep=0), dict(keep=1.1)):
+    for wrong in (dict(weight=0), dict(weight=-1), dict(keep=0), dict(keep=1.1), dict(weight=True), dict(keep="1")):
         with pytest.raises(InputError, match="prior"): Acceptance(0.5, **wrong)
 
 

@@ -147,7 +147,7 @@ def test_per_match_may_be_without_end():
     assert drafter.propose(5, None, None).tokens == [2, 3, 1, 2, 3] and drafter.propose(0, None, None) == Draft([])
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "2", None], ids=["zero", "negative", "text", "nothing"])
+@pytest.mark.parametrize("wrong", [0, -1, "2", None, True, float("nan")], ids=repr)
 def test_per_match_is_checked(wrong):
     with pytest.raises(InputError, match="above 0"): SuffixDrafter(wrong)
 

@@ -38,6 +38,7 @@ def test_the_search_takes_the_best_layer_at_each_step(tiny):
     (first, a), (second, b) = search_layers(tiny, WRITTEN, 2, width=4)
     assert a == pytest.approx(max(alpha(i) for i in range(4))) and alpha(*first) == pytest.approx(a)
     assert set(first) < set(second) and b == pytest.approx(max(alpha(*first, i) for i in range(4) if i not in first))
-    for wrong in (dict(count=0), dict(count=4, width=4), dict(count=3, width=2), dict(count=1, width=5)):
-        with pytest.raises(InputError, match="count and width"): search_layers(tiny, WRITTEN, **wrong)
+    too_many = dict(count=4, width=4), dict(count=3, width=2), dict(count=1, width=5)
+    for wrong in (*too_many, dict(count=0), dict(count=True)):
+        with pytest.raises(InputError, match="count"): search_layers(tiny, WRITTEN, **wrong)
     with pytest.raises(InputError, match="no text"): search_layers(tiny, [], 1, 2)

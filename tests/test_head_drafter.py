@@ -234,7 +234,7 @@ def test_where_a_draft_ends(tiny):
             q = [row[token] for row, token in zip(drafters[0].propose(5, Transform(1.0), Forced(whole)).q, whole)]
             products = torch.stack(q).cumprod(0).tolist()
             assert short == whole[:next((i + 1 for i, product in enumerate(products) if product < limit), 5)]
-    for wrong in (-.1, 1.0):
+    for wrong in (-.1, 1.0, False, "0", float("nan")):
         with pytest.raises(InputError, match="stop_below"): HeadDrafter(head, tiny, wrong)
 
 

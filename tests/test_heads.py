@@ -225,9 +225,9 @@ def test_layers_and_sizes(target):
         assert len(set(feature_layers(depth))) == 3 and max(feature_layers(depth)) < depth
     for layers in ((1, 1, 2), (2, 1), (), (0, 5), (-1, 2)):  # 5 is the state after the final norm
         with pytest.raises(InputError, match="rising"): head_config(target, 8, layers=layers)
-    for size in (0, V + 1):
+    for size in (0, V + 1, True, 8.0):
         with pytest.raises(InputError, match="part of the target's"): head_config(target, size)
-    with pytest.raises(InputError, match="at least one layer"): head_config(target, 8, num_layers=0)
+    with pytest.raises(InputError, match="num_layers"): head_config(target, 8, num_layers=0)
     with pytest.raises(InputError, match="three different"): feature_layers(2)
 
 

@@ -1,6 +1,9 @@
 """After any sequence of appends and rollbacks the logits equal those of a forward without a cache: for the library's
 Llama and for ours, and for architectures with other positions, windows and head sizes. Caches with a bug are caught by
 the same property."""
+import sys
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -188,7 +191,7 @@ def test_rollback_copies_nothing(model):
     assert same(before, snapshot(cache))
 
 
-@pytest.mark.parametrize("length", [-1, 4, 2.0, None, "2"])
+@pytest.mark.parametrize("length", [-1, 4, 2.0, None, "2", True, np.bool_(True), np.int64(4)], ids=repr)
 def test_rollback_to_a_length_it_does_not_hold(length):
     cache = KVCache(1, 8)
     cache.append(0, torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4))
@@ -227,7 +230,7 @@ def test_a_refused_first_append_leaves_no_buffers():
 
 
 @pytest.mark.parametrize("name", ["layers", "capacity", "multiple"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, None, "2"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, None, "2", True, np.float64(2)])
 def test_sizes_that_are_no_whole_numbers(name, value):
     with pytest.raises(InputError, match=name): KVCache(**{"layers": 1, "capacity": 8, name: value})
 
@@ -270,3 +273,20 @@ def test_views_reach_to_a_multiple_and_are_finite_there(capacity, multiple):
     cache.rollback(capacity - 2)
     keys, _ = cache.append(0, torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
     if cache.span(capacity - 1) >= capacity: assert torch.equal(keys[:, :, capacity - 1], last)
+
+
+@pytest.mark.parametrize("form", [np.int64, torch.tensor], ids=["NumPy", "torch"])
+def test_sizes_of_numpy_and_torch_become_plain_ones(form):
+    cache = KVCache(form(1), form(8), form(4))
+    cache.append(0, torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4))
+    cache.rollback(form(2))
+    assert [cache.capacity, cache.multiple, cache.length] == [8, 4, 2]
+    assert {type(n) for n in (cache.capacity, cache.multiple, cache.length)} == {int}
+
+
+@pytest.mark.parametrize("capacity", [10 ** 12, 2 ** 62, sys.maxsize, 10 ** 30], ids=["10¹²", "2⁶²", "maxsize", "10³⁰"])
+def test_no_memory_for_a_capacity_is_said(capacity):
+    cache, new = KVCache(2, capacity), torch.zeros(1, 8, 3, 64)
+    with pytest.raises(CacheFullError, match=f"no memory for a cache of {capacity} positions.*fewer new tokens"):
+        cache.append(0, new, new)
+    assert cache.length == 0 and cache.nbytes == 0

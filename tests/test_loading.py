@@ -115,3 +115,28 @@ def test_an_interrupt_inside_a_storage_is_an_interrupt(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt): load_model(folder, CPU, torch.float32)
         with pytest.raises(KeyboardInterrupt): load_transformers(folder, CPU, torch.float32)
     finally: signal.signal(signal.SIGINT, handler)
+SHAPE = dict(vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=48)
+DAMAGES = [
+    *((name, wrong) for name in SHAPE for wrong in (0, -1, 2 ** 50)),
+    ("num_key_value_heads", 3), ("num_attention_heads", True), ("num_attention_heads", 4.5),
+    ("head_dim", -1), ("head_dim", 0),
+    *(("rms_norm_eps", wrong) for wrong in (float("nan"), -1.0, "x")),
+    *(("rope_theta", wrong) for wrong in (0.0, -1.0, float("nan"), "x", None)),
+]
+
+@pytest.mark.parametrize("name, wrong", DAMAGES, ids=lambda value: str(value))
+def test_a_damaged_config_is_named(name, wrong, tmp_path):
+    from transformers import LlamaConfig
+    random_model(LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (config["rope_parameters"] if name == "rope_theta" else config)[name] = wrong
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError): load_model(tmp_path, CPU, torch.float32)
+
+def test_a_model_without_positions_is_refused(tmp_path):
+    from transformers import GPT2Config
+    module = random_model(GPT2Config(vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=8))
+    for wrong in (0, -1):
+        module.config.n_positions = wrong
+        with pytest.raises(ModelError, match=f"{wrong} positions"): TransformersLM(module)

@@ -1,9 +1,12 @@
 """`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real
 tokenizer."""
 import copy
+import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
+from threading import Barrier, Event, Thread
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -166,11 +169,156 @@ def test_threads_take_turns():
     assert [run.result().generated_ids for run in found] == alone * 4
 
 
-def test_a_stream_cannot_ask_its_own_pair_for_another_text():
+def own_model(): return ModelDrafter(tiny(seed=1, context=600), 24)
+
+def shared(kind: str): # two drafters that remember a text in the same place
+    model = own_model()
+    if kind == "itself": return model, model
+    if kind == "inside another": return ColderDrafter(model), model
+    if kind == "in a dictionary": return Listed(model), ColderDrafter(model)
+    return HybridDrafter(SuffixDrafter(), ColderDrafter(model)), HybridDrafter(model, NGramDrafter())
+
+class Listed(ColderDrafter):
+    "Somebody's own wrapper, which keeps what it wraps in a dictionary."
+    def __init__(self, drafter):
+        super().__init__(drafter)
+        self.by_name = {"only": drafter}
+        del self.drafter
+
+    def prefill(self, *told): self.by_name["only"].prefill(*told)
+    def commit(self, *told): self.by_name["only"].commit(*told)
+    def propose(self, *asked): return self.by_name["only"].propose(*asked)
+
+@pytest.mark.parametrize("kind", ["itself", "inside another", "in a dictionary", "inside two others"])
+def test_pairs_that_share_a_drafter_take_turns(kind):
+    target, prompts = tiny(context=600), ([1, 2, 3], [7, 5, 9, 2, 7])
+    both = [Pair(target, drafter) for drafter in shared(kind)]
+    asked = [(pair, prompt) for pair in both for prompt in prompts]
+    def text(of): return of[0].generate(of[1], temperature=1.0, seed=5, max_new_tokens=30).generated_ids
+    alone = [text(of) for of in asked]
+    with ThreadPoolExecutor(4) as pool: assert list(pool.map(text, asked * 3)) == alone * 3
+
+
+def within(seconds: float, work):
+    "What the work returns or raises, if it comes to an end at all."
+    outcome = []
+    def run():
+        try: outcome.append(work())
+        except Exception as error: outcome.append(error)
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, "it waits for ever"
+    if isinstance(outcome[0], Exception): raise outcome[0]
+    return outcome[0]
+
+def started(work) -> Thread:
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+def by_itself(work): work()
+def by_join(work): started(work).join()
+def by_two_joins(work): started(lambda: started(work).join()).join()
+def by_a_result(work):
+    with ThreadPoolExecutor(1) as pool: pool.submit(work).result()
+def by_leaving_a_pool(work):
+    with ThreadPoolExecutor(1) as pool: pool.submit(work)
+def by_a_map(work):
+    with ThreadPoolExecutor(2) as pool: list(pool.map(lambda i: work(), range(2)))
+def by_a_later_join(work):
+    thread = started(work)
+    thread.join(0.3)  # it is waiting by now, and not for a thread that waits for it
+    thread.join()
+
+WAYS = [by_itself, by_join, by_two_joins, by_a_result, by_leaving_a_pool, by_a_map, by_a_later_join]
+
+@pytest.mark.parametrize("other", [False, True], ids=["one pair", "another with the same drafter"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_stream_that_would_wait_for_its_own_pair_is_told_so(way, other):
+    pair = Pair(talker(), talker(seed=1))
+    asked = Pair(talker(), ColderDrafter(pair.drafter)) if other else pair
+    refused = []
+    def ask():
+        try: asked.generate("Hello", max_new_tokens=2)
+        except InputError as error: refused.append(str(error))
+    def stream(piece):
+        if not refused: way(ask)
+    result = within(20, lambda: pair.generate("Hello", max_new_tokens=5, stream=stream))
+    assert result.num_tokens == 5 and refused and all("in the middle of another text" in said for said in refused)
+    assert asked.generate("Hello", max_new_tokens=5).num_tokens == 5  # and goes on as if nothing had been
+
+
+def test_two_streams_that_wait_for_each_other_are_told_so():
+    "Each thread has a pair and asks for the other's: one of them must be refused, and then the other is served."
+    one, two, refused, met = Pair(talker()), Pair(talker()), [], Barrier(2)
+    def crossing(mine, other):
+        asked = []
+        def stream(piece):
+            if asked: return
+            asked.append(piece)
+            met.wait()
+            try: other.generate("Hello", max_new_tokens=2)
+            except InputError: refused.append(mine)
+        return mine.generate("Hello", max_new_tokens=5, stream=stream).num_tokens
+    def both():
+        with ThreadPoolExecutor(2) as pool:
+            return [run.result() for run in (pool.submit(crossing, one, two), pool.submit(crossing, two, one))]
+    assert within(20, both) == [5, 5] and len(refused) == 1
+
+
+def test_a_slow_stream_is_waited_for():
+    "Whoever only has to wait is not refused, however long the holder's callback takes or waits for others."
+    pair, late = Pair(talker()), []
+    def stream(piece):
+        if late: return
+        late.append(started(lambda: late.append(pair.generate("Hello", max_new_tokens=2).num_tokens)))
+        started(lambda: Event().wait(0.4)).join()  # of nobody who waits for this pair
+    assert within(20, lambda: pair.generate("Hello", max_new_tokens=5, stream=stream)).num_tokens == 5
+    late[0].join(20)
+    assert late[1:] == [2]
+
+
+def test_an_error_and_an_interrupt_end_a_turn():
     pair = Pair(talker())
-    with pytest.raises(InputError, match="in the middle of another text"):
-        pair.generate("Hello", max_new_tokens=5, stream=lambda piece: pair.generate("Hello", max_new_tokens=2))
-    assert pair.generate("Hello", max_new_tokens=5).num_tokens == 5  # and goes on as if nothing had been
+    def broken(piece): raise RuntimeError("theirs")
+    def impatient(piece): raise KeyboardInterrupt
+    with pytest.raises(RuntimeError, match="theirs"): pair.generate("Hello", stream=broken)
+    pair.generate("Hello", stream=impatient)
+    assert within(20, lambda: pair.generate("Hello", max_new_tokens=5)).num_tokens == 5
+    assert not pairs.TURNS.users and not pairs.TURNS.wanted
+
+
+# Numbers, whatever holds them
+
+NUMBERS = dict(
+    K=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(7), top_p=np.float64(0.9), seed=np.uint8(1),
+    max_new_tokens=torch.tensor(3),
+)
+PLAIN = dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1)
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(name):
+    pair = Pair(talker(), talker(seed=1))
+    result = pair.generate("Hello", **(PLAIN | {name: NUMBERS[name]}))
+    assert result.generated_ids == pair.generate("Hello", **PLAIN).generated_ids and result.finish_reason == "length"
+    assert json.loads(result.to_json())["settings"] == PLAIN | dict(stop=[])
+    assert type(result.settings[name]) is type(PLAIN[name])
+    consistent(result)
+
+@pytest.mark.parametrize("wrong", [True, np.bool_(True), torch.tensor(True), "3", float("nan"), [3], 1j], ids=repr)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_number_is_refused(name, wrong):
+    with pytest.raises(InputError, match=name): Pair(Untouchable()).generate([1], **{name: wrong})
+
+def test_ends_of_numpy_and_torch_end_a_text():
+    pair = Pair(talker())
+    full = pair.generate([1, 2, 3], max_new_tokens=9)
+    for number in (np.int64, torch.tensor):
+        pair.eos_ids = {number(full.generated_ids[4])}
+        ended = pair.generate([1, 2, 3], max_new_tokens=9)
+        first = full.generated_ids.index(full.generated_ids[4])
+        assert ended.finish_reason == "eos" and ended.generated_ids == full.generated_ids[:first + 1]
 
 
 def test_settings_are_recorded():
@@ -185,68 +333,98 @@ def test_settings_are_recorded():
 def believer(p, q, tokens, source): return len(tokens), source.categorical(p[len(tokens)])
 
 class Believer:
-    "A rule that is an object with parameters, and lossy."
-    lossy = True
+    "A rule that is an object with parameters, and says of itself what it is told to."
+    def __init__(self, lossless): self.lossless = lossless
     def __call__(self, p, q, tokens, source): return believer(p, q, tokens, source)
     def __str__(self): return "Believer(0.5)"
 
+def labelled(rule, temperature, draft=None):
+    return Pair(talker(), draft or talker().skip([1])).generate(
+        "Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=rule
+    )
+
+LABELS = [ # rule, what the result says at temperature 0 and 1
+    pytest.param(None, True, True, id="no rule"),
+    pytest.param(speculative_sampling, True, True, id="speculative_sampling"),
+    pytest.param(greedy_match, True, False, id="greedy_match"),
+    pytest.param(sample_and_match, True, True, id="sample_and_match"),
+    pytest.param(LossyLenience(0.3), True, False, id="lenience"),
+    pytest.param(LossyLenience(1.0), True, True, id="lenience of 1: the ratio test"),
+    pytest.param(LossyTypical(0.09, 0.3), True, False, id="typical"),
+    pytest.param(believer, None, None, id="a rule that says nothing"),
+    pytest.param(Believer("never"), False, False, id="never"),
+    pytest.param(Believer("greedy"), True, False, id="greedy"),
+    pytest.param(Believer("always"), True, True, id="always"),
+    pytest.param(partial(speculative_sampling), None, None, id="a wrapper says nothing"),
+]
+
+@pytest.mark.parametrize("rule, cold, warm", LABELS)
+def test_losslessness_is_claimed_by_the_rule_for_the_temperature(rule, cold, warm):
+    for temperature, said in ((0, cold), (1.0, warm)):
+        result = labelled(rule, temperature)
+        assert result.is_lossless is said and result.method == "speculative" and result.is_speculative
+        start = {True: "speculative: ", False: "lossy speculative: ", None: "perhaps lossy speculative: "}[said]
+        assert result.summary().startswith(start) and start in result._repr_html_()
+        assert json.loads(result.to_json())["is_lossless"] is said
+        consistent(result)
+
+@pytest.mark.parametrize("claim", [True, "Always", ["always"]], ids=repr)
+def test_a_claim_that_is_none(claim):
+    with pytest.raises(InputError, match="always.*greedy.*never"):
+        Pair(Untouchable()).generate([1], verify=Believer(claim))
+
 def test_a_lossy_rule_is_told_in_the_result():
-    result = Pair(talker(), talker().skip([1])).generate(
-        "Hello", K=3, temperature=1.0, max_new_tokens=13, seed=1, verify=Believer()
-    )
-    assert (result.method, result.is_speculative, result.is_lossless, result.settings["verify"]) == (
-        "lossy speculative", True, False, "Believer(0.5)",
-    )
-    assert (
-        result.acceptance_rate == 1
-        and result.num_speculation_rounds == 3
-        and result.summary().startswith("lossy speculative: ")
-    )
-    assert "acceptance rate 1.00" in result.summary() and "lossy" in result._repr_html_()
-    consistent(result)
+    result = labelled(Believer("never"), 1.0)
+    assert result.settings["verify"] == "Believer(0.5)" and result.acceptance_rate == 1
+    assert result.num_speculation_rounds == 3 and "acceptance rate 1.00" in result.summary()
 
 
 @pytest.mark.parametrize(
     "temperature, rule", [(0.0, greedy_match), (0.0, speculative_sampling), (1.0, speculative_sampling)]
 )
 def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
-    pair = Pair(talker(), talker().skip([1]))
-    given, default = (
-        pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=v) for v in (rule, None)
-    )
+    given, default = (labelled(v, temperature) for v in (rule, None))
     assert (
         given.generated_ids == default.generated_ids
         and given.settings.pop("verify") == rule.__name__
         and given.settings == default.settings
     )
-    assert (
-        given.method == default.method == "speculative"
-        and given.is_lossless
-        and given.summary().startswith("speculative: ")
-    )
     # the rule that is given is the one that runs
-    believed = pair.generate("Hello", K=3, temperature=temperature, max_new_tokens=13, seed=1, verify=believer)
+    believed = labelled(believer, temperature)
     assert believed.generated_ids != given.generated_ids and believed.acceptance_rate == 1
 
 
 @pytest.mark.parametrize(
-    "rule, name, lossy",
+    "rule, name",
     [
-        (sample_and_match, "sample_and_match", False), (LossyLenience(0.3), "LossyLenience(l=0.3)", True),
-        (LossyTypical(0.09, 0.3), "LossyTypical(epsilon=0.09, delta=0.3)", True),
+        (sample_and_match, "sample_and_match"), (LossyLenience(0.3), "LossyLenience(l=0.3)"),
+        (LossyTypical(0.09, 0.3), "LossyTypical(epsilon=0.09, delta=0.3)"),
     ],
 )
-def test_the_rules_of_the_package_decode(rule, name, lossy):
+def test_the_rules_of_the_package_decode(rule, name):
     for pair in (Pair(talker(), talker().skip([1])), Pair(talker())):
         cold, default = (pair.generate("Hello", K=3, max_new_tokens=20, verify=v) for v in (rule, None))
         # at temperature 0 p is one-hot: the greedy match, whatever the rule
-        assert cold.generated_ids == default.generated_ids
+        assert cold.generated_ids == default.generated_ids and cold.is_lossless
         warm = pair.generate("Hello", K=3, temperature=0.8, max_new_tokens=20, seed=1, verify=rule)
         for result in (cold, warm):
-            assert (result.settings["verify"], result.is_lossless, result.summary().startswith("lossy")) == (
-                name, not lossy, lossy,
-            )
+            assert result.settings["verify"] == name
             consistent(result)
+
+
+@pytest.mark.parametrize("answer", [
+    None, 1, "ab", (), (1,), (1, 2, 3), (4, 5), (-1, 5), (0, V), (0, -1), (0.5, 5), (True, 5), (0, 5.0), (0, None),
+    torch.tensor([0.5, 5]),
+], ids=repr)
+def test_a_rule_that_answers_rubbish_is_named(answer):
+    def rubbish(p, q, tokens, source): return answer
+    with pytest.raises(ModelError, match="verify rule rubbish answered"): labelled(rubbish, 1.0)
+
+def test_numbers_of_a_rule_are_made_plain():
+    def theirs(p, q, tokens, source): return torch.tensor(speculative_sampling(p, q, tokens, source))
+    ours, result = labelled(speculative_sampling, 1.0), labelled(theirs, 1.0)
+    assert result.generated_ids == ours.generated_ids and result.is_lossless is None
+    consistent(result)
 
 
 def test_plain_decoding_is_lossless():

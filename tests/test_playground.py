@@ -150,7 +150,9 @@ def test_text_that_ends_inside_a_draft_has_no_places_after_its_end():
 
 
 def test_settings_and_requests_that_cannot_be_served():
-    for wrong in (dict(K=0), dict(K=K_MAX + 1), dict(K=1.5), dict(temperature=float("nan")), dict(top_p=0.0)):
+    for K in (0, K_MAX + 1, 1.5, True):
+        with pytest.raises(InputError): Settings(K)
+    for wrong in (dict(temperature=float("nan")), dict(top_p=0.0)):
         with pytest.raises(InputError): Settings(**wrong)
     with pytest.raises(InputError, match="context"): Session(tiny(), NoDrafter(), [1] * 100, Settings())
     with pytest.raises(InputError, match="seed"): Session(tiny(), NoDrafter(), [1], Settings(), seed=2**80)

@@ -119,6 +119,7 @@ def test_matrix_rate_counts_a_multiplication_and_an_addition(monkeypatch):
     (matrix_rate, dict(size=0), "size must be"),
     (matrix_rate, dict(size=2.5), "size must be"),
     (matrix_rate, dict(repeats=0), "repeats"),
+    (matrix_rate, dict(repeats=True), "repeats"),
     (fastest, dict(work=print, device=CPU, repeats=0), "repeats"),
     (operation_seconds, dict(work=print, repeats=0), "repeats"),
 ], ids=lambda value: getattr(value, "__name__", str(value)))

@@ -222,3 +222,16 @@ def test_against_the_speculators_library():
     spec.loader.exec_module(tool)
     comparisons = tool.compare(tool.environment(ENVIRONMENT), length=24)["comparisons"]
     assert agreeing(comparisons) == [line["case"] != "negative control" for line in comparisons]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, None, 2 ** 50], ids=repr)
+@pytest.mark.parametrize("name", ["num_key_value_heads", "num_attention_heads", "hidden_size", "rope_theta"])
+def test_a_head_with_a_damaged_config_is_refused(target, tmp_path, name, wrong):
+    save_head(random_head(target), tmp_path, target, verifier="somebody/something")
+    config = json.loads((tmp_path / "config.json").read_text())
+    decoder = config["transformer_layer_config"]
+    if name == "rope_theta" and wrong in (1.5, 2 ** 50) and wrong is not True: pytest.skip("an angle like any other")
+    if name == "num_key_value_heads" and wrong is None: pytest.skip("as many as heads, transformers says")
+    (decoder["rope_parameters"] if name == "rope_theta" else decoder)[name] = wrong
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError): load_head(tmp_path, target)

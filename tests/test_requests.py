@@ -27,6 +27,10 @@ def start(prompt, **options):
     pytest.param(dict(K="3"), "whole number", id="K as text"),
     pytest.param(dict(max_new_tokens=0), "max_new_tokens", id="no new tokens"),
     pytest.param(dict(max_new_tokens=2.0), "whole number", id="float of new tokens"),
+    pytest.param(dict(K=True), "whole number", id="K of True"),
+    pytest.param(dict(K=np.bool_(True)), "whole number", id="K of NumPy's True"),
+    pytest.param(dict(K=np.float64(2)), "whole number", id="K of a NumPy float"),
+    pytest.param(dict(max_new_tokens=torch.tensor(True)), "whole number", id="new tokens of torch's True"),
 ])
 def test_requests_are_checked_before_any_work(change, words):
     request = dict(prompt=[1], K=2, max_new_tokens=4) | change
@@ -42,6 +46,13 @@ def test_requests_are_checked_before_any_work(change, words):
 def test_what_can_be_served_passes(request_): check_request(Untouchable(), **request_)
 
 
+@pytest.mark.parametrize("form", [int, np.int64, np.uint8, torch.tensor], ids=lambda form: form.__name__)
+def test_numbers_become_plain_ones(form):
+    K, max_new_tokens, ends = check_request(Untouchable(), [1], form(3), form(4), {form(5), form(6)})
+    assert (K, max_new_tokens, ends) == (3, 4, {5, 6})
+    assert {type(n) for n in (K, max_new_tokens, *ends)} == {int}
+
+
 @pytest.mark.parametrize("prompt", [
     pytest.param([0.5, 1.7], id="floats"),
     pytest.param(torch.tensor([[1, 2]]), id="a batch"),
@@ -50,6 +61,8 @@ def test_what_can_be_served_passes(request_): check_request(Untouchable(), **req
     pytest.param([[1]], id="nested list"),
     pytest.param(None, id="None"),
     pytest.param(3, id="a number"),
+    pytest.param([True, False], id="truths"),
+    pytest.param(torch.tensor([True]), id="a tensor of truths"),
 ])
 def test_prompts_that_are_no_token_ids(prompt):
     with pytest.raises(InputError, match="flat list of token ids"): token_ids(prompt)
@@ -62,6 +75,6 @@ def test_token_ids_are_plain_numbers_whatever_held_them(form):
     assert found == [1, 2, 0] and all(type(token) is int for token in found)
 
 
-@pytest.mark.parametrize("eos_ids", [2, None], ids=["a number", "None"])
+@pytest.mark.parametrize("eos_ids", [2, None, "2", {"2"}, {2.0}, [True]], ids=repr)
 def test_ends_that_are_no_set(eos_ids):
     with pytest.raises(InputError, match="eos_ids"): start([1], eos_ids=eos_ids)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.lossless.conformance import check_verify
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
 from specdec.lossless.rules import LossyLenience, LossyTypical, entropy, law_of_token, sample_and_match
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
@@ -307,14 +308,36 @@ def test_a_plain_step_is_a_draw_from_p():
     for rule in (sample_and_match, *LOSSY):
         assert exact_law(lambda source: rule(P[None], None, [], source)) == {(0, x): w for x, w in enumerate(P)}
 
+PROMISES = [
+    pytest.param(speculative_sampling, "always", id="speculative_sampling"),
+    pytest.param(sample_and_match, "always", id="sample_and_match"),
+    pytest.param(LossyLenience(1), "always", id="lenience of 1"),
+    pytest.param(greedy_match, "greedy", id="greedy_match"),
+    *(pytest.param(rule, "greedy", id=str(rule)) for rule in LOSSY),
+]
+
+@pytest.mark.parametrize("rule, said", PROMISES)
+def test_what_a_rule_says_of_itself_is_true(rule, said):
+    "By enumeration: always, or not always; and at temperature 0, where rows of p are deltas, nothing but p."
+    assert rule.lossless == said
+    assert check_verify(rule, sizes=[(1, 2), (1, 3), (2, 2)], seeds=2).lossless == (said == "always")
+    deltas, q = np.array([[F(i == j) for j in range(3)] for i in range(3)]), np.array([[F(1, 2), F(1, 3), F(1, 6)]] * 2)
+    for best in product(range(3), repeat=3):
+        for tokens in product(range(3), repeat=2):
+            accepted = next((i for i in range(2) if tokens[i] != best[i]), 2)
+            for rows in (q, None):
+                law = exact_law(lambda source: rule(deltas[list(best)], rows, list(tokens), source))
+                assert law == {(accepted, best[accepted]): 1}
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5)], ids=repr)
+def test_parameters_of_numpy_and_torch_become_plain_ones(number):
+    rules = LossyLenience(number), LossyTypical(number, number)
+    assert rules == (LossyLenience(0.5), LossyTypical(0.5, 0.5)) and str(rules[0]) == "LossyLenience(l=0.5)"
+
 def test_names_say_lossy():
-    assert [getattr(rule, "lossy", False) for rule in (sample_and_match, speculative_sampling, greedy_match)] == [
-        False
-    ] * 3
     for rule in LOSSY:
         assert (
-            rule.lossy
-            and type(rule).__name__.startswith("Lossy")
+            type(rule).__name__.startswith("Lossy")
             and "lossy" in type(rule).__doc__
             and "Lossy" in type(rule).__call__.__doc__
         )

@@ -1,5 +1,6 @@
 """The sampling transform equals transformers' own logits processors, also where ties, rounding and extreme settings
 make that hard, and wrong versions of it are caught."""
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -230,7 +231,8 @@ def test_rows_are_independent():
     dict(temperature=-.1), dict(temperature=NAN), dict(temperature=INF), dict(temperature=None), dict(temperature="1"),
     dict(temperature=True), dict(top_k=0), dict(top_k=-1), dict(top_k=2.0), dict(top_k=True), dict(top_k="5"),
     dict(top_k=NAN), dict(top_p=0), dict(top_p=0.), dict(top_p=1.0001), dict(top_p=-1), dict(top_p=NAN),
-    dict(top_p=True), dict(top_p=False), dict(top_p="0.9"), dict(top_p=[.9])], ids=str)
+    dict(top_p=True), dict(top_p=False), dict(top_p="0.9"), dict(top_p=[.9]), dict(temperature=np.bool_(True)),
+    dict(temperature=torch.tensor(True)), dict(top_k=np.float64(2)), dict(top_p=np.array([.9]))], ids=str)
 def test_bad_settings(arguments):
     (name, value), = arguments.items()
     with pytest.raises(InputError, match=name) as error: Transform(**dict(temperature=1.) | arguments)
@@ -238,7 +240,7 @@ def test_bad_settings(arguments):
 
 
 @pytest.mark.parametrize("step, values", [
-    (apply_temperature, [0, -1, NAN]), (apply_top_k, [0, -1]), (apply_top_p, [0, -1, NAN])],
+    (apply_temperature, [0, -1, NAN, True, "1"]), (apply_top_k, [0, -1, True, 1.5]), (apply_top_p, [0, -1, NAN, True])],
     ids=["temperature", "top_k", "top_p"])
 def test_steps_refuse_what_keeps_nothing(step, values):
     for value in values:
@@ -250,3 +252,13 @@ def test_logits_that_are_no_distribution(row):
     logits = torch.tensor([[1., 2.], row])
     with pytest.raises(NumericalError, match="step 3"): check_logits(logits, "The model, at step 3")
     check_logits(torch.tensor([[1., -INF]]), "a forbidden token is fine")
+
+
+@pytest.mark.parametrize(
+    "form", [np.array, torch.tensor, lambda n: np.asarray(n).dtype.type(n)], ids=["array", "tensor", "scalar"]
+)
+def test_numbers_of_numpy_and_torch_become_plain_ones(form):
+    given, plain = Transform(form(0.5), form(7), form(0.75)), Transform(0.5, 7, 0.75)
+    assert given == plain and hash(given) == hash(plain)
+    assert [type(n) for n in (given.temperature, given.top_k, given.top_p)] == [float, int, float]
+    assert repr(Transform(np.int64(1))) == repr(Transform(1))

@@ -2,6 +2,7 @@
 import copy
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import CPU, Failing, greedy, ids_of, tiny
-from specdec.core import InputError, NumericalError, Round, TorchSource, exact_law
+from specdec.adapter import TransformersLM
+from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
-from specdec.kvcache import KVCache
+from specdec.kvcache import CacheFullError, KVCache
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
 from specdec.speculative import _until, speculate
@@ -390,3 +392,33 @@ def test_broken_logits_name_the_step(value):
         decode(Failing(tiny(), 0, value), NoDrafter(), [1, 2, 3])
     with pytest.raises(NumericalError, match="The target, after 6 tokens"):
         decode(Failing(tiny(), 6, value), NoDrafter(), [1, 2, 3])
+
+
+# What else comes from outside
+
+def test_a_rule_that_answers_rubbish_is_named_and_ends_the_text():
+    said = []
+    def rubbish(p, q, tokens, source): return len(tokens) + 1, 0
+    with pytest.raises(ModelError, match="verify rule rubbish answered"):
+        said.extend(speculate(tiny(), NGramDrafter(), [1, 2, 1, 2], Transform(1.0), TorchSource(0), verify=rubbish))
+
+
+def test_more_tokens_than_memory_is_said_in_words():
+    "A model without a position limit serves any number, as far as there is memory for its cache."
+    from transformers import BloomConfig, BloomForCausalLM
+    module = BloomForCausalLM(BloomConfig(vocab_size=24, hidden_size=64, n_layer=1, n_head=2)).float()
+    model = TransformersLM(module)
+    with pytest.raises(CacheFullError, match="no memory for a cache of 10000000000002 positions"):
+        list(speculate(model, NoDrafter(), [1, 2], Transform(), TorchSource(0), max_new_tokens=10 ** 13))
+    assert len(ids_of(speculate(model, NoDrafter(), [1, 2], Transform(), TorchSource(0), max_new_tokens=3))) == 3
+
+
+@pytest.mark.parametrize("form", [np.array, torch.tensor], ids=["NumPy", "torch"])
+def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
+    plain, given = (
+        list(speculate(
+            tiny(), NGramDrafter(), f([1, 2, 1, 2]), Transform(f(1)), TorchSource(f(3)), f(3), f(20), {f(9)}
+        ))
+        for f in (lambda n: n, form)
+    )
+    assert plain == given and {type(token) for token in ids_of(given)} == {int}

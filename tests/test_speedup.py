@@ -226,7 +226,7 @@ def test_in_range_passes_what_is_in_range():
     assert in_range(0, "α", 0, 1) == 0 and in_range(1, "α", 0, 1) == 1
 
 
-@pytest.mark.parametrize("wrong", [0, 2.5, float("nan"), float("inf"), "four", None, [1, 0]], ids=repr)
+@pytest.mark.parametrize("wrong", [0, 2.5, float("nan"), float("inf"), "four", None, [1, 0], True], ids=repr)
 def test_in_range_refuses_what_is_no_whole_number(wrong):
     with pytest.raises(InputError, match="K must be a whole number of at least 1, not"):
         in_range(wrong, "K", 1, whole=True)

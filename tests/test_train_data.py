@@ -135,6 +135,7 @@ def test_prefix_is_the_chat_up_to_the_user(folder):
     [
         dict(tokens=0), dict(length=0), dict(batch=0), dict(temperatures=()), dict(temperatures=(-1.0,)),
         dict(temperatures=(float("inf"),)), dict(temperatures=(float("nan"),)), dict(seed=-1), dict(top_k=1.5),
+        dict(tokens=True), dict(batch=True), dict(temperatures=(True,)), dict(temperatures=("1",)), dict(seed=2.0),
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ from specdec.bench.runner import (
     environment, fingerprint, finished, first_prompts, interleaved, medians, paired_ratios,
     prompt_ids, quartiles, reason, summarise, timed,
 )
-from ..core import Round, check, interrupts_kept
+from ..core import Round, check, interrupts_kept, number, whole
 from .trial import Clocked
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.int4 import quantised, quiet_logging
@@ -85,13 +85,16 @@ def _check(config: DraftersConfig) -> None:
                  repeats=(1, math.inf))
     check(config.prompts + config.held_out > 0,
           "There is no prompt to measure on: prompts or held_out must be above 0.")
-    check(len(config.Ks) > 0 and all(isinstance(K, int) and K >= 1 for K in config.Ks),
-          f"Ks must be whole numbers of at least 1, not {config.Ks}.")
+    check(len(config.Ks) > 0, "Ks must be whole numbers of at least 1, and there must be one.")
+    Ks = tuple(whole(K, "K, one of Ks,", 1) for K in config.Ks)
+    temperatures = tuple(number(t) for t in config.temperatures)
     check(
-        len(config.temperatures) > 0 and all(0 <= t < math.inf for t in config.temperatures),
+        len(temperatures) > 0 and all(0 <= t < math.inf for t in temperatures),
         "temperatures must be finite numbers of at least 0, and there must be one; not"
         f" {config.temperatures}.",
     )
+    object.__setattr__(config, "Ks", Ks)
+    object.__setattr__(config, "temperatures", temperatures)
     for name in config.drafters:
         check(name in DRAFTERS,
               f"Unknown drafter {name!r}: expected one of {', '.join(DRAFTERS)}.")

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..core import InputError, ModelError, check, interrupts_kept
+from ..core import InputError, ModelError, check, interrupts_kept, whole
 from ..models import Prompt, append_whole, encode, pick_device, pick_dtype
 
 # %% ../../nbs/bench/00_runner.ipynb #8895da10
@@ -334,10 +334,9 @@ def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
 def check_counts(settings, **limits: tuple[int, float]) -> None: # name=(least, most)
     "Raises `InputError` if one of these settings is no whole number within its limits."
     for name, (least, most) in limits.items():
-        value = getattr(settings, name)
-        upper = "" if most == math.inf else f" and at most {most}"
-        check(isinstance(value, int) and least <= value <= most,
-              f"{name} must be a whole number of at least {least}{upper}, not {value!r}.")
+        highest = None if most == math.inf else int(most)
+        plain = whole(getattr(settings, name), name, least, highest)
+        object.__setattr__(settings, name, plain)  # NumPy's numbers become Python's
 
 def finished(work: Callable[[], None]) -> bool: # False if it was interrupted
     "Do the work to its end, or to an interrupt."

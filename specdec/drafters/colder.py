@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import Source, check
+from ..core import Source, check, number
 from .base import Draft, Drafter
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
@@ -24,9 +24,9 @@ class ColderDrafter:
     theorem 3.5) is largest nearer to the median. Nothing changes for greedy text."""
     def __init__(self, drafter: Drafter,
                  factor: float = DRAFT_TEMPERATURE): # above 0, in parts of the target's temperature
-        check(isinstance(factor, (int, float)) and 0 < factor < float("inf"),
+        check(0 < number(factor) < float("inf"),
               f"The draft's temperature is a positive part of the target's, not {factor!r}.")
-        self.drafter, self.layers, self.factor = drafter, drafter.layers, factor
+        self.drafter, self.layers, self.factor = drafter, drafter.layers, number(factor)
 
     def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
         "Start from a new text."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..sampling import Transform, check_logits, likeliest
-from ..core import Source, check
+from ..core import Source, check, number
 from specdec.drafters.heads import (
     Head, HeadAttention, HeadLayer, HeadMLP, check_fit, fuse_features, target_embedding,
 )
@@ -190,10 +190,10 @@ class HeadDrafter(_HeadReader):
     def __init__(self, head: Head, target: CausalLM,
                  # a draft ends once all its tokens together are less likely
                  stop_below: float = 0.0):
-        check(0 <= stop_below < 1,
+        check(0 <= number(stop_below) < 1,
               f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
         super().__init__(head, target)
-        self.stop_below = stop_below
+        self.stop_below = number(stop_below)
 
     @torch.inference_mode()
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:

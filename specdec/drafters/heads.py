@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..adapter import TransformersLM
-from ..core import InputError, ModelError, check
+from ..core import InputError, ModelError, check, whole
 from ..layouts import Linear
 from ..protocol import CausalLM
 from specdec.transformer import (
@@ -105,10 +105,11 @@ def head_config(target: CausalLM,                     # sizes are taken from its
     depth = target.config.num_hidden_layers
     layers = tuple(feature_layers(depth) if layers is None else layers)
     _check_features(layers, depth)
-    check(0 < draft_vocab_size <= target.vocab_size,
-          f"The draft vocabulary is a part of the target's {target.vocab_size} tokens, "
-          f"so it can't have {draft_vocab_size}.")
-    check(num_layers >= 1, f"A head has at least one layer, not {num_layers}.")
+    name = "draft_vocab_size, a part of the target's tokens,"
+    draft_vocab_size = whole(draft_vocab_size, name, 1, target.vocab_size)
+    num_layers = whole(num_layers, "num_layers, of the head's own,", 1)
+    if intermediate_size is not None:
+        intermediate_size = whole(intermediate_size, "intermediate_size", 1)
     decoder = _decoder_config(target, num_layers, intermediate_size)
     return HeadConfig(decoder, layers, draft_vocab_size, **options)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import Source, check
+from ..core import Source, check, number
 from .lookup import outcome
 from .base import Draft, Drafter
 
@@ -26,7 +26,7 @@ class Acceptance:
     def __init__(self, prior: float | Mapping[Hashable, float], # α by what is known; or one number
                  weight: float = 4.0,                           # tries that the prior is worth
                  keep: float = 0.98): # what a try still counts after each further round
-        check(weight > 0 and 0 < keep <= 1,
+        check(number(weight) > 0 and 0 < number(keep) <= 1,
               "The prior must be worth something, and a try keep some of its weight and no more: "
               f"not weight = {weight} and keep = {keep}.")
         self.prior, self.weight, self.keep = prior, weight, keep
@@ -108,7 +108,7 @@ SUFFIX_PRIOR = {1: 0.15, 2: 0.4, 3: 0.6, 4: 0.7, 5: 0.8, 6: 0.85, 7: 0.9, 8: 0.9
 def _check_costs(c: tuple[float, float], verify: float, priors: tuple) -> None:
     "Raise `InputError` for costs that can't be, or priors of other than two drafters."
     both = isinstance(c, Sequence) and len(c) == 2
-    check(both and all(cost >= 0 for cost in (*c, verify)),
+    check(both and all(number(cost) >= 0 for cost in (*c, verify)),
           "Costs must not be negative: c has one for each of the two drafters; "
           f"not c = {c} and verify = {verify}.")
     check(len(priors) == 2, f"There is a prior for each of the two drafters, not {len(priors)}.")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..core import ModelError, check
+from ..core import ModelError, check, plain_number
 from .heads import plain_weight
 from ..layouts import Linear
 from ..transformer import Llama
@@ -57,6 +57,7 @@ class Int4Linear:
         outputs, inputs = weight.shape
         check(weight.device.type == "cpu",
               f"Four-bit drafts run on a CPU, not on {weight.device.type}.")
+        group_size = plain_number(group_size)
         check(group_size in (32, 64, 128), f"group_size must be 32, 64 or 128, not {group_size}.")
         check(inputs % group_size == 0 and outputs % 16 == 0,
               f"A weight of shape {list(weight.shape)} can't be packed: "

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core import InputError, ModelError
 from .heads import Head, HeadConfig, check_fit, target_embedding, vocabulary_maps
-from ..adapter import is_native
+from ..adapter import check_sizes, is_native
 from ..checkpoint import Checkpoint
 from ..models import written_together
 from ..protocol import CausalLM
@@ -127,6 +127,9 @@ def _read_config(folder: Path, # config.json is in it
     try:
         digest = dict(stored.get("specdec") or {}).get("target_digest")
         config = _as_head_config(stored, target.config.num_hidden_layers)
+        decoder = config.decoder
+        known = decoder.model_type in ("llama", "qwen3") and is_native(decoder)
+        if known: check_sizes(decoder)
     except Exception as error:  # many kinds, by what is damaged
         raise ModelError(f"The config.json in {folder} can't be used "
                          f"({type(error).__name__}: {error}).") from error
@@ -136,8 +139,6 @@ def _read_config(folder: Path, # config.json is in it
             f"than this target's ({ours[:12]}…). It would be lossless, and slow: "
             "train one for this target."
         )
-    decoder = config.decoder
-    known = decoder.model_type in ("llama", "qwen3") and is_native(decoder)
     if not known or getattr(decoder, "sliding_window", None):
         raise ModelError(
             f"The head in {folder} has layers of a kind ({decoder.model_type}) that we "

@@ -7,7 +7,6 @@ __all__ = ['NotLossless', 'VerifyReport', 'check_verify', 'DecoderReport', 'chec
 
 # %% ../../nbs/lossless/07_conformance.ipynb #03c51da5
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,7 +18,9 @@ import torch
 from tqdm import tqdm
 
 from ..sampling import Transform, check_logits
-from ..core import Round, Source, SpecdecError, check, exact_law
+from specdec.core import (
+    Round, Source, SpecdecError, TorchSource, check, exact_law, index, number, whole,
+)
 from .draws import drawn_from
 from .gallery import GALLERY, Broken
 from specdec.lossless.proof import (
@@ -27,6 +28,7 @@ from specdec.lossless.proof import (
     memory_of, one_round, sampled, sure, target_law,
 )
 from ..rejection import VerifyRule, delta
+from ..requests import end_ids, token_ids
 
 # %% ../../nbs/lossless/07_conformance.ipynb #428bf574
 class NotLossless(SpecdecError, AssertionError):
@@ -99,7 +101,7 @@ def _on_fractions(fn: VerifyRule) -> VerifyRule:
 def _checked(fn: VerifyRule) -> VerifyRule:
     "The same rule; raises `ValueError` if what it returns can't be an answer."
     def verify(p, q, tokens, source):
-        accepted, following = (int(n) for n in fn(p, q, tokens, source))
+        accepted, following = (index(n) for n in fn(p, q, tokens, source))
         if not 0 <= accepted <= len(tokens):
             raise ValueError(f"It says that {accepted} of {len(tokens)} draft tokens are accepted.")
         if not 0 <= following < p.shape[1]:
@@ -169,6 +171,7 @@ class VerifyReport(Report):
     found: Law = field(default_factory=dict)     # the law there
     expected: Law = field(default_factory=dict)  # the target's
     raised: str = ""                 # the error that ended the check, and the case
+    promise: str | None = None       # what the function says of itself; see `promises`
 
     @property
     def lossless(self) -> bool:
@@ -198,6 +201,10 @@ class VerifyReport(Report):
             has, due = (float(law.get(text, 0)) for law in (self.found, self.expected))
             lines.append(f"there the text {text} has probability {has:.4g} where the target gives "
                          f"it {due:.4g}")
+            if self.promise == "greedy":
+                lines.append("it promises to be lossless at temperature 0 only, which this is not")
+            if self.promise == "always":
+                lines.append("it promises to be lossless always, which is not so")
         return "\n".join(lines)
 
 # %% ../../nbs/lossless/07_conformance.ipynb #2125ecb0
@@ -219,14 +226,15 @@ def check_verify(
     check(callable(fn), f"A verify function is needed, not {fn!r}.")
     check(route in ("auto", "fractions", "tensors"),
           f"The route must be auto, fractions or tensors, not {route!r}.")
-    fit = all(K >= 1 and 2 <= V <= 16 for K, V in sizes)
-    check(seeds >= 1 and len(sizes) > 0 and fit,
-          "At least one seed and one size are needed, with K ≥ 1 and V from 2 to 16.")
-    check(0 < tolerance < 1, f"The tolerance must lie between 0 and 1, not {tolerance}.")
+    seeds = whole(seeds, "seeds, the languages of each kind and size,", 1)
+    check(len(sizes) > 0, "At least one size is needed, a pair of K and V.")
+    sizes = [(whole(K, "K of a size", 1), whole(V, "V of a size", 2, 16)) for K, V in sizes]
+    check(0 < number(tolerance) < 1, f"The tolerance must lie between 0 and 1, not {tolerance!r}.")
     if route == "auto": route = pick_route(fn, dtype)
     rule = _checked(_on_fractions(fn) if route == "fractions" else _on_tensors(fn, dtype))
     name = getattr(fn, "__name__", type(fn).__name__)
     report = VerifyReport(name, route, 0 if route == "fractions" else tolerance)
+    report.promise = getattr(fn, "lossless", None)
     for case in verify_cases(sizes, seeds, none, draft):
         try:
             found, expected = _laws(rule, case)
@@ -648,7 +656,7 @@ def _summary(report: DecoderReport) -> str:
 def flaw(tokens, n: int, prompt: list[int], V: int, eos_ids: Set[int]) -> str:
     "What is wrong with the form of an answer."
     # not int(): text and fractions are no ids
-    try: tokens = [operator.index(token) for token in tokens]
+    try: tokens = [index(token) for token in tokens]
     except (TypeError, ValueError): return f"generate returned {tokens!r}, not a list of token ids."
     asked = f"generate returned {len(tokens)} tokens where {n} were asked for"
     if len(tokens) > n and tokens[:len(prompt)] == prompt:
@@ -731,17 +739,14 @@ def _explain(report: DecoderReport, jury: list[Bettor], law: NextLaw,
 def _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K) -> None:
     "Raise `InputError` for what can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
-    for name, n in dict(length=length, width=width, samples=samples).items():
-        whole = isinstance(n, int) and n >= 1
-        check(whole, f"{name} must be a whole number of at least 1, not {n!r}.")
     for name, x in dict(alarm=alarm, distance=distance, confidence=confidence).items():
-        check(0 < x < 1, f"{name} must lie between 0 and 1, not {x!r}.")
+        check(0 < number(x) < 1, f"{name} must lie between 0 and 1, not {x!r}.")
     check((width + 1) ** length <= 2000,
           f"A tree of width {width} and length {length} has too many bins: nothing could be "
           "learned about each. Make it smaller.")
-    fits = K is None or isinstance(K, int) and K >= 1
-    check((draft is None) == (K is None) and fits,
+    check((draft is None) == (K is None),
           "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.")
+    if K is not None: whole(K, "K, the draft's tokens per round,", 1)
 
 # %% ../../nbs/lossless/07_conformance.ipynb #powers-1
 def _powers(
@@ -785,7 +790,9 @@ def check_decoder(
     rate that holds at every moment (Shafer et al. 2011; Ramdas et al. 2023). Raises `InputError`
     for arguments that can't be served, too few samples among them; what `generate` raises comes
     through."""
-    prompt = [int(token) for token in prompt]
+    prompt, seed, eos_ids = token_ids(prompt), TorchSource(seed).seed, end_ids(eos_ids)
+    counts = dict(length=length, width=width, samples=samples)
+    length, width, samples = (whole(n, name, 1) for name, n in counts.items())
     _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K)
     law = law_after(target, prompt, transform)
     draft_law = None if draft is None else law_after(draft, prompt, transform)

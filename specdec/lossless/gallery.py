@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..core import InputError, Source, check
+from ..core import InputError, Source, whole
 from specdec.lossless.proof import (
     Drafting, ExactModel, Language, Loop, Next, Pages, Proven, loop_error, round_error, sampled,
 )
@@ -340,10 +340,7 @@ def evidence(broken: Broken,
             ) -> Proven | Exception | None: # None: nothing was found
     """The first case in which its law is not the target's, or the error that it raised. Cases grow:
     K = 1 and 2, within these V = 2 and 3, and each draft is also tried as its own target."""
-    check(
-        isinstance(seeds, int) and seeds >= 1,
-        f"seeds must be a whole number of at least 1, not {seeds}.",
-    )
+    seeds = whole(seeds, "seeds", 1)
     for K, V, seed in ((K, V, seed) for K in (1, 2) for V in (2, 3) for seed in range(seeds)):
         q, p = Language(V, f"q{seed}", halves=broken.part == "cache"), Language(V, f"p{seed}")
         for target in (p, q):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import Enumerator, Round, Source, check, exact_law
+from ..core import Enumerator, Round, Source, check, exact_law, whole
 from ..protocol import CausalLM
 from ..rejection import VerifyRule, delta
 
@@ -302,7 +302,7 @@ def law_of_rounds(start: Callable[[Source], Started], # starts a new text
     """The exact law of the text that rounds produce. Paths that have led to the same text and the
     same memory have the same future, so one is walked for all: else their number would grow
     exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
-    check(length >= 1, f"The length must be at least 1, not {length}.")
+    length = whole(length, "length, the tokens of a text,", 1)
     # by length of the text: state → text, rounds so far, the choices that led there, probability
     law, levels = {}, [{} for _ in range(length)]
     levels[0][()] = (), 0, (), Fraction(1)

@@ -9,17 +9,17 @@ __all__ = ['sample_and_match', 'law_of_token', 'LossyLenience', 'LossyTypical']
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Real
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Source, check
+from ..core import Source, check, number, plain_number, promises
 from ..rejection import delta, residual
 
 # %% ../../nbs/lossless/03_rules.ipynb #ac9b6f08
+@promises(lossless="always")
 def sample_and_match(
     p: Tensor,              # target distributions, [n + 1, V]
     q: Tensor | None,       # not looked at: any draft will do
@@ -35,10 +35,6 @@ def sample_and_match(
     return len(tokens), source.categorical(p[len(tokens)])
 
 # %% ../../nbs/lossless/03_rules.ipynb #509fa8ea
-def _is_number(value) -> bool:
-    "A real number; True and False don't count."
-    return isinstance(value, Real) and not isinstance(value, bool)
-
 def _like(number: float, p) -> Any:
     """The parameter as the number that p computes with: a fraction for fractions, a float for
     tensors."""
@@ -59,14 +55,19 @@ class LossyLenience:
     appendix A.5), and the residual as it is. No token becomes more than 1/l times as likely as it
     should be; l = 1 is the ratio test. Raises `InputError` for l outside (0, 1]."""
     l: float # lenience; the smaller, the more is accepted
-    lossy: ClassVar[bool] = True
 
     def __post_init__(self):
         check(
-            _is_number(self.l) and 0 < self.l <= 1,
+            0 < number(self.l) <= 1,
             f"The lenience l must be a number in (0, 1], not {self.l!r}; 1 is the lossless ratio"
             " test.",
         )
+        object.__setattr__(self, "l", plain_number(self.l))
+
+    @property
+    def lossless(self) -> str:
+        "When its texts follow the target's law; see `promises`."
+        return "always" if self.l == 1 else "greedy"
 
     def __call__(
         self, p: Tensor, q: Tensor | None, tokens: Sequence[int], source: Source
@@ -114,14 +115,15 @@ class LossyTypical:
     ε outside (0, 1) or δ not positive."""
     epsilon: float # ε: a token likelier than this is always accepted
     delta: float   # δ: so many times exp(-H) is enough; below 1 the likeliest always passes
-    lossy: ClassVar[bool] = True
+    lossless = "greedy"  # see `promises`
 
     def __post_init__(self):
-        epsilon, delta = self.epsilon, self.delta
-        check(_is_number(epsilon) and 0 < epsilon < 1,
-              f"epsilon must be a number in (0, 1), not {epsilon!r}.")
-        check(_is_number(delta) and 0 < delta < float("inf"), "delta must be a positive number, "
-              f"not {delta!r}; Medusa takes the square root of epsilon.")
+        check(0 < number(self.epsilon) < 1,
+              f"epsilon must be a number in (0, 1), not {self.epsilon!r}.")
+        check(0 < number(self.delta) < float("inf"), "delta must be a positive number, "
+              f"not {self.delta!r}; Medusa takes the square root of epsilon.")
+        for name in ("epsilon", "delta"):
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
 
     def threshold(self, p: Tensor) -> float: # for one p, [V]
         "min(ε, δ·exp(-H(p))): a token must be likelier than that."

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import PhaseTimer, Round, TorchSource, check
+from ..core import PhaseTimer, Round, TorchSource, check, number
 from ..models import TextStream
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..drafters.base import Draft, Drafter
@@ -33,11 +33,13 @@ class Settings:
     top_p: float = 1.0        # probability to keep, in (0, 1]; 1 keeps all
 
     def __post_init__(self):
+        K = number(self.K)
         check(
-            isinstance(self.K, int) and 1 <= self.K <= K_MAX,
+            type(K) is int and 1 <= K <= K_MAX,
             f"K, the number of draft tokens per round, must be a whole number from 1 to {K_MAX},"
             f" not {self.K}. For no drafts at all, choose plain decoding.",
         )
+        object.__setattr__(self, "K", K)
         self.transform  # checks the others
 
     @property

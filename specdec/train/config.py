@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core import check
+from ..core import check, number, whole
 from .losses import LOSSES
 
 # %% ../../nbs/drafters/15_settings.ipynb #c64807eb
@@ -24,23 +24,21 @@ def _check_whole(config: "DistillConfig") -> None:
     "Raise `InputError` for a number of things that is none."
     names = ("tokens", "layers", "unroll", "warmup", "batch", "evaluate_rows", "evaluate_every",
              "checkpoint_every")
-    for name in names:
-        value = getattr(config, name)
-        check(isinstance(value, int) and value >= 1,
-              f"{name} must be a whole number of at least 1, not {value!r}.")
-    samples, hidden, vocab = config.samples, config.hidden, config.vocab
-    check(samples is None or isinstance(samples, int) and samples >= 1,
-          f"samples must be a whole number of at least 1, or None, not {samples!r}.")
+    if config.samples is not None: names += ("samples",)
+    def plain(name: str, least: int, most: int | None = None) -> int:
+        value = whole(getattr(config, name), name, least, most)
+        object.__setattr__(config, name, value)  # NumPy's numbers become Python's
+        return value
+
+    for name in names: plain(name, 1)
+    plain("vocab", 0)  # 0: all tokens
+    plain("held_out", 2)
+    plain("seed", 0, 2**31 - 1)
     check(
-        hidden % 64 == 0 and hidden > 0,
-        f"hidden must be a positive multiple of 64, the size of an attention head, not {hidden!r}.",
+        plain("hidden", 1) % 64 == 0,
+        "hidden must be a positive multiple of 64, the size of an attention head, not "
+        f"{config.hidden!r}.",
     )
-    check(isinstance(vocab, int) and vocab >= 0,
-          f"vocab must be a number of tokens, or 0 for all, not {vocab!r}.")
-    check(isinstance(config.held_out, int) and config.held_out >= 2,
-          f"held_out must be a whole number of at least 2, not {config.held_out!r}.")
-    check(isinstance(config.seed, int) and 0 <= config.seed < 2**31,
-          f"seed must be a whole number in 0…2³¹ - 1, not {config.seed!r}.")
 
 # %% ../../nbs/drafters/15_settings.ipynb #f32726f3
 def _check_settings(config: "DistillConfig") -> None:
@@ -53,8 +51,8 @@ def _check_settings(config: "DistillConfig") -> None:
               f"expected {' or '.join(map(str, known))}.")
     for name in ("decay", "lr", "matrix_lr", "temperature"):
         value = getattr(config, name)
-        check(isinstance(value, (int, float)) and 0 < value < math.inf,
-              f"{name} must be a positive number, not {value!r}.")
+        check(0 < number(value) < math.inf, f"{name} must be a positive number, not {value!r}.")
+        object.__setattr__(config, name, number(value))
     check(not (config.data and config.prompts),
           "The prompts are answered to make data: give either data or prompts.")
     overwritten = config.weights and Path(config.weights).resolve() == Path(config.out).resolve()

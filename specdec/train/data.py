@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..core import InputError, check
+from ..core import InputError, check, number, whole
 from ..models import encode, find_model, load_tokenizer, pick_device, pick_dtype
 from .resume import claim, written_whole
 from ..loading import load_model
@@ -126,21 +126,18 @@ class SampleConfig:
     dtype: str = "auto"
 
     def __post_init__(self):
-        batch = 1 if self.batch is None else self.batch
-        whole = dict(tokens=self.tokens, length=self.length, top_k=self.top_k, batch=batch)
-        for name, value in whole.items():
-            check(isinstance(value, int) and value >= 1,
-                  f"{name} must be a whole number of at least 1, not {value!r}.")
+        counts = ["tokens", "length", "top_k"] + ["batch"] * (self.batch is not None)
+        for name in counts: object.__setattr__(self, name, whole(getattr(self, name), name, 1))
+        object.__setattr__(self, "seed", whole(self.seed, "seed", 0, 2**31 - 1))
         if self.temperatures is None:
             usual = (0.7, 1.0) if self.prompts is None else (0.0, 0.7, 1.0)
             object.__setattr__(self, "temperatures", usual)
-        finite = all(0 <= t < math.inf for t in self.temperatures)
+        plain = tuple(number(t) for t in self.temperatures)
         check(
-            len(self.temperatures) > 0 and finite,
+            len(plain) > 0 and all(0 <= t < math.inf for t in plain),
             f"temperatures must be some finite numbers of at least 0, not {self.temperatures!r}.",
         )
-        check(isinstance(self.seed, int) and 0 <= self.seed < 2**31,
-              f"seed must be a whole number in 0…2³¹ - 1, not {self.seed!r}.")
+        object.__setattr__(self, "temperatures", plain)
 
 # %% ../../nbs/drafters/12_data.ipynb #b9064822
 def _shard_name(i: int) -> str:
