@@ -320,6 +320,13 @@ def test_entries_of_names_built_elsewhere_keep_their_address():
     assert len(shown) == 1 and "### Head\n" in shown[0]["source"] and "#api-" not in shown[0]["source"]
 
 
+def test_names_that_differ_in_capitals_share_an_address():
+    outputs = [{"output_type": "execute_result", "data": {"text/markdown": f"### {name}"}} for name in ("Head", "head")]
+    entries = [cell("#| echo: false\n#| output: asis\nshow_doc(x)", output) for output in outputs]
+    shown = site_tool().for_readers([cell(EXPORTED + "class Head: ...\n\ndef head(): ..."), *entries], None)
+    assert [c["source"] for c in shown].count('<div id="head" class="built"></div>') == 1
+
+
 def test_what_is_not_python_is_left_alone():
     cells = [cell("!pip list"), cell("")]
     assert [c["source"] for c in site_tool().for_readers(cells, None)] == ["!pip list", ""]
