@@ -90,8 +90,8 @@ class KVCache(_Buffers):
         """Write T positions after `length` and return all of the layer's. The last layer's append
         moves `length`, so a forward that is interrupted before it leaves no trace. Views that reach
         beyond the text have finite numbers there: zeros, or what was rolled back. Raises
-        `CacheFullError` if there is no room or memory, `InputError` for another batch, number of heads, head
-        size or dtype than the buffers'; nothing is written then."""
+        `CacheFullError` if there is no room or memory, `InputError` for another batch, number of
+        heads, head size or dtype than the buffers'; nothing is written then."""
         end = self.length + keys.shape[2]
         _check_room(self.capacity, self.length, end)
         all_keys, all_values = self.of_layer(layer, keys, values)

@@ -627,6 +627,21 @@ def test_threads_on_the_same_buffers_never_mix_two_texts():
     assert any(len(said) < 40 for _, said in found)  # or nothing was shown
 
 
+def test_numbers_that_another_text_wrote_are_not_given_out(monkeypatch):
+    "Another thread begins a text after a round was started, and before its report is read."
+    loop = DeviceLoop(tiny(), NGramDrafter(), Transform(), 3, 256)
+    one, start_round = loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer()), loop.round
+    next(one)
+    def overtaken(timer):
+        receive = start_round(timer)
+        def late():
+            next(loop.rounds([4, 4], 0, 20, frozenset(), PhaseTimer()))
+            return receive()
+        return late
+    monkeypatch.setattr(loop, "round", overtaken)
+    with pytest.raises(SpecdecError, match="Another text"): next(one)
+
+
 def test_bad_requests_are_refused_before_anything_runs():
     decoder = DeviceDecoder(tiny(), NGramDrafter())
     right = dict(prompt=PROMPT, transform=Transform(), seed=0)
