@@ -70,7 +70,7 @@ def memory_bandwidth(device: torch.device = CPU,
     `InputError` for a buffer below 1 MB (2²⁰ bytes) or no repeats."""
     device = torch.device(device)
     if size is None: size = 2**28 if device.type == "cpu" else 2**31
-    size = whole(size, "size, in bytes and much more than the processor's caches,", 2**20)
+    size = whole(size, "In bytes, and much more than the processor's caches, size", 2**20)
     ways = readers(size, device).values()
     return size // 16 * 16 / min(fastest(read, device, repeats) for read in ways)
 
@@ -137,7 +137,7 @@ def forward_flops(config,               # a transformers config that `is_native`
     """F(T, S): the floating-point operations of matrix products and attention in one forward.
     Raises `InputError` for another kind of model or numbers out of range."""
     _check_forward(config, T, S)
-    if last is not None: check_count(last, "last, if it isn't None,", least=0)
+    if last is not None: check_count(last, "If it isn't None, last", least=0)
     pairs = T * S + T * (T + 1) // 2  # of a new token with a position that it sees
     width = config.num_attention_heads * head_size(config)
     attention = 4 * config.num_hidden_layers * width * pairs
