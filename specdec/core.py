@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Round', 'GenerationResult', 'fates', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError', 'promises',
-           'is_promised', 'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
+           'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
 import json
@@ -268,6 +268,7 @@ def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "nev
         return rule
     return note
 
+# %% ../nbs/engine/01_core.ipynb #15pr0m15
 def is_promised(rule: object,       # a verify rule
                 temperature: float, # of the text; 0 is greedy
                ) -> bool | None: # None: it says nothing of itself

@@ -6,44 +6,44 @@
     target: "the target's own token", accepted: "draft token, accepted", rejected: "draft token, rejected: not in the text",
     replacement: "the target's token in place of the rejected one", bonus: "the target's token after a fully accepted draft",
   };
-  const TAG = { rejected: "del", replacement: "ins" };
+  const NEVER = "draft token, never tried: one before it was rejected";
+  const SLOWER = 8;                  // a run of a second is played in eight
+  const STEP = 1200;                 // milliseconds a round stands still where less motion is asked for
+  const ROWS = 5;                    // of the microscope's table
+  const OPENING = { prompt: "song", draft: "smollm2", T: 0.7, K: 8 };
 
   const make = (tag, attributes = {}, ...children) => {
-    const element = document.createElement(tag);
+    const element = tag === "svg" || tag in SHAPES ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
     element.append(...children);
     return element;
   };
+  const SHAPES = { g: 1, line: 1, path: 1, text: 1, circle: 1, rect: 1 };
   const digits = (x) => (x >= 0.9995 ? "1" : x < 0.0005 && x > 0 ? "<0.001" : x === 0 ? "0" : x.toFixed(3));
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-  const mean = (rounds) => rounds.reduce((sum, r) => sum + r.emitted.length, 0) / rounds.length;
+  const sum = (rounds) => rounds.reduce((total, r) => total + r.emitted, 0);
 
-  // What became of each token of a round, in the order of the text, as the package's Round.fates tells it.
-  const fates = (round) => {
-    const found = [];
-    round.emitted.forEach((token, i) => {
-      if (i < round.accepted) found.push([token, "accepted"]);
-      else if (!round.draft.length) found.push([token, "target"]);
-      else if (round.accepted === round.draft.length) found.push([token, "bonus"]);
-      else found.push([round.draft[i], "rejected"], [token, "replacement"]);
-    });
+  // What became of each token of a round, in the order of the draft: its text, its fate, and its draft position.
+  const spots = (r) => {
+    const found = r.draft.map((token, i) => ({ token, i, fate: i < r.accepted ? "accepted" : i === r.accepted ? "rejected" : "never" }));
+    if (r.emitted <= r.accepted) return found.slice(0, r.emitted); // the text ends inside the draft
+    const fate = !r.draft.length ? "target" : r.accepted === r.draft.length ? "bonus" : "replacement";
+    found.splice(fate === "replacement" ? r.accepted + 1 : r.draft.length, 0, { token: r.own, i: r.accepted, fate });
     return found;
   };
 
-  // A native range with a label that says its value in words.
+  // A choice among a few values, with a label that is always whole.
   let count = 0;
-  const slider = (name, onInput) => {
-    const id = `recorded-${count++}`, value = make("output", { for: id }), label = make("label", { for: id }, `${name}: `, value);
-    const input = make("input", { type: "range", id, min: 0, max: 0, step: 1, value: 0 });
-    input.addEventListener("input", onInput);
-    const set = (at, last, words) => {
-      input.max = last;
-      input.value = at;
-      input.disabled = last === 0;
-      input.setAttribute("aria-valuetext", words);
-      value.textContent = words;
-    };
-    return { box: make("div", { class: "recorded-slider" }, label, input), at: () => Number(input.value), set };
+  const choice = (name, values, words, onChange) => {
+    const id = `recorded-${count++}`;
+    const menu = make("select", { id }, ...values.map((value) => make("option", { value }, words(value))));
+    menu.addEventListener("change", () => onChange(values[menu.selectedIndex]));
+    return { box: make("div", { class: "recorded-choice" }, make("label", { for: id }, name), menu), set: (value) => { menu.selectedIndex = values.indexOf(value); } };
+  };
+  const button = (name, words, onClick) => {
+    const made = make("button", { type: "button", class: `recorded-button recorded-${name}` }, words);
+    made.addEventListener("click", onClick);
+    return made;
   };
 
   const bar = (parts, scale) => make("span", { class: "recorded-bar", "aria-hidden": "true" },
@@ -53,111 +53,408 @@
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows));
 
   const start = (root, data) => {
-    const quote = (token) => `“${data.tokens[token].replaceAll("\n", "⏎").trim() || "␣"}”`;
-    const shown = (token) => make("span", { class: "recorded-token" }, data.tokens[token].replaceAll("\n", "⏎").replace(/^ /, "␣"));
-    const find = (drafter, t, k) => data.runs.find((run) => run.drafter === drafter && run.temperature === data.temperatures[t] && run.K === data.Ks[k]);
+    const { runs: grid, averages: over, prompts, drafters } = data.settings;
+    const named = (columns, rows) => rows.map((values) => Object.fromEntries(columns.map((name, i) => [name, values[i]])));
+    for (const run of data.runs) run.rounds = named(data.columns.rounds, run.rounds);
+    data.cells = named(data.columns.cells, data.cells);
+    const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+    const spelled = (token) => data.tokens[token].replaceAll("\n", "⏎");
+    const quote = (token) => `“${spelled(token).trim() || "␣"}”`;
+    const shown = (token) => make("span", { class: "recorded-token" }, spelled(token).replace(/^ /, "␣"));
 
-    const menu = make("select", { id: "recorded-drafter" }, ...Object.entries(data.drafters).map(([name, words]) => make("option", { value: name }, words)));
-    const K = slider("K, draft tokens per round", () => draw("run"));
-    const T = slider("Temperature", () => draw("run"));
-    const at = slider("Round", () => draw("round"));
-    const place = slider("Draft position", () => draw("place"));
-    const status = make("p", { class: "recorded-status", role: "status" });
-    const text = make("div", { class: "recorded-text", role: "group", "aria-label": "The text so far, each token marked with its fate" });
-    const steps = make("div", { class: "recorded-table" }), lens = make("div", { class: "recorded-table" }), run = make("div", { class: "recorded-pair" });
-    menu.addEventListener("change", () => draw("run"));
-
-    const draw = (changed) => {
-      const now = find(menu.value, T.at(), K.at()), rounds = now.rounds;
-      K.set(K.at(), data.Ks.length - 1, String(data.Ks[K.at()]));
-      T.set(T.at(), data.temperatures.length - 1, now.temperature === 0 ? "0 (greedy)" : String(now.temperature));
-      const n = Math.min(at.at(), rounds.length - 1), round = rounds[n];
-      at.set(n, rounds.length - 1, `${n + 1} of ${rounds.length}`);
-      const last = round.positions.length - 1, i = changed === "place" ? Math.min(place.at(), last) : Math.min(round.accepted, last);
-      place.set(i, last, `${i + 1} of ${last + 1}`);
-      status.textContent = sentence(now, n, round);
-      text.replaceChildren(...written(now, n));
-      steps.replaceChildren(decisions(round));
-      lens.replaceChildren(...microscope(round, i));
-      run.replaceChildren(byPosition(now), byK(now));
+    // The state: what the address keeps. `round` 0 is the prompt's forward; `token` counts the round's tokens from 0.
+    const first = () => {
+      const run = find({ ...OPENING }), round = run.rounds.findIndex((r) => r.draft.length === OPENING.K && r.accepted === OPENING.K) + 1;
+      return { ...OPENING, round, token: OPENING.K };
     };
-
-    const sentence = (now, n, round) => {
-      const own = quote(round.own), tokens = 1 + until(now, n).reduce((sum, r) => sum + r.emitted.length, 0);
-      const ending = !round.draft.length ? `Nothing was drafted; the target says ${own}.`
-        : round.emitted.length <= round.accepted ? "The text ends inside the draft."
-        : round.accepted === round.draft.length ? `${round.accepted === 1 ? "The drafted token is" : `All ${round.accepted} drafted tokens are`} accepted, and ${own} comes on top.`
-        : `Of ${plural(round.draft.length, "drafted token")}, ${round.accepted} accepted; then the target says ${own} in place of ${quote(round.draft[round.accepted])}.`;
-      return `Round ${n + 1}: ${ending} So far ${tokens} tokens from ${n + 2} forwards of the target.`;
-    };
-    const until = (now, n) => now.rounds.slice(0, n + 1);
-
-    const written = (now, n) => [[[now.first, "target"]], ...until(now, n).map(fates)].map((part, i) =>
-      make("span", i === n + 1 ? { class: "recorded-now" } : {}, ...part.map(([token, fate]) => {
-        const words = data.tokens[token];
-        return make(TAG[fate] || "span", { class: `fate-${fate}`, title: MEANING[fate] },
-          fate === "target" ? words : words.replaceAll("\n", fate === "rejected" ? "⏎" : "⏎\n"));
-      })));
-
-    // The numbers that decided: chance = min(1, p/q), accepted if the uniform u is smaller.
-    const decisions = (round) => {
-      const rows = round.draft.map((token, i) => {
-        if (i >= round.p.length) return row(shown(token), "", "", "", "", "never tried");
-        const chance = Math.min(1, round.p[i] / round.q[i]), fate = i < round.accepted ? "accepted" : "rejected";
-        return row(shown(token), digits(round.q[i]), digits(round.p[i]), digits(chance), round.u.length ? digits(round.u[i]) : "none", make("span", { class: `fate-${fate}` }, fate));
-      });
-      if (round.emitted.length > round.accepted) {
-        const fate = !round.draft.length ? "target" : round.accepted === round.draft.length ? "bonus" : "replacement";
-        rows.push(row(shown(round.own), "", "", digits(round.chance), round.drawn === null ? "none" : digits(round.drawn), make("span", { class: `fate-${fate}` }, fate)));
+    const find = (at) => data.runs.find((run) => run.prompt === at.prompt && run.drafter === at.draft && run.temperature === at.T && run.K === at.K);
+    const plainOf = (at) => data.plain.find((lane) => lane.prompt === at.prompt && lane.temperature === at.T);
+    const deciding = (r) => { const found = spots(r); return Math.min(r.accepted, found.length - 1); };
+    const read = () => {
+      const asked = new URLSearchParams(location.hash.slice(1)), at = first();
+      if (!asked.has("round")) return null;
+      const whole = (name, most) => Math.min(Math.max(Math.trunc(Number(asked.get(name))) || 0, 0), most);
+      for (const [name, values] of [["prompt", grid.prompts], ["draft", Object.keys(drafters)], ["T", grid.temperatures], ["K", grid.Ks]]) {
+        const value = values.find((each) => String(each) === asked.get(name));
+        if (value !== undefined) at[name] = value;
       }
-      return table("This round, token by token", ["token", "q", "p", "chance", "u", "fate"], rows);
+      at.round = whole("round", find(at).rounds.length);
+      at.token = at.round ? (asked.has("token") ? whole("token", spots(find(at).rounds[at.round - 1]).length - 1) : deciding(find(at).rounds[at.round - 1])) : 0;
+      return at;
+    };
+    const keep = () => history.replaceState(null, "", `#${new URLSearchParams(at)}`);
+
+    const firstSpot = (run) => ({ token: run.first, fate: "target", i: 0 });
+    let at = first(), clock = 0, playing = false, frame = 0, timer = 0, last = 0;
+
+    // Every change goes through here.
+    const go = (change) => {
+      const before = find(at);
+      at = { ...at, ...change };
+      const run = find(at), most = run.rounds.length;
+      if (run !== before && !("round" in change)) at.round = Math.min(at.round, most);
+      at.round = Math.min(Math.max(at.round, 0), most);
+      if (!("token" in change)) at.token = at.round ? deciding(run.rounds[at.round - 1]) : 0;
+      if (!playing) clock = run.ends[at.round];
+      keep();
+      draw();
     };
 
-    // One position: where p and q overlap, what q has too much of, and what only p has: the residual.
-    const microscope = (round, i) => {
-      const { overlap, top } = round.positions[i], scale = Math.max(...top.map(([, p, q]) => Math.max(p, q)));
-      const rows = top.map(([token, p, q]) => {
-        const parts = overlap === null ? [["bonus", p]] : [["overlap", Math.min(p, q)], p > q ? ["residual", p - q] : ["excess", q - p]];
-        const role = overlap !== null && token === round.draft[i] ? "drafted" : token === round.own && i === round.accepted ? "said" : "";
-        return row(shown(token), bar(parts, scale), digits(p), overlap === null ? "" : digits(q), role);
-      });
-      const words = overlap === null
-        ? "Nothing was left to reject: the target's token comes from p itself."
-        : `Here p and q overlap by ${digits(overlap)}. That share of all guesses from q is accepted; the other ${digits(Math.max(0, 1 - overlap))} is made up for from the residual.`;
-      const key = overlap === null ? [] : [make("p", { class: "recorded-key" },
-        make("span", { class: "recorded-overlap" }), " min(p, q)  ", make("span", { class: "recorded-residual" }), " residual, p − q  ", make("span", { class: "recorded-excess" }), " too much, q − p")];
-      return [make("p", {}, words), ...key, table("The likeliest tokens at this position", ["token", "p and q", "p", "q", ""], rows)];
+    const P = choice("Prompt", grid.prompts, (name) => prompts[name][0], (prompt) => { play(false); go({ prompt }); });
+    const D = choice("Draft", Object.keys(drafters), (name) => drafters[name][0], (draft) => { play(false); go({ draft }); });
+    const K = choice("K, guesses a round", grid.Ks, String, (value) => { play(false); go({ K: value }); });
+    const T = choice("Temperature", grid.temperatures, (value) => (value ? String(value) : "0, greedy"), (value) => { play(false); go({ T: value }); });
+    const player = button("play", "Play", () => play(!playing));
+    const back = button("back", "Step back", () => { play(false); go({ round: at.round - 1 }); });
+    const next = button("step", "Step", () => { play(false); go({ round: at.round + 1 }); });
+    const slider = make("input", { type: "range", min: 0, step: 1, "aria-label": "Round" });
+    slider.addEventListener("input", () => { play(false); go({ round: Number(slider.value) }); });
+    const where = make("output", { class: "recorded-where" });
+    const controls = make("div", { class: "recorded-controls", role: "group", "aria-label": "What is shown" },
+      make("div", { class: "recorded-choices" }, P.box, D.box, K.box, T.box),
+      make("div", { class: "recorded-steps" }, player, back, next, slider, where));
+
+    const question = make("p", { class: "recorded-prompt", tabindex: 0, role: "group", "aria-label": "The draft and the prompt" });
+    const status = make("p", { class: "recorded-status", role: "status" });
+    const lanes = make("div", { class: "recorded-lanes" });
+    const text = make("div", { class: "recorded-text", role: "toolbar", "aria-label": "The text so far. Arrow keys move from token to token" });
+    const strip = make("div", { class: "recorded-strip", role: "toolbar", "aria-label": "This round's tokens. Arrow keys move from token to token" });
+    const lens = make("div", { class: "recorded-lens", role: "region", "aria-label": "The token under the microscope" });
+    const charts = make("div", { class: "recorded-charts" });
+    const key = make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([fate, words]) => [make("span", { class: `fate-${fate}`, title: words }, ` ${fate} `), " "]),
+      make("span", { class: "fate-never", title: NEVER }, " never tried "));
+
+    let drawnFor = null;
+    const draw = () => {
+      const run = find(at), rounds = run.rounds, n = at.round;
+      P.set(at.prompt);
+      D.set(at.draft);
+      K.set(at.K);
+      T.set(at.T);
+      back.disabled = n === 0;
+      next.disabled = n === rounds.length;
+      slider.max = rounds.length;
+      slider.value = n;
+      where.textContent = n ? `round ${n} of ${rounds.length}` : "the prompt";
+      slider.setAttribute("aria-valuetext", where.textContent);
+      question.replaceChildren(make("strong", {}, "Draft: "), drafters[at.draft][1], ". ", make("strong", {}, "Prompt: "), prompts[at.prompt][1]);
+      status.replaceChildren(...sentences(run, n));
+      if (drawnFor !== run) {
+        lay(run);
+        measure(run);
+      }
+      drawnFor = run;
+      light();
+      fill(text, [[firstSpot(run)], ...rounds.slice(0, n).map(spots)], n, (spot) => spot.fate !== "never");
+      fill(strip, [n ? spots(rounds[n - 1]) : [firstSpot(run)]], n, () => true, n);
+      lens.replaceChildren(...microscope(run, n));
+      averages();
     };
 
-    const byPosition = (now) => {
-      const rows = Array.from({ length: now.K }, (_, i) => {
-        const tried = now.rounds.filter((r) => i < r.p.length).length, kept = now.rounds.filter((r) => i < r.accepted).length;
-        return row(String(i + 1), bar([["overlap", tried ? kept / tried : 0]], 1), tried ? `${kept} of ${tried}` : "never tried");
-      });
-      return table("Accepted when tried, by draft position", ["position", "share", "accepted"], rows);
+    // Tokens as buttons. One of a group is in the tab order; the arrows lead to the others.
+    const fill = (box, parts, n, wanted, from = 0) => {
+      const had = box.contains(document.activeElement);
+      box.replaceChildren(...parts.map((part, r) => {
+        const round = from + r, tokens = part.map((spot, j) => [spot, j]).filter(([spot]) => wanted(spot));
+        return make("span", round === n ? { class: "recorded-now" } : {}, ...tokens.map(([spot, j]) => token(box, spot, round, j)));
+      }));
+      const chosen = box.querySelector("[aria-pressed=true]") || box.querySelector("button");
+      chosen.tabIndex = 0;
+      if (had) chosen.focus({ preventScroll: true });
     };
-    const byK = (now) => {
-      const runs = data.Ks.map((k, i) => find(now.drafter, T.at(), i)), most = Math.max(...runs.map((r) => mean(r.rounds)));
-      const rows = runs.map((r) => {
-        const line = row(String(r.K), bar([["bonus", mean(r.rounds)]], most), mean(r.rounds).toFixed(2));
-        if (r.K === now.K) line.setAttribute("aria-current", "true");
+    const token = (box, spot, round, j) => {
+      const words = data.tokens[spot.token], broken = !box.classList.contains("recorded-strip") && words.includes("\n") && spot.fate !== "rejected";
+      const made = make("button", {
+        type: "button", tabindex: -1, class: `recorded-spot fate-${spot.fate}`, "data-round": round, "data-token": j,
+        title: MEANING[spot.fate] || NEVER, "aria-label": `${spelled(spot.token).trim() || "space"}: ${MEANING[spot.fate] || NEVER}`,
+        "aria-pressed": String(round === at.round && j === at.token),
+      }, !box.classList.contains("recorded-strip") ? spelled(spot.token) : spelled(spot.token).replace(/^ /, "␣"));
+      made.addEventListener("click", () => { play(false); go({ round, token: j }); });
+      return broken ? make("span", {}, made, make("br")) : made;
+    };
+    for (const box of [text, strip]) {
+      box.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        const all = [...box.querySelectorAll("button")], to = all[all.indexOf(document.activeElement) + step];
+        event.preventDefault();
+        if (to) to.click();
+      });
+    }
+
+    const sentences = (run, n) => {
+      const total = run.rounds.length ? sum(run.rounds) : 0, whole = `${total + 1} tokens in ${plural(run.rounds.length, "round")}, ${(total / run.rounds.length).toFixed(2)} a round`;
+      const note = make("span", { class: "recorded-count" }, `The whole run: ${whole}, for the first token comes with the prompt: the forward that reads the prompt already says what follows it.`);
+      if (!n) return [`The target reads the prompt and says ${quote(run.first)}. No round has begun. `, note];
+      const r = run.rounds[n - 1], own = quote(r.own);
+      const ending = !r.draft.length ? `nothing was drafted; the target says ${own}.`
+        : r.emitted <= r.accepted ? "the text ends inside the draft."
+        : r.accepted === r.draft.length ? `${r.accepted === 1 ? "the drafted token is" : `all ${r.accepted} drafted tokens are`} accepted, and ${own} comes on top.`
+        : `of ${plural(r.draft.length, "drafted token")}, ${r.accepted} accepted; then the target says ${own} in place of ${quote(r.draft[r.accepted])}.`;
+      const soFar = sum(run.rounds.slice(0, n));
+      return [`Round ${n}: ${ending} So far ${soFar + 1} tokens: the first with the prompt, ${soFar} in ${plural(n, "round")}, ${(soFar / n).toFixed(2)} a round. `, note];
+    };
+
+    // Both lanes on one axis of time. A box is a forward of the target, with the draft before it.
+    let parts = {};
+    const lay = (run) => {
+      const plain = plainOf(at), longest = Math.max(run.ends.at(-1), plain.ends.at(-1));
+      const lane = (name, kind, ends, tokens, colours) => {
+        const written = make("span", { class: "recorded-clock" });
+        const boxes = ends.map((end, i) => make("span", {
+          class: `recorded-forward recorded-forward-${colours(i)}`, style: `left:${(100 * (i ? ends[i - 1] : 0)) / longest}%;width:${(100 * (end - (i ? ends[i - 1] : 0))) / longest}%`,
+        }, tokens(i) > 1 ? String(tokens(i)) : ""));
+        const cursor = make("span", { class: "recorded-cursor" });
+        parts[kind] = { boxes, ends, tokens, written, cursor };
+        return make("div", { class: `recorded-lane recorded-lane-${kind}` }, make("div", { class: "recorded-head" }, make("strong", {}, name), written),
+          make("div", { class: "recorded-track", "aria-hidden": "true" }, ...boxes, cursor));
+      };
+      const every = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10].find((step) => longest / step <= 6) || 20;
+      const ticks = Array.from({ length: Math.floor(longest / every) + 1 }, (_, i) => make("span", { style: `left:${(100 * i * every) / longest}%` }, `${+(i * every).toFixed(2)} s`));
+      parts = {};
+      const speculative = lane("Speculative decoding", "speculative", run.ends, (i) => (i ? run.rounds[i - 1].emitted : 1), (i) => (!i ? "prompt" : run.rounds[i - 1].accepted ? "kept" : "own"));
+      const alone = lane("Plain decoding", "plain", plain.ends, () => 1, (i) => (i ? "own" : "prompt"));
+      parts.longest = longest;
+      lanes.replaceChildren(alone, speculative, make("div", { class: "recorded-axis", "aria-hidden": "true" }, ...ticks),
+        make("p", { class: "recorded-verdict" }, `Seconds on ${data.threads === 1 ? "one core" : `${data.threads} cores`} of a CPU, medians of ${data.repeats} runs. ` +
+          `Plain ${plain.ends.at(-1).toFixed(2)} s for ${plain.ends.length} tokens, speculative ${run.ends.at(-1).toFixed(2)} s for ${sum(run.rounds) + 1}: ${rate(plain.ends, plain.ends.length, run.ends, sum(run.rounds) + 1)}.`));
+    };
+    const rate = (a, tokensA, b, tokensB) => {
+      const gain = tokensB / b.at(-1) / (tokensA / a.at(-1));
+      return `${gain.toFixed(2)} × the tokens a second${gain < 1 ? ", slower than without drafts" : ""}`;
+    };
+    const light = () => {
+      for (const kind of ["plain", "speculative"]) {
+        const { boxes, ends, tokens, written, cursor } = parts[kind], done = ends.filter((end) => end <= clock + 1e-9).length;
+        boxes.forEach((box, i) => {
+          box.classList.toggle("recorded-done", i < done);
+          box.classList.toggle("recorded-here", kind === "speculative" && i === at.round);
+        });
+        const said = ends.slice(0, done).reduce((total, _, i) => total + tokens(i), 0);
+        written.textContent = `${plural(said, "token")}, ${plural(done, "forward")} at ${Math.min(clock, parts.longest).toFixed(2)} s`;
+        cursor.style.left = `${(100 * Math.min(clock, parts.longest)) / parts.longest}%`;
+      }
+    };
+
+    // Why a token met its fate, in words.
+    const why = (run, n, spot) => {
+      if (!n) return "It comes with the prompt: the forward that reads the prompt ends in the distribution of the first token. No draft was asked, so nothing was compared.";
+      if (spot.fate === "never") return "A guess before it was rejected. It had been guessed for a text that did not come about, so it was thrown away untried.";
+      const r = run.rounds[n - 1], [overlap] = r.positions[spot.i], greedy = run.temperature === 0;
+      const meet = overlap === null || greedy ? "" : ` p and q overlap by ${digits(overlap)}: so often a guess is kept here.`;
+      return {
+        accepted: greedy ? "Temperature 0: it is the target's likeliest token, so it is kept; nothing is drawn." : "u is below min(1, p/q), so the guess is kept.",
+        rejected: greedy ? "Temperature 0: it is not the target's likeliest token, so it is rejected; nothing is drawn."
+          : "u is not below min(1, p/q), so the guess is rejected. The residual, max(p − q, 0), decides what comes instead.",
+        replacement: greedy ? "Temperature 0: the target's likeliest token, in place of the guess."
+          : `Drawn from the residual, max(p − q, 0), where its share is ${digits(r.chance)}. So the text stays distributed as p.`,
+        bonus: `${r.accepted === 1 ? "The one guess was kept" : `All ${r.accepted} guesses were kept`}, and nothing was left to reject: one token more comes from p itself, of the same forward.`,
+        target: "Nothing was drafted here: a plain step, and the token comes from p itself.",
+      }[spot.fate] + meet;
+    };
+    // One token: the numbers that decided on it, in words and side by side, and what p and q were there.
+    const microscope = (run, n) => {
+      const r = run.rounds[n - 1], spot = n ? spots(r)[at.token] : firstSpot(run), tried = n && spot.fate !== "never";
+      const number = (x) => (x === null || x === undefined ? "–" : digits(x));
+      const [overlap, top] = tried ? r.positions[spot.i] : [null, []];
+      const drafted = spot.fate === "accepted" || spot.fate === "rejected", mine = top.find(([token]) => token === spot.token) || [];
+      const p = drafted ? r.p[spot.i] : mine[1], q = drafted ? r.q[spot.i] : overlap === null ? null : mine[2];
+      const facts = [["p, target", p], ["q, draft", q], ["min(1, p/q)", drafted ? Math.min(1, p / q) : null],
+        ["u, drawn", tried ? (drafted ? r.u[spot.i] : r.drawn) : null], ["residual", overlap === null ? null : Math.max(0, p - q)]];
+      const scale = Math.max(...top.map(([, a, b]) => Math.max(a, b)));
+      const rows = top.map(([token, a, b]) => {
+        const pieces = overlap === null ? [["bonus", a]] : [["overlap", Math.min(a, b)], a > b ? ["residual", a - b] : ["excess", b - a]];
+        const role = overlap !== null && token === r.draft[spot.i] ? "guessed" : token === r.own && spot.i === r.accepted ? "said" : "";
+        const line = row(shown(token), bar(pieces, scale), digits(a), overlap === null ? "" : digits(b), role);
+        if (token === spot.token) line.setAttribute("aria-current", "true");
         return line;
       });
-      return table("Tokens per round, by K", ["K", "τ", "tokens"], rows);
+      while (rows.length < ROWS) rows.push(row("\u00a0", "", "", "", "")); // the box keeps its height
+      return [
+        make("p", { class: "recorded-title" }, "Under the microscope: ", shown(spot.token), ", ", make("span", { class: `fate-${spot.fate}` }, spot.fate === "never" ? "never tried" : spot.fate)),
+        make("dl", { class: "recorded-facts" }, ...facts.map(([name, x]) => make("div", { class: "recorded-fact" }, make("dt", {}, name), make("dd", {}, number(x))))),
+        make("p", { class: "recorded-why", style: `min-height:${tallestWhy}px` }, why(run, n, spot)),
+        table("The likeliest tokens here", ["token", "p and q", "p", "q", "role"], rows),
+      ];
     };
 
-    root.replaceChildren(
-      make("p", { class: "recorded-prompt" }, make("strong", {}, "Prompt: "), data.prompt),
-      make("div", { class: "recorded-controls" },
-        make("div", { class: "recorded-slider" }, make("label", { for: "recorded-drafter" }, "Draft"), menu), K.box, T.box, at.box),
-      status, text,
-      make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([fate, words]) => [make("span", { class: `fate-${fate}`, title: words }, ` ${fate} `), " "])),
-      steps, place.box, lens, run);
-    T.set(2, data.temperatures.length - 1, "");
-    K.set(3, data.Ks.length - 1, "");
-    at.set(2, 1000, "");
-    draw("run");
-    root.dataset.ready = "true";
+    // Nothing moves while a reader steps: each part is as tall as it will need to be in this run.
+    let tallestWhy = 0, measured = 0;
+    const measure = (run) => {
+      const tallest = (like, fillings) => {
+        const copy = like.cloneNode(false);
+        copy.removeAttribute("role");
+        copy.removeAttribute("style");
+        copy.classList.add("recorded-measure");
+        root.append(copy);
+        const most = Math.max(...fillings.map((each) => { each(copy); return Math.ceil(copy.getBoundingClientRect().height); }));
+        copy.remove();
+        return most;
+      };
+      const all = [...Array(run.rounds.length + 1).keys()], parts = all.map((n) => (n ? spots(run.rounds[n - 1]) : [firstSpot(run)]));
+      status.style.minHeight = `${tallest(status, all.map((n) => (copy) => copy.replaceChildren(...sentences(run, n))))}px`;
+      strip.style.minHeight = `${tallest(strip, all.map((n) => (copy) => fill(copy, [parts[n]], n, () => true, n)))}px`;
+      text.style.minHeight = `${tallest(text, [(copy) => fill(copy, parts, all.length - 1, (spot) => spot.fate !== "never")])}px`;
+      const words = new Set(all.flatMap((n) => parts[n].map((spot) => why(run, n, spot))));
+      tallestWhy = tallest(make("p", { class: "recorded-why" }), [...words].map((each) => (copy) => { copy.textContent = each; }));
+      measured = root.clientWidth;
+    };
+    new ResizeObserver(() => {
+      if (root.clientWidth === measured) return;
+      measure(find(at));
+      draw();
+    }).observe(root);
+
+    // Averages, with their spread. Nothing of it depends on the run above but the choices.
+    const cell = (draft, prompt, temperature, k) => data.cells.find((c) => c.drafter === draft && c.prompt === prompt && c.temperature === temperature && c.K === k);
+    let averagedFor = "";
+    const averages = () => {
+      const now = [at.draft, at.prompt, at.T, at.K].join();
+      if (now === averagedFor) return;
+      averagedFor = now;
+      const along = (xs, get, what) => (prompt) => xs.map((x) => get(x, prompt)[what]);
+      const ofK = (k, prompt) => cell(at.draft, prompt, at.T, k), ofT = (t, prompt) => cell(at.draft, prompt, t, at.K);
+      const ks = over.Ks, ts = over.temperatures, name = drafters[at.draft][0];
+      charts.replaceChildren(
+        chart(`Tokens a round, by K, at temperature ${at.T}`, "K", ks, along(ks, ofK, "tau"), at.K, "τ", 1),
+        chart(`Tokens a round, by temperature, at K = ${at.K}`, "temperature", ts, along(ts, ofT, "tau"), at.T, "τ", 1),
+        chart(`Share of tried guesses kept, by temperature, K = ${at.K}`, "temperature", ts, along(ts, ofT, "alpha"), at.T, "share", 0, 1),
+        positions());
+      const here = ofK(at.K, "all");
+      summary.textContent = `Draft: ${name}. At K = ${at.K} and temperature ${at.T}: ${here.tau[0].toFixed(2)} tokens a round on average` +
+        `${here.tau[1] === null ? "" : ` (standard error ${here.tau[1].toFixed(2)})`}, over ${here.texts} texts of ${over.tokens} tokens: ` +
+        `${at.T ? `${over.texts} seeds of each of ${plural(over.prompts.length, "prompt")}` : `one of each of ${plural(over.prompts.length, "prompt")}, as greedy text has no seed`}. Eight of ten texts lie between ${here.tau[2].toFixed(2)} and ${here.tau[3].toFixed(2)}.`;
+      numbers.replaceChildren(table("Tokens a round, over all prompts", ["K", ...ts.map((t) => `T = ${t}`)], ks.map((k) => row(String(k), ...ts.map((t) => {
+        const { tau } = cell(at.draft, "all", t, k);
+        return `${tau[0].toFixed(2)}${tau[1] === null ? "" : ` ± ${tau[1].toFixed(2)}`} (${tau[2].toFixed(1)}–${tau[3].toFixed(1)})`;
+      })))));
+    };
+    const summary = make("p", { class: "recorded-summary" }), numbers = make("div", { class: "recorded-table", tabindex: 0, role: "region", "aria-label": "The averages as a table" });
+
+    // A line with its error bars, the band of eight in ten texts, and the chosen prompt alone, dashed.
+    const chart = (title, xName, xs, values, here, yName, low, most) => {
+      const all = values("all"), one = values(at.prompt), [W, H, left, bottom] = [340, 220, 34, 34];
+      const high = most || Math.ceil(2 * Math.max(...all.filter(Boolean).map((v) => v[3]), ...one.filter(Boolean).map((v) => v[0]))) / 2;
+      const X = (x) => left + ((x - xs[0]) / (xs.at(-1) - xs[0])) * (W - left - 14), Y = (y) => H - bottom - ((y - low) / (high - low)) * (H - bottom - 26);
+      const there = xs.map((x, i) => [x, all[i]]).filter(([, v]) => v), path = (points) => `M${points.map(([x, y]) => `${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("L")}`;
+      const ticks = most ? [0, .25, .5, .75, 1] : Array.from({ length: Math.floor(high - low) + 1 }, (_, i) => low + i);
+      const label = (x, y, words, anchor, extra = {}) => make("text", { x, y, "text-anchor": anchor, ...extra }, words);
+      const picture = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}. Average over all prompts, and in brackets where eight of ten texts lie: ${there.map(([x, v]) => `${xName} ${x}: ${v[0].toFixed(2)} (${v[2].toFixed(2)} to ${v[3].toFixed(2)})`).join("; ")}.` },
+        ...ticks.map((y) => make("g", {}, make("line", { class: "recorded-grid", x1: left, x2: W - 14, y1: Y(y), y2: Y(y) }), label(left - 6, Y(y) + 4, String(y), "end"))),
+        ...xs.map((x) => label(X(x), H - bottom + 16, String(x), "middle", x === here ? { class: "recorded-chosen" } : {})),
+        label((left + W) / 2, H - 4, xName, "middle"), label(4, 12, yName, "start"),
+        make("path", { class: "recorded-band", d: `${path(there.map(([x, v]) => [x, v[3]]))}L${path(there.map(([x, v]) => [x, v[2]]).reverse()).slice(1)}Z` }),
+        make("path", { class: "recorded-one", d: path(xs.map((x, i) => [x, one[i]]).filter(([, v]) => v).map(([x, v]) => [x, v[0]])) }),
+        ...there.filter(([, v]) => v[1] !== null).map(([x, v]) => make("line", { class: "recorded-error", x1: X(x), x2: X(x), y1: Y(Math.min(high, v[0] + 2 * v[1])), y2: Y(Math.max(low, v[0] - 2 * v[1])) })),
+        make("path", { class: "recorded-mean", d: path(there.map(([x, v]) => [x, v[0]])) }),
+        ...there.map(([x, v]) => make("circle", { class: x === here ? "recorded-dot recorded-chosen" : "recorded-dot", cx: X(x), cy: Y(v[0]), r: x === here ? 5 : 3 })));
+      return make("figure", {}, make("figcaption", {}, title), picture);
+    };
+    const positions = () => {
+      const found = cell(at.draft, "all", at.T, at.K), rows = Array.from({ length: at.K }, (_, i) => {
+        const tried = found.tried[i], kept = found.kept[i];
+        return row(String(i + 1), bar([["overlap", tried ? kept / tried : 0]], 1), tried ? `${kept} of ${tried}` : "never tried");
+      });
+      return make("figure", {}, table("Kept when tried, by draft position, in all texts", ["position", "share", "kept"], rows));
+    };
+
+    // Play: the run's own clock, slower. Whoever asked for less motion gets a round at a time.
+    const end = () => find(at).ends.at(-1);
+    const tick = (now) => {
+      clock += Math.min(0.1, (now - last) / 1000) / SLOWER;
+      last = now;
+      const ends = find(at).ends, round = Math.max(0, ends.filter((e) => e <= clock).length - 1);
+      if (round !== at.round) go({ round });
+      else light();
+      if (clock >= end()) return play(false);
+      frame = requestAnimationFrame(tick);
+    };
+    const play = (on) => {
+      if (on === playing) return;
+      playing = on;
+      player.textContent = on ? "Pause" : "Play";
+      cancelAnimationFrame(frame);
+      clearInterval(timer);
+      if (!on) {
+        clock = find(at).ends[at.round];
+        return light();
+      }
+      if (at.round === find(at).rounds.length) {
+        clock = 0;
+        go({ round: 0 });
+      }
+      if (still.matches) {
+        timer = setInterval(() => {
+          clock = find(at).ends[Math.min(at.round + 1, find(at).rounds.length)];
+          go({ round: at.round + 1 });
+          if (at.round === find(at).rounds.length) play(false);
+        }, STEP);
+      } else {
+        last = performance.now();
+        frame = requestAnimationFrame(tick);
+      }
+    };
+
+    // The first round, in five captions.
+    const guide = make("section", { class: "recorded-guide", "aria-label": "One round, explained in five captions" });
+    const reopen = button("explain", "Explain a round", () => tour(0, true));
+    const captions = () => {
+      const r = find(at).rounds[at.round - 1], n = r.draft.length;
+      return [
+        ["The draft guesses", `Something cheap has guessed ${n} tokens, here by looking up what followed the same words before. They stand in one row, with one more at its end.`, strip, 0],
+        ["The target reads all guesses at once", `One forward of the target, the framed box on the lower lane, gives p for every guess. It takes little longer than the forward for one token.`, lanes, 0],
+        ["Each guess is kept or not", `A guess is kept if a uniform number u is below min(1, p/q). The first one that is not would end the round. Here all ${n} are kept.`, lens, 0],
+        ["One token on top", `All guesses stood, so the same forward has one more to give: the bonus, drawn from p itself. A rejected guess would have been replaced here instead.`, lens, n],
+        ["Count", `${n + 1} tokens from one forward; plain decoding, on the upper lane, makes ${n + 1} forwards of them. And the text is distributed just as without drafts. Now press Step, Play, or any token.`, lanes, n],
+      ];
+    };
+    let opener = null;
+    const tour = (i, focus = false) => {
+      play(false);
+      for (const each of [strip, lanes, lens]) each.classList.remove("recorded-shown");
+      if (i === null) {
+        guide.replaceChildren(reopen);
+        guide.classList.add("recorded-closed");
+        if (focus) reopen.focus();
+        return;
+      }
+      guide.classList.remove("recorded-closed");
+      at = first(); // the round the captions speak of
+      const told = captions(), [title, words, about, token] = told[i], final = i === told.length - 1;
+      at.token = token;
+      clock = find(at).ends[at.round];
+      draw();
+      about.classList.add("recorded-shown");
+      const before = button("guide-back", "Back", () => tour(i - 1, true)), onward = button("guide-next", final ? "Done" : "Next", () => tour(final ? null : i + 1, true));
+      before.disabled = i === 0;
+      guide.replaceChildren(make("p", { class: "recorded-caption", "aria-live": "polite" }, make("strong", {}, `${i + 1} of ${told.length}. ${title}. `), words),
+        make("div", { class: "recorded-guide-buttons" }, before, onward, button("guide-close", "Close", () => tour(null, true))));
+      if (focus) onward.focus();
+    };
+    guide.addEventListener("keydown", (event) => {
+      const press = { ArrowRight: ".recorded-guide-next", ArrowLeft: ".recorded-guide-back:enabled", Escape: ".recorded-guide-close" }[event.key];
+      const found = press && guide.querySelector(press);
+      if (!found) return;
+      event.preventDefault();
+      found.click();
+    });
+    window.addEventListener("hashchange", () => {
+      const asked = read();
+      if (!asked) return;
+      play(false);
+      go(asked);
+    });
+
+    root.replaceChildren(guide, controls, question, status, lanes, text, strip, key, lens,
+      make("h3", { class: "recorded-heading" }, "Not one text, but many"), summary, charts,
+      make("p", { class: "recorded-key" }, "Line: the average, with two standard errors up and down; they are long at temperature 0, where a prompt has one text only. Band: eight of ten texts. Dashed: the prompt chosen above, alone."),
+      make("details", {}, make("summary", {}, "The averages as a table"), numbers));
+    root.dataset.ready = "true"; // the box has its own measures from here on
+    const asked = read();
+    at = asked || first();
+    clock = find(at).ends[at.round];
+    draw();
+    tour(asked ? null : 0);
   };
 
   const failed = (root) => root.append(make("p", { role: "status" },

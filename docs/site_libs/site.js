@@ -1,0 +1,147 @@
+// What the pages do beside smalldocs.js: search that puts words before likeness, the menu and the contents of a narrow
+// window, and a fade at the edge of whatever can be scrolled sideways.
+(() => {
+  "use strict";
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const one = (selector, root = document) => root.querySelector(selector);
+  const root = one('meta[name="smalldocs:offset"]').content;
+  const make = (kind, name, ...inside) => {
+    const element = document.createElement(kind);
+    element.className = name;
+    element.append(...inside);
+    return element;
+  };
+
+  // Search: an entry must hold every word of the query. Titles come before headings, headings before text, whole words
+  // before beginnings and those before pieces; what is alike stays in reading order.
+  const wordsOf = (text) => text.toLowerCase().normalize("NFKD").match(/[\p{L}\p{N}_]+/gu) || [];
+  const AS_TITLE = [60, 25], AS_HEADING = [40, 15], AS_TEXT = [6, 2], PIECE = 1, WHOLE = 100;
+  let index = null;
+  const load = async () => {
+    if (index) return;
+    const entries = await (await fetch(`${root}search.json`)).json();
+    index = entries.map((entry) => {
+      const heading = entry.section || `${entry.page} ${entry.name}`;
+      const names = entry.section ? [entry.section.toLowerCase()] : [entry.page.toLowerCase(), entry.name];
+      const text = `${heading} ${entry.text}`;
+      return {...entry, names, heading: wordsOf(heading), words: new Set(wordsOf(text)), all: text.toLowerCase()};
+    });
+  };
+  const score = (entry, query, terms) => {
+    const [whole, beginning] = entry.section ? AS_HEADING : AS_TITLE;
+    let sum = entry.names.includes(query) ? WHOLE : 0;
+    for (const term of terms) {
+      if (entry.heading.includes(term)) sum += whole;
+      else if (entry.heading.some((word) => word.startsWith(term))) sum += beginning;
+      else if (entry.words.has(term)) sum += AS_TEXT[0];
+      else if ([...entry.words].some((word) => word.startsWith(term))) sum += AS_TEXT[1];
+      else if (entry.all.includes(term)) sum += PIECE;
+      else return 0;
+    }
+    return sum;
+  };
+  const search = (text) => {
+    const query = text.trim().toLowerCase(), terms = wordsOf(query), seen = new Map();
+    if (!terms.length) return [];
+    const found = index.map((entry) => ({entry, score: score(entry, query, terms)})).filter((hit) => hit.score);
+    found.sort((a, b) => b.score - a.score);
+    return found.filter(({entry}) => {  // at most two places of one page
+      const page = entry.href.split("#")[0], before = seen.get(page) || 0;
+      seen.set(page, before + 1);
+      return before < 2;
+    }).slice(0, 12).map((hit) => hit.entry);
+  };
+  const excerpt = (text, terms) => {
+    const at = Math.max(0, ...terms.map((term) => text.toLowerCase().indexOf(term)));
+    const start = at > 50 ? text.indexOf(" ", at - 50) + 1 : 0, shown = text.slice(start, start + 140);
+    const safe = terms.map((term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|");
+    const parts = shown.split(new RegExp(`(${safe})`, "i")).map((part, n) => n % 2 ? make("mark", "", part) : part);
+    return make("span", "result-text", start ? "… " : "", ...parts);
+  };
+  all(".site-search").forEach((box) => {
+    const input = one("input", box), results = one(".site-results", box);
+    let active = -1;
+    const show = async () => {
+      const terms = wordsOf(input.value);
+      if (input.value.trim().length < 2) { results.hidden = true; return; }
+      await load();
+      const hits = search(input.value);
+      active = -1;
+      results.replaceChildren(...hits.map((hit) => {
+        const link = make("a", "result", make("span", "result-page", hit.page, " ", make("span", "menu-name", hit.name)));
+        if (hit.section) link.append(make("span", "result-section", hit.section));
+        link.append(excerpt(hit.text, terms));
+        link.href = root + hit.href;
+        return link;
+      }));
+      if (!hits.length) results.append(make("span", "result-none", "Nothing with these words"));
+      results.hidden = false;
+    };
+    input.addEventListener("focus", load);
+    input.addEventListener("input", show);
+    input.addEventListener("keydown", (event) => {
+      const links = all("a", results);
+      if (event.key === "Escape") { results.hidden = true; input.blur(); }
+      if (event.key === "Enter" && links.length) links[Math.max(active, 0)].click();
+      const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+      if (!step || !links.length) return;
+      event.preventDefault();
+      active = (active + step + links.length) % links.length;
+      links.forEach((link, n) => link.classList.toggle("active", n === active));
+      links[active].scrollIntoView({block: "nearest"});
+    });
+    document.addEventListener("click", (event) => { if (!box.contains(event.target)) results.hidden = true; });
+  });
+
+  // The sidebar of a narrow window
+  const sidebar = one("#quarto-sidebar"), glass = one("#quarto-sidebar-glass"), menu = one(".site-menu");
+  const open = (shown) => {
+    [sidebar, glass].forEach((element) => element.classList.toggle("show", shown));
+    menu.setAttribute("aria-expanded", shown);
+  };
+  const find = () => {
+    if (getComputedStyle(menu).display !== "none") open(true);
+    one(".site-search input").focus();
+  };
+  menu.addEventListener("click", () => {
+    open(!sidebar.classList.contains("show"));
+    if (sidebar.classList.contains("show")) one("a, button", sidebar).focus();
+  });
+  glass.addEventListener("click", () => open(false));
+  one(".site-find").addEventListener("click", find);
+  const here = one(".sidebar-link.active", sidebar);  // in sight, however long the list
+  if (here && here.offsetTop > innerHeight / 2) sidebar.scrollTop = here.offsetTop - innerHeight / 3;
+
+  // What is on this page
+  const contents = one(".page-contents");
+  const close = () => { if (contents) contents.open = false; };
+  document.addEventListener("click", (event) => {
+    if (contents && (!contents.contains(event.target) || event.target.closest("a"))) close();
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { open(false); close(); }
+    const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
+    if ((event.key === "/" && !typing) || (event.key === "k" && (event.ctrlKey || event.metaKey))) {
+      event.preventDefault();
+      find();
+    }
+  });
+
+  // What can be scrolled sideways fades where it goes on, and a keyboard can reach it
+  const boxes = all("main pre, main .cell-output, main .sd-table, main table, main .katex-display");
+  const measured = (box) => {
+    const over = box.scrollWidth - box.clientWidth, scrolls = over > 1 && getComputedStyle(box).overflowX === "auto";
+    return {box, scrolls, left: scrolls && box.scrollLeft > 1, right: scrolls && box.scrollLeft < over - 1};
+  };
+  const fade = ({box, scrolls, left, right}) => {
+    box.classList.toggle("more-left", left);
+    box.classList.toggle("more-right", right);
+    if (scrolls) box.tabIndex = 0; else box.removeAttribute("tabindex");
+  };
+  const fadeAll = () => boxes.map(measured).forEach(fade);  // all is read before anything is written
+  boxes.forEach((box) => box.addEventListener("scroll", () => fade(measured(box)), {passive: true}));
+  new ResizeObserver(fadeAll).observe(one("main"));
+  document.addEventListener("toggle", fadeAll, true);
+  addEventListener("load", fadeAll);
+})();
