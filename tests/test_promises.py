@@ -32,7 +32,8 @@ def test_every_promise_names_tests_that_are_there():
 
 
 @pytest.mark.parametrize("line", [
-    "| It is fast. | |", "| It is fast. | [test_fast](https://github.com/specdec/specdec/blob/main/tests/test_core.py) |",
+    "| It is fast. | |",
+    "| It is fast. | [test_fast](https://github.com/specdec/specdec/blob/main/tests/test_core.py) |",
     "| It is fast. | [test_fast](https://github.com/specdec/specdec/blob/main/tests/test_none.py) |",
 ], ids=["no test", "no such test", "no such file"])
 def test_a_promise_without_a_test_is_noticed(line):
