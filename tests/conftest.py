@@ -1,4 +1,5 @@
 """What several test files share: a real browser, and a file server for the committed site."""
+import gc
 import shutil
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -71,8 +72,13 @@ def site():
 
 @pytest.fixture
 def shell(monkeypatch):
-    "A notebook's shell in this process, as nbdev_test has it."
+    "A notebook's shell in this process, as nbdev_test has it. What the notebook held is let go afterwards."
     import torch
     from execnb.shell import CaptureShell
     monkeypatch.setenv("IN_TEST", "1")
-    with torch.set_grad_enabled(torch.is_grad_enabled()): yield CaptureShell()  # notebooks switch gradients off
+    shell = CaptureShell()
+    with torch.set_grad_enabled(torch.is_grad_enabled()): yield shell  # notebooks switch gradients off
+    shell.user_ns.clear()
+    shell.user_ns_hidden.clear()
+    shell.exc = None
+    gc.collect()
