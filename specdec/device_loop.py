@@ -536,7 +536,7 @@ class _KeptLoops:
              limit: int, # the length that the text can grow to
             ) -> DeviceLoop:
         "A loop for such texts, made when it is needed."
-        under_way = (self.options.get("ahead") or 1) + 1  # rounds that may run past the end
+        under_way = int(self.options.get("ahead") or 1) + 1  # rounds that may run past the end
         capacity = bucket(max(limit, 4 * (K + 1)) + under_way * (K + 1))
         key = transform, K, capacity
         with self.lock:

@@ -417,7 +417,8 @@ def test_more_tokens_than_memory_is_said_in_words():
 def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
     plain, given = (
         list(speculate(
-            tiny(), NGramDrafter(), f([1, 2, 1, 2]), Transform(f(1)), TorchSource(f(3)), f(3), f(20), {f(9)}
+            tiny(), NGramDrafter(), f([1, 2, 1, 2]), Transform(f(1)), TorchSource(f(3)), f(3), f(20),
+            eos_ids=[f(9)],
         ))
         for f in (lambda n: n, form)
     )
