@@ -1,8 +1,8 @@
 """The picture with which the playground's notebook opens: `OMP_NUM_THREADS=1 python tools/screenshot.py`.
 
-The real panel, served as `specdec playground` serves it, after a run with the settings that it starts with. One thread, so
-that the browser has a core of its own. Wants a
-machine that does nothing else, since the panel shows times, and a Chromium (`make browser`).
+The real panel, served as `specdec playground` serves it, after a run with the settings that it starts with. One thread,
+so that the browser has a core of its own. Wants a machine that does nothing else, since the panel shows times, and a
+Chromium (`make browser`).
 """
 import shutil
 from pathlib import Path
