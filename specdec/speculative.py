@@ -90,7 +90,7 @@ class _HostLoop:
             check_logits(logits, "The target, after the prompt")
             self.tokens = [*prompt, self.source.categorical(self.transform(logits)[-1])]
         yield Round([], 0, self.tokens[-1:])
-        with timer.phase("draft"): self.drafter.prefill(self.tokens, features, self.limit)
+        with timer.phase("draft"): self.drafter.prefill(self.tokens, features, self.limit, self.eos_ids)
         while len(self.tokens) < self.limit and self.tokens[-1] not in self.eos_ids:
             yield play_round(self, timer)
 
