@@ -56,7 +56,6 @@ class _HostLoop:
     limit: int         # the length that the text can grow to
     eos_ids: Set[int]
     rule: VerifyRule
-
     def draft(self) -> Draft:
         "One place is kept for the target's own token."
         n = min(self.K, self.limit - len(self.tokens) - 1)
@@ -90,7 +89,8 @@ class _HostLoop:
             check_logits(logits, "The target, after the prompt")
             self.tokens = [*prompt, self.source.categorical(self.transform(logits)[-1])]
         yield Round([], 0, self.tokens[-1:])
-        with timer.phase("draft"): self.drafter.prefill(self.tokens, features, self.limit, self.eos_ids)
+        with timer.phase("draft"):
+            self.drafter.prefill(self.tokens, features, self.limit, self.eos_ids)
         while len(self.tokens) < self.limit and self.tokens[-1] not in self.eos_ids:
             yield play_round(self, timer)
 
