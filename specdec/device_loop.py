@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from threading import Lock
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .core import (NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
