@@ -484,6 +484,14 @@ def is_drafter(thing) -> bool:
         for name in ("layers", "prefill", "propose", "commit")
     )
 
+def drafter_name(drafter: Drafter) -> str:
+    "What drafts, in words: its own name, or the names of those that it holds."
+    inner = getattr(drafter, "drafter", None)
+    if inner is not None: return drafter_name(inner)
+    members = [m for m in getattr(drafter, "members", ()) if not isinstance(m, NoDrafter)]
+    if members: return " + ".join(drafter_name(member) for member in members)
+    return getattr(drafter, "name", type(drafter).__name__)
+
 def told(thing) -> str:
     "What was given in the place of a model: a name as it is, of other things the kind."
     return (
@@ -638,14 +646,6 @@ def best_drafter(target: CausalLM) -> Drafter:
     if getattr(target, "digest", None) == made_for:
         return HybridDrafter(SuffixDrafter(), load_drafter(head, target))
     return HybridDrafter(SuffixDrafter(), NoDrafter(), c=(0.0, 0.0), priors=(SUFFIX_PRIOR, 0.0))
-
-def drafter_name(drafter: Drafter) -> str:
-    "What drafts, in words: its own name, or the names of those that it holds."
-    inner = getattr(drafter, "drafter", None)
-    if inner is not None: return drafter_name(inner)
-    members = [m for m in getattr(drafter, "members", ()) if not isinstance(m, NoDrafter)]
-    if members: return " + ".join(drafter_name(member) for member in members)
-    return getattr(drafter, "name", type(drafter).__name__)
 
 # %% ../nbs/use/01_pairs.ipynb #0dacfb87
 @dataclass(frozen=True)
