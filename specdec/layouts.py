@@ -95,22 +95,36 @@ def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, hea
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return y[:, :, :queries].reshape(B, T, heads, size).transpose(1, 2)
 
+# %% ../nbs/engine/05_layouts.ipynb #4d8118d9
+def hidden_places(at: Tensor,                # positions of the new tokens, [T]
+                  places: int,               # S, positions that there are keys for
+                  window: int | None = None, # how many a token sees, itself included; None: all
+                 ) -> Tensor: # [T, S], True where a token may not look
+    "What comes later, and what has left the sliding window."
+    place, at = torch.arange(places, device=at.device), at[:, None]
+    later = place > at
+    return later if window is None else later | (place <= at - window)
+
 # %% ../nbs/engine/05_layouts.ipynb #c1caef89
+Plan = tuple[Tensor | None, int, tuple[Tensor, ...]] # mask, fold, masks apart; see `attention_plan`
+
 def attention_plan(start: int, T: int, # the first new position, and how many there are
                    span: int,          # S, positions that the cache's views have; start + T or more
                    groups: int,        # query heads per key-value head
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
-                  ) -> tuple[Tensor | None, int, tuple[Tensor, ...]]: # mask, fold, masks apart
+                   window: int | None = None, # of `hidden_places`
+                  ) -> Plan:
     """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
     hides but causal order), how many heads are folded into one, and apart the mask of each piece
     of the tokens, `[tokens, 1, 1, positions]`."""
     fold = groups if T <= FEW and dtype != torch.float32 else 1
     apart = apart and T <= FEW
-    padded = span > start + T
-    hides = padded if T == 1 else start > 0 or fold > 1
+    padded, leaves = span > start + T, window is not None and start + T > window
+    hides = leaves or (padded if T == 1 else start > 0 or fold > 1)
     if not (apart or hides): return None, fold, ()
-    mask = torch.full((T, span), float("-inf"), dtype=dtype, device=device).triu(start + 1)
+    hidden = hidden_places(torch.arange(start, start + T, device=device), span, window)
+    mask = torch.zeros(T, span, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     if not apart: return mask.repeat(fold, 1), fold, ()
     end = start - start % ALIKE + ALIKE  # here the first token's keys end
     first, others = mask[:end - start, None, None], mask[end - start:, None, None]

@@ -17,7 +17,7 @@ from torch import Tensor
 from .checkpoint import Checkpoint, read_linear, read_vocabulary
 from .core import ModelError, check
 from .kvcache import KVCache
-from .layouts import ALIKE, attention_plan, grouped_attention, has_same_rows
+from .layouts import ALIKE, Plan, attention_plan, grouped_attention, has_same_rows
 from .protocol import CausalLM, check_ids, check_wanted
 
 # %% ../nbs/engine/04_transformer.ipynb #78ea4c31
@@ -68,12 +68,18 @@ def rotate(x: Tensor,   # [B, T, heads, head_dim]
 # %% ../nbs/engine/04_transformer.ipynb #edfb83d5
 @dataclass
 class Positions:
-    "Where the new tokens of one forward stand; the same for all layers."
+    "Where the new tokens of one forward stand, and what layers let them see."
     cos: Tensor         # [T, 1, rotary_dim]
     sin: Tensor         # [T, 1, rotary_dim]
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
     fold: int           # how many query heads share one matrix product in attention
     apart: tuple[Tensor, ...] = () # masks of the pieces in which each token asks on its own
+    near: Plan | None = None # of layers with a sliding window; None: as of the others
+
+    def plan(self, windowed: bool) -> Plan: # whether the layer has a sliding window
+        "How a layer's tokens ask."
+        if windowed and self.near: return self.near
+        return self.mask, self.fold, self.apart
 
 def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               scale: float,            # of cos and sin
@@ -82,18 +88,23 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               dtype: torch.dtype,
               span: int | None = None, # S, positions that the cache's views have; None: start + T
               apart: bool = False,     # whether each new token shall ask on its own, if few
+              window: int | None = None, # positions that a token sees in some layers; None: all
              ) -> Positions:
-    "Angles and mask for T new tokens."
+    "Angles and masks for T new tokens."
     device = frequencies.device
     angles = torch.arange(start, start + T, device=device).float()[:, None, None] * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     cos, sin = torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
-    plan = attention_plan(start, T, span or start + T, groups, dtype, device, apart)
-    return Positions(cos, sin, *plan)
+    asked = start, T, span or start + T, groups, dtype, device, apart
+    leaves = window is not None and start + T > window
+    near = attention_plan(*asked, window) if leaves else None
+    return Positions(cos, sin, *attention_plan(*asked), near)
 
 # %% ../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
-    "Grouped-query attention of new tokens over everything in the cache."
+    "Grouped-query attention of new tokens over what the cache holds and their window lets them see."
+    windowed = False # whether it has a sliding window
+
     def __init__(self, config, tensor: Checkpoint,
                  prefix: str): # such as "model.layers.0.self_attn."
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -122,7 +133,7 @@ class Attention:
         qk = rotate(qk, where.cos, where.sin).transpose(1, 2)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
-        y = grouped_attention(q, k, v, where.mask, where.fold, where.apart)
+        y = grouped_attention(q, k, v, *where.plan(self.windowed))
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 # %% ../nbs/engine/04_transformer.ipynb #540580ad
@@ -157,11 +168,16 @@ class Layer:
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
 
 # %% ../nbs/engine/04_transformer.ipynb #80bc6d7f
+def windowed_layers(config) -> list[bool]: # one for each layer
+    "Which layers have a sliding window."
+    if config.model_type in ("mistral", "phi3"):
+        return [config.sliding_window is not None] * config.num_hidden_layers
+    kinds = config.layer_types if config.model_type in ("qwen2", "qwen3") else None
+    return [kind == "sliding_attention" for kind in kinds or ["all"] * config.num_hidden_layers]
+
 def sliding_window(config) -> int | None: # positions, or None if every token sees all before it
     "The window of the layers that have one."
-    kinds = getattr(config, "layer_types", None) or []
-    has_one = config.model_type in ("mistral", "phi3") or "sliding_attention" in kinds
-    return config.sliding_window if has_one else None
+    return config.sliding_window if any(windowed_layers(config)) else None
 
 def check_window(window: int | None, length: int) -> None:
     "Raise `ModelError` if so many positions leave the window."
@@ -181,13 +197,13 @@ class _Decoder(CausalLM):
         self.same_rows = tensor.pack and has_same_rows(self.device, self.dtype)
         self.packed = tensor.pack and not self.same_rows  # there is a layout that is faster for one
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
-        longest = config.max_position_embeddings
-        # beyond its window we don't compute
-        self.context_length = min(longest, self.window or longest)
+        self.context_length = config.max_position_embeddings
         self.groups = config.num_attention_heads // config.num_key_value_heads
         self.embed, self.head = read_vocabulary(config, tensor)
         names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
         self.layers = [Layer(config, tensor, name) for name in names]
+        for layer, windowed in zip(self.layers, windowed_layers(config), strict=True):
+            layer.attention.windowed = windowed
         self.norm = tensor("model.norm.weight", config.hidden_size)
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         tensor.check_all_read()
@@ -220,10 +236,10 @@ class Llama(_Decoder):
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
         start, end = cache.length, cache.length + ids.shape[1]
-        check_window(self.window, end)
         check_wanted(last, layers, len(self.layers))
         where = positions(self.frequencies, self.rope_scale, start, end - start, self.groups,
-                          self.dtype, cache.span(end), apart=self.same_rows and 1 in ids.shape)
+                          self.dtype, cache.span(end), apart=self.same_rows and 1 in ids.shape,
+                          window=self.window)
         return self.compute(ids.to(self.device), where, cache, last, layers)
 
     def skip(self, layers: Sequence[int]) -> "Llama": # 0 is the first layer
