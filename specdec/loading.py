@@ -18,7 +18,7 @@ from .core import InputError, ModelError, SpecdecError, check, interrupts_kept
 from .drafters.small import TOKENS_FILE, NarrowLM
 from .layouts import has_same_rows, has_tiles
 from .models import find_model, first_line, load_tokenizer, load_transformers
-from .models import pick_device, pick_dtype, weights_digest
+from .models import STORED, pick_device, pick_dtype, weights_digest
 from .protocol import CausalLM
 from .transformer import Llama
 
@@ -83,14 +83,14 @@ def _with_tokens(model: CausalLM, path: Path) -> CausalLM:
 # %% ../nbs/engine/09_loading.ipynb #fb5ef797
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the hub
          device: str = "auto",  # "auto", "cpu", "cuda", "mps"
-         dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16"
+         dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16", "int4"
          # as a target of speculation; False: one token at a time, plainly or as a draft, which is
          # then faster on a CPU
          verifies: bool = True,
         ) -> CausalLM: # with its name, tokenizer, end-of-sequence ids and its weights' digest
     "A causal language model ready to decode; raises `ModelError` or `InputError` with what to do."
     place = pick_device(device)
-    number = pick_dtype(dtype, place)
+    number = pick_dtype(dtype, place, STORED)
     folder = find_model(name)
     # first: what it needs while loading is then free for weights
     tokenizer = load_tokenizer(folder)

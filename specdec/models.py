@@ -34,6 +34,7 @@ from .core import InputError, ModelError, check, interrupts_kept
 
 # %% ../nbs/engine/02_models.ipynb #f38c8168
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = DTYPES | {"int4": torch.int4}  # what a model's weights can be kept in
 
 def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
                ) -> torch.device:
@@ -59,15 +60,29 @@ def has_bfloat16(device: torch.device) -> bool:
     asks_the_hardware = torch.backends.mkldnn.is_available()  # on Arm
     return asks_the_hardware and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
+def has_int4(device: torch.device) -> bool:
+    "Whether PyTorch multiplies by weights of four bits there."
+    if device.type == "cuda": return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu"
+
+def check_int4(device: torch.device) -> None:
+    "Raise `InputError` where it doesn't."
+    check(has_int4(device), f"int4 has no kernel on {device}: it needs a CPU, or an NVIDIA GPU from "
+          "Ampere on. Take bfloat16 or float32 there.")
+
 def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
                device: torch.device = torch.device("cpu"),
+               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int4 will do as well
               ) -> torch.dtype:
     """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
-    `InputError` for any other."""
+    `InputError` for any other, and for int4 where there is no kernel for it."""
     if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    if isinstance(dtype, str) and dtype in DTYPES: return DTYPES[dtype]
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values(): return dtype
-    raise InputError(f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
+    found = known.get(dtype) if isinstance(dtype, str) else dtype
+    if found not in known.values():
+        names = ", ".join(known)
+        raise InputError(f"Unknown dtype {str(dtype)!r} here: expected auto, {names}.")
+    if found == torch.int4: check_int4(device)
+    return found
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
 def first_line(error: Exception) -> str:

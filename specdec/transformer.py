@@ -102,7 +102,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
 
 # %% ../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
-    "Grouped-query attention of new tokens over what the cache holds and their window lets them see."
+    "Grouped-query attention of new tokens over the cache, as far as their window reaches."
     windowed = False # whether it has a sliding window
 
     def __init__(self, config, tensor: Checkpoint,
