@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .core import ModelError
 from .layouts import Int4Linear, Linear, has_layouts, has_same_rows
-from .models import pick_dtype
+from .models import INT4, pick_dtype
 
 # %% ../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
@@ -42,11 +42,11 @@ class Checkpoint:
     int4 = False # whether matrices are kept in four bits
 
     def __init__(self, folder: Path,
-                 # what the tensors are turned into; int4 is for matrices, the rest is then in `auto`
+                 # what the tensors are turned into; int4: matrices only, the rest as by "auto"
                  dtype: torch.dtype, device: torch.device,
                  pack: bool = True, # whether `Linear` packs them, where that is faster
                 ):
-        self.int4 = dtype == torch.int4
+        self.int4 = dtype == INT4
         self.dtype, self.device = pick_dtype("auto", device) if self.int4 else dtype, device
         self.pack = pack and (has_layouts(device, dtype) or has_same_rows(device, dtype))
         self.files = _files_of(folder)  # tensor → the file that holds it
@@ -164,5 +164,6 @@ def read_vocabulary(config, tensor: Checkpoint,
     # if a head is stored although the config says tied, the two may differ
     tied = config.tie_word_embeddings and "lm_head.weight" not in tensor
     head = tensor.linear(embedding if tied else tensor("lm_head.weight", *shape))
-    if head.packed and tensor.device.type == "cpu": return StoredRows(tensor.files[name], name, tensor.dtype), head
+    if head.packed and tensor.device.type == "cpu":
+        return StoredRows(tensor.files[name], name, tensor.dtype), head
     return partial(F.embedding, weight=embedding), head

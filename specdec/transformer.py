@@ -9,6 +9,7 @@ __all__ = ['Llama']
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,8 @@ from torch import Tensor
 from .checkpoint import Checkpoint, read_linear, read_vocabulary
 from .core import ModelError, check
 from .kvcache import KVCache
-from .layouts import ALIKE, Plan, attention_plan, grouped_attention, has_same_rows
+from .layouts import ALIKE, Int4Linear, Linear, Plan
+from .layouts import attention_plan, grouped_attention, has_same_rows
 from .protocol import CausalLM, check_ids, check_wanted
 
 # %% ../nbs/engine/04_transformer.ipynb #78ea4c31
@@ -187,6 +189,33 @@ def check_window(window: int | None, length: int) -> None:
             "are asked for: keep prompt and answer within the window."
         )
 
+# %% ../nbs/engine/04_transformer.ipynb #2e2df540
+def weight_counts(config, layers: int | None = None, # None: as many as the config says
+                 ) -> tuple[int, int, int]: # numbers, together all that there are
+    """How many numbers the matrices of a decoder have, the head included; its embedding, 0 if that
+    is the head; and the rest, norms and biases."""
+    layers = config.num_hidden_layers if layers is None else layers
+    hidden, inner, size = config.hidden_size, config.intermediate_size, head_size(config)
+    q, kv = config.num_attention_heads * size, config.num_key_value_heads * size
+    norms, vocabulary = 2 * hidden, config.vocab_size * hidden
+    biases = q + 2 * kv if config.model_type == "qwen2" else 0
+    if getattr(config, "attention_bias", False): biases = q + 2 * kv + hidden
+    if getattr(config, "mlp_bias", False): biases += 2 * inner + hidden
+    if config.model_type == "qwen3": norms += 2 * size
+    matrices = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * inner
+    embedding = 0 if config.tie_word_embeddings else vocabulary
+    return layers * matrices + vocabulary, embedding, layers * (norms + biases) + hidden
+
+def held_tensors(part) -> dict[int, Tensor]: # by identity
+    "The tensors that a part of a decoder holds, at any depth."
+    if isinstance(part, Tensor): return {id(part): part}
+    if isinstance(part, partial): inside = list(part.keywords.values())
+    elif isinstance(part, list): inside = part
+    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear)):
+        inside = list(vars(part).values())
+    else: inside = []
+    return {key: tensor for one in inside for key, tensor in held_tensors(one).items()}
+
 # %% ../nbs/engine/04_transformer.ipynb #a712755f
 class _Decoder(CausalLM):
     "What a decoder consists of, and its arithmetic."
@@ -196,6 +225,7 @@ class _Decoder(CausalLM):
         # a token's logits don't depend on how many are read
         self.same_rows = tensor.pack and has_same_rows(self.device, self.dtype)
         self.packed = tensor.pack and not self.same_rows  # there is a layout that is faster for one
+        self.int4 = tensor.int4
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
         self.context_length = config.max_position_embeddings
         self.groups = config.num_attention_heads // config.num_key_value_heads
@@ -207,6 +237,17 @@ class _Decoder(CausalLM):
         self.norm = tensor("model.norm.weight", config.hidden_size)
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         tensor.check_all_read()
+
+    @property
+    def param_count(self) -> int:
+        "How many numbers it has learned."
+        return sum(weight_counts(self.config, len(self.layers)))
+
+    @property
+    def memory_footprint_mb(self) -> float: # MB (10⁶ bytes)
+        "What its weights take in memory; rows that stay in their file don't."
+        parts = [self.embed, self.head, self.norm, *self.layers]
+        return sum(tensor.nbytes for tensor in held_tensors(parts).values()) / 1e6
 
     def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
                 layers: Sequence[int] = ()):
@@ -231,10 +272,11 @@ class Llama(_Decoder):
         return KVCache(len(self.layers), capacity, ALIKE if self.same_rows else 1)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KVCache, last: int | None = None,
+    def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
+        if cache is None: cache = self.new_cache(ids.shape[1])
         start, end = cache.length, cache.length + ids.shape[1]
         check_wanted(last, layers, len(self.layers))
         where = positions(self.frequencies, self.rope_scale, start, end - start, self.groups,

@@ -30,6 +30,7 @@ def quantised(target: Llama,
         for name in names: setattr(part, name, four_bits(getattr(part, name)))
         return part
     light = with_int4(target, "head")
+    light.int4 = True
     light.layers = [copy.copy(layer) for layer in target.layers]
     for layer in light.layers:
         layer.attention = with_int4(layer.attention, "qkv", "out")
