@@ -125,7 +125,7 @@ DrafterFolder = Annotated[Optional[Path], _option(
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _option(
     "Model", "--dtype",
-    help="auto, float32, bfloat16, float16 or int4; auto is bfloat16 where the hardware has it.")]
+    help="auto, float32, bfloat16, float16 or int4; auto: bfloat16 where the hardware has it.")]
 Raw = Annotated[bool, _option(
     "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
 
@@ -827,7 +827,7 @@ def load_lines(report: dict) -> list[str]: # of `load_report`
         f"computed by {report['kind']}; loaded in {report['load_seconds']:.1f} s",
         f"weights {memory:,.0f} MB; keys and values of {report['cache_context']:,} tokens "
         f"{report['cache_mb']:,.0f} MB",
-        f"{report['vocab_size']:,} tokens in the vocabulary, {report['context_length']:,} positions",
+        f"vocabulary of {report['vocab_size']:,} tokens, {report['context_length']:,} positions",
         f"{report['num_tokens']} tokens as a test, {report['tokens_per_second']:.1f} a second:",
         f"{report['prompt']}{report['text']}",
     ]
