@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import Failing, Untouchable, greedy, tiny
+from helpers import Failing, Untouchable, assert_same_text, greedy, tiny
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
@@ -930,3 +930,14 @@ def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, t
     monkeypatch.setattr(pairs, "load", fail)
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="no trained drafter"): load_pair("smollm2", drafter=folder)
+
+
+@pytest.mark.parametrize("name", ["smollm2-ngram", "smollm2-head"])
+def test_a_pair_in_four_bits(name):
+    "int4 is a dtype like the others: of the target, and where a draft is computed from it, of that."
+    pair = load_pair(name, "cpu", "int4")
+    assert pair.target.int4 and pair.target.precision == "int4"
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
+    assert result.num_tokens == plain.num_tokens == 12
+    assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # in bfloat16
