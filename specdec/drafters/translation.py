@@ -9,7 +9,7 @@ __all__ = ['SharedTokens', 'shared_tokens', 'TokenIntersectionDrafter', 'StringM
 import codecs
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import torch
@@ -152,8 +152,10 @@ class Translator:
         self.names.pop(self.theirs.tokenizer.bos_token_id, None)  # a draft's text has its own start
         self.reader, self.vocab_size = Rereader(draft), target.vocab_size
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text; the model reads it with the first proposal."
+        self.eos_ids = eos_ids
         self.text = RunningText(self.theirs, self.names)
         self.text.add(tokens)
         self.reader.start(2 * limit)  # the draft may need more tokens for it
@@ -183,7 +185,7 @@ class TokenIntersectionDrafter(Translator):
     def __str__(self): return f"translated draft, {self.shared}"
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "K tokens, or fewer where the draft's context ends; none inside a character."
+        "K tokens, or fewer where the draft's context or the text ends; none inside a character."
         ids, tokens, rows = self.encoded(), [], []
         for _ in range(min(K, self.room(ids))):
             weights = self.weights(ids, transform)
@@ -192,6 +194,7 @@ class TokenIntersectionDrafter(Translator):
             rows.append(weights / total)
             i = source.categorical(rows[-1])
             tokens.append(self.shared.target[i])
+            if tokens[-1] in self.eos_ids: break
             ids.append(self.shared.draft[i])
         return Draft(tokens, self.widened(torch.stack(rows)) if rows else None)
 
@@ -210,10 +213,10 @@ def whole_text(data: bytes) -> str:
     "Its text up to the first character that is damaged or incomplete."
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data).split("\ufffd")[0]
 
-def boundary(lengths: list[int], wanted: int) -> int | None:
-    "Where the last pieces begin that have this length together; None if no piece begins there."
-    for start in range(len(lengths), -1, -1):
-        if sum(lengths[start:]) == wanted: return start
+def boundary(pieces: list[bytes], wanted: bytes) -> int | None:
+    "Where the last pieces begin that are this together; None if no piece begins there."
+    for start in range(len(pieces), -1, -1):
+        if b"".join(pieces[start:]) == wanted: return start
     return None
 
 # %% ../../nbs/drafters/24_translation.ipynb #0182e28f
@@ -221,22 +224,31 @@ class StringMatchDrafter(Translator):
     """A draft model with another vocabulary, which writes text: its likeliest, spelled in the
     target's tokens and proposed as certain (after Timor et al. 2025, string-level exact match).
     Raises `InputError` for vocabularies with nothing in common, or no tokenizer."""
-    def __str__(self): return f"draft by text, from {self.own.size:,} tokens of its own"
+    def __init__(self, target: CausalLM, draft: CausalLM):
+        super().__init__(target, draft)
+        self.counterparts = dict(zip(self.shared.draft, self.shared.target))
+
+    def __str__(self): return f"draft matched by text, {self.shared}"
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "What K tokens of the draft's are in the target's; none inside a character."
-        ids, written = self.encoded(), b""
+        ids, written, end = self.encoded(), b"", None
         for _ in range(min(K, self.room(ids))):
             token = int(likeliest(self.reader.row(ids)))
-            if token not in self.own.bytes: break  # a special token: text ends here
+            if token not in self.own.bytes:  # a special one: no text follows it
+                end = self.counterparts.get(token)
+                break
             ids.append(token)
             written += self.own.bytes[token]
-        return Draft(self.respelled(whole_text(written))[:K])
+        tokens = self.respelled(whole_text(written))
+        complete = b"".join(self.theirs.bytes[i] for i in tokens) == written
+        if complete and end is not None: tokens.append(end)
+        return Draft(tokens[:K])
 
     def respelled(self, text: str) -> list[int]:
         "The target's tokens for what follows the text so far; none if they don't begin there."
         for before in (self.text.text[-32:], "\n"):
             ids = self.theirs.encode(before + text)
-            start = boundary([len(self.theirs.bytes.get(i, b"")) for i in ids], len(text.encode()))
+            start = boundary([self.theirs.bytes.get(i, b"") for i in ids], text.encode())
             if start is not None: return ids[start:]
         return []
