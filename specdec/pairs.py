@@ -314,8 +314,8 @@ def model_drafter(target: CausalLM, draft: CausalLM) -> Drafter:
     if None in tokenizers:  # nothing but the sizes to go by
         check(
             draft.vocab_size == target.vocab_size,
-            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}, and one of"
-            " them has no tokenizer to translate by: they must be the same, or both need one.",
+            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}, and one"
+            " has no tokenizer to translate by: they must be the same, or both need one.",
         )
     return ModelDrafter(draft, target.vocab_size)
 
