@@ -46,7 +46,9 @@ def test_an_empty_file_is_the_default_pair(file):
 
 def test_what_the_keys_mean():
     settings = FULL.decoding.settings()
-    assert settings["K"] == 3 and settings["verify"] == LossyLenience(0.5) and not settings["verify"].lossless == "always"
+    assert (
+        settings["K"] == 3 and settings["verify"] == LossyLenience(0.5) and not settings["verify"].lossless == "always"
+    )
     assert "draft_tokens" not in settings and "lenience" not in settings and "verify" not in Decoding().settings()
 
 
@@ -63,37 +65,66 @@ def test_every_key_is_an_argument_of_generate():
 # Mistakes, with their lines
 
 MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
-    "misspelt": ("pair:\n  name: smollm2\ndecoding:\n  temprature: 1\n",
-                 '[pair]\nname = "smollm2"\n\n[decoding]\ntemprature = 1\n',
-                 "line {}: unknown key decoding.temprature: did you mean temperature", 4, 5),
-    "of another system": ("decoding:\n  num_speculative_tokens: 5\n", "[decoding]\n\nnum_speculative_tokens = 5\n",
-                          "line {}: unknown key decoding.num_speculative_tokens: here it is draft_tokens", 2, 3),
-    "one less": ("decoding:\n  speculative_num_draft_tokens: 5\n", "[decoding]\nspeculative_num_draft_tokens = 5\n",
-                 "line {}: .*one less", 2, 2),
-    "in the wrong section": ("pair:\n  name: smollm2\n  seed: 3\n", '[pair]\nname = "smollm2"\nseed = 3\n',
-                             "line {}: seed belongs into the section decoding", 3, 3),
+    "misspelt": (
+        "pair:\n  name: smollm2\ndecoding:\n  temprature: 1\n",
+        '[pair]\nname = "smollm2"\n\n[decoding]\ntemprature = 1\n',
+        "line {}: unknown key decoding.temprature: did you mean temperature", 4, 5,
+    ),
+    "of another system": (
+        "decoding:\n  num_speculative_tokens: 5\n", "[decoding]\n\nnum_speculative_tokens = 5\n",
+        "line {}: unknown key decoding.num_speculative_tokens: here it is draft_tokens", 2, 3,
+    ),
+    "one less": (
+        "decoding:\n  speculative_num_draft_tokens: 5\n", "[decoding]\nspeculative_num_draft_tokens = 5\n",
+        "line {}: .*one less", 2, 2,
+    ),
+    "in the wrong section": (
+        "pair:\n  name: smollm2\n  seed: 3\n", '[pair]\nname = "smollm2"\nseed = 3\n',
+        "line {}: seed belongs into the section decoding", 3, 3,
+    ),
     "outside of a section": ("seed: 3\n", "seed = 3\n", "line {}: seed belongs into the section decoding", 1, 1),
     "unknown section": ("drafter: {}\ncolours: 5\n", "colours = 5\n[drafter]\n", "unknown key colours", 2, 1),
-    "no number": ("decoding:\n  top_p: 0.9\n  temperature: hot\n", '[decoding]\ntop_p = 0.9\ntemperature = "hot"\n',
-                  "line {}: decoding.temperature should be a valid number, not 'hot'", 3, 3),
-    "a number in quotes": ("decoding:\n  draft_tokens: '5'\n", '[decoding]\ndraft_tokens = "5"\n',
-                           "line {}: decoding.draft_tokens should be a valid integer", 2, 2),
-    "out of range": ("decoding:\n  draft_tokens: 0\n", "[decoding]\ndraft_tokens = 0\n",
-                     "line {}: decoding.draft_tokens should be greater than or equal to 1, not 0", 2, 2),
+    "no number": (
+        "decoding:\n  top_p: 0.9\n  temperature: hot\n", '[decoding]\ntop_p = 0.9\ntemperature = "hot"\n',
+        "line {}: decoding.temperature should be a valid number, not 'hot'", 3, 3,
+    ),
+    "a number in quotes": (
+        "decoding:\n  draft_tokens: '5'\n", '[decoding]\ndraft_tokens = "5"\n',
+        "line {}: decoding.draft_tokens should be a valid integer", 2, 2,
+    ),
+    "out of range": (
+        "decoding:\n  draft_tokens: 0\n", "[decoding]\ndraft_tokens = 0\n",
+        "line {}: decoding.draft_tokens should be greater than or equal to 1, not 0", 2, 2,
+    ),
     "a yes that is a truth": ("decoding:\n  seed: yes\n", "[decoding]\nseed = true\n", "line {}: decoding.seed", 2, 2),
-    "a word for a list": ("decoding:\n  stop: END\n", '[decoding]\nstop = "END"\n', "line {}: decoding.stop should be", 2, 2),
-    "a number in a list": ("decoding:\n  stop: [a, 5]\n", '[decoding]\nstop = ["a", 5]\n', "line {}: decoding.stop.1", 2, 2),
-    "no such method": ("decoding:\n  method: fast\n", '[decoding]\nmethod = "fast"\n', "'speculative' or 'plain'", 2, 2),
-    "two pairs": ("pair:\n  name: smollm2\n  target: gpt2\n", '[pair]\nname = "smollm2"\ntarget = "gpt2"\n',
-                  "line {}: pair: give either the name", 1, 1),
+    "a word for a list": (
+        "decoding:\n  stop: END\n", '[decoding]\nstop = "END"\n', "line {}: decoding.stop should be", 2, 2,
+    ),
+    "a number in a list": (
+        "decoding:\n  stop: [a, 5]\n", '[decoding]\nstop = ["a", 5]\n', "line {}: decoding.stop.1", 2, 2,
+    ),
+    "no such method": (
+        "decoding:\n  method: fast\n", '[decoding]\nmethod = "fast"\n', "'speculative' or 'plain'", 2, 2,
+    ),
+    "two pairs": (
+        "pair:\n  name: smollm2\n  target: gpt2\n", '[pair]\nname = "smollm2"\ntarget = "gpt2"\n',
+        "line {}: pair: give either the name", 1, 1,
+    ),
     "no pair": ("pair:\n  device: cpu\n", '\n[pair]\ndevice = "cpu"\n', "line {}: pair: give either the name", 1, 2),
-    "a name and its parts": ("pair:\n  name: smollm2\n  draft: gpt2\n", '[pair]\nname = "smollm2"\ndraft = "gpt2"\n',
-                             "has its parts already", 1, 1),
-    "two drafters": ("pair: {target: a, draft: b, drafter: c}\n", 'pair = {target="a", draft="b", drafter="c"}\n',
-                     "line {}: .*give one", 1, 1),
-    "lookup beside nothing": ("pair: {target: a, lookup: true}\n", 'pair = {target="a", lookup=true}\n', "to stand by", 1, 1),
-    "the dtype of nothing": ("pair: {target: a, draft_dtype: int4}\n", 'pair = {target="a", draft_dtype="int4"}\n',
-                             "needs a draft", 1, 1),
+    "a name and its parts": (
+        "pair:\n  name: smollm2\n  draft: gpt2\n", '[pair]\nname = "smollm2"\ndraft = "gpt2"\n',
+        "has its parts already", 1, 1,
+    ),
+    "two drafters": (
+        "pair: {target: a, draft: b, drafter: c}\n", 'pair = {target="a", draft="b", drafter="c"}\n',
+        "line {}: .*give one", 1, 1,
+    ),
+    "lookup beside nothing": (
+        "pair: {target: a, lookup: true}\n", 'pair = {target="a", lookup=true}\n', "to stand by", 1, 1,
+    ),
+    "the dtype of nothing": (
+        "pair: {target: a, draft_dtype: int4}\n", 'pair = {target="a", draft_dtype="int4"}\n', "needs a draft", 1, 1,
+    ),
     "no section": ("pair: smollm2\n", 'pair = "smollm2"\n', "line {}: pair should be a valid dictionary", 1, 1),
     "a list of things": ("- pair\n", "x = [", "expected the sections|end of document", 1, 1),
     "unfinished": ("pair: [\n", "[pair\n", "line [12]|end of document", 2, 1),

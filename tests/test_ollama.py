@@ -52,7 +52,9 @@ def test_what_is_there():
         ("llama3.2:latest", 2019, "3.2B", "Q4_K_M"), ("qwen3:8b", 5225, None, None)]
 
 
-@pytest.mark.parametrize("model, asked", [(None, "llama3.2:latest"), ("qwen3:8b", "qwen3:8b"), ("llama3.2", "llama3.2")])
+@pytest.mark.parametrize(
+    "model, asked", [(None, "llama3.2:latest"), ("qwen3:8b", "qwen3:8b"), ("llama3.2", "llama3.2")]
+)
 def test_one_generation(model, asked):
     with serving(WHOLE) as (server, url): found = ollama_generate("The capital of France?", model, 7, url)
     assert (found["text"], found["tokens"], found["model"]) == ("Paris.", 3, asked)
@@ -67,10 +69,14 @@ def test_a_proxy_for_the_internet_is_not_asked(monkeypatch):
     with serving(WHOLE) as (_, url): assert ollama_status(url)["version"] == "0.14.2"
 
 
-@pytest.mark.parametrize("given, url", [
-    ("localhost", "http://localhost:11434"), ("0.0.0.0", "http://127.0.0.1:11434"), ("https://there", "https://there:11434"),
-    ("[::1]:5000", "http://[::1]:5000"), ("http://there:80/", "http://there:80"), (None, "http://127.0.0.1:11434"),
-])
+@pytest.mark.parametrize(
+    "given, url",
+    [
+        ("localhost", "http://localhost:11434"), ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("https://there", "https://there:11434"), ("[::1]:5000", "http://[::1]:5000"),
+        ("http://there:80/", "http://there:80"), (None, "http://127.0.0.1:11434"),
+    ],
+)
 def test_where_it_listens(given, url, monkeypatch):
     monkeypatch.delenv("OLLAMA_HOST", raising=False)
     assert ollama_url(given) == url
