@@ -225,7 +225,8 @@ def open_pair(name: str, device: str, dtype: str,
              ): # a specdec.pairs.Pair
     "Load a registered pair for one prompt; raises `InputError` or `ModelError`."
     from specdec.core import check
-    from specdec.pairs import list_pairs, load_pair
+    from specdec.pairs import load_pair
+    from specdec.registry import list_pairs
     if name in list_pairs() and list_pairs()[name].target == "smollm2": announce_conversion()
     pair = or_rebuild(lambda: load_pair(name, device, dtype, method=method, drafter=drafter))
     check(
@@ -428,7 +429,7 @@ def pairs(as_json: AsJson = False) -> None:
     specdec pairs
 
     specdec generate "What is the capital of France?" --pair smollm2-skip"""
-    from specdec.pairs import list_pairs
+    from specdec.registry import list_pairs
     found = list_pairs()
     if as_json: return typer.echo(json.dumps({name: asdict(spec) for name, spec in found.items()}))
     print_table(
@@ -681,7 +682,7 @@ class OptimizerName(str, Enum):
 # a command line, or Python where no registered pair has that target
 def decoded_with(folder: Path, target: str) -> str:
     "How to decode with a trained drafter."
-    from specdec.pairs import list_pairs
+    from specdec.registry import list_pairs
     name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
     if name is None:
         return (

@@ -5,8 +5,18 @@ import jsonschema
 import pytest
 import yaml
 
-from specdec.config import ELSEWHERE, Config, Decoding, PairSection, config_schema, config_text, read_config
-from specdec.config import save_config, toml_lines, yaml_lines
+from specdec.config import (
+    ELSEWHERE,
+    Config,
+    Decoding,
+    PairSection,
+    config_schema,
+    config_text,
+    read_config,
+    save_config,
+    toml_lines,
+    yaml_lines,
+)
 from specdec.core import InputError
 from specdec.lossless.rules import LossyLenience
 

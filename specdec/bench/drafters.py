@@ -28,7 +28,8 @@ from ..drafters.int4 import quantised, quiet_logging
 from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, local_path, prompts
 from ..loading import load
-from ..pairs import PAIRS, Pair, load_drafter, shipped
+from ..pairs import Pair, load_drafter, shipped
+from ..registry import PAIRS
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..protocol import CausalLM
 

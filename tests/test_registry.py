@@ -1,0 +1,208 @@
+"""The registry: what is said of a pair holds, and every pair loads and decodes, by the code that loads the real ones, from
+a hub on this machine with tiny random models of the same architectures and vocabularies."""
+import json
+
+import pytest
+import torch
+
+from helpers_hub import hub, tiny_copy
+from specdec.core import InputError
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.published import save_head
+from specdec.loading import load_model
+from specdec.pairs import load_pair
+from specdec.registry import (
+    MODELS,
+    PAIRS,
+    SHAPE_ONLY,
+    PairSpec,
+    Shape,
+    get_pair,
+    head_parameters,
+    known_about,
+    list_pairs,
+    memory_mb,
+    page,
+    too_large,
+    weights_mb,
+)
+
+ON_THE_HUB = {name: spec for name, spec in PAIRS.items() if spec.target != "smollm2"}
+
+
+# What is said
+
+def counted(shape: Shape) -> int:
+    "Parameters of the model that transformers builds for these sizes, without any numbers in it."
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = AutoConfig.for_model(
+        shape.family, vocab_size=shape.vocab_size, hidden_size=shape.hidden, intermediate_size=shape.inside,
+        num_hidden_layers=2, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim, tie_word_embeddings=shape.tied, pad_token_id=0)
+    with torch.device("meta"): model = AutoModelForCausalLM.from_config(config)
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shape_gives_the_parameters(name):
+    shape = MODELS[name].shape
+    two = Shape(**{**vars(shape), "layers": 2})  # the others are all alike
+    assert two.parameters == counted(two)
+    a_layer = (two.parameters - Shape(**{**vars(shape), "layers": 1}).parameters)
+    assert shape.parameters == two.parameters + (shape.layers - 2) * a_layer
+
+
+@pytest.mark.parametrize("name, parameters", [  # as the models' pages have them
+    ("openai-community/gpt2", 124_439_808), ("openai-community/gpt2-xl", 1_557_611_200),
+    ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1_100_048_384), ("microsoft/Phi-3-mini-4k-instruct", 3_821_079_552),
+    ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248), ("meta-llama/Llama-3.2-1B-Instruct", 1_235_814_400),
+    ("meta-llama/Llama-3.2-3B-Instruct", 3_212_749_824), ("meta-llama/Llama-3.3-70B-Instruct", 70_553_706_496),
+    ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768), ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ("Qwen/Qwen3-8B", 8_190_735_360), ("Qwen/Qwen3-32B", 32_762_123_264),
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008), ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
+])
+def test_published_parameters(name, parameters): assert MODELS[name].shape.parameters == parameters
+
+
+def test_registry():
+    assert {"smollm2", "smollm2-skip", "gpt2_dev", "tinyllama_llama3", "phi3_llama3", "llama3_self", "llama3.1", "llama3.2",
+            "qwen2.5", "qwen3", "smollm2-360m", "smollm2-1.7b", "llama3.1-eagle3", "qwen3-eagle3"} <= list_pairs().keys()
+    assert all(isinstance(spec, PairSpec) and spec.note and spec.tested for spec in list_pairs().values())
+    assert next(iter(list_pairs())) == "smollm2"
+    list_pairs().clear()
+    assert list_pairs() == PAIRS
+
+
+def test_nothing_is_said_to_be_tested_that_was_not():
+    assert all(spec.tested == SHAPE_ONLY for spec in ON_THE_HUB.values())
+
+
+@pytest.mark.parametrize("wrong, near", [("smolm2", "smollm2"), ("gpt2-dev", "gpt2_dev"), ("@", "smollm2"),
+                                         ("qwen-3", "qwen3"), (None, "by its name"), (5, "by its name")])
+def test_a_name_that_is_none(wrong, near):
+    for look_up in (get_pair, load_pair):
+        with pytest.raises(InputError, match=near): look_up(wrong)
+
+
+def test_four_pairs_by_their_users_names():
+    tiny, phi, own, gpt2 = map(get_pair, ("tinyllama_llama3", "phi3_llama3", "llama3_self", "gpt2_dev"))
+    llama = "meta-llama/Meta-Llama-3-8B-Instruct"
+    assert tiny.target == phi.target == own.target == own.draft == llama and own.draft_dtype == "int4"
+    assert tiny.translates and phi.translates and not own.translates and not gpt2.translates
+    assert own.drafts == "itself in int4"
+    for spec in (tiny, phi, own): assert spec.to_ask_for == {llama: f"https://huggingface.co/{llama}"}
+    assert gpt2.to_ask_for == {}
+
+
+def test_only_what_translates_has_two_vocabularies():
+    assert {name for name, spec in PAIRS.items() if spec.translates} == {"tinyllama_llama3", "phi3_llama3"}
+
+
+def test_memory_by_dtype():
+    shape = MODELS["meta-llama/Meta-Llama-3-8B-Instruct"].shape
+    assert weights_mb(shape, "float32") == 2 * weights_mb(shape, "bfloat16") == 4 * shape.parameters / 1e6
+    assert 0.3 < weights_mb(shape, "int4") / weights_mb(shape, "bfloat16") < 0.4
+    own = memory_mb(get_pair("llama3_self"), "bfloat16")
+    assert own == dict(target=weights_mb(shape, "bfloat16"), draft=weights_mb(shape, "int4"),
+                       total=weights_mb(shape, "bfloat16") + weights_mb(shape, "int4"))
+    head = memory_mb(get_pair("llama3.1-eagle3"), "bfloat16")
+    assert head["draft"] == 2 * head_parameters(shape) / 1e6 < 1000 < head["target"]
+    assert memory_mb(PairSpec("a/b"), "bfloat16") is None and memory_mb(get_pair("smollm2"), "float32")["draft"] == 0
+    with pytest.raises(InputError, match="int4"): weights_mb(shape, "int3")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_facts_are_plain_data(name):
+    facts = known_about(get_pair(name))
+    assert json.loads(json.dumps(facts)) | dict(skip=()) == facts | dict(skip=())
+    assert facts["parameters"]["target"] > 1e8 and set(facts["memory_mb"]) == {"float32", "bfloat16", "int4"}
+    assert facts["licences"][get_pair(name).target] in (
+        "apache-2.0", "mit", "llama3", "llama3.1", "llama3.2", "llama3.3")
+    assert all("meta-llama/" in model and address == page(model) for model, address in facts["to_ask_for"].items())
+
+
+def test_a_pair_of_ones_own():
+    facts = known_about(PairSpec("my/model", "my/draft"))
+    assert facts["parameters"] == dict(target=None, draft=None) and facts["memory_mb"]["int4"] is None
+    assert facts["licences"] == {} and facts["to_ask_for"] == {} and not facts["translates"]
+
+
+@pytest.mark.parametrize("draft, target, words", [(1, 1, ""), (1, 2, ""), (3, 2, "1.5 times"), (80, 1, "80.0 times")])
+def test_a_draft_that_is_too_large(draft, target, words):
+    said = too_large(draft, target, 5)
+    assert words in said and bool(said) == bool(words)
+    if words == "1.5 times": assert f"{6 / 8.5:.2f} times the plain speed" in said and f"{1 / 8.5:.2f} if none" in said
+
+
+# What loads
+
+def made_of(name: str) -> tuple:
+    "What decides how a pair loads; pairs with the same are loaded by the same code."
+    spec = PAIRS[name]
+    cards = [MODELS.get(model) for model in (spec.target, spec.draft)]
+    parts = [card and (card.shape.family, card.shape.vocab_size, card.shape.tied, card.vocabulary) for card in cards]
+    return (*parts, spec.drafter is not None, spec.draft_dtype)
+
+
+LOADED = list({made_of(name): name for name in reversed(ON_THE_HUB)}.values())[::-1]
+DEPTH = 8  # layers of a target with a head: the format's own choice of features needs so many
+
+
+def published_head(target, folder) -> None:
+    "A head as published ones are: of the first version of the format, which names no layers."
+    L, tokens = DEPTH, torch.arange(0, target.vocab_size, 400)
+    from specdec.drafters.heads import init_from_target
+    head = init_from_target(target, tokens, layers=(2, L // 2, L - 3))
+    save_head(head, folder, target, verifier="org/name")
+    stored = json.loads((folder / "config.json").read_text())
+    for key in ("specdec", "eagle_aux_hidden_state_layer_ids", "norm_before_fc", "fc_norm", "norm_output",
+                "embed_requires_grad", "tie_word_embeddings", "dtype"):
+        del stored[key]
+    layer = stored["transformer_layer_config"]
+    layer |= dict(rope_theta=layer.pop("rope_parameters")["rope_theta"], rope_scaling=None, pretraining_tp=1)
+    stored |= dict(architectures=["Eagle3Speculator"], auto_map={"": "eagle3.Eagle3SpeculatorConfig"},
+                   has_no_defaults_at_init=False, speculators_version="0.1.0.dev14", torch_dtype="float32",
+                   target_hidden_size=None, transformers_version="4.53.2")
+    (folder / "config.json").write_text(json.dumps(stored))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    "A hub with all models and heads that the registry names; those with the same architecture and size share a folder."
+    folder, made = tmp_path_factory.mktemp("hub"), {}
+    with pytest.MonkeyPatch.context() as patch, hub(patch, tmp_path_factory.mktemp("cache")) as server:
+        server.gated = set()
+        heads = {spec.target for spec in ON_THE_HUB.values() if spec.drafter}
+        for name, card in MODELS.items():
+            if name == "smollm2": continue
+            shape = card.shape
+            key = (shape.family, shape.vocab_size, shape.tied, card.vocabulary, name in heads)
+            if key not in made:
+                made[key] = tiny_copy(card, folder / str(len(made)), DEPTH if name in heads else 2, seed=len(made))
+            server.folders[name] = made[key]
+        for spec in ON_THE_HUB.values():
+            if not spec.drafter: continue
+            of = server.folders[spec.target].with_name(f"{server.folders[spec.target].name}-head")
+            if not of.exists():
+                target = load_model(server.folders[spec.target], torch.device("cpu"), torch.float32)
+                published_head(target, of)
+            server.folders[spec.drafter] = of
+        yield server
+
+
+def test_every_pair_is_like_one_that_is_loaded():
+    assert {made_of(name) for name in ON_THE_HUB} == {made_of(name) for name in LOADED}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_a_registered_pair_loads_and_decodes(name, server):
+    """From its names, through the hub's own client, to text; greedily the target's own."""
+    spec = get_pair(name)
+    pair = load_pair(name, "cpu", "float32")
+    assert pair.target.name == spec.target and pair.target.vocab_size == MODELS[spec.target].shape.vocab_size
+    assert pair.origin.name == name
+    prompt = "a bad cab"
+    speculative, plain = (pair.generate(prompt, K=spec.K, max_new_tokens=8, method=m) for m in ("speculative", "plain"))
+    assert speculative.generated_ids == plain.generated_ids and len(plain.generated_ids) == 8
+    assert speculative.num_drafted > 0
+    if spec.drafter: assert type(pair.drafter.drafter) is HeadDrafter
