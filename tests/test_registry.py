@@ -1,16 +1,21 @@
-"""The registry: what is said of a pair holds, and every pair loads and decodes, by the code that loads the real ones, from
-a hub on this machine with tiny random models of the same architectures and vocabularies."""
+"""The registry: what is said of a pair holds, and every pair loads and decodes, by the code that loads the real ones,
+from a hub on this machine with tiny random models of the same architectures and vocabularies."""
+import copy
 import json
 
 import pytest
 import torch
 
 from helpers_hub import hub, tiny_copy
-from specdec.core import InputError
+from specdec.config import Config, Decoding, PairSection, save_config
+from specdec.core import InputError, ModelError
 from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.heads import init_from_target
+from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.published import save_head
-from specdec.loading import load_model
-from specdec.pairs import load_pair
+from specdec.loading import load, load_model
+from specdec.lossless.rules import LossyLenience
+from specdec.pairs import Pair, load_pair
 from specdec.registry import (
     MODELS,
     PAIRS,
@@ -26,6 +31,7 @@ from specdec.registry import (
     too_large,
     weights_mb,
 )
+from specdec.rejection import greedy_match
 
 ON_THE_HUB = {name: spec for name, spec in PAIRS.items() if spec.target != "smollm2"}
 
@@ -65,8 +71,10 @@ def test_published_parameters(name, parameters): assert MODELS[name].shape.param
 
 
 def test_registry():
-    assert {"smollm2", "smollm2-skip", "gpt2_dev", "tinyllama_llama3", "phi3_llama3", "llama3_self", "llama3.1", "llama3.2",
-            "qwen2.5", "qwen3", "smollm2-360m", "smollm2-1.7b", "llama3.1-eagle3", "qwen3-eagle3"} <= list_pairs().keys()
+    assert {
+        "smollm2", "smollm2-skip", "gpt2_dev", "tinyllama_llama3", "phi3_llama3", "llama3_self", "llama3.1", "llama3.2",
+        "qwen2.5", "qwen3", "smollm2-360m", "smollm2-1.7b", "llama3.1-eagle3", "qwen3-eagle3",
+    } <= list_pairs().keys()
     assert all(isinstance(spec, PairSpec) and spec.note and spec.tested for spec in list_pairs().values())
     assert next(iter(list_pairs())) == "smollm2"
     list_pairs().clear()
@@ -151,7 +159,6 @@ DEPTH = 8  # layers of a target with a head: the format's own choice of features
 def published_head(target, folder) -> None:
     "A head as published ones are: of the first version of the format, which names no layers."
     L, tokens = DEPTH, torch.arange(0, target.vocab_size, 400)
-    from specdec.drafters.heads import init_from_target
     head = init_from_target(target, tokens, layers=(2, L // 2, L - 3))
     save_head(head, folder, target, verifier="org/name")
     stored = json.loads((folder / "config.json").read_text())
@@ -206,3 +213,100 @@ def test_a_registered_pair_loads_and_decodes(name, server):
     assert speculative.generated_ids == plain.generated_ids and len(plain.generated_ids) == 8
     assert speculative.num_drafted > 0
     if spec.drafter: assert type(pair.drafter.drafter) is HeadDrafter
+
+
+def test_what_is_gated_says_where_to_ask(server, monkeypatch):
+    "Before the other model is fetched, whichever of the two it is."
+    ask = "it is gated. Ask for access at https://huggingface.co/{}, then log in"
+    for name, gated in [("llama3_self", "meta-llama/Meta-Llama-3-8B-Instruct"), ("qwen3", "Qwen/Qwen3-0.6B"),
+                        ("qwen3-eagle3", "RedHatAI/Qwen3-8B-speculator.eagle3")]:
+        monkeypatch.setattr(server, "gated", {gated})
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"/nowhere/{name}")
+        server.asked.clear()
+        with pytest.raises(ModelError, match=ask.format(gated)): load_pair(name, "cpu", "float32")
+        assert not any("Qwen3-8B/resolve" in path for path in server.asked)
+        with pytest.raises(ModelError, match=ask.format(gated)): load(gated, "cpu", "float32")
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "RedHatAI/nothing"])
+def test_what_is_not_on_the_hub_is_noticed_first(name, server):
+    server.asked.clear()
+    with pytest.raises(ModelError, match="check the name"): load_pair("qwen3", "cpu", "float32", drafter=name)
+    assert not any("Qwen3-8B" in path for path in server.asked)
+    with pytest.raises(InputError, match="no trained drafter"): load_pair("qwen3", "cpu", drafter="nothing")
+
+
+def test_a_head_of_the_hub_for_another_pair(server):
+    "The drafter of one pair, given by name to another of the same target; and to one that it doesn't fit."
+    pair = load_pair("llama3.1", "cpu", "float32", drafter="RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3")
+    assert type(pair.drafter.drafter) is HeadDrafter and pair.to_config().pair.drafter.startswith("RedHatAI/")
+    with pytest.raises(ModelError, match="made for a target"):
+        load_pair("gpt2_dev", "cpu", "float32", drafter="RedHatAI/Qwen3-8B-speculator.eagle3")
+
+
+def test_plainly_nothing_of_the_draft_is_fetched(server, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    server.asked.clear()
+    for name in ("smollm2-360m", "qwen3-eagle3"):
+        load_pair(name, "cpu", "float32", method="plain").generate("a bad cab", max_new_tokens=2, method="plain")
+    assert not any("135M" in path or "speculator" in path for path in server.asked)
+
+
+# In a file
+
+SMALL = "smollm2-360m"
+
+
+@pytest.fixture(scope="module")
+def small(server): return load_pair(SMALL, "cpu", "float32")
+
+
+@pytest.mark.parametrize("name", [SMALL, "qwen3-eagle3"])
+def test_a_pair_in_a_file_gives_the_same_tokens(name, server, tmp_path):
+    pair = load_pair(name, "cpu", "float32")
+    result = pair.generate("a bad cab", K=2, temperature=1.0, top_k=50, max_new_tokens=12, stop=["<zz>"])
+    save_config(pair.to_config(**result.settings), tmp_path / "a.toml")
+    again = Pair.from_config(tmp_path / "a.toml")
+    assert again.generate("a bad cab").generated_ids == result.generated_ids
+    assert again.generate("a bad cab", max_new_tokens=3).num_tokens == 3
+    other = again.to_config(seed=7).decoding
+    assert (other.seed, other.draft_tokens, other.top_k) == (7, 2, 50)
+
+
+def test_a_pair_by_its_parts_is_the_registered_one(small, tmp_path):
+    target, draft = get_pair(SMALL).target, get_pair(SMALL).draft
+    text = f"pair: {{target: {target}, draft: {draft}, device: cpu, dtype: float32}}"
+    (tmp_path / "a.yaml").write_text(text)
+    parts = Pair.from_config(tmp_path / "a.yaml")
+    assert parts.generate("a", max_new_tokens=5).generated_ids == small.generate("a", max_new_tokens=5).generated_ids
+    assert parts.drafter.model.name == draft
+    by_hand = Pair(small.target, small.drafter.model).to_config().pair
+    assert (by_hand.name, by_hand.target, by_hand.draft) == (None, target, draft)
+    assert by_hand.dtype == "float32" and by_hand.draft_dtype is None
+
+
+def test_what_has_no_name_can_not_be_written_down(small):
+    nameless = copy.copy(small.target)
+    nameless.name = None
+    for pair in (Pair(nameless), Pair(small.target, nameless), Pair(small.target, small.target.skip([1])),
+                 Pair(small.target, SuffixDrafter())):
+        with pytest.raises(InputError, match="no names"): pair.to_config()
+    assert Pair(small.target).to_config().pair.draft is None
+    for rule in (greedy_match, "greedy_match"):
+        with pytest.raises(InputError, match="can't be kept in a file"): small.to_config(verify=rule)
+    with pytest.raises(InputError, match="K_max"): small.to_config(K_max=3)
+
+
+def test_a_lossy_rule_is_kept_as_what_it_is(small):
+    result = small.generate("a bad cab", temperature=1.0, seed=3, max_new_tokens=12, verify=LossyLenience(0.25))
+    config = small.to_config(**result.settings)
+    assert config.decoding.lenience == 0.25
+    again = Pair.from_config(config).generate("a bad cab")
+    assert again.generated_ids == result.generated_ids and again.is_lossless is False
+
+
+def test_a_file_that_decodes_plainly(server):
+    config = Config(pair=PairSection(name=SMALL, device="cpu", dtype="float32"), decoding=Decoding(method="plain"))
+    server.asked.clear()
+    result = Pair.from_config(config).generate("a", max_new_tokens=3)
+    assert result.method == "plain" and not any("135M" in path for path in server.asked)
