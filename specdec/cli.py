@@ -82,6 +82,8 @@ Start with: specdec compare "Why is the sky blue?"
 Text and tables go to standard output, summaries and errors to standard error. With --json a
 command prints JSON and nothing else.
 
+If something doesn't work, or is slow: specdec doctor
+
 Exit codes: 0 done; 1 a bug in specdec; 2 bad input, or something that the system refuses, such as
 a full disk, said in one line; 130 interrupted; 141 whoever read the output has gone away."""
 
@@ -467,6 +469,27 @@ def fetch(
     else:
         typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
 
+# %% ../nbs/use/07_cli.ipynb #288ef662
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine is, whether decoding works on it, and what to expect of it.
+
+    It questions libraries, processor, memory, devices and the default model, fetching nothing, and
+    compares the loop of the host with the loop of the device on a tiny model, in some ten seconds.
+    Exit code 2 says that something is wrong, with a line for each problem. No GPU is no problem.
+
+    Examples:
+
+    specdec doctor
+
+    specdec doctor --json > machine.json"""
+    from specdec.doctor import examine, report_text
+    found = examine()
+    as_text = json.dumps(found.as_dict(), ensure_ascii=False) if as_json else report_text(found)
+    typer.echo(as_text)
+    for problem in found.problems: typer.echo(f"Error: {problem}", err=True)
+    if not found.well: raise typer.Exit(ExitCode.BAD_INPUT)
+
 # %% ../nbs/use/07_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
@@ -569,7 +592,7 @@ def prove(as_json: AsJson = False) -> None:
 
 # %% ../nbs/use/07_cli.ipynb #16c31295
 _HowManyPrompts = Annotated[int, typer.Option(
-    "--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")]
+    "--count", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")]
 _TokensPerRun = Annotated[int, typer.Option(
     "--max-new-tokens", min=2, help="Tokens that every run makes.")]
 _Repeats = Annotated[int, typer.Option(
@@ -593,7 +616,7 @@ def peers(
 
     Examples:
 
-    specdec bench peers --prompts 3 --max-new-tokens 16 --repeats 1
+    specdec bench peers --count 3 --max-new-tokens 16 --repeats 1
 
     specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
@@ -624,7 +647,7 @@ _Draft = Annotated[Optional[Path], typer.Option(
 
 # %% ../nbs/use/07_cli.ipynb #1f54ff21
 _AnyPrompts = Annotated[int, typer.Option(
-    "--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")]
+    "--count", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")]
 _HeldOut = Annotated[int, typer.Option(
     "--held-out", min=0, max=15, help="How many of the fifteen held-out prompts.")]
 
@@ -644,7 +667,7 @@ def drafters(
 
     Examples:
 
-    specdec bench drafters --only suffix --only int4 --prompts 3 --held-out 3 --max-new-tokens 32
+    specdec bench drafters --only suffix --only int4 --count 3 --held-out 3 --max-new-tokens 32
     --repeats 1
 
     specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""

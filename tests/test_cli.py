@@ -213,7 +213,7 @@ def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
         ["generate", "Hi", "--temperature", "-1"], ["generate", "Hi", "--temperature", "nan"],
         ["generate", "Hi", "--top-k", "0"], ["generate", "Hi", "--top-p", "1.5"],
         ["generate", "Hi", "--method", "magic"], ["generate"], ["compare"], ["generat"], ["pairs", "--rebuild"],
-        ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--prompts", "16"],
+        ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--count", "16"],
     ],
 )
 def test_usage_errors_are_exit_code_2(no_model, words):
