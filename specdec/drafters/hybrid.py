@@ -6,7 +6,7 @@
 __all__ = ['SUFFIX_PRIOR', 'Informed', 'HybridDrafter']
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #560fe275
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -127,12 +127,14 @@ class HybridDrafter:
         self.members, self.c, self.verify, self.priors = (first, second), c, verify, priors
         self.layers = tuple(dict.fromkeys([*first.layers, *second.layers]))
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text, and from the priors: no text depends on what others were like."
         self.estimates = [Acceptance(prior) for prior in self.priors]
         self.pending: tuple[int, list[Hashable], list[int]] = (0, [], [])
         for member in self.members:
-            member.prefill(tokens, _share(features, self.layers, member.layers), limit)
+            shared = _share(features, self.layers, member.layers)
+            member.prefill(tokens, shared, limit, eos_ids)
 
     def plan(self, K: int) -> tuple[int, list[Hashable]]: # who; what is known of each guess to make
         "What `most_for_its_cost` says of the two drafters."
