@@ -105,6 +105,27 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
         assert program == "specdec" and context.params
 
 
+STORED = Path(__file__).parents[1] / "nbs" / "data"
+
+
+@pytest.mark.parametrize("name", ["peers", "drafters", "drafters_float32"])
+def test_the_commands_of_stored_measurements_are_still_taken(name):
+    program, *line = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))["command"].split()
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"): command, line = command.commands[line[0]], line[1:]
+    assert program == "specdec" and command.make_context("specdec", line).params["as_json"]
+
+
+def test_prompts_are_a_file_in_every_command():
+    "What each does with a file that isn't there, see `test_names_that_nothing_has_are_one_line`."
+    found, to_do = set(), [typer.main.get_command(app)]
+    while to_do:
+        command = to_do.pop()
+        to_do += getattr(command, "commands", {}).values()
+        if any("--prompts" in option.opts for option in command.params): found.add(command.name)
+    assert found == {"generate", "distill"} == {words[0] for words in NAMED if "--prompts" in words}
+
+
 def test_an_example_with_a_wrong_option_is_seen():
     command = typer.main.get_command(app).commands["bench"].commands["peers"]
     with pytest.raises(Exception, match="--prompts"): command.make_context("specdec", ["--prompts", "3"])
