@@ -29,7 +29,7 @@ LAYERS = {  # layer → its modules, in order
     "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters"],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
-        "ollama", "cli", "__main__",
+        "ollama", "doctor", "cli", "__main__",
     ],
 }
 FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves

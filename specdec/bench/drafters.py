@@ -74,7 +74,7 @@ class DraftersConfig:
                              else f"{option} {value}")
         return " ".join([
             *words,
-            f"--prompts {self.prompts} --held-out {self.held_out}",
+            f"--count {self.prompts} --held-out {self.held_out}",
             f"--max-new-tokens {self.max_new_tokens} --repeats {self.repeats}",
             f"--device {self.device} --dtype {self.dtype} --json",
         ])
