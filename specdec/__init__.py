@@ -52,7 +52,8 @@ _HOMES = {
 _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
     "load", "Pair", "PairSpec", "list_pairs", "get_pair", "load_pair", "NGramDrafter",
-    "ModelDrafter", "SuffixDrafter", "HybridDrafter", "HeadDrafter", "check_verify", "check_decoder",
+    "ModelDrafter", "SuffixDrafter", "HybridDrafter", "HeadDrafter", "check_verify",
+    "check_decoder",
 ]
 # nbdev makes __all__ of it, and needs it spelled out
 

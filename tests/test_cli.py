@@ -62,8 +62,20 @@ def no_model(monkeypatch):
 # Help
 
 COMMANDS = [
-    [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["distill"], ["playground"],
+    [],
+    ["generate"],
+    ["compare"],
+    ["pairs"],
+    ["fetch"],
+    ["doctor"],
+    ["config", "schema"],
+    ["ollama"],
+    ["prove"],
+    ["bench"],
+    ["bench", "peers"],
+    ["bench", "drafters"],
+    ["distill"],
+    ["playground"],
 ]
 
 

@@ -5,7 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from typer.testing import CliRunner
 
+from specdec.cli import app
 from specdec.core import InputError, ModelError
 from specdec.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 
@@ -118,3 +120,34 @@ def test_models_that_are_not_there():
 
 
 def test_why_it_can_not_be_measured(): assert "no logits" in WHY_NOT and "GGUF" in WHY_NOT
+
+
+# The command
+
+def run(*words): return CliRunner().invoke(app, ["ollama", *words])
+
+
+def test_the_command_says_what_is_there():
+    with serving(WHOLE) as (server, url): done = run("--url", url)
+    assert done.exit_code == 0 and "0.14.2" in done.stdout and "qwen3:8b  5,225 MB" in done.stdout
+    assert WHY_NOT in done.stderr and [path for _, path, _ in server.got] == ["/api/version", "/api/tags"]
+
+
+def test_the_command_asks_once():
+    with serving(WHOLE) as (server, url):
+        done = run("Where?", "--url", url, "--model", "qwen3:8b", "--max-new-tokens", "9")
+    assert done.stdout == "Paris.\n" and "50.0 a second" in done.stderr and "no logits" in done.stderr
+    assert server.got[-1][2]["model"] == "qwen3:8b" and server.got[-1][2]["options"]["num_predict"] == 9
+
+
+def test_the_command_as_json():
+    with serving(WHOLE) as (_, url): done = run("Where?", "--url", url, "--json")
+    found = json.loads(done.stdout)
+    assert found["answer"]["text"] == "Paris." and found["version"] == "0.14.2" and found["why_not"] == WHY_NOT
+    assert done.stderr == ""
+
+
+def test_the_command_without_a_server():
+    with serving({}) as (_, url): "It closes again."
+    done = run("--url", url)
+    assert done.exit_code == 2 and "ollama serve" in done.stderr and done.stdout == ""

@@ -5,9 +5,11 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from helpers_hub import hub, tiny_copy
-from specdec.config import Config, Decoding, PairSection, save_config
+from specdec.cli import app
+from specdec.config import Config, Decoding, PairSection, config_schema, save_config
 from specdec.core import InputError, ModelError
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target
@@ -310,3 +312,64 @@ def test_a_file_that_decodes_plainly(server):
     server.asked.clear()
     result = Pair.from_config(config).generate("a", max_new_tokens=3)
     assert result.method == "plain" and not any("135M" in path for path in server.asked)
+
+
+# The commands
+
+def run(*words): return CliRunner().invoke(app, words)
+
+
+def test_the_list_and_one_of_it():
+    listed = run("pairs")
+    assert all(name in listed.stdout for name in PAIRS) and listed.exit_code == 0
+    assert {name: facts["target"] for name, facts in json.loads(run("pairs", "--json").stdout).items()} == {
+        name: spec.target for name, spec in PAIRS.items()
+    }
+    one = run("pairs", "phi3_llama3").stdout
+    for words in (
+        "8,030,261,248 parameters", "3,821,079,552 parameters", "23.7 GB", "llama3: ", "mit: ", "1 to start from",
+        "at https://huggingface.co/meta-llama/Meta-Llama-3-8B-Instruct", "translated", SHAPE_ONLY,
+    ):
+        assert words in one, words
+    assert set(json.loads(run("pairs", "phi3_llama3", "--json").stdout)) == {"phi3_llama3"}
+    wrong = run("pairs", "phi3")
+    assert wrong.exit_code == 2 and "Nearest: phi3_llama3" in wrong.stderr
+
+
+def test_a_pair_of_ones_own_is_listed(monkeypatch):
+    monkeypatch.setitem(PAIRS, "mine", PairSpec("my/model", "my/draft", note="my own"))
+    assert "my/draft" in run("pairs").stdout and "my own" in run("pairs", "mine").stdout
+
+
+def test_generate_takes_a_file(server, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(f'[pair]\nname = "{SMALL}"\ndevice = "cpu"\ndtype = "float32"\n'
+                    "[decoding]\ntemperature = 1.0\nseed = 4\nmax_new_tokens = 6\ndraft_tokens = 2\n")
+    def generated(*more):
+        return json.loads(run("generate", "a bad cab", "--raw", "--json", "--config", str(file), *more).stdout)
+
+    first, again = generated(), generated()
+    assert first["generated_ids"] == again["generated_ids"]
+    assert first["settings"]["K"] == 2 and first["settings"]["seed"] == 4 and len(first["generated_ids"]) == 6
+    other = generated("--seed", "5", "-K", "3", "--max-new-tokens", "128", "--temperature", "0", "--method", "plain")
+    assert (other["settings"]["seed"], other["settings"]["temperature"], other["method"]) == (5, 0, "plain")
+    assert len(other["generated_ids"]) == 128  # an option is given, also where it is the default
+
+
+@pytest.mark.parametrize(
+    "option", [["--pair", "smollm2"], ["--target", "smollm2"], ["--draft", "lookup"]], ids=" ".join
+)
+def test_a_file_names_the_pair(option, tmp_path):
+    (tmp_path / "a.yaml").write_text("")
+    done = run("generate", "a", "--config", str(tmp_path / "a.yaml"), *option)
+    assert done.exit_code == 2 and f"{option[0]} can't stand beside --config" in done.stderr
+
+
+def test_a_wrong_file_is_one_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("decoding:\n  temprature: 1\n")
+    done = run("generate", "a", "--config", str(tmp_path / "a.yaml"))
+    assert done.exit_code == 2 and "line 2: unknown key decoding.temprature: did you mean temperature?" in done.stderr
+    assert run("generate", "a", "--config", str(tmp_path / "b.yaml")).exit_code == 2
+
+
+def test_the_schema_is_printed(): assert json.loads(run("config", "schema").stdout) == config_schema()
