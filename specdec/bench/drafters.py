@@ -8,8 +8,10 @@ __all__ = ['held_out_prompts', 'DraftersConfig', 'drafters_text', 'bench_drafter
 # %% ../../nbs/bench/02_drafters.ipynb #3c833dc1
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -24,7 +26,7 @@ from specdec.bench.runner import (
 from ..core import Round, check, interrupts_kept, number, whole
 from .trial import Clocked
 from ..drafters.hybrid import HybridDrafter
-from ..drafters.int4 import quantised, quiet_logging
+from ..drafters.int4 import quantised
 from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, local_path, prompts
 from ..loading import load
@@ -191,10 +193,19 @@ def our_methods(
                 found[method_name(name, t, K)] = timed(drafter_peer(target, drafter, K, t))
     return found
 
+@contextmanager
+def quiet_logging() -> Iterator[None]:
+    """transformers imports torchao where that is installed, which reports which of its GPU kernels
+    this machine can't load; nobody asked."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try: yield
+    finally: logging.disable(before)
+
 def their_methods(config: DraftersConfig, failed: dict[str, str]) -> dict[str, Method]:
     "transformers' modes; without them, each gets a line in `failed`."
     try:
-        with interrupts_kept(), quiet_logging():  # it imports torchao, if that is there
+        with interrupts_kept(), quiet_logging():
             model = quiet_transformers(config.model, config.device, config.dtype)
     except Exception as error:
         failed |= dict.fromkeys(PEERS, reason(error))
