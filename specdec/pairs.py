@@ -28,6 +28,7 @@ from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
+from .drafters.translation import TokenIntersectionDrafter
 from .loading import load, load_model
 from .models import TextStream, encode, find_model, local_path, vocabulary_difference
 from .protocol import CausalLM
@@ -222,7 +223,8 @@ def check_method(method: str) -> None:
 class Couple:
     "A target and what drafts for it."
     def __init__(self, target: CausalLM,
-                 # a model with the same vocabulary, any drafter, or None for n-gram lookup
+                 # a model, any drafter, or None for n-gram lookup; a model with another
+                 # vocabulary is translated
                  draft: CausalLM | Drafter | None = None,
                 ):
         check(
@@ -322,25 +324,21 @@ def told(thing) -> str:
     )
 
 # %% ../nbs/use/01_pairs.ipynb #7d768b1f
-def model_drafter(target: CausalLM, draft: CausalLM) -> ModelDrafter:
-    "A drafter around a model; raises `InputError` if the two vocabularies differ."
+def model_drafter(target: CausalLM, draft: CausalLM) -> Drafter:
+    """A drafter around a model, which translates where the two vocabularies differ; raises
+    `InputError` if they have nothing in common, or if there is no tokenizer to tell by."""
     check(
         is_model(draft),
         f"A draft is a model, a drafter or None, not {told(draft)}. To load a model by name, use"
         " load(name); around a module of transformers, TransformersLM(module).",
     )
     tokenizers = [model.tokenizer for model in (target, draft)]
-    difference = vocabulary_difference(*tokenizers)
-    check(
-        not difference,
-        f"The draft's vocabulary differs from the target's: {difference}. A draft must give every"
-        " token the target's id.",
-    )
+    if vocabulary_difference(*tokenizers): return TokenIntersectionDrafter(target, draft)
     if None in tokenizers:  # nothing but the sizes to go by
         check(
             draft.vocab_size == target.vocab_size,
-            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}: they must"
-            " be the same.",
+            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}, and one of"
+            " them has no tokenizer to translate by: they must be the same, or both need one.",
         )
     return ModelDrafter(draft, target.vocab_size)
 
