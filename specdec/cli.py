@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -297,7 +298,7 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
     from specdec.core import check
     from specdec.pairs import Pair, load_pair
-    from specdec.registry import list_pairs
+    from specdec.registry import SlowerWarning, list_pairs
     check_models(name, target, draft, drafter)
     def opened():
         if config: return Pair.from_config(config)
@@ -307,7 +308,11 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
     if config: name, target, draft = config.pair.name, config.pair.target, config.pair.draft
     registered = list_pairs().get(name or "smollm2")
     if "smollm2" in (target or registered and registered.target, draft): announce_conversion()
-    pair = or_rebuild(opened)
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always", SlowerWarning)
+        pair = or_rebuild(opened)
+    for each in noticed:
+        if each.category is SlowerWarning: typer.echo(f"Warning: {each.message}", err=True)
     check(raw or pair.tokenizer.chat_template, f"The target {pair.target.name!r} has no chat "
           "template: add --raw, and write the prompt as the beginning of a text.")
     return pair

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -29,10 +30,11 @@ from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
-from .loading import load, load_model
-from .models import TextStream, encode, find_model, local_path, vocabulary_difference
+from .loading import load, load_model, memory_free_mb, memory_needed
+from .models import TextStream, encode, find_model, local_path, pick_device
+from .models import vocabulary_difference
 from .protocol import CausalLM
-from .registry import PairSpec, get_pair
+from .registry import PairSpec, SlowerWarning, get_pair, too_large
 from .rejection import VerifyRule
 from .requests import check_request, end_ids
 from .sampling import Transform
@@ -257,7 +259,7 @@ class Described(Couple):
         """The pair and its settings, for `save_config`, with the dtype that `auto` became; raises
         `InputError` for parts without names."""
         pair = self.origin or section_of(self)
-        if pair.dtype == "auto": pair = pair.model_copy(update={"dtype": dtype_of(self.target)})
+        if pair.dtype == "auto": pair = pair.model_copy(update={"dtype": self.target.precision})
         return Config(pair=pair, decoding=decoding_of(settings))
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d
@@ -332,6 +334,8 @@ def model_drafter(target: CausalLM, draft: CausalLM) -> Drafter:
         f"A draft is a model, a drafter or None, not {told(draft)}. To load a model by name, use"
         " load(name); around a module of transformers, TransformersLM(module).",
     )
+    slower = too_large(draft.param_count, target.param_count)
+    if slower: warnings.warn(slower, SlowerWarning, stacklevel=3)  # where the pair is made
     tokenizers = [model.tokenizer for model in (target, draft)]
     if vocabulary_difference(*tokenizers): return TokenIntersectionDrafter(target, draft)
     if None in tokenizers:  # nothing but the sizes to go by
@@ -459,6 +463,18 @@ def find_drafter(name: str | Path) -> Path: # its folder
     )
 
 # %% ../nbs/use/01_pairs.ipynb #07cbd1e9
+def check_room(spec: PairSpec, device: str, dtype: str, revision: str | None) -> None:
+    "Raise `ModelError` with the numbers if the two models can't be in memory together."
+    place = pick_device(device)
+    target = memory_needed(spec.target, place, dtype, "target", revision=revision)
+    draft = memory_needed(spec.draft, place, spec.draft_dtype or dtype, "draft")
+    free = memory_free_mb(place)
+    if target.total_mb + draft.total_mb > free: raise ModelError(
+        f"{spec.target} and {spec.draft} don't fit together: they need about"
+        f" {target.total_mb:,.0f} and {draft.total_mb:,.0f} MB, and {free:,.0f} MB are free on"
+        f" {place}. Take a smaller dtype, or a target without a draft model.")
+
+# %% ../nbs/use/01_pairs.ipynb #d76821e8
 def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
               method: str = "speculative",       # or "plain": the target alone, laid out for that
               drafter: str | Path | None = None, # in place of the pair's own: a trained one
@@ -475,6 +491,7 @@ def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
     plain, name = method == "plain", drafter or spec.drafter
     folder = find_drafter(name) if name and not plain else None
     draft = None if folder or plain else spec.draft
+    if draft and not target: check_room(spec, device, dtype, revision)
     if draft: find_model(draft)
     target = target or load(spec.target, device, dtype, "plain" if plain else "target", revision)
     if folder:
@@ -505,19 +522,18 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
     return pair
 
 # %% ../nbs/use/01_pairs.ipynb #bfd26aba
-def dtype_of(model: CausalLM) -> str: # as a configuration has it
-    "The dtype of a model's weights."
-    return str(model.dtype).removeprefix("torch.")
-
 def section_of(pair: Couple) -> PairSection:
     """What a pair that was put together by hand is made of; raises `InputError` if a part has no
     name."""
     target, drafter = pair.target, pair.drafter
-    parts = dict(target=target.name, device=str(target.device), dtype=dtype_of(target))
-    if type(drafter) is ModelDrafter:
-        parts["draft"] = drafter.model.name
-        if dtype_of(drafter.model) != parts["dtype"]: parts["draft_dtype"] = dtype_of(drafter.model)
-    known = type(drafter) is NGramDrafter or parts.get("draft") not in (None, target.name)
+    parts = dict(target=target.name, device=str(target.device), dtype=target.precision)
+    draft = drafter.model if type(drafter) is ModelDrafter else None
+    if type(drafter) is TokenIntersectionDrafter: draft = drafter.reader.model
+    if draft:
+        parts["draft"] = draft.name
+        if draft.precision != target.precision: parts["draft_dtype"] = draft.precision
+    other = parts.get("draft") not in (None, target.name) or "draft_dtype" in parts
+    known = type(drafter) is NGramDrafter or other and parts["draft"] is not None
     check(
         target.name is not None and known,
         "This pair was put together by hand, from parts that have no names to write down: only a"

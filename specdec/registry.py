@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BYTES', 'INT4_BYTES', 'HUB', 'MODELS', 'HEAD_TOKENS', 'SHAPE_ONLY', 'PAIRS', 'Shape', 'weights_mb', 'ModelCard',
            'page', 'PairSpec', 'head_parameters', 'list_pairs', 'get_pair', 'draft_parameters', 'memory_mb',
-           'known_about', 'too_large']
+           'known_about', 'SlowerWarning', 'too_large']
 
 # %% ../nbs/use/11_registry.ipynb #904c6a78
 import difflib
@@ -305,9 +305,10 @@ def draft_parameters(spec: PairSpec) -> int | None: # None: nothing that is know
     return head_parameters(target.shape) if on_the_hub else None
 
 def memory_mb(spec: PairSpec, dtype: str # of the target
-             ) -> dict[str, float] | None: # megabytes; None: the target isn't known
+             ) -> dict[str, float] | None: # megabytes; None: nothing to tell
     "Memory for the weights of a registered pair: the target, what is loaded to draft, and both."
     if spec.target not in MODELS: return None
+    if dtype == "int4" and MODELS[spec.target].shape.family == "gpt2": return None  # no kernel
     target, draft = weights_mb(MODELS[spec.target].shape, dtype), 0.0
     if spec.draft in MODELS:
         draft = weights_mb(MODELS[spec.draft].shape, spec.draft_dtype or dtype)
@@ -330,13 +331,16 @@ def known_about(spec: PairSpec) -> dict:
     )
 
 # %% ../nbs/use/11_registry.ipynb #1138d2b2
-def too_large(draft: int,  # parameters
-              target: int, # parameters
+class SlowerWarning(UserWarning):
+    "A pair that can't be faster than its target alone."
+
+def too_large(draft: int,  # parameters; 0: not known
+              target: int, # parameters; 0: not known
               K: int = 5,
              ) -> str: # empty: it isn't
     "What to tell somebody whose draft has more parameters than the target."
+    if not target or draft <= target: return ""
     c = draft / target
-    if c <= 1: return ""
     best, never = float(walltime_factor(1.0, K, c)), float(walltime_factor(0.0, K, c))
     return (
         f"The draft has {c:.1f} times the parameters of the target, so guessing costs more than it"

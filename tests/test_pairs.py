@@ -658,6 +658,7 @@ def test_a_pair_is_loaded_for_its_method(method, use, monkeypatch):
         raise ModelError("not here")
     monkeypatch.setattr("specdec.pairs.load", refuse)
     monkeypatch.setattr("specdec.pairs.find_model", lambda name: Path("here"))
+    monkeypatch.setattr("specdec.pairs.check_room", lambda *given: None)
     with pytest.raises(ModelError): load_pair("qwen2.5", "cpu", "float32", method=method, revision="v1")
     assert asked == [(get_pair("qwen2.5").target, "cpu", "float32", use, "v1")]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from helpers import tiny
 from helpers_hub import hub, tiny_copy
 from specdec.cli import app
 from specdec.config import Config, Decoding, PairSection, config_schema, save_config
@@ -15,7 +16,7 @@ from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.published import save_head
-from specdec.loading import load, load_model
+from specdec.loading import load, load_model, memory_needed
 from specdec.lossless.rules import LossyLenience
 from specdec.pairs import Pair, load_pair
 from specdec.registry import (
@@ -24,6 +25,7 @@ from specdec.registry import (
     SHAPE_ONLY,
     PairSpec,
     Shape,
+    SlowerWarning,
     get_pair,
     head_parameters,
     known_about,
@@ -226,7 +228,7 @@ def test_what_is_gated_says_where_to_ask(server, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"/nowhere/{name}")
         server.asked.clear()
         with pytest.raises(ModelError, match=ask.format(gated)): load_pair(name, "cpu", "float32")
-        assert not any("Qwen3-8B/resolve" in path for path in server.asked)
+        assert not any("Qwen3-8B/" in path and path.endswith(".safetensors") for path in server.asked)
         with pytest.raises(ModelError, match=ask.format(gated)): load(gated, "cpu", "float32")
 
 
@@ -252,6 +254,26 @@ def test_plainly_nothing_of_the_draft_is_fetched(server, monkeypatch, tmp_path):
     for name in ("smollm2-360m", "qwen3-eagle3"):
         load_pair(name, "cpu", "float32", method="plain").generate("a bad cab", max_new_tokens=2, method="plain")
     assert not any("135M" in path or "speculator" in path for path in server.asked)
+
+
+def test_two_that_do_not_fit_together_are_refused_with_the_numbers(server, monkeypatch):
+    "Each would fit alone. Before anything but the configs is fetched."
+    target, draft = (memory_needed(name, "cpu", "float32", use).total_mb for name, use in (
+        ("Qwen/Qwen3-8B", "target"), ("Qwen/Qwen3-0.6B", "draft")))
+    between = max(target, draft) + min(target, draft) / 2
+    monkeypatch.setattr("specdec.pairs.memory_free_mb", lambda place: between)
+    monkeypatch.setattr("specdec.pairs.load", None)
+    numbers = f"about {target:,.0f} and {draft:,.0f} MB, and {between:,.0f} MB are free on cpu"
+    with pytest.raises(ModelError, match=numbers): load_pair("qwen3", "cpu", "float32")
+    monkeypatch.setattr("specdec.pairs.memory_free_mb", lambda place: target + draft + 1)
+    with pytest.raises(TypeError): load_pair("qwen3", "cpu", "float32")  # it goes on to load
+
+
+def test_a_draft_that_is_larger_is_warned_of(server, small):
+    with pytest.warns(SlowerWarning, match="times the parameters of the target") as seen:
+        pair = Pair(small.target, tiny(vocab=small.target.vocab_size, hidden=64))
+    assert [record.filename for record in seen] == [__file__]  # where the pair is made
+    assert pair.generate([5, 6], max_new_tokens=4).num_tokens == 4
 
 
 # In a file
