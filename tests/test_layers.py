@@ -22,15 +22,15 @@ LAYERS = {  # layer → its modules, in order
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],
-    "pairs": ["pairs"],
+    "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters"],
     "applications": [
-        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server", "cli",
-        "__main__",
+        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
+        "ollama", "doctor", "cli", "__main__",
     ],
 }
 FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves
