@@ -216,15 +216,18 @@ def needed(dtype: "torch.dtype") -> int: # bytes
     "The memory that decoding with the default model takes, roughly."
     return WEIGHTS * dtype.itemsize + WORKING_ROOM
 
+def check_room(findings: Findings, free: int | None, needs: int, where: str) -> None:
+    "That less is free than the default model needs is a problem."
+    if free is not None and free < needs: findings.problems.append(
+        f"{size(free)} of memory are free {where}, and the default model needs about {size(needs)} "
+        "with its working room: end other programs, or raise the container's limit.")
+
 def memory(findings: Findings) -> dict:
     "What is free, and whether the default model fits."
     from specdec.models import pick_dtype
-    free, dtype = free_memory(), pick_dtype()
-    if free is not None and free < needed(dtype): findings.problems.append(
-        f"{size(free)} of memory are free, and the default model needs about "
-        f"{size(needed(dtype))} with its working room: end other programs, or raise the "
-        "container's limit.")
-    return {"free_bytes": free, "needed_bytes": needed(dtype)}
+    free, needs = free_memory(), needed(pick_dtype())
+    check_room(findings, free, needs, "for the CPU")
+    return {"free_bytes": free, "needed_bytes": needs}
 
 # %% ../nbs/use/10_doctor.ipynb #5680ac6a
 def cards(bus: Path = Path("/sys/bus/pci/devices")) -> int:
@@ -261,8 +264,8 @@ def missing_gpu(findings: Findings) -> None:
 def why_dtype(device: "torch.device") -> str:
     "Why `auto` takes the dtype that it takes there."
     from specdec.models import has_bfloat16
-    if has_bfloat16(device): return "it multiplies that in hardware, and it is half of float32"
-    return "it doesn't multiply bfloat16 in hardware, which would be slower"
+    if has_bfloat16(device): return "multiplied in hardware, and half as large as float32"
+    return "bfloat16 isn't multiplied in hardware, and would be slower"
 
 def driver(device: "torch.device") -> str | None:
     "The newest CUDA that the driver serves; None for other devices."
@@ -278,13 +281,14 @@ def device_facts(device: "torch.device") -> dict:
     from specdec.profiling import memory_bandwidth
     cuda = device.type == "cuda"
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
-    # on a Mac the GPU has no memory of its own
-    rate = memory_bandwidth(device, repeats=3) if device.type != "mps" else None
+    free = torch.cuda.mem_get_info(device)[0] if cuda else free_memory()
+    # on a Mac the GPU has no memory of its own; a GPU is measured with 2 GB of it
+    measured = device.type != "mps" and not (cuda and free < 2**32)
+    rate = memory_bandwidth(device, repeats=3) if measured else None
     return {
         "device": str(device), "driver": driver(device), "dtype": dtype, "why": why_dtype(device),
         "name": torch.cuda.get_device_name(device) if cuda else processor_name(),
-        "free_bytes": torch.cuda.mem_get_info(device)[0] if cuda else free_memory(),
-        "bandwidth": rate,
+        "free_bytes": free, "bandwidth": rate,
     }
 
 # %% ../nbs/use/10_doctor.ipynb #ac9a104b
@@ -294,8 +298,11 @@ def devices(findings: Findings) -> list[dict]:
     from specdec.models import pick_device
     found = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available(): found.append(torch.device("mps"))
+    facts = [device_facts(device) for device in [*found, torch.device("cpu")]]
+    taken, dtype = facts[0], getattr(torch, facts[0]["dtype"])  # the one that auto takes
     if pick_device().type == "cpu": missing_gpu(findings)
-    return [device_facts(device) for device in [*found, torch.device("cpu")]]
+    else: check_room(findings, taken["free_bytes"], needed(dtype), f"on {taken['device']}")
+    return facts
 
 # %% ../nbs/use/10_doctor.ipynb #55c18a2e
 def model(findings: Findings) -> dict:
@@ -492,8 +499,8 @@ def expect(findings: Findings) -> None:
             "busy as now; speculative decoding may make more.")
     facts = findings.facts.get("processor")
     if facts and facts["packed"]["float32"]: findings.expect.append(
-        "On cpu with --dtype float32, plain and speculative decoding write the same greedy text, "
-        "token for token.")
+        "On cpu with --dtype float32 and -K up to 15, plain and speculative decoding write the same "
+        "greedy text, token for token.")
 
 # %% ../nbs/use/10_doctor.ipynb #6a2a27fd
 QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, memory, devices, model,

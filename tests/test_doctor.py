@@ -166,6 +166,19 @@ def test_too_little_memory(quick, monkeypatch):
     assert is_ill("300 MB of memory are free")["memory"]["free_bytes"] == 300_000_000
 
 
+@pytest.mark.parametrize("free, ill", [(500_000_000, True), (80_000_000_000, False)], ids=["nearly full", "empty"])
+def test_too_little_memory_on_a_gpu(monkeypatch, free, ill):
+    "With a device that is described, and not there."
+    def facts(device): return {"device": str(device), "dtype": "bfloat16", "free_bytes": free}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "device_facts", facts)
+    found = Findings()
+    ask(found, doctor.devices)
+    assert [device["device"] for device in found.facts["devices"]] == ["cuda:0", "cpu"] and not found.warnings
+    assert ["500 MB of memory are free on cuda:0" in problem for problem in found.problems] == [True] * ill
+
+
 def test_a_system_that_does_not_say_what_is_free(quick, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory", lambda: None)
     assert run().exit_code == ExitCode.DONE
