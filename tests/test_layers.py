@@ -14,10 +14,10 @@ LAYERS = {  # layer → its modules, in order
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules"],
-    "loop": ["drafters.base", "requests", "speculative", "device_loop"],
+    "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid",
+        "drafters.int4", "drafters.colder", "drafters.hybrid", "device_drafters", "device_loop",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],
