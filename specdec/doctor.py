@@ -11,6 +11,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -378,17 +379,18 @@ def host_text(target: "CausalLM", drafter: "Drafter") -> list[int]: # token ids
     rounds = speculate(target, drafter, PROMPT, Transform(), TorchSource(0), K, TOKENS)
     return [token for r in rounds for token in r.emitted]
 
-def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], bool]:
-    "The greedy text of the device's loop, and whether its steps were recorded as CUDA graphs."
-    import torch
+def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], str]:
+    """The greedy text of the device's loop, and what it warned of: that its rounds can't be
+    recorded."""
     from specdec.device_loop import DeviceDecoder
     from specdec.sampling import Transform
-    decoder = DeviceDecoder(target, drafter)
-    rounds = decoder.speculate(PROMPT, Transform(), 0, K=K, max_new_tokens=TOKENS)
-    said = [token for r in rounds for token in r.emitted]
-    steps = [step for loop in decoder.loops.values() for step in loop.steps.values()]
-    graphs = (getattr(step, "__self__", None) for step in steps)
-    return said, all(isinstance(graph, torch.cuda.CUDAGraph) for graph in graphs)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        decoder = DeviceDecoder(target, drafter)
+        rounds = decoder.speculate(PROMPT, Transform(), 0, K=K, max_new_tokens=TOKENS)
+        said = [token for r in rounds for token in r.emitted]
+    failed = (str(warning.message) for warning in warned)
+    return said, next((words for words in failed if "can't be recorded" in words), "")
 
 def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
     "The first place where two texts differ."
@@ -399,14 +401,14 @@ def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
 def spoken(language: "Next", V: int) -> SimpleNamespace: # in the place of a Llama
     "A language behind the interface that the device's loop uses; its logits are probabilities."
     import torch
-    from specdec.device_loop import static_positions
-    def compute(ids, where, cache, last=None):
+    from specdec.device import static_positions
+    def compute(ids, where, cache, last=None, layers=()):
         new = ids.float()[None, ..., None]
         keys = cache.append(0, new, new)[0][0, 0, :, 0]
         texts = [keys[row[:len(keys)] == 0].long().tolist() for row in where.mask]
         rows = [language(tuple(text[1:])).tolist() for text in texts[-last if last else 0:]]
         return torch.tensor([[float(w) for w in row] for row in rows])[None]
-    def forward(ids, cache, last=None):
+    def forward(ids, cache, last=None, layers=()):
         at = torch.arange(ids.shape[1])
         return compute(ids, static_positions(model, at, cache.capacity), cache, last)
     model = SimpleNamespace(
@@ -455,21 +457,20 @@ def law_errors(kind: str) -> dict[str, str]: # loop → distance from the target
 def compared(device: "torch.device", kind: str, target: "Llama", drafter: "Drafter",
              findings: Findings) -> dict:
     "One pair of loops on one device; what differs is a problem."
-    expected, (text, recorded) = host_text(target, drafter), device_text(target, drafter)
+    expected, (text, failure) = host_text(target, drafter), device_text(target, drafter)
     where, at = f"On {device}, with drafts by {kind},", parting(expected, text)
     if at is not None: findings.problems.append(
         f"{where} the device's loop writes another greedy text than the host's after {at} equal "
         "tokens: report this as a bug, with what specdec doctor --json prints.")
     cuda, errors = device.type == "cuda", None
-    if cuda and not recorded: findings.problems.append(
-        f"{where} the steps can't be recorded as CUDA graphs: decoding works, and is slower.")
+    if failure: findings.problems.append(f"{where} a recording failed. {failure}")
     if not cuda: errors = law_errors(kind)
     for loop, error in (errors or {}).items():
         if error != "0": findings.problems.append(
             f"{where} the law of the {loop}'s loop differs from the target's by {error}: report "
             "this as a bug, with what specdec doctor --json prints.")
     return {"device": str(device), "drafter": kind, "tokens": len(expected), "equal": at is None,
-            "recorded": recorded if cuda else None, "law_errors": errors}
+            "recorded": not failure if cuda else None, "law_errors": errors}
 
 def loops(findings: Findings) -> list[dict]:
     "The host's loop and the device's, compared on the CPU and on CUDA if it is there."
@@ -541,7 +542,7 @@ def loop_line(facts: dict) -> str:
     equal = f"{facts['tokens']} equal tokens" if facts["equal"] else "the greedy texts differ"
     parts = [f"{facts['device']}, drafts by {facts['drafter']}: {equal}"]
     if facts["recorded"] is not None:
-        parts.append("recorded" if facts["recorded"] else "step by step")
+        parts.append("recorded" if facts["recorded"] else "not recorded")
     if facts["law_errors"]:
         parts.append("errors of the laws " + " and ".join(facts["law_errors"].values()))
     return ", ".join(parts)
@@ -612,7 +613,7 @@ KEYS |= {
     "model.folder": "where it lies", "model.bytes": "its size on the disk; null: not ready",
     "loops[].device": "where both loops ran", "loops[].drafter": "what drafted: lookup or model",
     "loops[].tokens": "length of the greedy text", "loops[].equal": "whether both wrote the same",
-    "loops[].recorded": "whether the steps are CUDA graphs; null: no CUDA",
+    "loops[].recorded": "whether rounds are CUDA graphs; null: no CUDA",
     "loops[].law_errors.host": "distance of the law from the target's, a fraction; only on a CPU",
     "loops[].law_errors.device": "the same, of the device's loop",
     "extras.playground": "whether what serves the playground is installed",

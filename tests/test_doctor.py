@@ -11,7 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from specdec import device_loop, doctor, layouts, models, profiling, speculative
+from helpers_cuda import FakeCuda
+from specdec import device, device_drafters, device_loop, doctor, layouts, models, profiling, speculative
 from specdec.cli import ExitCode, app
 from specdec.core import ModelError
 from specdec.doctor import Findings, ask, examine, report_text
@@ -294,11 +295,11 @@ def test_right_products_pass(dtype): assert doctor.packed_error(dtype) == ""
 # Loops that differ
 
 def test_a_device_loop_with_another_text(quick, monkeypatch):
-    right = device_loop.match_on_device
-    def generous(logits, tokens):
-        accepted, following = right(logits, tokens)
+    right = device_drafters.match_on_device
+    def generous(logits, tokens, *count):
+        accepted, following = right(logits, tokens, *count)
         return (accepted + 1).clamp(max=len(tokens)), following
-    monkeypatch.setattr(device_loop, "match_on_device", generous)
+    monkeypatch.setattr(device_drafters, "match_on_device", generous)
     found = is_ill("writes another greedy text than the host's after")
     assert [pair["equal"] for pair in found["loops"]] == [False, False]
 
@@ -321,7 +322,7 @@ def test_a_loop_that_fails_is_a_line_and_the_rest_is_told(quick, monkeypatch):
 
 
 def test_a_device_loop_with_another_law(monkeypatch):
-    monkeypatch.setattr(device_loop, "device_residual", lambda p, q: p)
+    monkeypatch.setattr(device, "device_residual", lambda p, q: p)
     for kind in ("lookup", "model"):
         errors = doctor.law_errors(kind)
         assert errors["host"] == "0" != errors["device"]
@@ -341,14 +342,18 @@ def test_another_law_is_a_problem(quick, monkeypatch, loop):
     assert len(found["problems"]) == 2 and found["loops"][0]["law_errors"][loop] == "1/8"
 
 
-def test_steps_that_cannot_be_recorded_are_a_problem():
-    "On a device that calls itself CUDA and computes on the CPU."
-    cpu, findings = torch.device("cpu"), Findings()
-    target = doctor.tiny_model(cpu)
-    pair = doctor.compared(torch.device("cuda"), "lookup", target, doctor.tiny_drafters(target)["lookup"], findings)
-    assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, False, None)
-    (problem,) = findings.problems
-    assert "can't be recorded as CUDA graphs" in problem
+@pytest.mark.parametrize("fails", [None, "CUDA error: the driver is too old"], ids=["recorded", "refused"])
+@pytest.mark.parametrize("kind", ["lookup", "model"])
+def test_recordings_are_tried(monkeypatch, kind, fails):
+    "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
+    findings, target = Findings(), doctor.tiny_model(torch.device("cpu"))
+    drafter = doctor.tiny_drafters(target)[kind]
+    FakeCuda().install(monkeypatch).fails = fails
+    pair = doctor.compared(torch.device("cuda"), kind, target, drafter, findings)
+    assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, not fails, None)
+    said = [fails in problem and "can't be recorded" in problem for problem in findings.problems]
+    assert said == [True] * bool(fails)
+    assert ("not recorded" in doctor.loop_line(pair)) is bool(fails)
 
 
 @pytest.mark.cuda
