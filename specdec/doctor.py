@@ -454,6 +454,12 @@ def law_errors(kind: str) -> dict[str, str]: # loop → distance from the target
     return {"host": str(host), "device": str(distance(law, target_law(p, K + 3)))}
 
 # %% ../nbs/use/10_doctor.ipynb #559adb41
+def loop_taken(target: "Llama", drafter: "Drafter") -> str: # "host" or "device"
+    "Which loop a pair of these decodes with."
+    from specdec.pairs import Pair
+    return Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=8).loop
+
+# %% ../nbs/use/10_doctor.ipynb #ee2a061b
 def compared(device: "torch.device", kind: str, target: "Llama", drafter: "Drafter",
              findings: Findings) -> dict:
     "One pair of loops on one device; what differs is a problem."
@@ -470,7 +476,8 @@ def compared(device: "torch.device", kind: str, target: "Llama", drafter: "Draft
             f"{where} the law of the {loop}'s loop differs from the target's by {error}: report "
             "this as a bug, with what specdec doctor --json prints.")
     return {"device": str(device), "drafter": kind, "tokens": len(expected), "equal": at is None,
-            "recorded": not failure if cuda else None, "law_errors": errors}
+            "recorded": not failure if cuda else None, "law_errors": errors,
+            "taken": loop_taken(target, drafter)}
 
 def loops(findings: Findings) -> list[dict]:
     "The host's loop and the device's, compared on the CPU and on CUDA if it is there."
@@ -502,6 +509,9 @@ def expect(findings: Findings) -> None:
     if facts and facts["packed"]["float32"]: findings.expect.append(
         "On cpu with --dtype float32 and -K up to 15, plain and speculative decoding write the same "
         "greedy text, token for token.")
+    taken = {pair["device"]: pair["taken"] for pair in findings.facts.get("loops") or []}
+    for place, loop in taken.items():
+        findings.expect.append(f"On {place}, a pair decodes with the loop of the {loop}.")
 
 # %% ../nbs/use/10_doctor.ipynb #6a2a27fd
 QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, memory, devices, model,
@@ -616,6 +626,7 @@ KEYS |= {
     "loops[].recorded": "whether rounds are CUDA graphs; null: no CUDA",
     "loops[].law_errors.host": "distance of the law from the target's, a fraction; only on a CPU",
     "loops[].law_errors.device": "the same, of the device's loop",
+    "loops[].taken": "which loop a pair decodes with there: host or device",
     "extras.playground": "whether what serves the playground is installed",
     "extras.browser": "a browser that the tests can drive; null: none",
 }

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import torch
 from typer.testing import CliRunner
 
 from helpers_cuda import FakeCuda
-from specdec import device, device_drafters, device_loop, doctor, layouts, models, profiling, speculative
+from specdec import (
+    checkpoint,
+    device,
+    device_drafters,
+    device_loop,
+    doctor,
+    layouts,
+    models,
+    pairs,
+    profiling,
+    speculative,
+)
 from specdec.cli import ExitCode, app
 from specdec.core import ModelError
 from specdec.doctor import Findings, ask, examine, report_text
@@ -336,6 +348,15 @@ def test_a_host_loop_with_another_law(monkeypatch):
 
 
 @pytest.mark.parametrize("loop", ["host", "device"])
+def test_which_loop_is_taken_is_what_a_result_says(quick, monkeypatch, loop):
+    generate = pairs.Pair.generate
+    monkeypatch.setattr(pairs.Pair, "generate", lambda *given, **more: replace(generate(*given, **more), loop=loop))
+    found = json.loads(run("--json").stdout)
+    assert {pair["taken"] for pair in found["loops"]} == {loop}
+    assert f"On cpu, a pair decodes with the loop of the {loop}." in found["expect"]
+
+
+@pytest.mark.parametrize("loop", ["host", "device"])
 def test_another_law_is_a_problem(quick, monkeypatch, loop):
     monkeypatch.setattr(doctor, "law_errors", lambda kind: {"host": "0", "device": "0"} | {loop: "1/8"})
     found = is_ill(f"the law of the {loop}'s loop differs from the target's by 1/8")
@@ -346,6 +367,7 @@ def test_another_law_is_a_problem(quick, monkeypatch, loop):
 @pytest.mark.parametrize("kind", ["lookup", "model"])
 def test_recordings_are_tried(monkeypatch, kind, fails):
     "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
+    monkeypatch.setattr(checkpoint, "has_same_rows", lambda *given: False)  # on a GPU weights lie as they are
     findings, target = Findings(), doctor.tiny_model(torch.device("cpu"))
     drafter = doctor.tiny_drafters(target)[kind]
     FakeCuda().install(monkeypatch).fails = fails
