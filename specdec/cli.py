@@ -476,6 +476,8 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
         return [name, *(format(value(r), form) for r in (plain, speculative))]
 
     return [
+        ["drafter", "", speculative.drafter or ""],
+        row("loop", "", lambda r: r.loop), row("device", "", lambda r: r.device),
         row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
         row("tokens/s", ".1f", lambda r: r.tokens_per_second),
         ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
