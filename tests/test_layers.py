@@ -17,7 +17,7 @@ LAYERS = {  # layer → its modules, in order
     "loop": ["drafters.base", "requests", "speculative", "device_loop"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid",
+        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],
