@@ -220,14 +220,14 @@ def announce_conversion(rebuild: bool = False) -> None:
 
 def open_pair(name: str, device: str, dtype: str,
               raw: bool,             # whether the prompt is used without a chat template
-              verifies: bool = True,        # False: for plain decoding
-              drafter: Path | None = None,  # of `load_pair`
+              method: str = "speculative",  # of `load_pair`, as is the next
+              drafter: Path | None = None,
              ): # a specdec.pairs.Pair
     "Load a registered pair for one prompt; raises `InputError` or `ModelError`."
     from specdec.core import check
     from specdec.pairs import list_pairs, load_pair
     if name in list_pairs() and list_pairs()[name].target == "smollm2": announce_conversion()
-    pair = or_rebuild(lambda: load_pair(name, device, dtype, verifies=verifies, drafter=drafter))
+    pair = or_rebuild(lambda: load_pair(name, device, dtype, method=method, drafter=drafter))
     check(
         raw or pair.tokenizer.chat_template,
         f"The target of pair {name!r} has no chat template: add --raw, and write the prompt as the"
@@ -265,7 +265,7 @@ def generate(
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
-    opened = open_pair(pair, device, dtype, raw, verifies=method != Method.plain, drafter=drafter)
+    opened = open_pair(pair, device, dtype, raw, method.value, drafter)
     result = opened.generate(text, method=method.value, stream=None if as_json else say, **settings)
     if as_json:
         typer.echo(result.to_json())
@@ -407,7 +407,7 @@ def compare(
                              K=K, max_new_tokens=max_new_tokens)
     opened = open_pair(pair, device, dtype, raw, drafter=drafter)
     # plain decoding at its best
-    alone = open_pair(pair, device, dtype, raw, verifies=False) if opened.target.packed else opened
+    alone = open_pair(pair, device, dtype, raw, "plain") if opened.target.packed else opened
     results = decode_both({"plain": alone, "speculative": opened}, text, settings, as_json)
     if any(r.finish_reason == "interrupted" for r in results.values()): cut_short(results, as_json)
     found = comparison(**results, pair=opened)

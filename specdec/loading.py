@@ -34,21 +34,30 @@ def native_model(config, tensors: Checkpoint) -> Llama:
           f"Its rotary frequencies are no numbers: {config.rope_parameters}.")
     return model
 
+# %% ../nbs/engine/09_loading.ipynb #u5eduse1
+def check_use(use: str) -> None:
+    "Raise `InputError` unless it is something that a model can be loaded for."
+    uses = ("target", "draft", "plain")
+    check(use in uses, "A model is loaded to be a target or a draft, or for plain decoding: use "
+          f"must be one of {', '.join(uses)}, not {use!r}.")
+
 # %% ../nbs/engine/09_loading.ipynb #e70cdcb5
 def load_model(folder: Path, # config.json and safetensors
                device: torch.device, dtype: torch.dtype,
-               verifies: bool = True, # it will read several tokens at once; False: one at a time
+               use: str = "target", # "target", "draft" or "plain": the weights lie as suits that
               ) -> CausalLM:
     """Our decoder for the Llama family, transformers' own for everything else; a draft that
     `distill` trained answers in its target's vocabulary. Raises `ModelError` if the folder holds no
     whole model of a known kind."""
-    with interrupts_kept(): return _loaded(folder, device, dtype, verifies)
+    check_use(use)
+    with interrupts_kept(): return _loaded(folder, device, dtype, use)
 
-def _loaded(folder: Path, device: torch.device, dtype: torch.dtype, verifies: bool) -> CausalLM:
+def _loaded(folder: Path, device: torch.device, dtype: torch.dtype, use: str) -> CausalLM:
     "See `load_model`."
     from transformers import AutoConfig
 
-    pack = verifies or has_tiles() or has_same_rows(device, dtype)
+    several = use == "target"  # tokens at once; the others read one at a time
+    pack = several or has_tiles() or has_same_rows(device, dtype)
     tensors = Checkpoint(folder, dtype, device, pack)  # looks at every file
     unusable = f"The config.json in {folder} can't be used"
     try:
@@ -84,17 +93,19 @@ def _with_tokens(model: CausalLM, path: Path) -> CausalLM:
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the hub
          device: str = "auto",  # "auto", "cpu", "cuda", "mps"
          dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16"
-         # as a target of speculation; False: one token at a time, plainly or as a draft, which is
-         # then faster on a CPU
-         verifies: bool = True,
+         # what for: "target" or "draft" of speculation, or "plain" decoding; the weights are laid
+         # out as suits that
+         use: str = "target",
+         revision: str | None = None, # of a model on the hub: a branch, a tag or a commit
         ) -> CausalLM: # with its name, tokenizer, end-of-sequence ids and its weights' digest
     "A causal language model ready to decode; raises `ModelError` or `InputError` with what to do."
+    check_use(use)
     place = pick_device(device)
     number = pick_dtype(dtype, place)
-    folder = find_model(name)
+    folder = find_model(name, revision)
     # first: what it needs while loading is then free for weights
     tokenizer = load_tokenizer(folder)
-    model = load_model(folder, place, number, verifies)
+    model = load_model(folder, place, number, use)
     model.name, model.digest = str(name), weights_digest(folder)
     model.tokenizer, model.eos_ids = tokenizer, end_tokens(folder, tokenizer)
     return model

@@ -321,10 +321,19 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
 
 # %% ../nbs/engine/02_models.ipynb #604001f3
 def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/name" on the hub
+               revision: str | None = None, # on the hub: a branch, a tag or a commit
               ) -> Path: # a folder with config.json, the tokenizer and safetensors
     """The local folder of a model; raises `ModelError` with what to do if there is none,
-    `InputError` if the name can't be one."""
+    `InputError` if the name can't be one, or for a revision of something local."""
     name = str(name)
+    local = _local_model(name)
+    if local is None: return _downloaded(name, revision)
+    check(revision is None, f"{name!r} is on this machine and has no revision {revision!r}: only "
+          "models on the Hugging Face hub, 'org/name', have any.")
+    return local
+
+def _local_model(name: str) -> Path | None: # None: it can only be on the hub
+    "See `find_model`."
     if name == "smollm2":
         folder = cache_home() / "smollm2"
         if not folder.exists() and not installed_gguf():
@@ -339,7 +348,7 @@ def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/nam
     check(name.count("/") == 1 and not name.startswith(("/", ".", "~")),
           f"No model {name!r}: expected 'smollm2', an existing folder, a .gguf file, "
           "or 'org/name' on the Hugging Face hub.")
-    return _downloaded(name)
+    return None
 
 # %% ../nbs/engine/02_models.ipynb #eefbbcef
 def _converted(gguf: Path) -> Path:
@@ -367,16 +376,20 @@ def _with_safetensors(folder: Path) -> Path:
                          "loaded, since they can run code: save the model as safetensors.")
     return folder
 
-def _downloaded(name: str) -> Path:
+def _downloaded(name: str, revision: str | None) -> Path:
     """A model from the hub, through its own client and cache; not what lies in subfolders, nor a
     second copy of the weights."""
     from huggingface_hub import snapshot_download
-    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    unwanted = ["*/*", "consolidated*"]
-    try: folder = snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted)
+    named = isinstance(revision, str) and revision != ""
+    check(revision is None or named,
+          f"A revision is the name of a branch or a tag, or a commit, not {revision!r}.")
+    wanted = dict(allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
+                  ignore_patterns=["*/*", "consolidated*"])
+    try: folder = snapshot_download(name, revision=revision, **wanted)
     except (OSError, ValueError) as error:  # of the network, "no such repository", no possible name
+        which = f"{name!r}" if revision is None else f"{name!r} at revision {revision!r}"
         raise ModelError(
-            f"{name!r} could not be had from the Hugging Face hub ({first_line(error)[:200]}): "
+            f"{which} could not be had from the Hugging Face hub ({first_line(error)[:200]}): "
             "check the name, the connection, and whether the model needs a login; or give a local"
             " folder."
         ) from error

@@ -213,6 +213,10 @@ TURNS = Turns()
 # %% ../nbs/use/01_pairs.ipynb #26174780
 METHODS = ("speculative", "plain")
 
+def check_method(method: str) -> None:
+    "Raise `InputError` unless it is one of the `METHODS`."
+    check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
+
 class Couple:
     "A target and what drafts for it."
     def __init__(self, target: CausalLM,
@@ -254,7 +258,7 @@ class Pair(Couple):
         so far, with the finish reason "interrupted". Threads with the same drafter take turns."""
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
         stops = stop_strings(stop)
-        check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
+        check_method(method)
         check_stream(stream, stops, self.tokenizer)
         rule = rule_name(verify, method)
         lossless = verify is None or is_promised(verify, transform.temperature)
@@ -407,7 +411,7 @@ def load_drafter(folder: Path,
         encoding="utf-8", errors="replace"
     ):
         return ColderDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
-    draft = load_model(folder, target.device, target.dtype, verifies=False)
+    draft = load_model(folder, target.device, target.dtype, use="draft")
     theirs, ours = draft.target_digest, target.digest
     if draft.vocab_size != target.vocab_size or (theirs and ours and theirs != ours):
         raise ModelError(
@@ -484,16 +488,19 @@ def list_pairs() -> dict[str, PairSpec]:
 
 # %% ../nbs/use/01_pairs.ipynb #13af069d
 def load_pair(name: str, device: str = "auto", dtype: str = "auto",
-              verifies: bool = True,        # False: the target alone, for plain decoding
+              method: str = "speculative",  # or "plain": the target alone, laid out for that
               # a folder that `specdec distill` wrote: in place of the pair's own trained drafter or
               # draft
               drafter: Path | None = None,
               # the pair's target, where it is loaded already
               target: CausalLM | None = None,
+              # of a target on the hub: a branch, a tag or a commit
+              revision: str | None = None,
              ) -> Pair:
     """Load a registered pair; raises `InputError` with the nearest names if there is none of that
     name."""
     check(isinstance(name, str), f"A pair is loaded by its name, not {name!r}.")
+    check_method(method)
     if name not in PAIRS:
         near = difflib.get_close_matches(name, PAIRS, n=3, cutoff=0.3) or list(PAIRS)
         raise InputError(
@@ -507,10 +514,15 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
         f"There is no trained drafter in {drafter}: expected a folder that `specdec distill --out`"
         " wrote.",
     )
-    target = target or load(spec.target, device, dtype, verifies)
-    if not verifies: return Pair(target)
+    check(
+        target is None or revision is None,
+        f"A target that is loaded already has no other revision: leave out {revision!r}.",
+    )
+    use = "target" if method == "speculative" else "plain"
+    target = target or load(spec.target, device, dtype, use, revision)
+    if method == "plain": return Pair(target)
     if drafter:
         trained = load_drafter(drafter, target)
         return Pair(target, HybridDrafter(SuffixDrafter(), trained) if spec.lookup else trained)
     if spec.skip: return Pair(target, target.skip(spec.skip))
-    return Pair(target, load(spec.draft, device, dtype, verifies=False) if spec.draft else None)
+    return Pair(target, load(spec.draft, device, dtype, use="draft") if spec.draft else None)

@@ -48,7 +48,7 @@ def _rounds(target: CausalLM, drafter: Drafter, prompt: list[int], transform: Tr
         check_logits(logits, "The target, after the prompt")
         tokens = [*prompt, source.categorical(transform(logits)[-1])]
     yield Round([], 0, tokens[-1:])
-    with timer.phase("draft"): drafter.prefill(tokens, features, limit)
+    with timer.phase("draft"): drafter.prefill(tokens, features, limit, eos_ids)
     while len(tokens) < limit and tokens[-1] not in eos_ids:
         with timer.phase("draft"):
             n = min(K, limit - len(tokens) - 1)  # one place is kept for the target's own token

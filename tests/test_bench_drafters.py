@@ -253,7 +253,7 @@ class Recital(CausalLM):
 
 class Knows:
     layers = ()
-    def prefill(self, tokens, features, limit): self.last = tokens[-1]
+    def prefill(self, tokens, features, limit, eos_ids): self.last = tokens[-1]
     def commit(self, tokens, features): self.last = tokens[-1]
     def propose(self, K, transform, source): return Draft([(self.last + 1 + i) % 50 for i in range(K)])
 

@@ -155,7 +155,7 @@ def test_raw_and_chat_prompts_differ(one_load):
             run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout
         ).prompt_ids
 
-    tokenizer = one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer
+    tokenizer = one_load("smollm2", "auto", "auto", method="speculative", drafter=None).tokenizer
     assert ids("--raw") == tokenizer("Hi")["input_ids"]
     assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
 
@@ -178,7 +178,7 @@ def test_method_and_stop(one_load):
 
 def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
     monkeypatch.setattr(
-        one_load("smollm2", "auto", "auto", verifies=True, drafter=None).tokenizer, "chat_template", None
+        one_load("smollm2", "auto", "auto", method="speculative", drafter=None).tokenizer, "chat_template", None
     )
     done = run("generate", "Hi")
     assert done.exit_code == ExitCode.BAD_INPUT and "--raw" in done.stderr
@@ -264,7 +264,7 @@ def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
 
 def test_nan_logits_are_one_line(one_load, monkeypatch):
     # a drafter that asks for logits only
-    target = one_load("smollm2-ngram", "auto", "auto", verifies=True, drafter=None).target
+    target = one_load("smollm2-ngram", "auto", "auto", method="speculative", drafter=None).target
     forward = target.forward
     monkeypatch.setattr(target, "forward", lambda *words, **more: forward(*words, **more) * float("nan"), raising=False)
     done = run("generate", "Hi", "--pair", "smollm2-ngram")
@@ -480,7 +480,7 @@ def interrupted(after: int):
 
 
 def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto", verifies=True, drafter=None)
+    pair = one_load("smollm2", "auto", "auto", method="speculative", drafter=None)
     monkeypatch.setattr(pair, "drafter", interrupted(after=3))
     done = run("generate", "Tell me a long story.", "--json")
     result = core.GenerationResult.from_json(done.stdout)
@@ -488,7 +488,7 @@ def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
 
 
 def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto", verifies=True, drafter=None)
+    pair = one_load("smollm2", "auto", "auto", method="speculative", drafter=None)
     monkeypatch.setattr(cli, "WARM_UP", 1)  # one token takes no proposal
     for words in ([], ["--json"]):
         monkeypatch.setattr(pair, "drafter", interrupted(after=3))
@@ -505,26 +505,24 @@ def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
 @pytest.mark.parametrize(
     "words, asked",
     [
-        (["generate", "Hi", "--method", "plain"], [False]), (["generate", "Hi"], [True]),
-        (["compare", "Hi"], [True, False]),
+        (["generate", "Hi", "--method", "plain"], ["plain"]), (["generate", "Hi"], ["speculative"]),
+        (["compare", "Hi"], ["speculative", "plain"]),
     ],
 )
 def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_load, monkeypatch):
     "On a processor where the layout of the weights matters, nobody is compared with a plain loop that was made slow."
-    seen, target = [], one_load("smollm2", "auto", "auto", verifies=True, drafter=None).target
+    seen, target = [], one_load("smollm2", "auto", "auto", method="speculative", drafter=None).target
     monkeypatch.setattr(target, "packed", True)
     monkeypatch.setattr(
         pairs,
         "load_pair",
-        lambda *given, verifies, drafter: (seen.append(verifies), one_load(*given, verifies=verifies, drafter=drafter))[
-            1
-        ],
+        lambda *given, method, drafter: (seen.append(method), one_load(*given, method=method, drafter=drafter))[1],
     )
     assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == asked
     if words[0] == "compare":
         monkeypatch.setattr(target, "packed", False)
         # one model does both
-        assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, True]
+        assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, "speculative"]
 
 
 def test_a_trained_drafter_by_its_folder(one_load):

@@ -284,7 +284,8 @@ def test_greedy_text_is_that_of_the_other_loop(seed, K, length, room, ends):
     for name, drafter in drafters(target, seed).items():
         found, expected = (run(target, drafter, prompt, K=K, room=room, ends=ends) for run in (decode, reference))
         assert tokens_of(found) == tokens_of(expected), name
-        if name not in ("n-gram", "short memory"): assert found == expected, name
+        past_the_end = any(ends & set(r.drafted) for r in found)  # the other loop's drafters stop there
+        if name not in ("n-gram", "short memory") and not past_the_end: assert found == expected, name
         for r in found[1:]:
             assert r.emitted[: r.accepted] == r.drafted[: len(r.emitted)][: r.accepted] and len(r.emitted) <= room
 

@@ -136,6 +136,19 @@ def test_draft_distributions_after_any_round_equal_uncached_ones():
     decode(target, Checked(draft, 24), [1, 2, 3], 1.0, 4, 40)
 
 
+@pytest.mark.parametrize("guessed", [1, 2, 4])
+def test_a_draft_stops_at_the_end_of_the_text_and_keeps_it(guessed):
+    def proposed(eos_ids):
+        drafter = ModelDrafter(tiny(noise=0.05), 24)
+        drafter.prefill([1, 2, 3, 4], None, 40, eos_ids)
+        return drafter.propose(6, Transform(1.0), TorchSource(6))
+    whole = proposed(frozenset())
+    end = whole.tokens[guessed - 1]
+    n = whole.tokens.index(end) + 1
+    draft = proposed({end})
+    assert draft.tokens == whole.tokens[:n] and torch.equal(draft.q, whole.q[:n]) and n < len(whole.tokens) == 6
+
+
 @pytest.mark.parametrize("length, given", [(8, 5), (10, 3), (12, 1), (13, 0), (20, 0)])
 def test_a_draft_with_a_short_context_fills_it_to_the_last_place(length, given):
     "The last token of a draft needs no place in the draft's own cache, since nothing is drafted after it."

@@ -63,7 +63,7 @@ class Scripted:
     def __init__(self, tokens=(), layers=(), evidence=None):
         self.tokens, self.layers, self.log = list(tokens), layers, []
         if evidence is not None: self.reach, self.evidence = (lambda K: min(K, len(evidence))), (lambda i: evidence[i])
-    def prefill(self, tokens, features, limit): self.log.append(("prefill", list(tokens), features))
+    def prefill(self, tokens, features, limit, eos_ids): self.log.append(("prefill", list(tokens), features, eos_ids))
     def commit(self, tokens, features): self.log.append(("commit", list(tokens), features))
     def propose(self, K, transform, source):
         self.log.append(("propose", K))
@@ -157,7 +157,8 @@ def test_features_are_shared_out():
     first, second, third = Scripted(layers=(3, 1)), Scripted(layers=(1, 9)), Scripted()
     hybrid = HybridDrafter(first, second)
     assert hybrid.layers == (3, 1, 9)
-    hybrid.prefill([1, 2, 3], features, 10)
+    hybrid.prefill([1, 2, 3], features, 10, {5})
+    assert all(member.log[0][3] == {5} for member in hybrid.members)
     assert torch.equal(first.log[0][2], features[:, :4]) and torch.equal(second.log[0][2], features[:, [2, 3, 4, 5]])
     hybrid = HybridDrafter(third, second)
     hybrid.prefill([1, 2, 3], features[:, :4], 10)
@@ -214,7 +215,7 @@ def test_the_hybrid_is_not_slower_than_its_better_half():
         def __init__(self, text, chances, seed):
             self.text, self.right = text, np.random.default_rng(seed).random(len(text)) < chances
 
-        def prefill(self, tokens, features, limit): self.at = len(tokens)
+        def prefill(self, tokens, features, limit, eos_ids): self.at = len(tokens)
         def commit(self, tokens, features): self.at += len(tokens)
         def propose(self, K, transform, source):
             return Draft(

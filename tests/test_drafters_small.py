@@ -38,11 +38,11 @@ def test_a_damaged_list_of_tokens_is_told(tmp_path, damage):
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
     )
     LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path)
-    assert load_model(tmp_path, CPU, torch.float32, verifies=False).vocab_size == 9  # without a list: an ordinary model
+    assert load_model(tmp_path, CPU, torch.float32, use="draft").vocab_size == 9  # without a list: an ordinary model
     file, tokens = tmp_path / TOKENS_FILE, torch.arange(8, dtype=torch.int32)
     save_file({"tokens": tokens}, file, {"vocab_size": "20"})
-    assert load_model(tmp_path, CPU, torch.float32, verifies=False).vocab_size == 20
+    assert load_model(tmp_path, CPU, torch.float32, use="draft").vocab_size == 20
     if damage == "nonsense":file.write_bytes(b"nonsense")
     elif damage == "no size":save_file({"tokens": tokens}, file)
     else: save_file({"others": tokens}, file, {"vocab_size": "20"})
-    with pytest.raises(ModelError, match="can't be read"): load_model(tmp_path, CPU, torch.float32, verifies=False)
+    with pytest.raises(ModelError, match="can't be read"): load_model(tmp_path, CPU, torch.float32, use="draft")

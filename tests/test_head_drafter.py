@@ -58,6 +58,24 @@ def test_tokens_are_drawn_from_the_reported_q(target):
     assert all(torch.equal(weights, row[DRAFT]) for (weights, _), row in zip(source.asked, draft.q))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_stops_at_the_end_of_the_text_and_keeps_it(target, temperature):
+    head = random_head(target)
+    text = torch.randint(V, (1, 12), generator=torch.Generator().manual_seed(5))
+    features = read(target, text, head.config.layers)
+
+    def proposed(eos_ids):
+        drafter = HeadDrafter(head, target)
+        drafter.prefill(text[0].tolist(), features[0, :-1], 30, eos_ids)
+        return drafter.propose(5, Transform(temperature), TorchSource(3))
+    whole = proposed(frozenset())
+    end = whole.tokens[1]
+    n = whole.tokens.index(end) + 1
+    draft = proposed({end})
+    assert draft.tokens == whole.tokens[:n] and n < len(whole.tokens) == 5
+    assert draft.q is None if temperature == 0 else torch.equal(draft.q, whole.q[:n])
+
+
 def test_greedy_drafts_are_certain_and_likeliest(target):
     head = random_head(target)
     text = torch.randint(V, (1, 12))

@@ -78,7 +78,7 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "has_tiles", lambda: False)
     module = random_model(FAMILIES["smollm2-tied"])
     packed = stored(module, tmp_path, torch.bfloat16)
-    plain = load_model(tmp_path, CPU, torch.bfloat16, verifies=False)
+    plain = load_model(tmp_path, CPU, torch.bfloat16, use="plain")
     ids = tokens(9)
     for pieces in ([9], [1] * 9, [5, 1, 3]):
         logits = []
@@ -90,7 +90,7 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
     if plain.head.half: assert packed.head.packed
     # a processor on which packed weights are no slower for one row
     monkeypatch.setattr(loading, "has_tiles", lambda: True)
-    assert load_model(tmp_path, CPU, torch.bfloat16, verifies=False).head.packed == plain.head.half
+    assert load_model(tmp_path, CPU, torch.bfloat16, use="plain").head.packed == plain.head.half
 
 
 def onednn_keeps_rows():

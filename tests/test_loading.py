@@ -38,6 +38,24 @@ def test_a_device_or_dtype_that_is_none(arguments):
     with pytest.raises(InputError): load("smollm2", **arguments)
 
 
+@pytest.mark.parametrize("use", ["verify", True, None, ["target"]])
+def test_what_a_model_is_loaded_for_is_one_of_three(use, tmp_path):
+    nothing = tmp_path / "nothing"
+    with pytest.raises(InputError, match="target, draft, plain"): load_model(nothing, CPU, torch.float32, use)
+    with pytest.raises(InputError, match="target, draft, plain"): load("nowhere", use=use)
+
+
+@pytest.mark.parametrize("use", ["target", "draft", "plain"])
+def test_a_revision_is_passed_on(use, monkeypatch):
+    asked = {}
+    def find(name, revision):
+        asked.update(name=name, revision=revision)
+        raise ModelError("not here")
+    monkeypatch.setattr("specdec.loading.find_model", find)
+    with pytest.raises(ModelError, match="not here"): load("org/name", use=use, revision="v1")
+    assert asked == dict(name="org/name", revision="v1")
+
+
 class Named:
     eos_token_id = 2
 
@@ -66,7 +84,7 @@ def narrow(folder):
 
 def test_a_draft_that_knows_some_tokens_only(tmp_path):
     module = narrow(tmp_path)
-    model = load_model(tmp_path, CPU, torch.float32, verifies=False)
+    model = load_model(tmp_path, CPU, torch.float32, use="draft")
     assert isinstance(model, NarrowLM) and isinstance(model.model, Llama)
     assert (
         model.vocab_size == 100 and model.target_digest == "abc" and model.context_length == model.model.context_length

@@ -362,7 +362,8 @@ def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, mo
         asked.update(kwargs, name=name)
         return str(folder)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert find_model("org/name") == folder and asked["name"] == "org/name"
+    assert find_model("org/name") == folder and asked["name"] == "org/name" and asked["revision"] is None
+    assert find_model("org/name", "v1.1") == folder and asked["revision"] == "v1.1"
     offered = ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors",
                "original/params.json", "tokenizer.model", "modeling.py", "chat_template.jinja"]
     patterns = dict(allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
@@ -373,6 +374,20 @@ def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, mo
         def fail(*args, **kwargs): raise error
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
         with pytest.raises(ModelError, match="'org/name' could not be had"): find_model("org/name")
+        with pytest.raises(ModelError, match="'org/name' at revision 'v9' could not be had"):
+            find_model("org/name", "v9")
+
+
+@pytest.mark.parametrize("kind", ["the default", "a folder", "a file"])
+def test_what_is_here_has_no_revisions(folder, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("specdec.models._converted", lambda path: folder)
+    name = {"the default": "smollm2", "a folder": str(folder), "a file": str(tmp_path / "model.gguf")}[kind]
+    with pytest.raises(InputError, match="on this machine and has no revision 'main'"): find_model(name, "main")
+
+
+@pytest.mark.parametrize("revision", ["", 3, True, b"main"])
+def test_a_revision_is_a_name(revision):
+    with pytest.raises(InputError, match="name of a branch"): find_model("org/name", revision)
 
 @pytest.mark.parametrize("damage", [b"{", b"", b"\xff\xfe"])
 def test_a_damaged_config_is_not_blamed_on_the_tokenizer(tmp_path, damage):

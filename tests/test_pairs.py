@@ -567,7 +567,7 @@ def test_two_models_of_transformers():
 def test_drafters_of_any_kind_and_their_errors():
     class Mine:
         layers = ()
-        def prefill(self, tokens, features, limit): pass
+        def prefill(self, tokens, features, limit, eos_ids): pass
         def commit(self, tokens, features): pass
         def propose(self, K, transform, source): raise ZeroDivisionError("mine")
     with pytest.raises(ZeroDivisionError, match="mine"): Pair(talker(), Mine()).generate([1])
@@ -654,7 +654,27 @@ def test_a_pair_with_another_drafter():
             (SuffixDrafter,), (ColderDrafter, kind),
         ]
     # plain decoding needs no draft
-    assert type(load_pair("smollm2", "cpu", "float32", verifies=False).drafter) is NGramDrafter
+    assert type(load_pair("smollm2", "cpu", "float32", method="plain").drafter) is NGramDrafter
+
+
+@pytest.mark.parametrize("method, use", [("speculative", "target"), ("plain", "plain")])
+def test_a_pair_is_loaded_for_its_method(method, use, monkeypatch):
+    asked = []
+    def refuse(*given):
+        asked.append(given)
+        raise ModelError("not here")
+    monkeypatch.setattr("specdec.pairs.load", refuse)
+    with pytest.raises(ModelError): load_pair("qwen2.5", "cpu", "float32", method=method, revision="v1")
+    assert asked == [(PAIRS["qwen2.5"].target, "cpu", "float32", use, "v1")]
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (dict(method="greedy"), "speculative or plain"), (dict(method=True), "speculative or plain"),
+    (dict(target=tiny(), revision="v1"), "loaded already"),
+], ids=["method", "truth", "revision of a loaded target"])
+def test_a_pair_is_not_loaded_for_anything_else(wrong, words, monkeypatch):
+    monkeypatch.setattr("specdec.pairs.load", None)
+    with pytest.raises(InputError, match=words): load_pair("smollm2", **wrong)
 
 
 @pytest.mark.parametrize("thing", ["smollm2", None, 3, torch.nn.Linear(2, 2)])
@@ -667,7 +687,7 @@ def test_a_target_is_a_model(thing):
 def test_a_drafter_has_all_its_parts():
     class Half:
         layers = None
-        def prefill(self, tokens, features, limit): pass
+        def prefill(self, tokens, features, limit, eos_ids): pass
         def propose(self, K, transform, source): pass
         def commit(self, tokens, features): pass
     for wrong in (NGramDrafter, Half()):

@@ -41,9 +41,10 @@ class Recording:
     def __init__(self, inner, layers=()):
         self.inner, self.layers, self.tokens, self.features, self.asked = inner, layers, [], [], []
 
-    def prefill(self, tokens, features, limit):
+    def prefill(self, tokens, features, limit, eos_ids):
+        self.ends = eos_ids
         self.tokens, self.features, self.limit = list(tokens), [] if features is None else [features], limit
-        self.inner.prefill(tokens, features, limit)
+        self.inner.prefill(tokens, features, limit, eos_ids)
     def commit(self, tokens, features):
         assert len(tokens) > 0
         self.tokens += tokens
@@ -140,6 +141,34 @@ def error(drafter, K, verify=None) -> float: # total variation
     target = tiny(**SMALL)
     law = speculative_law(target, drafter, PROMPT, WARM, 3, K, verify)
     return distance(law, plain_law(target, PROMPT, WARM, 3))
+
+
+class DropsTheEnd(ModelDrafter):
+    "Wrong: leaves out the end that it drew."
+    def propose(self, K, transform, source):
+        draft = super().propose(K, transform, source)
+        n = len(draft.tokens) - (draft.tokens[-1] in self.eos_ids)
+        return Draft(draft.tokens[:n], draft.q[:n] if n else None)
+
+
+@pytest.mark.parametrize("kind, exact", [(ModelDrafter, True), (DropsTheEnd, False)], ids=["kept", "dropped"])
+def test_the_law_of_texts_that_end_in_a_draft(kind, exact):
+    target, ends = tiny(**SMALL), {0}
+
+    def text(source):
+        rounds = speculate(target, kind(relative(), 4), PROMPT, WARM, source, 2, 3, ends)
+        return tuple(ids_of(rounds))
+    expected = {}
+    for tokens, weight in plain_law(target, PROMPT, WARM, 3).items():
+        ended = tuple(_until(list(tokens), ends))
+        expected[ended] = expected.get(ended, 0) + weight
+    assert (distance(exact_law(text), expected) < 1e-6) == exact and any(len(ended) < 3 for ended in expected)
+
+
+def test_a_drafter_is_told_where_texts_end():
+    drafter = Recording(NGramDrafter())
+    decode(tiny(), drafter, [1, 2, 3], eos_ids=[4, 5])
+    assert drafter.ends == {4, 5}
 
 
 @pytest.mark.parametrize("K", [1, 2])
@@ -296,7 +325,7 @@ class Recital:
 class Cheat(NoDrafter):
     "A drafter that knows the whole text, and gets a share of it wrong."
     def __init__(self, text, mistakes=0.0): self.text, self.mistakes, self.random = text, mistakes, Random(0)
-    def prefill(self, tokens, features, limit): self.at = len(tokens)
+    def prefill(self, tokens, features, limit, eos_ids): self.at = len(tokens)
     def commit(self, tokens, features): self.at += len(tokens)
     def propose(self, K, transform, source):
         known = self.text[self.at:self.at + K]

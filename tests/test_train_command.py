@@ -53,7 +53,7 @@ def test_training_helps_and_the_drafter_loads(folder, data, tmp_path, target, ki
     assert lines[-1]["loss"] < lines[1]["loss"] / 2
     if kind == "head": drafter = HeadDrafter(load_head(out, target), target)
     else:
-        draft = load_model(out, CPU, torch.float32, verifies=False)
+        draft = load_model(out, CPU, torch.float32, use="draft")
         assert isinstance(draft, NarrowLM) and draft.vocab_size == V
         assert torch.isfinite(draft.forward(torch.tensor([[0, 49]]), draft.new_cache(4))).sum(-1).tolist() == [[30, 30]]
         drafter = ModelDrafter(draft, V)

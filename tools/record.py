@@ -9,6 +9,7 @@ which no busy machine can change.
 """
 import argparse
 import json
+from collections.abc import Set
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, product
@@ -261,7 +262,8 @@ class Along:
     layers = ()
     def __init__(self, text: list[int], q: Tensor): self.text, self.q = text, q
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "The first token came with the prompt."
         self.at = 1
 
@@ -286,7 +288,7 @@ def replay(drafter: Drafter, source: Coupled, text: Text, transform: Transform, 
         "The features that belong to these positions."
         return None if text.features is None or not drafter.layers else text.features[begin:end]
 
-    drafter.prefill([*text.prompt, said[0]], known(0, start), start + limit)
+    drafter.prefill([*text.prompt, said[0]], known(0, start), start + limit, frozenset())
     rounds, at = [], 1
     while at < len(said):
         source.at, n = at, min(K, limit - at - 1)

@@ -223,7 +223,7 @@ THEIRS = ("transformers", "compiled", "prompt_lookup", "assisted", "prefill_tran
 
 def for_plain_decoding(target: CausalLM, model: str, device: str, dtype: str) -> CausalLM:
     "The target, or the same model in the layout that is fastest for one token at a time."
-    return load(model, device, dtype, verifies=False) if target.packed else target
+    return load(model, device, dtype, use="plain") if target.packed else target
 
 def quiet_transformers(model: str, device: str, dtype: str): # a transformers causal LM
     "Their model; transformers shows no progress and no warnings from here on."

@@ -7,6 +7,7 @@ __all__ = ['Trial', 'trial']
 
 # %% ../../nbs/drafters/11_compared.ipynb #4ce13258
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +26,10 @@ class Clocked:
         self.drafter, self.layers = drafter, drafter.layers
         self.times: list[tuple[int, float]] = []  # of each proposal: tokens, seconds
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text."
-        self.drafter.prefill(tokens, features, limit)
+        self.drafter.prefill(tokens, features, limit, eos_ids)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "The text grew."

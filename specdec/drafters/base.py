@@ -6,7 +6,7 @@
 __all__ = ['Draft', 'Drafter', 'NoDrafter', 'NGramDrafter', 'ModelDrafter']
 
 # %% ../../nbs/drafters/00_base.ipynb #e2dea1da
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,8 +37,10 @@ class Drafter(Protocol):
         tokens: list[int],       # a new text: prompt and first token, [L]
         features: Tensor | None, # of all but the last, [L - 1, F]; row i stands before token i + 1
         limit: int,              # the length that the text can grow to
+        eos_ids: Set[int] = frozenset(), # the text ends after one of these
     ) -> None:
-        "Start from a new text."
+        """Start from a new text. What would stand after its end is never used: a drafter that
+        guesses token after token stops when it has guessed an end, and keeps that one."""
 
     def propose(
         self,
@@ -59,7 +61,8 @@ class Drafter(Protocol):
 class NoDrafter:
     "Proposes nothing: every round is one plain step."
     layers = ()
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Nothing to prepare."
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "An empty draft."
@@ -75,7 +78,8 @@ class NGramDrafter:
     def __init__(self, longest: int = 3): # tokens in the longest ending looked for
         self.longest = whole(longest, "longest, the tokens of an ending,", 1)
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text."
         self.tokens: list[int] = []
         self.last_seen: dict[tuple[int, ...], int] = {}
@@ -103,9 +107,10 @@ class ModelDrafter:
                  vocab_size: int): # the target's V, the width of q; the draft's logits may differ
         self.model, self.vocab_size = model, vocab_size
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text; the model reads it with the first proposal."
-        self.tokens = list(tokens)
+        self.tokens, self.eos_ids = list(tokens), eos_ids
         self.cache = self.model.new_cache(min(limit, self.model.context_length))
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
@@ -114,7 +119,7 @@ class ModelDrafter:
         self.cache.rollback(min(self.cache.length, len(self.tokens) - 1))
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "K tokens, or fewer where the draft's own context ends."
+        "K tokens, or fewer where the draft's own context ends or the guessed text does."
         unread = self.tokens[self.cache.length:]
         room = self.cache.capacity - len(self.tokens) + 1  # the last token of a draft is never read
         draft: list[int] = []
@@ -123,6 +128,7 @@ class ModelDrafter:
             q = self.distribution(unread, transform)
             draft.append(source.categorical(q))
             rows.append(q)
+            if draft[-1] in self.eos_ids: break
             unread = draft[-1:]
         return Draft(draft, torch.stack(rows) if rows else None)
 

@@ -6,6 +6,7 @@
 __all__ = ['ColderDrafter']
 
 # %% ../../nbs/drafters/09_colder.ipynb #028a8800
+from collections.abc import Set
 from dataclasses import replace
 
 from torch import Tensor
@@ -28,9 +29,10 @@ class ColderDrafter:
               f"The draft's temperature is a positive part of the target's, not {factor!r}.")
         self.drafter, self.layers, self.factor = drafter, drafter.layers, number(factor)
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text."
-        self.drafter.prefill(tokens, features, limit)
+        self.drafter.prefill(tokens, features, limit, eos_ids)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "The text grew."

@@ -7,7 +7,7 @@ __all__ = ['HeadDrafter']
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #19b68bbf
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import torch
 from torch import Tensor, nn
@@ -148,9 +148,11 @@ class _HeadReader:
         self.head = FastHead(head, target_embedding(target))
         self.context_length = head.config.decoder.max_position_embeddings
 
-    def prefill(self, tokens: list[int], features: Tensor, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text; the head reads it with the first proposal."
         self.cache = KVCache(len(self.head.layers), min(limit, self.context_length))
+        self.eos_ids = eos_ids
         self.read = 0                     # positions in the cache that have true features
         self.unread: list[int] = []       # tokens that the head has yet to read,
         self.features: list[Tensor] = []  # and the features that belong to them
@@ -197,8 +199,8 @@ class HeadDrafter(_HeadReader):
 
     @torch.inference_mode()
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        """K tokens, or fewer where the head's context ends or its confidence falls below
-        `stop_below`. At temperature 0 they are certain (q is None)."""
+        """K tokens, or fewer where the head's context ends, the guessed text does, or confidence
+        falls below `stop_below`. At temperature 0 they are certain (q is None)."""
         K = min(K, self.cache.capacity - self.read - len(self.unread) + 1)
         if K < 1: return Draft([])
         logits, state = self.catch_up()
@@ -213,6 +215,7 @@ class HeadDrafter(_HeadReader):
                 choice = source.categorical(rows[-1])
             else: choice = int(likeliest(logits))
             draft.append(int(self.head.tokens[choice]))
+            if draft[-1] in self.eos_ids: break
             if self.stop_below:
                 probabilities = rows[-1] if rows else logits.float().softmax(-1)
                 confidence *= probabilities[choice].item()

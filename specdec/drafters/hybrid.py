@@ -6,7 +6,7 @@
 __all__ = ['Informed', 'HybridDrafter']
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #560fe275
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -207,12 +207,14 @@ class HybridDrafter(Chooser):
         self.members, self.carried = members, carried
         self.layers = tuple(dict.fromkeys(layer for member in members for layer in member.layers))
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text, and from the priors: no text depends on others, unless asked to."
         if not self.carried: self.forget()
         self.pending: tuple[int, list[Hashable], list[int]] = (0, [], [])
         for member in self.members:
-            member.prefill(tokens, _share(features, self.layers, member.layers), limit)
+            shared = _share(features, self.layers, member.layers)
+            member.prefill(tokens, shared, limit, eos_ids)
 
     def plan(self, K: int) -> tuple[int, list[Hashable]]: # who; what is known of each guess to make
         "What `choose` says of the drafters."

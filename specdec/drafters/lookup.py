@@ -6,7 +6,7 @@
 __all__ = ['SuffixIndex', 'SuffixDrafter', 'replay']
 
 # %% ../../nbs/drafters/02_lookup.ipynb #011b30e1
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch import Tensor
 
@@ -87,7 +87,8 @@ class SuffixDrafter:
               f"not {per_match!r}.")
         self.per_match = number(per_match)
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int) -> None:
+    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text."
         self.index = SuffixIndex()
         self.commit(tokens, features)
@@ -134,7 +135,7 @@ def replay(drafter: Drafter,  # one that is certain of its guesses: its drafts h
     """The rounds in which the loop would have written a text, without a model: a certain guess is
     accepted with its own probability p, and that is how often the text goes on with it (greedy
     texts and sampled ones alike). Raises `InputError` for a drafter with a q."""
-    drafter.prefill([*prompt, *text[:1]], None, len(prompt) + len(text))
+    drafter.prefill([*prompt, *text[:1]], None, len(prompt) + len(text), frozenset())
     rounds, at = [], 1
     while at < len(text):
         n = min(K, len(text) - at - 1)

@@ -404,7 +404,7 @@ class Sure:
     certain."""
     layers = ()
     def __init__(self, language: Next): self.language = language
-    def prefill(self, tokens, features, limit): self.tokens = list(tokens)
+    def prefill(self, tokens, features, limit, eos_ids=()): self.tokens = list(tokens)
     def commit(self, tokens, features): self.tokens += tokens
     def propose(self, K, transform, source):
         tokens, text = [], tuple(self.tokens[1:])

@@ -217,7 +217,7 @@ class Shelf:
         pair.name, self.targets[target] = name, pair.target
         pair.generate([0, 1, 2], K=K_MAX, max_new_tokens=8)
         if target not in self.alone:
-            other = load(target, verifies=False) if pair.target.packed else pair.target
+            other = load(target, use="plain") if pair.target.packed else pair.target
             Pair(other).generate([0, 1, 2], max_new_tokens=4, method="plain")
             self.alone[target] = other
         return pair

@@ -132,7 +132,7 @@ def _small_llama(config: DistillConfig, target: Llama,
 def _trained_llama(folder: Path, target: Llama) -> tuple: # a `LlamaForCausalLM` in float32, tokens
     "A small Llama that was trained before; raises `ModelError` if there is none for this target."
     from transformers import LlamaForCausalLM
-    model = load_model(folder, torch.device("cpu"), torch.float32, verifies=False)
+    model = load_model(folder, torch.device("cpu"), torch.float32, use="draft")
     narrow = isinstance(model, NarrowLM)
     inner = model.model if narrow else model
     if model.vocab_size != target.vocab_size or not isinstance(inner, Llama):
