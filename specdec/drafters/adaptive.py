@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..core import Source, check, number, whole
 from .base import Draft, Drafter, ModelDrafter
-from .hybrid import COST, PRIOR, VERIFY, Chooser
+from .hybrid import COST, PRIOR, VERIFY, Chooser, HybridDrafter, Informed
+from .hybrid import usual_cost
 from .lookup import outcome
 from ..protocol import CausalLM
 from ..sampling import Transform
@@ -111,6 +112,9 @@ class AdaptiveLookahead:
         self.cooldown = self.cooldown_steps
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #17d88f72
+MOST = 16  # the longest draft that a controller of ours asks for
+
+# %% ../../nbs/drafters/23_adaptive.ipynb #434a01fc
 class PayingLookahead(Chooser):
     """As many tokens as pay best, by what was seen of guesses that were tried, and by what they
     cost; none where none pays, but for one now and then (see `Chooser`). What was seen fades with
@@ -122,7 +126,7 @@ class PayingLookahead(Chooser):
                  # what a guess adds to the target's forward, likewise; or v(1), v(2), …, as
                  # `verification_cost` measures them
                  verify: float | Sequence[float] = VERIFY,
-                 most: int = 16,        # the longest draft
+                 most: int = MOST,      # the longest draft
                  prior: float = PRIOR): # α before anything is seen
         super().__init__((c,), verify, (prior,))
         self.most = whole(most, "most, the longest draft,", 1)
@@ -175,6 +179,15 @@ class AdaptiveDrafter:
         self.controller.observe_step(proposed, accepted)
         self.drafted = []
         self.drafter.commit(tokens, features)
+
+# %% ../../nbs/drafters/23_adaptive.ipynb #63e1c77c
+def adaptive(drafter: Drafter) -> Drafter:
+    """The drafter with as many guesses as pay, by the costs that are usual for its kind; one that
+    chooses by itself already stays as it is."""
+    if isinstance(drafter, (AdaptiveDrafter, HybridDrafter)): return drafter
+    cost = usual_cost(drafter)
+    if isinstance(drafter, Informed): return HybridDrafter(drafter, c=(cost,))
+    return AdaptiveDrafter(drafter, PayingLookahead(cost))
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #fadd881e
 class ConfidentDrafter(ModelDrafter):
