@@ -1,4 +1,4 @@
-"""How many guesses next: the golden traces, what is learned under censoring, against hindsight, and the law of it all."""
+"""How many guesses next: golden traces, what is learned under censoring, against hindsight, and the law of it all."""
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +9,14 @@ import specdec
 from helpers_drafters import packable_llama
 from specdec.core import InputError, TorchSource, exact_law
 from specdec.drafters.adaptive import (
-    MOST, AdaptiveDrafter, AdaptiveLookahead, ConfidentDrafter, HeuristicLookahead, PayingLookahead, adaptive, play,
+    MOST,
+    AdaptiveDrafter,
+    AdaptiveLookahead,
+    ConfidentDrafter,
+    HeuristicLookahead,
+    PayingLookahead,
+    adaptive,
+    play,
 )
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
 from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
@@ -140,7 +147,8 @@ def test_play_is_what_the_loop_would_do():
         def propose(self, K, transform, source):
             guesses = super().propose(16, transform, source).tokens
             rest = text[len(self.tokens):]
-            seen.append(next((i for i, (a, b) in enumerate(zip(guesses, rest)) if a != b), min(len(guesses), len(rest))))
+            differ = (i for i, (a, b) in enumerate(zip(guesses, rest)) if a != b)
+            seen.append(next(differ, min(len(guesses), len(rest))))
             return Draft([])
     replay(Recorder(), [1], text[1:], 16)
     seen += [0] * (len(text) - 2 - len(seen))
