@@ -357,7 +357,7 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
         row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
         row("tokens/s", ".1f", lambda r: r.tokens_per_second),
         ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
-        row("tokens per round", ".2f", lambda r: r.tokens_per_step),
+        ["tokens per round", "", f"{speculative.tokens_per_step:.2f}"],
         row("speed-up", ".2f", lambda r: r.tokens_per_second / plain.tokens_per_second),
         ["greedy texts", "", {True: "identical", False: "differ", None: "(sampled)"}[identical]],
     ]

@@ -152,12 +152,12 @@ def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float)
     and c need."""
     clocked = Clocked(drafter)
     pair = Pair(target, clocked)
-    pair.eos_ids = frozenset()
     method = "plain" if isinstance(drafter, NoDrafter) else "speculative"
     def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
         clocked.times.clear()
         result = pair.generate(
-            ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method
+            ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method,
+            ignore_eos=True,
         )
         if result.finish_reason == "interrupted": raise KeyboardInterrupt
         return result.generated_ids, {

@@ -189,6 +189,7 @@ class HeadDrafter(_HeadReader):
     """Drafts with a head: reads the target's features of every accepted token, and its own states
     beyond. Follows the `Drafter` protocol. Raises `ModelError` if the head was made for another
     target, `InputError` if it is on another device."""
+    name = "head"
     def __init__(self, head: Head, target: CausalLM,
                  # a draft ends once all its tokens together are less likely
                  stop_below: float = 0.0):
