@@ -26,6 +26,7 @@ import torch
 from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
 from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from .drafters.adaptive import MOST, adaptive
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import SUFFIX_PRIOR, HybridDrafter
@@ -367,12 +368,16 @@ class Decoding(Couple):
         lossless = verify is None or is_promised(verify, transform.temperature)
         ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
         ends = frozenset() if ignore_eos else self.eos_ids
-        K, max_new_tokens, ends = check_request(self.target, ids, K, max_new_tokens, ends)
-        drafter = NoDrafter() if method == "plain" else self.drafter
+        adapts = isinstance(K, str) and K == "adaptive"
+        most = MOST if adapts else K
+        most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
+        drafter = adaptive(self.drafter) if adapts else self.drafter
+        if method == "plain": drafter = NoDrafter()
         rounds = speculate(
-            self.target, drafter, ids, transform, source, K, max_new_tokens, ends, verify, timer
+            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
         )
-        settings = dict(K=K, **asdict(transform), max_new_tokens=max_new_tokens, seed=source.seed,
+        settings = dict(K=K if adapts else most, **asdict(transform),
+                        max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         if rule: settings["verify"] = rule
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
@@ -396,7 +401,8 @@ class Decoding(Couple):
 class Pair(Decoding):
     "A target and what drafts for it; `generate` decodes with them, one text at a time."
     def generate(self, prompt: str | list[dict] | list[int], # raw text, chat messages or token ids
-                 *, K: int = 5,                               # draft tokens per round, at most
+                 # draft tokens per round, at most; or "adaptive": as many as pay
+                 *, K: int | str = 5,
                  temperature: float = 0.0,                    # 0 is greedy
                  top_k: int | None = None, top_p: float | None = None,
                  max_new_tokens: int = 128,

@@ -452,3 +452,32 @@ def test_wrong_ways_are_caught(make):
         p, q = Language(3, f"p{seed}", halves=True), Language(3, f"q{seed}", halves=True)
         errors.append(loop_error(speculate, lambda: make(q), p, 1, 3, "").error)
     assert max(errors) > 0
+
+# by name: `Pair.generate(K="adaptive")`
+
+
+def test_a_pair_that_adapts(tiny):
+    pair = specdec.Pair(tiny, tiny)
+    result = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120)
+    assert result.settings["K"] == "adaptive" and result.is_lossless
+    assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
+    lengths = [len(r.drafted) for r in result.rounds]
+    assert lengths[0] < 8 and max(lengths) == MOST
+    assert pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120).rounds == result.rounds  # nothing is carried over
+    plain = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=9, method="plain")
+    assert plain.num_drafted == 0
+    assert specdec.GenerationResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("wrong", ["adaptve", "5", 0, 2.5, None])
+def test_a_round_length_that_is_neither(tiny, wrong):
+    with pytest.raises(InputError, match="K"): specdec.Pair(tiny, tiny).generate([1, 2, 3], K=wrong)
+
+
+def test_the_word_on_the_command_line():
+    import typer
+
+    from specdec.cli import round_length
+    assert round_length("adaptive") == "adaptive" and round_length("7") == 7 and round_length(5) == 5
+    for wrong in ("0", "-1", "2.5", "many", ""):
+        with pytest.raises(typer.BadParameter, match="adaptive"): round_length(wrong)
