@@ -156,11 +156,18 @@ class Method(str, Enum):
     speculative = "speculative"
     plain = "plain"
 
+def round_length(said: str) -> int | str:
+    "A number of draft tokens, or the word `adaptive`."
+    if said == "adaptive": return said
+    if str(said).isdecimal() and int(said) > 0: return int(said)
+    raise typer.BadParameter(f"Expected a whole number of at least 1, or adaptive, not {said}.")
+
 HowToDecode = Annotated[Method, _option(
     "Decoding", "--method",
     help="Speculative, or the target alone; the text follows the same distribution.")]
-RoundLength = Annotated[int, _option(
-    "Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
+RoundLength = Annotated[str, _option(
+    "Decoding", "-K", "--draft-tokens", parser=round_length, metavar="N|adaptive",
+    help="Draft tokens per round, at most; or adaptive: as many as pay.")]
 MaxNewTokens = Annotated[int, _option(
     "Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
 Stop = Annotated[Optional[list[str]], _option(
@@ -770,6 +777,8 @@ _TokensPerRun = Annotated[int, typer.Option(
     "--max-new-tokens", min=2, help="Tokens that every run makes.")]
 _Repeats = Annotated[int, typer.Option(
     "--repeats", min=1, help="Runs of each method on each prompt, interleaved.")]
+_PeersK = Annotated[int, typer.Option(
+    "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
 _Measured = Annotated[Optional[Path], typer.Option(
     "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
     show_default=False)]
@@ -778,7 +787,7 @@ _Measured = Annotated[Optional[Path], typer.Option(
 @bench.command()
 def peers(
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
-    K: RoundLength = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
+    K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare with transformers, and with what the memory allows, on this machine: wins, losses and

@@ -30,9 +30,10 @@ from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_me
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from .drafters.adaptive import MOST, adaptive
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
-from .drafters.hybrid import SUFFIX_PRIOR, HybridDrafter
+from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
@@ -401,18 +402,22 @@ class Decoding(Couple):
         lossless = verify is None or is_promised(verify, transform.temperature)
         ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
         ends = frozenset() if ignore_eos else self.eos_ids
-        K, max_new_tokens, ends = check_request(self.target, ids, K, max_new_tokens, ends)
+        adapts = isinstance(K, str) and K == "adaptive"
+        most = MOST if adapts else K
+        most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
         drafter = self.nothing if method == "plain" else self.drafter
+        if adapts and drafter is not self.nothing: drafter = adaptive(drafter)
         decoder = None
         if chosen_loop(loop, self.target, drafter, verify) == "device":
             decoder = self.decoder(drafter)
             rounds = decoder.speculate(
-                ids, transform, source.seed, K, max_new_tokens, ends, timer
+                ids, transform, source.seed, most, max_new_tokens, ends, timer
             )
         else: rounds = speculate(
-            self.target, drafter, ids, transform, source, K, max_new_tokens, ends, verify, timer
+            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
         )
-        settings = dict(K=K, **asdict(transform), max_new_tokens=max_new_tokens, seed=source.seed,
+        settings = dict(K=K if adapts else most, **asdict(transform),
+                        max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         if rule: settings["verify"] = rule
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
@@ -460,7 +465,8 @@ class Described(Decoding):
 class Pair(Described):
     "A target and what drafts for it; `generate` decodes with them, one text at a time."
     def generate(self, prompt: str | list[dict] | list[int], # raw text, chat messages or token ids
-                 *, K: int = 5,                               # draft tokens per round, at most
+                 # draft tokens per round, at most; or "adaptive": as many as pay
+                 *, K: int | str = 5,
                  temperature: float = 0.0,                    # 0 is greedy
                  top_k: int | None = None, top_p: float | None = None,
                  max_new_tokens: int = 128,
@@ -671,7 +677,7 @@ def best_drafter(target: CausalLM) -> Drafter:
     made_for = json.loads((head / "config.json").read_text())["specdec"]["target_digest"]
     if getattr(target, "digest", None) == made_for:
         return HybridDrafter(SuffixDrafter(), load_drafter(head, target))
-    return HybridDrafter(SuffixDrafter(), NoDrafter(), c=(0.0, 0.0), priors=(SUFFIX_PRIOR, 0.0))
+    return HybridDrafter(SuffixDrafter())
 
 # %% ../nbs/use/01_pairs.ipynb #0dacfb87
 def find_drafter(name: str | Path) -> Path: # its folder
