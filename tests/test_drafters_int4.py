@@ -8,7 +8,7 @@ from helpers_drafters import packable_llama
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import ModelDrafter, NoDrafter
 from specdec.drafters.int4 import quantised
-from specdec.layouts import PIECE, Int4Linear, Linear, four_bits
+from specdec.layouts import PIECE, Int4Linear, Linear, four_bits, pack_levels
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
@@ -92,6 +92,25 @@ def test_a_row_does_not_depend_on_the_others_and_a_large_weight_is_packed_in_pie
     step, zero = scales.float().repeat_interleave(32, 0).unbind(-1)
     assert torch.equal(((levels - 8) * step.T + zero.T).bfloat16(), plain)
     assert 5 * weight.numel() == 8 * (layer.weight.nbytes + layer.scales.nbytes)
+
+
+@pytest.mark.parametrize("columns, tiles", [(96, 2), (576, 4), (4096, 8)])
+def test_what_a_gpu_is_given_has_the_shape_it_asks_for(columns, tiles):
+    "By PyTorch's own description of the packing; no number is computed here."
+    packed = pack_levels(torch.zeros(64, columns, dtype=torch.int32, device="meta"))
+    assert packed.shape == (8, columns // (16 * tiles), 32, tiles // 2)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("columns", [96, 576, 4096])
+def test_a_gpu_multiplies_by_the_same_weights(columns):
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, columns), torch.randn(5, columns)
+    here, there = Int4Linear(weight), Int4Linear(weight.cuda())
+    assert torch.equal(there.plain().cpu(), here.plain())
+    y = here(x)
+    assert (there(x.cuda()).cpu() - y).norm() / y.norm() < .01
 
 
 def test_equal_weights_and_zeros_are_kept():
