@@ -143,8 +143,7 @@ def memory_needed(model, # a name as `load` takes it, or a transformers config
     number = pick_dtype("auto", place) if kept == INT4 else kept
     weights = weight_bytes(config, counts, place, kept, use)
     length = min(whole(context, "context", 1), context_length(config))
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cache = cache_bytes(config.num_hidden_layers, heads, head_size(config), length, number)
+    cache = text_bytes(config, length, number)
     return MemoryNeeded(sum(counts), weights / 1e6, cache / 1e6, length)
 
 # %% ../nbs/engine/09_loading.ipynb #1b42aef5
@@ -158,7 +157,18 @@ def wrapped_count(config, dtype: torch.dtype) -> int: # numbers
     "How many numbers a model of transformers has: it is built without them."
     check_native(dtype, config)
     from transformers import AutoModelForCausalLM
-    with torch.device("meta"): return AutoModelForCausalLM.from_config(config).num_parameters()
+    try:
+        with torch.device("meta"): return AutoModelForCausalLM.from_config(config).num_parameters()
+    except Exception as error:  # many kinds, by what its code can't do with such a config
+        raise ModelError(f"transformers can't make a causal language model of the kind "
+                         f"{config.model_type!r} ({first_line(error)}).") from error
+
+def text_bytes(config, length: int, dtype: torch.dtype) -> int: # 0: it has no keys and values
+    "Keys and values of so many positions."
+    heads = getattr(config, "num_attention_heads", 0)
+    if not heads: return 0
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return cache_bytes(config.num_hidden_layers, kv_heads, head_size(config), length, dtype)
 
 def weight_bytes(config, counts: tuple[int, int, int], # of `weight_counts`
                  device: torch.device, dtype: torch.dtype, use: str) -> float:

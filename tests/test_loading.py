@@ -4,6 +4,7 @@ import signal
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
@@ -249,6 +250,19 @@ def test_a_model_on_the_hub_is_refused_before_its_weights_are_downloaded(tmp_pat
     with pytest.raises(ModelError, match="org/large doesn't fit.* 1,000 MB are free"): load("org/large", "cpu", "int4")
     assert memory_needed("org/large", "cpu", "int4").weights_mb > 1000
     assert asked == ["config.json"] * 2
+
+
+@pytest.mark.parametrize("kind, sizes, words", [
+    ("Mamba", dict(hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=24), "can't be rolled back"),
+    ("T5", dict(vocab_size=24, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2), "of the kind 't5'"),
+], ids=["recurrent", "an encoder as well"])
+def test_a_model_that_cannot_be_decoded_is_no_crash_where_it_is_sized(kind, sizes, words, tmp_path, monkeypatch):
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    module = transformers.MambaForCausalLM if kind == "Mamba" else transformers.T5ForConditionalGeneration
+    module(config).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(fetch())
+    monkeypatch.setattr(loading, "load_tokenizer", lambda folder: tokenizer)
+    with pytest.raises(ModelError, match=words): load(str(tmp_path), "cpu", "float32")
 
 
 @pytest.mark.parametrize("kept, device, advice", [
