@@ -145,7 +145,7 @@ DrafterFolder = Annotated[Optional[Path], _option(
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _option(
     "Model", "--dtype",
-    help="auto, float32, bfloat16 or float16; auto is bfloat16 where the hardware has it.")]
+    help="auto, float32, bfloat16, float16 or int4; auto: bfloat16 where the hardware has it.")]
 Raw = Annotated[bool, _option(
     "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
 
@@ -909,6 +909,68 @@ def distill(
         prompts=told(prompts), weights=told(weights), keep_states=told(keep_states),
     )
     train(config, as_json)
+
+# %% ../nbs/use/07_cli.ipynb #9ac4f585
+SMOKE = "The capital of France is"  # a base model can go on with it, too
+
+def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
+    "What `specdec load --json` prints; MB are 10⁶ bytes."
+    import time
+
+    from specdec.loading import load as load_by_name
+    from specdec.loading import memory_needed
+    from specdec.pairs import Pair
+    start = time.perf_counter()
+    model = load_by_name(name, device, dtype, use="plain")
+    seconds = time.perf_counter() - start
+    needed = memory_needed(model.config, model.device, model.precision, "plain")
+    result = Pair(model).generate(SMOKE, method="plain", max_new_tokens=n_tokens)
+    return {
+        "model": name, "kind": type(model).__name__, "device": str(model.device),
+        "dtype": model.precision, "param_count": model.param_count,
+        "memory_footprint_mb": model.memory_footprint_mb, "cache_mb": needed.cache_mb,
+        "cache_context": needed.context, "vocab_size": model.vocab_size,
+        "context_length": model.context_length, "load_seconds": seconds, "prompt": SMOKE,
+        "text": result.text, "num_tokens": result.num_tokens,
+        "tokens_per_second": result.tokens_per_second, "finish_reason": result.finish_reason,
+    }
+
+# %% ../nbs/use/07_cli.ipynb #5edfd23b
+def load_lines(report: dict) -> list[str]: # of `load_report`
+    "What `specdec load` says to people."
+    size, memory = report["param_count"] / 1e6, report["memory_footprint_mb"]
+    return [
+        f"{report['model']}: {size:,.1f} M parameters in {report['dtype']} on {report['device']}, "
+        f"computed by {report['kind']}; loaded in {report['load_seconds']:.1f} s",
+        f"weights {memory:,.0f} MB; keys and values of {report['cache_context']:,} tokens "
+        f"{report['cache_mb']:,.0f} MB",
+        f"vocabulary of {report['vocab_size']:,} tokens, {report['context_length']:,} positions",
+        f"{report['num_tokens']} tokens as a test, {report['tokens_per_second']:.1f} a second:",
+        f"{report['prompt']}{report['text']}",
+    ]
+
+@app.command()
+def load(
+    model: Annotated[str, typer.Argument(
+        metavar="MODEL", help="smollm2, a folder, a .gguf file, or org/name on the hub.")],
+    device: Device = "auto", dtype: Dtype = "auto",
+    n_tokens: Annotated[int, typer.Option(
+        "--n-tokens", min=1, help="How many tokens it shall write as a test.")] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Load a model and see whether it works: its parameters, the memory they take, a few tokens.
+
+    Examples:
+
+    specdec load smollm2
+
+    specdec load smollm2 --dtype int4 --n-tokens 32
+
+    specdec load Qwen/Qwen2.5-0.5B-Instruct --json"""
+    if model == "smollm2": announce_conversion()
+    report = or_rebuild(lambda: load_report(model, device, dtype, n_tokens))
+    typer.echo(json.dumps(report) if as_json else "\n".join(load_lines(report)))
+    if report["finish_reason"] == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()

@@ -17,6 +17,7 @@ from torch import Tensor
 from .checkpoint import Checkpoint
 from .core import ModelError
 from .kvcache import KVCache
+from .layouts import Plan, hidden_places
 from .transformer import Llama, Positions, head_size
 
 # %% ../nbs/engine/08_device.ipynb #fe61ceef
@@ -84,19 +85,26 @@ class Rotary(Protocol):
     rope_scale: float   # of cosines and sines
     groups: int         # query heads per key-value head
     dtype: torch.dtype
+    window: int | None  # positions that a token sees in some layers; None: all
+
+def static_plan(model: Rotary, at: Tensor, capacity: int, # as for `static_positions`
+                window: int | None) -> Plan:
+    "What hides, in every shape the same."
+    hidden = hidden_places(at, capacity, window)
+    mask = torch.zeros(hidden.shape, dtype=model.dtype, device=at.device)
+    return mask.masked_fill(hidden, float("-inf")).repeat(model.groups, 1), model.groups, ()
 
 def static_positions(model: Rotary,
                      at: Tensor,    # positions of the new tokens, [T]
                      capacity: int, # of the cache
-                    ) -> Positions: # mask [groups · T, capacity]
+                    ) -> Positions: # masks [groups · T, capacity]
     "What `specdec.transformer.positions` says, from positions that only the device knows."
     angles = at.float()[:, None, None] * model.frequencies
     cos, sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    hidden = torch.arange(capacity, device=at.device) > at[:, None]
-    mask = torch.zeros(hidden.shape, dtype=model.dtype, device=at.device)
-    mask = mask.masked_fill(hidden, float("-inf")).repeat(model.groups, 1)
-    return Positions(cos.to(model.dtype), sin.to(model.dtype), mask, model.groups)
+    near = static_plan(model, at, capacity, model.window) if model.window else None
+    plan = static_plan(model, at, capacity, None)
+    return Positions(cos.to(model.dtype), sin.to(model.dtype), *plan, near)
 
 def read_at(model: Llama,
             ids: Tensor,                # tokens, [T]

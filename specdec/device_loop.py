@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from threading import Lock
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .core import (NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
@@ -28,7 +27,7 @@ from .models import first_line
 from .requests import check_request, token_ids
 from .sampling import Transform
 from .speculative import play_round
-from .transformer import Llama, Positions, check_window
+from .transformer import Llama, Positions
 
 # %% ../nbs/engine/14_device_loop.ipynb #cf876bcf
 def is_recordable(device: torch.device) -> bool:
@@ -316,7 +315,6 @@ class DeviceDecoder(_KeptLoops):
         K, max_new_tokens, eos_ids = check_request(self.target, prompt, K, max_new_tokens, eos_ids)
         room = min(max_new_tokens, self.target.context_length - len(prompt))
         limit = len(prompt) + room
-        check_window(self.target.window, limit)
         seed = TorchSource(seed).seed
         timer = timer or PhaseTimer(self.target.device)
         return self.loop(transform, K, limit).rounds(prompt, seed, room, eos_ids, timer)

@@ -25,12 +25,15 @@ import torch
 
 from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
 from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory
+from .device_drafters import obstacle
+from .device_loop import DeviceDecoder, is_recordable
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import SUFFIX_PRIOR, HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
+from .drafters.translation import TokenIntersectionDrafter
 from .loading import load, load_model
 from .models import TextStream, encode, local_path, vocabulary_difference
 from .protocol import CausalLM
@@ -318,6 +321,22 @@ class PairStats(Totals):
         spent = self.draft_seconds + self.verify_seconds + self.sampling_seconds
         return ratio(self.round_tokens * self.plain_seconds / self.plain_steps, spent)
 
+# %% ../nbs/use/01_pairs.ipynb #1oops0cd
+LOOPS = (None, "host", "device")
+
+def chosen_loop(loop: str | None, # what was asked for
+                target: CausalLM, drafter: Drafter, verify: VerifyRule | None,
+               ) -> str: # "host" or "device"
+    """The loop that a pair decodes with, unless told otherwise: on a GPU the device's, where the
+    pair has no `obstacle`; on a CPU the host's, since nobody waits there. Raises `InputError` for a
+    loop that there isn't, and for the device's where it can't be."""
+    check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
+    on_host = "a rule of one's own works on the host" if verify else obstacle(target, drafter)
+    check(not (loop == "device" and on_host),
+          f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
+    if loop: return loop
+    return "host" if on_host or not is_recordable(target.device) else "device"
+
 # %% ../nbs/use/01_pairs.ipynb #26174780
 METHODS = ("speculative", "plain")
 
@@ -328,7 +347,8 @@ def check_method(method: str) -> None:
 class Couple:
     "A target and what drafts for it."
     def __init__(self, target: CausalLM,
-                 # a model with the same vocabulary, any drafter, or None for the best there is
+                 # a model (one with another vocabulary is translated), any drafter, or None for the
+                 # best there is
                  draft: CausalLM | Drafter | None = None,
                 ):
         check(
@@ -338,6 +358,8 @@ class Couple:
         )
         self.target, self.tokenizer = target, target.tokenizer
         self.eos_ids, self.stats = target.eos_ids, PairStats()
+        self.decoders: dict[int, DeviceDecoder] = {}  # by id of the drafter, with their recordings
+        self.nothing = NoDrafter()
         if draft is not None:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
 
@@ -345,6 +367,12 @@ class Couple:
     def drafter(self) -> Drafter:
         "What drafts: what was given, else `best_drafter`, loaded when it is first needed."
         return best_drafter(self.target)
+
+    def decoder(self, drafter: Drafter) -> DeviceDecoder:
+        "The loop on the target's device, with the recordings that were made for it."
+        if id(drafter) not in self.decoders:
+            self.decoders[id(drafter)] = DeviceDecoder(self.target, drafter)
+        return self.decoders[id(drafter)]
 
     def reset_stats(self) -> None:
         "Begin the running totals anew."
@@ -356,7 +384,8 @@ class Couple:
 class Decoding(Couple):
     "How a pair decodes: one way for all."
     def _events(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
-                method, verify, ignore_eos, raise_interrupt) -> Generator[Event, None, None]:
+                method, verify, loop, ignore_eos, raise_interrupt,
+               ) -> Generator[Event, None, None]:
         "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
         stops = stop_strings(stop)
@@ -368,23 +397,32 @@ class Decoding(Couple):
         ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
         ends = frozenset() if ignore_eos else self.eos_ids
         K, max_new_tokens, ends = check_request(self.target, ids, K, max_new_tokens, ends)
-        drafter = NoDrafter() if method == "plain" else self.drafter
-        rounds = speculate(
+        drafter = self.nothing if method == "plain" else self.drafter
+        decoder = None
+        if chosen_loop(loop, self.target, drafter, verify) == "device":
+            decoder = self.decoder(drafter)
+            rounds = decoder.speculate(
+                ids, transform, source.seed, K, max_new_tokens, ends, timer
+            )
+        else: rounds = speculate(
             self.target, drafter, ids, transform, source, K, max_new_tokens, ends, verify, timer
         )
         settings = dict(K=K, **asdict(transform), max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         if rule: settings["verify"] = rule
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
-                     drafter=None if method == "plain" else drafter_name(drafter))
+                     drafter=None if method == "plain" else drafter_name(drafter),
+                     loop="device" if decoder else "host")
         run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt)
-        return self._decoded(drafter, rounds, run, ends, timer, known)
+        if method == "plain" and not decoder: drafter = NoDrafter()  # remembers no text: no turns
+        return self._decoded(decoder or drafter, rounds, run, ends, timer, known)
 
-    def _decoded(self, drafter: Drafter, rounds: Iterator[Round], run: Run, ends: frozenset[int],
+    def _decoded(self, user: Drafter | DeviceDecoder, # what remembers one text at a time
+                 rounds: Iterator[Round], run: Run, ends: frozenset[int],
                  timer: PhaseTimer, known: dict) -> Generator[Event, None, None]:
-        "Decode when it is this drafter's turn; the events, and at the end the result."
+        "Decode when it is one's turn; the events, and at the end the result."
         device = self.target.device
-        with TURNS.of(drafter):
+        with TURNS.of(user):
             of_this_run = reset_peak_memory(device)
             yield from run.collect(rounds)
             known["peak_memory_mb"] = peak_memory_mb(device) if of_this_run else None
@@ -406,6 +444,7 @@ class Pair(Decoding):
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: the lossless one; of any other, the result says what the rule itself says
                  verify: VerifyRule | None = None,
+                 loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
                 ) -> GenerationResult:
@@ -418,7 +457,7 @@ class Pair(Decoding):
         *_, end = self._events(
             prompt, K=K, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop,
             max_new_tokens=max_new_tokens, stream=stream, method=method, verify=verify,
-            ignore_eos=ignore_eos, raise_interrupt=raise_interrupt,
+            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt,
         )
         return end.result
 
@@ -447,6 +486,14 @@ def is_drafter(thing) -> bool:
         for name in ("layers", "prefill", "propose", "commit")
     )
 
+def drafter_name(drafter: Drafter) -> str:
+    "What drafts, in words: its own name, or the names of those that it holds."
+    inner = getattr(drafter, "drafter", None)
+    if inner is not None: return drafter_name(inner)
+    members = [m for m in getattr(drafter, "members", ()) if not isinstance(m, NoDrafter)]
+    if members: return " + ".join(drafter_name(member) for member in members)
+    return getattr(drafter, "name", type(drafter).__name__)
+
 def told(thing) -> str:
     "What was given in the place of a model: a name as it is, of other things the kind."
     return (
@@ -456,25 +503,21 @@ def told(thing) -> str:
     )
 
 # %% ../nbs/use/01_pairs.ipynb #7d768b1f
-def model_drafter(target: CausalLM, draft: CausalLM) -> ModelDrafter:
-    "A drafter around a model; raises `InputError` if the two vocabularies differ."
+def model_drafter(target: CausalLM, draft: CausalLM) -> Drafter:
+    """A drafter around a model, which translates where the two vocabularies differ; raises
+    `InputError` if they have nothing in common, or if there is no tokenizer to tell by."""
     check(
         is_model(draft),
         f"A draft is a model, a drafter or None, not {told(draft)}. To load a model by name, use"
         " load(name); around a module of transformers, TransformersLM(module).",
     )
     tokenizers = [model.tokenizer for model in (target, draft)]
-    difference = vocabulary_difference(*tokenizers)
-    check(
-        not difference,
-        f"The draft's vocabulary differs from the target's: {difference}. A draft must give every"
-        " token the target's id.",
-    )
+    if vocabulary_difference(*tokenizers): return TokenIntersectionDrafter(target, draft)
     if None in tokenizers:  # nothing but the sizes to go by
         check(
             draft.vocab_size == target.vocab_size,
-            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}: they must"
-            " be the same.",
+            f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}, and one"
+            " has no tokenizer to translate by: they must be the same, or both need one.",
         )
     return ModelDrafter(draft, target.vocab_size)
 
@@ -601,14 +644,6 @@ def best_drafter(target: CausalLM) -> Drafter:
     if getattr(target, "digest", None) == made_for:
         return HybridDrafter(SuffixDrafter(), load_drafter(head, target))
     return HybridDrafter(SuffixDrafter(), NoDrafter(), c=(0.0, 0.0), priors=(SUFFIX_PRIOR, 0.0))
-
-def drafter_name(drafter: Drafter) -> str:
-    "What drafts, in words: its own name, or the names of those that it holds."
-    inner = getattr(drafter, "drafter", None)
-    if inner is not None: return drafter_name(inner)
-    members = [m for m in getattr(drafter, "members", ()) if not isinstance(m, NoDrafter)]
-    if members: return " + ".join(drafter_name(member) for member in members)
-    return getattr(drafter, "name", type(drafter).__name__)
 
 # %% ../nbs/use/01_pairs.ipynb #0dacfb87
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["distill"], ["playground"],
+    ["bench", "drafters"], ["distill"], ["load"], ["playground"],
 ]
 
 
@@ -863,3 +863,41 @@ def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     ):
         assert run(*command, *wrong).exit_code == ExitCode.BAD_INPUT
     assert len(told) == 2
+
+
+# Loading
+
+def test_load_says_what_a_model_is(monkeypatch):
+    "Loaded once in four bits, told twice."
+    done = run("load", "smollm2", "--dtype", "int4", "--device", "cpu", "--n-tokens", "2", "--json")
+    report = json.loads(done.stdout)
+    assert done.exit_code == ExitCode.DONE and report["dtype"] == "int4" and report["num_tokens"] == 2
+    assert report["param_count"] == 134_515_008 and 80 < report["memory_footprint_mb"] < 90
+    assert "Paris" in report["text"] and report["load_seconds"] > 0 and report["cache_context"] == 1024
+    monkeypatch.setattr(cli, "load_report", lambda *asked: report | {"model": asked[0]})
+    told = run("load", "smollm2").stdout
+    for words in ("smollm2: 134.5 M parameters in int4 on cpu", "weights 84 MB", "8,192 positions", "France is Paris"):
+        assert words in told
+
+
+@pytest.mark.parametrize("words", [
+    ["smollm2", "--dtype", "int3"], ["smollm2", "--device", "abacus"], ["smollm2", "--n-tokens", "0"],
+    ["no-such-model"],
+], ids=" ".join)
+def test_load_refuses_before_anything_is_loaded(words, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    done = run("load", *words)
+    assert done.exit_code == ExitCode.BAD_INPUT and not done.stdout and done.stderr.count("\n") <= 8
+
+
+def test_load_of_a_model_that_cannot_fit_is_one_line(monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    monkeypatch.setattr(loading, "memory_free_mb", lambda device: 100)
+    done = run("load", "smollm2", "--dtype", "float32")
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stderr.count("\n") == 1
+    assert "538 MB for its weights" in done.stderr and "100 MB are free on" in done.stderr
+
+
+def test_an_interrupted_load_test_exits_with_130(monkeypatch):
+    monkeypatch.setattr(cli, "load_report", lambda *asked: {"finish_reason": "interrupted"})
+    assert run("load", "smollm2", "--json").exit_code == ExitCode.INTERRUPTED

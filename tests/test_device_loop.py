@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text
 from helpers_cuda import FakeCuda
-from specdec import device
+from specdec import device, pairs
 from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
 from specdec.device import (
     StateDict,
@@ -61,6 +61,8 @@ from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law
 from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.models import encode, fetch, load_tokenizer
+from specdec.pairs import Pair
+from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
 from specdec.speculative import play_round, speculate
 from specdec.transformer import Positions
@@ -299,6 +301,11 @@ def test_lookup_is_that_of_the_n_gram_drafter(said, K, longest, seed):
 
 # The loop: greedy text
 
+def with_room_for(K, rounds, room):
+    "The rounds that could be as long as any."
+    left = room - np.cumsum([0, *(len(r.emitted) for r in rounds)])
+    return [r for r, n in zip(rounds, left) if n > K]
+
 
 @settings(max_examples=8, deadline=None)
 @given(
@@ -313,6 +320,8 @@ def test_greedy_text_is_that_of_the_other_loop(seed, K, length, room, ends):
         assert tokens_of(found) == tokens_of(expected), name
         past_the_end = any(ends & set(r.drafted) for r in found)  # the other loop's drafters stop there
         goes_on = name in ("n-gram", "hybrid of models")  # where the text ends, the host's n-gram lookup does
+        if name == "hybrid":  # at the end of its room, the host's chooses among shorter drafts
+            found, expected = (with_room_for(K, rounds, room) for rounds in (found, expected))
         if not goes_on and not past_the_end: assert found == expected, name
         for r in found[1:]:
             assert r.emitted[: r.accepted] == r.drafted[: len(r.emitted)][: r.accepted] and len(r.emitted) <= room
@@ -349,6 +358,20 @@ def test_a_loop_refuses_a_drafter_of_the_host():
         assert "works on the host" in obstacle(tiny(), own)
         with pytest.raises(InputError, match="works on the host"): DeviceDecoder(tiny(), own)
     with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), Transform(), 3, 256)
+
+
+def test_a_model_with_a_sliding_window_decodes_past_it(monkeypatch):
+    from transformers import MistralConfig, MistralForCausalLM
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, sliding_window=8, initializer_range=0.3, head_dim=4)
+    target = as_llama(MistralForCausalLM(config))
+    draft = ModelDrafter(target.skip([1]), 24)
+    expected = reference(target, draft, room=40)
+    assert decode(target, draft, room=40) == expected
+    monkeypatch.setattr(target, "window", None)  # the mask that hides nothing
+    assert decode(target, draft, room=40) != expected
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -405,7 +428,7 @@ class LanguageLM:
 class LanguageHead:
     "A language in the place of a head: its keys are the tokens, and a state is the row that it answers with."
     device, dtype, layers, frequencies, rope_scale, groups = CPU, torch.float32, [None], torch.ones(1), 1.0, 1
-    config = type("Config", (), dict(decoder=LanguageLM.config))
+    window, config = None, type("Config", (), dict(decoder=LanguageLM.config))
     def __init__(self, language, V):
         self.language, self.where, self.norm, self.tokens = language, self, torch.zeros(V), torch.arange(V)
 
@@ -758,11 +781,9 @@ def test_bad_requests_are_refused_before_anything_runs():
     for target, drafter in refused:
         assert obstacle(target, drafter)
         with pytest.raises(InputError, match="fixed shapes"): DeviceDecoder(target, drafter)
-    windowed, elsewhere = copy.copy(tiny()), copy.copy(tiny())
-    windowed.window, elsewhere.device = 16, torch.device("mps")
+    elsewhere = copy.copy(tiny())
+    elsewhere.device = torch.device("mps")
     assert "mps" in obstacle(elsewhere, NoDrafter())
-    with pytest.raises(ModelError, match="window"):
-        DeviceDecoder(windowed, NGramDrafter()).speculate(PROMPT, Transform(), 0, max_new_tokens=20)
 
 
 def test_the_timer_gets_its_phases():
@@ -813,7 +834,8 @@ def reachable(thing, seen):
     if isinstance(thing, torch.Tensor): return [thing] if thing.layout == torch.strided else []
     if isinstance(thing, dict): inside = thing.values()
     elif isinstance(thing, (list, tuple)): inside = thing
-    else: inside = vars(thing).values() if hasattr(thing, "__dict__") else ()
+    else:  # `at` of a cache belongs to one forward, and each begins by setting it
+        inside = [value for name, value in getattr(thing, "__dict__", {}).items() if name != "at"]
     return [x for one in inside for x in reachable(one, seen)]
 
 
@@ -864,8 +886,8 @@ def test_a_driver_that_records_nothing_loses_no_token_and_is_asked_once(fake, te
 def test_one_event_is_waited_for_in_each_round(fake, ahead):
     loop = DeviceLoop(tiny(), ModelDrafter(tiny(noise=.05), 24), Transform(1.0), 3, 256, ahead=ahead)
     rounds = list(loop.rounds(PROMPT, 3, 20, frozenset(), PhaseTimer()))
+    log = list(fake.log)
     assert rounds == decode(tiny(), ModelDrafter(tiny(noise=.05), 24), transform=Transform(1.0), seed=3, graphs=False)
-    log = fake.log
     assert log.count("waited") == len(rounds) and log.count("sent") - len(rounds) in range(ahead + 1)
     under_way = np.cumsum([1 if event == "sent" else -1 for event in log])
     # a place is never written while its report is unread
@@ -913,6 +935,61 @@ def test_weights_in_memory_are_checked():
         ids = torch.tensor([[1, 2, 3]])
         ours = as_llama(model)
         assert torch.allclose(ours.forward(ids, ours.new_cache(4)), model(ids).logits, atol=1e-5)
+
+
+# A pair picks its loop
+
+def pair_of(drafter=None): return Pair(tiny(context=400), drafter or head_drafter(tiny(context=400)))
+
+
+def test_a_pair_says_which_loop_ran_and_on_a_cpu_the_hosts_does():
+    for method in ("speculative", "plain"):
+        by_host, by_device = (pair_of().generate(PROMPT, max_new_tokens=12, method=method, **more)
+                              for more in ({}, dict(loop="device")))
+        assert (by_host.loop, by_device.loop) == ("host", "device") and by_host.device == by_device.device == "cpu"
+        assert by_host.generated_ids == by_device.generated_ids and by_device.draft_time_total_ms >= 0
+    assert type(by_device).from_json(by_device.to_json()) == by_device
+
+
+def test_on_a_gpu_a_pair_takes_the_devices_loop_where_it_can(fake, monkeypatch, recwarn):
+    monkeypatch.setattr(pairs, "is_recordable", lambda device: True)
+    pair = pair_of()
+    found = {name: pair.generate(PROMPT, seed=1, temperature=1.0, max_new_tokens=20, **more) for name, more in {
+        "usual": {}, "again": {}, "plain": dict(method="plain"), "host": dict(loop="host"),
+        "rule": dict(verify=speculative_sampling)}.items()}
+    loops = {name: result.loop for name, result in found.items()}
+    assert loops == dict(usual="device", again="device", plain="device", host="host", rule="host")
+    assert found["usual"].rounds == found["again"].rounds and found["host"].rounds == found["rule"].rounds
+    assert len(fake.graphs) == 4 + 3 and not recwarn.list  # recorded once for each method
+    assert pair_of(MyLookup()).generate(PROMPT, max_new_tokens=4).loop == "host"
+
+
+def test_a_loop_that_cannot_be_is_refused_before_anything_runs():
+    rule = dict(verify=speculative_sampling, loop="device")
+    for pair, wrong, said in (
+        (pair_of(), dict(loop="gpu"), "must be"), (pair_of(), rule, "rule of one's own"),
+        (pair_of(MyLookup()), dict(loop="device"), "MyLookup, works on the host"),
+    ):
+        with pytest.raises(InputError, match=said): pair.generate(PROMPT, **wrong)
+        assert not pair.decoders
+
+
+def test_a_stream_of_the_devices_loop_may_be_left_and_the_pair_used_again():
+    pair = pair_of()
+    whole = pair.generate(PROMPT, max_new_tokens=20, loop="device")
+    for event in pair.stream(PROMPT, max_new_tokens=20, loop="device"):
+        if event.token is not None: break
+    for _ in pair.stream(PROMPT, max_new_tokens=20, loop="device"):
+        with pytest.raises(InputError, match="in the middle of another text"): pair.generate(PROMPT, loop="device")
+        break
+    assert pair.generate(PROMPT, max_new_tokens=20, loop="device").rounds == whole.rounds
+
+
+def test_threads_take_turns_with_the_devices_loop():
+    pair = pair_of()
+    def text(seed): return pair.generate(PROMPT, seed=seed, temperature=1.0, max_new_tokens=20, loop="device").rounds
+    alone = [text(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool: assert list(pool.map(text, range(4))) == alone
 
 
 # The default model

@@ -17,7 +17,8 @@ LAYERS = {  # layer → its modules, in order
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "device_drafters", "device_loop",
+        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.translation", "device_drafters",
+        "device_loop",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],

@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import Failing, Untouchable, greedy, tiny
+from helpers import Failing, Untouchable, assert_same_text, greedy, tiny
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
@@ -764,7 +764,9 @@ def test_a_draft_with_another_vocabulary():
     other = copy.copy(talker(seed=1))
     other.tokenizer = copy.deepcopy(TOKENIZER)
     other.tokenizer.add_tokens(["<|hedgehog|>"])
-    with pytest.raises(InputError, match="hedgehog"): Pair(talker(), other)
+    pair = Pair(talker(), other)
+    assert str(pair.drafter) == "translated draft, 49,152 of 49,152 tokens shared"
+    assert pair.generate([1, 2, 3], K=3, max_new_tokens=20).generated_ids == greedy(talker(), [1, 2, 3], 20)
 
 
 @pytest.mark.parametrize("target_width, draft_width", [(V, V + 128), (V + 128, V)])
@@ -930,3 +932,14 @@ def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, t
     monkeypatch.setattr(pairs, "load", fail)
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="no trained drafter"): load_pair("smollm2", drafter=folder)
+
+
+@pytest.mark.parametrize("name", ["smollm2-ngram", "smollm2-head"])
+def test_a_pair_in_four_bits(name):
+    "int4 is a dtype like the others: of the target, and where a draft is computed from it, of that."
+    pair = load_pair(name, "cpu", "int4")
+    assert pair.target.int4 and pair.target.precision == "int4"
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
+    assert result.num_tokens == plain.num_tokens == 12
+    assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # in bfloat16

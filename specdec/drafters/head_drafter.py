@@ -83,7 +83,7 @@ class _PositionTable:
         decoder, weight = head.config.decoder, head.fc.weight
         self.frequencies, self.rope_scale = head.frequencies.to(weight.device), head.rope_scale
         self.groups = decoder.num_attention_heads // decoder.num_key_value_heads
-        self.dtype = weight.dtype
+        self.dtype, self.window = weight.dtype, None
         self.table = self.angles(256)
 
     def angles(self, length: int) -> Positions:
