@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -155,11 +156,18 @@ class Method(str, Enum):
     speculative = "speculative"
     plain = "plain"
 
+def round_length(said: str) -> int | str:
+    "A number of draft tokens, or the word `adaptive`."
+    if said == "adaptive": return said
+    if str(said).isdecimal() and int(said) > 0: return int(said)
+    raise typer.BadParameter(f"Expected a whole number of at least 1, or adaptive, not {said}.")
+
 HowToDecode = Annotated[Method, _option(
     "Decoding", "--method",
     help="Speculative, or the target alone; the text follows the same distribution.")]
-RoundLength = Annotated[int, _option(
-    "Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
+RoundLength = Annotated[str, _option(
+    "Decoding", "-K", "--draft-tokens", parser=round_length, metavar="N|adaptive",
+    help="Draft tokens per round, at most; or adaptive: as many as pay.")]
 MaxNewTokens = Annotated[int, _option(
     "Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
 Stop = Annotated[Optional[list[str]], _option(
@@ -178,6 +186,9 @@ TopP = Annotated[Optional[float], _option(
 Seed = Annotated[Optional[int], _option(
     "Sampling", "--seed", show_default=False,
     help="The same seed, the same text; else a fresh one, which --json tells.")]
+ConfigFile = Annotated[Optional[Path], _option(
+    "Model", "--config", exists=True, dir_okay=False, show_default=False,
+    help="A YAML or TOML file with a pair and its settings; options given besides go before it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 # %% ../nbs/use/07_cli.ipynb #9658d33a
@@ -289,18 +300,26 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
               raw: bool,             # whether the prompt is used without a chat template
               method: str = "speculative",  # of `load_pair`, as are drafter and revision
               drafter: Path | None = None, target: str | None = None, draft: str | None = None,
-              revision: str | None = None): # a specdec.pairs.Pair
+              revision: str | None = None,
+              config=None): # a specdec.config.Config, in place of all that → a specdec.pairs.Pair
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
     from specdec.core import check
-    from specdec.pairs import list_pairs, load_pair
+    from specdec.pairs import Pair, load_pair
+    from specdec.registry import SlowerWarning, list_pairs
     check_models(name, target, draft, drafter)
     def opened():
+        if config: return Pair.from_config(config)
         if target: return any_pair(target, draft, device, dtype, method, drafter, revision)
         return load_pair(name or "smollm2", device, dtype, method=method, drafter=drafter,
                          revision=revision)
+    if config: name, target, draft = config.pair.name, config.pair.target, config.pair.draft
     registered = list_pairs().get(name or "smollm2")
     if "smollm2" in (target or registered and registered.target, draft): announce_conversion()
-    pair = or_rebuild(opened)
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always", SlowerWarning)
+        pair = or_rebuild(opened)
+    for each in noticed:
+        if each.category is SlowerWarning: typer.echo(f"Warning: {each.message}", err=True)
     check(raw or pair.tokenizer.chat_template, f"The target {pair.target.name!r} has no chat "
           "template: add --raw, and write the prompt as the beginning of a text.")
     return pair
@@ -332,14 +351,35 @@ def answer_all(texts: list, answer_one: Callable, as_json: bool) -> None:
             raise InputError(f"Prompt {n} of {len(texts)}: {error}") from error
 
 # %% ../nbs/use/07_cli.ipynb #a4a4e84a
+def with_options(path: Path, context: typer.Context, # of the command
+                 **options): # its values, by the names of `Pair.generate` → a specdec.config.Config
+    """A configuration file, with the options that were given besides it in place of what it says;
+    raises `InputError` for one that names another pair."""
+    from specdec.config import Config, decoding_of, read_config
+    from specdec.core import check
+    def given(name: str) -> bool:
+        return context.get_parameter_source(name).name == "COMMANDLINE"
+
+    others = [name for name in ("pair", "target", "draft", "drafter", "revision") if given(name)]
+    check(not others, f"--{' and --'.join(others)} can't stand beside --config: the file says what"
+                      " decodes.")
+    config = read_config(path)
+    said = {name: value for name, value in options.items() if given(name)}
+    place = {name: said.pop(name) for name in ("device", "dtype") if name in said}
+    decoding = decoding_of(config.decoding.settings() | said)
+    return Config(pair=config.pair.model_copy(update=place), decoding=decoding)
+
+# %% ../nbs/use/07_cli.ipynb #5a1d605e
 @app.command()
 def generate(
-    prompt: PromptOrNone = None, prompts: PromptFile = None, pair: PairName = None,
+    context: typer.Context, prompt: PromptOrNone = None, prompts: PromptFile = None,
+    pair: PairName = None,
     target: AnyTarget = None, draft: AnyDraft = None, drafter: DrafterFolder = None,
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
     method: HowToDecode = Method.speculative, K: RoundLength = 5,
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
     standard error.
@@ -356,13 +396,19 @@ def generate(
 
     specdec generate "Why?" --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
 
-    specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool"""
+    specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool
+
+    specdec generate "Why?" --config run.toml --seed 2"""
     texts = read_prompts(prompt, prompts, raw)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
-    how = "plain" if draft == "none" else method.value
-    opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision)
+    how, file = "plain" if draft == "none" else method.value, None
+    if config:
+        file = with_options(config, context, device=device, dtype=dtype, method=how, **settings)
+        settings = file.decoding.settings()
+        how = settings.pop("method")
+    opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
     answer_all(texts, lambda text: print_answer(opened, text, how, settings, as_json), as_json)
 
 # %% ../nbs/use/07_cli.ipynb #7c077dd7
@@ -517,9 +563,41 @@ def compare(
     typer.echo(verdict(identical, found["difference"]))
 
 # %% ../nbs/use/07_cli.ipynb #43773ffd
+def pair_rows(found: dict) -> list[list[str]]: # name → specdec.registry.PairSpec
+    "The table of `specdec pairs`."
+    from specdec.registry import memory_mb
+    rows = []
+    for name, spec in found.items():
+        needed = memory_mb(spec, "bfloat16")
+        size = f"{needed['total'] / 1000:.1f}" if needed else ""
+        models = f"{spec.target}\n+ {spec.drafts}"
+        rows.append([name, models, size, str(spec.K), "yes" if spec.to_ask_for else ""])
+    return rows
+
+def print_facts(facts: dict) -> None: # of `known_about`
+    "What is known about a pair, a line for each fact."
+    def line(name: str, words) -> None: typer.echo(f"{name:12} {words}")
+    for part, name in (("target", facts["target"]), ("draft", facts["drafts"])):
+        number = facts["parameters"][part]
+        line(part, name if number is None else f"{name}, {number:,} parameters")
+    for dtype, needed in facts["memory_mb"].items():
+        if needed: line(f"in {dtype}", f"{needed['total'] / 1000:.1f} GB for the weights of both")
+    for model, licence in facts["licences"].items(): line("licence", f"{licence}: {model}")
+    for model, page in facts["to_ask_for"].items(): line("to ask for", f"{model}, at {page}")
+    if facts["translates"]: line("vocabulary", "two different ones: drafts are translated")
+    line("K", f"{facts['K']} to start from")
+    line("tested with", facts["tested"] or "nothing that is recorded")
+    line("note", facts["note"])
+
+# %% ../nbs/use/07_cli.ipynb #bea058a6
 @app.command()
-def pairs(as_json: AsJson = False) -> None:
-    """List the registered pairs: a target model, and what drafts for it.
+def pairs(
+    name: Annotated[Optional[str], typer.Argument(
+        help="One of them, with all that is known about it.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the registered pairs: a target model, and what drafts for it. With a name: its licences,
+    where to ask for access, parameters, memory, and what it was tested with.
 
     Any two models: specdec generate PROMPT --target MODEL --draft MODEL, or in Python
     specdec.Pair(target, draft).
@@ -528,14 +606,17 @@ def pairs(as_json: AsJson = False) -> None:
 
     specdec pairs
 
+    specdec pairs llama3.1-eagle3
+
     specdec generate "What is the capital of France?" --pair smollm2-skip"""
-    from specdec.pairs import list_pairs
-    found = list_pairs()
-    if as_json: return typer.echo(json.dumps({name: asdict(spec) for name, spec in found.items()}))
-    print_table(
-        ["pair", "target", "draft", "note"],
-        [[name, spec.target, spec.drafts, spec.note] for name, spec in found.items()],
-    )
+    from specdec.registry import get_pair, known_about, list_pairs
+    found = {name: get_pair(name)} if name else list_pairs()
+    if as_json:
+        return typer.echo(json.dumps({n: known_about(spec) for n, spec in found.items()}))
+    if name: return print_facts(known_about(found[name]))
+    print_table(["pair", "target and draft", "GB", "K", "ask"], pair_rows(found))
+    typer.echo("GB: weights in bfloat16. ask: a model has to be asked for. specdec pairs NAME says"
+               " where, and all else.", err=True)
 
 # %% ../nbs/use/07_cli.ipynb #50c0d4fe
 @app.command()
@@ -696,6 +777,8 @@ _TokensPerRun = Annotated[int, typer.Option(
     "--max-new-tokens", min=2, help="Tokens that every run makes.")]
 _Repeats = Annotated[int, typer.Option(
     "--repeats", min=1, help="Runs of each method on each prompt, interleaved.")]
+_PeersK = Annotated[int, typer.Option(
+    "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
 _Measured = Annotated[Optional[Path], typer.Option(
     "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
     show_default=False)]
@@ -704,7 +787,7 @@ _Measured = Annotated[Optional[Path], typer.Option(
 @bench.command()
 def peers(
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
-    K: RoundLength = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
+    K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare with transformers, and with what the memory allows, on this machine: wins, losses and
@@ -802,7 +885,7 @@ class OptimizerName(str, Enum):
 # %% ../nbs/use/07_cli.ipynb #ba40a13c
 def decoded_with(folder: Path, target: str) -> str: # a command line
     "How to decode with a trained drafter."
-    from specdec.pairs import list_pairs
+    from specdec.registry import list_pairs
     command = f"specdec compare PROMPT --drafter {shlex.quote(str(folder))}"
     if target == "smollm2": return command
     name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
@@ -971,6 +1054,52 @@ def load(
     report = or_rebuild(lambda: load_report(model, device, dtype, n_tokens))
     typer.echo(json.dumps(report) if as_json else "\n".join(load_lines(report)))
     if report["finish_reason"] == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+
+# %% ../nbs/use/07_cli.ipynb #a9caa53e
+config_commands = typer.Typer(help="Configuration files.", no_args_is_help=True)
+app.add_typer(config_commands, name="config")
+
+@config_commands.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, by which an editor completes and checks one.
+
+    Examples:
+
+    specdec config schema > specdec.schema.json"""
+    from specdec.config import config_schema
+    typer.echo(json.dumps(config_schema(), indent=1))
+
+# %% ../nbs/use/07_cli.ipynb #c7d3340c
+@app.command()
+def ollama(
+    prompt: Annotated[Optional[str], typer.Argument(
+        help="Answer this, once; without it, only say what is there.", show_default=False)] = None,
+    model: Annotated[Optional[str], typer.Option(
+        "--model", help="Which of its models.", show_default="the first")] = None,
+    url: Annotated[Optional[str], typer.Option(
+        "--url", help="Where it listens.", show_default="OLLAMA_HOST, or 127.0.0.1:11434")] = None,
+    max_new_tokens: MaxNewTokens = 128, as_json: AsJson = False,
+) -> None:
+    """Ask a local Ollama server: is it up, which models has it, and what does one say? And say why
+    it can't be measured here.
+
+    Examples:
+
+    specdec ollama
+
+    specdec ollama "Why is the sky blue?" --model llama3.2 --max-new-tokens 32"""
+    from specdec.ollama import WHY_NOT, ollama_generate, ollama_status
+    found = ollama_status(url)
+    answer = ollama_generate(prompt, model, max_new_tokens, url) if prompt is not None else None
+    if as_json: return typer.echo(json.dumps(found | {"answer": answer, "why_not": WHY_NOT}))
+    if answer: typer.echo(answer["text"])
+    else:
+        typer.echo(f"Ollama {found['version']} at {found['url']}: {len(found['models'])} models")
+        for each in found["models"]: typer.echo(f"{each['name']}  {each['megabytes']:,.0f} MB")
+    if answer and answer["tokens_per_second"]:
+        typer.echo(f"{answer['model']}: {answer['tokens']} tokens at"
+                   f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
+    typer.echo(WHY_NOT, err=True)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()

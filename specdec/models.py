@@ -402,6 +402,14 @@ def _with_safetensors(folder: Path) -> Path:
                          "loaded, since they can run code: save the model as safetensors.")
     return folder
 
+def _way_in(name: str, error: Exception) -> str:
+    "What to do about a model that couldn't be had."
+    from huggingface_hub.errors import GatedRepoError
+    if not isinstance(error, GatedRepoError):
+        return "check the name, the connection, and whether the model needs a login"
+    return (f"it is gated. Ask for access at https://huggingface.co/{name}, then log in with that "
+            "account (`hf auth login`, or the environment variable HF_TOKEN)")
+
 _WANTED = dict(allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
                ignore_patterns=["*/*", "consolidated*"])
 
@@ -417,8 +425,7 @@ def _downloaded(name: str, revision: str | None, wanted: dict = _WANTED) -> Path
         which = f"{name!r}" if revision is None else f"{name!r} at revision {revision!r}"
         raise ModelError(
             f"{which} could not be had from the Hugging Face hub ({first_line(error)[:200]}): "
-            "check the name, the connection, and whether the model needs a login; or give a local"
-            " folder."
+            f"{_way_in(name, error)}; or give a local folder."
         ) from error
     return Path(folder)
 

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, core, loading, models, pairs
+from specdec import cli, core, loading, models, pairs, registry
 from specdec.cli import ExitCode, app
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
@@ -63,7 +63,7 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["distill"], ["load"], ["playground"],
+    ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["playground"],
 ]
 
 
@@ -161,7 +161,7 @@ def test_the_script_is_the_same_program():
 
 def test_lazy_names():
     assert specdec.load is loading.load and specdec.Pair is pairs.Pair and specdec.load_pair is pairs.load_pair
-    assert specdec.list_pairs is pairs.list_pairs and specdec.GenerationResult is core.GenerationResult
+    assert specdec.list_pairs is registry.list_pairs and specdec.GenerationResult is core.GenerationResult
     assert all(hasattr(specdec, name) for name in specdec.__all__) and set(specdec.__all__) <= set(dir(specdec))
     with pytest.raises(AttributeError, match="nothing"): specdec.nothing
 
@@ -447,7 +447,7 @@ def test_no_traceback_in_a_real_process():
 
 
 def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
-    monkeypatch.setattr(pairs, "list_pairs", lambda: 1 / 0)
+    monkeypatch.setattr(registry, "list_pairs", lambda: 1 / 0)
     done = CliRunner().invoke(app, ["pairs"])
     assert done.exit_code == ExitCode.UNEXPECTED and isinstance(done.exception, ZeroDivisionError)
 
@@ -577,8 +577,8 @@ def test_first_difference(a, b, at):
 # pairs, fetch
 
 def test_pairs_lists_the_registry():
-    assert set(json.loads(run("pairs", "--json").stdout)) == set(pairs.list_pairs())
-    assert all(name in run("pairs").stdout for name in pairs.list_pairs())
+    assert set(json.loads(run("pairs", "--json").stdout)) == set(registry.list_pairs())
+    assert all(name in run("pairs").stdout for name in registry.list_pairs())
 
 
 def test_fetch_says_what_is_there():

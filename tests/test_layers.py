@@ -17,12 +17,12 @@ LAYERS = {  # layer → its modules, in order
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.translation", "device_drafters",
-        "device_loop",
+        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
+        "device_drafters", "device_loop",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],
-    "pairs": ["pairs"],
+    "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
@@ -30,7 +30,7 @@ LAYERS = {  # layer → its modules, in order
     "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters"],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
-        "doctor", "cli", "__main__",
+        "ollama", "doctor", "cli", "__main__",
     ],
 }
 FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves

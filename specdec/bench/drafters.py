@@ -30,7 +30,8 @@ from ..drafters.int4 import quantised
 from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, local_path, prompts
 from ..loading import load
-from ..pairs import PAIRS, Pair, chosen_loop, load_drafter, shipped
+from ..pairs import Pair, chosen_loop, load_drafter, shipped
+from ..registry import PAIRS
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..protocol import CausalLM
 
