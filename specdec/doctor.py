@@ -173,35 +173,12 @@ def processor(findings: Findings) -> dict:
     }
 
 # %% ../nbs/use/10_doctor.ipynb #3c24e97b
-LIMITS = (  # of a container: its limit, what it uses, and under which name its details say what
-            # of that the kernel would give back
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
-     "total_inactive_file"),
-)
-
-def fields(text: str) -> dict[str, int]: # name → the number behind it
-    "Lines such as `MemTotal: 16 kB`, the unit left out."
-    lines = (line.replace(":", " ").split() for line in text.splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
-
-def container_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]: # bytes; empty: no limit
-    "What the limits of a container leave."
-    found = []
-    for limit, used, details, given_back in LIMITS:
-        try:
-            most, now = (int((root / name).read_text()) for name in (limit, used))
-            spare = fields((root / details).read_text()).get(given_back, 0)
-        except (OSError, ValueError): continue  # there is none, or it is "max"
-        found.append(max(0, most - now + spare))
-    return found
-
-# %% ../nbs/use/10_doctor.ipynb #7af1c3be
-def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None: # bytes
-    "What this process may still take; None where the system doesn't say."
-    try: free = fields(meminfo.read_text())["MemAvailable"] * 1024
-    except (OSError, KeyError): return None
-    return min([free, *container_room()])
+def free_memory(device: "str | torch.device" = "cpu") -> int | None: # bytes
+    "What this process may still take there; None where nobody says."
+    import torch
+    from specdec.loading import memory_free_mb
+    free = memory_free_mb(torch.device(device))
+    return None if free == float("inf") else int(free * 1e6)
 
 def size(n: int) -> str: # n in bytes
     "A number of bytes for people, in units of 10³, 10⁶ or 10⁹."
@@ -282,7 +259,7 @@ def device_facts(device: "torch.device") -> dict:
     from specdec.profiling import memory_bandwidth
     cuda = device.type == "cuda"
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
-    free = torch.cuda.mem_get_info(device)[0] if cuda else free_memory()
+    free = free_memory(device)
     # on a Mac the GPU has no memory of its own; a GPU is measured with 2 GB of it
     measured = device.type != "mps" and not (cuda and free < 2**32)
     rate = memory_bandwidth(device, repeats=3) if measured else None

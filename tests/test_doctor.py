@@ -20,6 +20,7 @@ from specdec import (
     device_loop,
     doctor,
     layouts,
+    loading,
     models,
     pairs,
     profiling,
@@ -175,8 +176,10 @@ def test_a_model_that_is_not_here_is_nothing_wrong(quick, tmp_path, monkeypatch)
 
 
 def test_too_little_memory(quick, monkeypatch):
-    monkeypatch.setattr(doctor, "free_memory", lambda: 300_000_000)
-    assert is_ill("300 MB of memory are free")["memory"]["free_bytes"] == 300_000_000
+    monkeypatch.setattr(doctor, "free_memory", lambda *device: 300_000_000)
+    found = is_ill("300 MB of memory are free for the CPU")
+    assert found["memory"]["free_bytes"] == 300_000_000
+    if not torch.cuda.is_available(): assert len(found["problems"]) == 1
 
 
 @pytest.mark.parametrize("free, ill", [(500_000_000, True), (80_000_000_000, False)], ids=["nearly full", "empty"])
@@ -193,30 +196,14 @@ def test_too_little_memory_on_a_gpu(monkeypatch, free, ill):
 
 
 def test_a_system_that_does_not_say_what_is_free(quick, monkeypatch):
-    monkeypatch.setattr(doctor, "free_memory", lambda: None)
+    monkeypatch.setattr(doctor, "free_memory", lambda *device: None)
     assert run().exit_code == ExitCode.DONE
 
 
-def test_free_memory_is_the_least_of_machine_and_container(tmp_path, monkeypatch):
-    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  5000 kB\n")
-    for room, expected in (([], 5000 * 1024), ([4_000_000], 4_000_000), ([9_000_000, 7], 7)):
-        monkeypatch.setattr(doctor, "container_room", lambda room=room: room)
-        assert doctor.free_memory(tmp_path / "meminfo") == expected
-    assert doctor.free_memory(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize("names", doctor.LIMITS, ids=["cgroup 2", "cgroup 1"])
-def test_the_limits_of_a_container(tmp_path, names):
-    limit, used, details, given_back = names
-    (tmp_path / limit).parent.mkdir(exist_ok=True)
-    (tmp_path / limit).write_text("2000000000\n")
-    (tmp_path / used).write_text("1500000000\n")
-    (tmp_path / details).write_text(f"cache 700\n{given_back} 400000000\n")
-    assert doctor.container_room(tmp_path) == [900_000_000]
-    (tmp_path / used).write_text("2500000000\n")
-    assert doctor.container_room(tmp_path) == [0]
-    (tmp_path / limit).write_text("max\n")
-    assert doctor.container_room(tmp_path) == []
+@pytest.mark.parametrize("free, told", [(1.5, 1_500_000), (float("inf"), None)], ids=["known", "not told"])
+def test_free_memory_is_what_loading_asks_for(monkeypatch, free, told):
+    monkeypatch.setattr(loading, "memory_free_mb", lambda device: free)
+    assert doctor.free_memory() == told
 
 
 def plug_in(bus: Path, vendor: str, kind: str) -> None:
