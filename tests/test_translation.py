@@ -141,7 +141,7 @@ def test_special_and_added_tokens():
     assert table.size == len(made) and known(made, 2).size == 2 and set(known(made, 2).bytes) == {0, 1}
 
 
-def test_what_a_text_beginsspeaker():
+def test_what_a_text_begins_with():
     assert toy(["<s>", "a"], []).bos_token and known(toy(["<s>", "a"], [])).start == [0]
     assert TABLES["byte level"].start == [] == TABLES["sentencepiece"].start
     assert known(toy(["<s>", "a"], [])).encode("aa") == [1, 1]
@@ -517,7 +517,7 @@ def test_a_wrong_table_costs_alpha_and_not_the_law():
         def __init__(self, target, draft):
             super().__init__(target, draft)
             self.shared.target.reverse()
-            self.places = torch.tensor(self.shared.draft), torch.tensor(self.shared.target)
+            self.target_ids = torch.tensor(self.shared.target)
     assert error(Scrambled, 2) == 0
 
 

@@ -180,7 +180,8 @@ class TokenIntersectionDrafter(Translator):
     intersection). Raises `InputError` for vocabularies with nothing in common, or no tokenizer."""
     def __init__(self, target: CausalLM, draft: CausalLM):
         super().__init__(target, draft)
-        self.places = torch.tensor(self.shared.draft), torch.tensor(self.shared.target)
+        self.draft_ids = torch.tensor(self.shared.draft, device=draft.device)
+        self.target_ids = torch.tensor(self.shared.target, device=draft.device)
 
     def __str__(self): return f"translated draft, {self.shared}"
 
@@ -200,13 +201,12 @@ class TokenIntersectionDrafter(Translator):
 
     def weights(self, ids: list[int], transform: Transform) -> Tensor: # [S]
         "What the draft gives to the shared tokens after these."
-        logits = self.reader.row(ids)
-        return transform(logits[self.places[0].to(logits.device)])
+        return transform(self.reader.row(ids)[self.draft_ids])
 
     def widened(self, rows: Tensor) -> Tensor: # [n, S] → [n, V]
         "Rows over the shared tokens, in the target's ids."
         wide = rows.new_zeros(len(rows), self.vocab_size)
-        return wide.index_copy_(-1, self.places[1].to(rows.device), rows)
+        return wide.index_copy_(-1, self.target_ids, rows)
 
 # %% ../../nbs/drafters/24_translation.ipynb #a57d78a0
 def whole_text(data: bytes) -> str:
