@@ -144,6 +144,7 @@ class Rereader:
 class Translator:
     "What both drafters below share: the text so far, in the draft's tokens."
     layers = ()
+    name: str
     def __init__(self, target: CausalLM, draft: CausalLM):
         self.theirs, self.own = Vocabulary(target), Vocabulary(draft)
         self.shared = shared_tokens(self.theirs, self.own)
@@ -169,6 +170,8 @@ class Translator:
         if self.text.unfinished: return []
         return [*self.own.start, *self.own.encode(self.text.text)]
 
+    def __str__(self): return self.name
+
     def room(self, ids: list[int]) -> int:
         "How many tokens the draft can still say after these; the last is never read."
         return self.reader.model.context_length - len(ids) + 1 if ids else 0
@@ -183,7 +186,10 @@ class TokenIntersectionDrafter(Translator):
         self.draft_ids = torch.tensor(self.shared.draft, device=draft.device)
         self.target_ids = torch.tensor(self.shared.target, device=draft.device)
 
-    def __str__(self): return f"translated draft, {self.shared}"
+    @property
+    def name(self) -> str:
+        "What results call it."
+        return f"translated draft, {self.shared}"
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "K tokens, or fewer where the draft's context or the text ends; none inside a character."
@@ -228,7 +234,10 @@ class StringMatchDrafter(Translator):
         super().__init__(target, draft)
         self.counterparts = dict(zip(self.shared.draft, self.shared.target))
 
-    def __str__(self): return f"draft matched by text, {self.shared}"
+    @property
+    def name(self) -> str:
+        "What results call it."
+        return f"draft matched by text, {self.shared}"
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "What K tokens of the draft's are in the target's; none inside a character."
