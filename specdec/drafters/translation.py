@@ -144,6 +144,7 @@ class Rereader:
 class Translator:
     "What both drafters below share: the text so far, in the draft's tokens."
     layers = ()
+    name: str
     def __init__(self, target: CausalLM, draft: CausalLM):
         self.theirs, self.own = Vocabulary(target), Vocabulary(draft)
         self.shared = shared_tokens(self.theirs, self.own)
@@ -169,6 +170,8 @@ class Translator:
         if self.text.unfinished: return []
         return [*self.own.start, *self.own.encode(self.text.text)]
 
+    def __str__(self): return self.name
+
     def room(self, ids: list[int]) -> int:
         "How many tokens the draft can still say after these; the last is never read."
         return self.reader.model.context_length - len(ids) + 1 if ids else 0
@@ -180,9 +183,13 @@ class TokenIntersectionDrafter(Translator):
     intersection). Raises `InputError` for vocabularies with nothing in common, or no tokenizer."""
     def __init__(self, target: CausalLM, draft: CausalLM):
         super().__init__(target, draft)
-        self.places = torch.tensor(self.shared.draft), torch.tensor(self.shared.target)
+        self.draft_ids = torch.tensor(self.shared.draft, device=draft.device)
+        self.target_ids = torch.tensor(self.shared.target, device=draft.device)
 
-    def __str__(self): return f"translated draft, {self.shared}"
+    @property
+    def name(self) -> str:
+        "What results call it."
+        return f"translated draft, {self.shared}"
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "K tokens, or fewer where the draft's context or the text ends; none inside a character."
@@ -200,13 +207,12 @@ class TokenIntersectionDrafter(Translator):
 
     def weights(self, ids: list[int], transform: Transform) -> Tensor: # [S]
         "What the draft gives to the shared tokens after these."
-        logits = self.reader.row(ids)
-        return transform(logits[self.places[0].to(logits.device)])
+        return transform(self.reader.row(ids)[self.draft_ids])
 
     def widened(self, rows: Tensor) -> Tensor: # [n, S] → [n, V]
         "Rows over the shared tokens, in the target's ids."
         wide = rows.new_zeros(len(rows), self.vocab_size)
-        return wide.index_copy_(-1, self.places[1].to(rows.device), rows)
+        return wide.index_copy_(-1, self.target_ids, rows)
 
 # %% ../../nbs/drafters/24_translation.ipynb #a57d78a0
 def whole_text(data: bytes) -> str:
@@ -228,7 +234,10 @@ class StringMatchDrafter(Translator):
         super().__init__(target, draft)
         self.counterparts = dict(zip(self.shared.draft, self.shared.target))
 
-    def __str__(self): return f"draft matched by text, {self.shared}"
+    @property
+    def name(self) -> str:
+        "What results call it."
+        return f"draft matched by text, {self.shared}"
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "What K tokens of the draft's are in the target's; none inside a character."
