@@ -54,13 +54,8 @@ setup: .venv/ready
 model: setup                ## the default model, fetched and converted once
 	$(BIN)/specdec fetch
 
-# Kept apart, and there for the one notebook that shows it: where torchao is installed, transformers imports it and it talks.
-build/torchao: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ "torchao>=0.18,<0.19"
-
-notebooks: setup model build/torchao ## run every notebook top to bottom on a clean kernel and save its outputs
+notebooks: setup model      ## run every notebook top to bottom on a clean kernel and save its outputs
 	for notebook in $(NOTEBOOKS); do echo $$notebook; \
-	  case $$notebook in nbs/drafters/05_*|nbs/drafters/11_*) export PYTHONPATH=$(CURDIR)/build/torchao;; *) unset PYTHONPATH;; esac; \
 	  $(QUIET) $(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
