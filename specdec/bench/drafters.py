@@ -157,9 +157,8 @@ def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float)
         clocked.times.clear()
         result = pair.generate(
             ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method,
-            ignore_eos=True,
+            ignore_eos=True, raise_interrupt=True,
         )
-        if result.finish_reason == "interrupted": raise KeyboardInterrupt
         return result.generated_ids, {
             "verify_seconds": result.verify_time_total_ms / 1000,
             "step_seconds": clocked.step_seconds, **counts(result.rounds),
