@@ -380,6 +380,15 @@ def test_a_stream_tells_each_token_with_its_fate(seed, temperature, K, count, ki
     consistent(result)
 
 
+def test_a_rejected_draft_is_told_without_text():
+    *events, end = Pair(talker(), talker(seed=1)).stream("Hello", K=2, max_new_tokens=12)
+    kept = [event for event in events if event.fate != "rejected"]
+    assert len(kept) == 12 < len(events) and not any(event.text for event in events if event.fate == "rejected")
+    said = [decode(end.result.generated_ids[:n]) for n in range(13)]
+    whole = [n for n in range(13) if not said[n].endswith("\ufffd")]
+    for n in whole: assert "".join(event.text for event in kept[:n]) == said[n]
+
+
 def test_text_comes_with_the_token_that_made_it_certain():
     ids = [*TOKENIZER("a 🦔 b")["input_ids"]]
     class Reciting(NoDrafter):

@@ -160,9 +160,8 @@ def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float)
         clocked.times.clear()
         result = pair.generate(
             ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method,
-            ignore_eos=True,
+            ignore_eos=True, raise_interrupt=True,
         )
-        if result.finish_reason == "interrupted": raise KeyboardInterrupt
         drafting = result.draft_time_total_ms / 1000
         mean_step = drafting / max(1, sum(len(r.drafted) for r in result.rounds))
         return result.generated_ids, {

@@ -79,15 +79,18 @@ class PeersConfig:
 def specdec_peer(pair: Pair, method: str, K: int) -> Peer: # method: "plain" or "speculative"
     """Our greedy decoding, with end-of-sequence ignored; tells the time inside the model's
     forwards, and the time of everything after the first token, in seconds."""
-    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float | None]]:
-        result = pair.generate(ids, K=K, max_new_tokens=n, method=method, ignore_eos=True)
-        # it keeps what there is; a benchmark has to stop
-        if result.finish_reason == "interrupted": raise KeyboardInterrupt
-        return result.generated_ids, {
+    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
+        result = pair.generate(
+            ids, K=K, max_new_tokens=n, method=method, ignore_eos=True, raise_interrupt=True
+        )
+        details = {
             "model_seconds": (result.prefill_time_ms + result.verify_time_total_ms) / 1000,
             "decode_seconds": result.total_time - result.time_to_first_token,
-            "acceptance_rate": result.acceptance_rate, "tokens_per_step": result.tokens_per_step,
         }
+        if result.is_speculative:
+            details["acceptance_rate"] = result.acceptance_rate
+            details["tokens_per_step"] = result.tokens_per_step
+        return result.generated_ids, details
     return run
 
 # %% ../../nbs/bench/01_peers.ipynb #b07c3b8d
@@ -261,7 +264,7 @@ def load_ours(config: PeersConfig) -> Loaded:
     nbytes = weight_bytes(find_model(config.model), target.dtype)
     return Loaded({
         "plain": timed(specdec_peer(Pair(plain), "plain", config.K)),
-        "ngram": timed(specdec_peer(Pair(target), "speculative", config.K)),
+        "ngram": timed(specdec_peer(Pair(target, NGramDrafter()), "speculative", config.K)),
         **specdec_probes(target, nbytes),
     }, seconds)
 
