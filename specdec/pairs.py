@@ -7,19 +7,16 @@ __all__ = ['PairStats', 'Pair', 'load_drafter', 'shipped', 'load_spec', 'load_pa
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import json
+import math
 import re
-import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from threading import Condition, Thread, current_thread
 
 import torch
@@ -110,6 +107,7 @@ class RunSoFar:
         self.rounds, self.seconds = [], []  # one number of seconds for each round
         self.interrupted, self.total_time = False, 0.0
         self.rest = ""  # of the text: what was held back until the end
+        self.elsewhere: Callable = nullcontext  # what is done in it is the listener's business
 
     @property
     def ids(self) -> list[int]:
@@ -123,7 +121,8 @@ class RunSoFar:
 
     def tell(self, piece: str) -> None:
         "Call the callback, if there is one, and something to say."
-        if piece and self.stream: self.stream(piece)
+        if not (piece and self.stream): return
+        with self.elsewhere(): self.stream(piece)
 
     def hear(self, r: Round) -> list[Event]:
         "The tokens of a round, and what each made certain; what follows a stop string is cut off."
@@ -158,7 +157,7 @@ class Run(RunSoFar):
                 events = self.hear(r)
                 self.tell("".join(event.text for event in events))
                 told = time.perf_counter()
-                yield from events
+                with self.elsewhere(): yield from events
                 listened = time.perf_counter() - told
                 start, before = start + listened, now + listened
                 if self.answer.end is not None: break
@@ -184,64 +183,60 @@ def parts_of(drafter: Drafter) -> list[Drafter]:
             to_do += [held for held in several if hasattr(held, "propose") and is_drafter(held)]
     return list(found.values())
 
-def calls_of(frame: FrameType | None) -> Iterator[FrameType]:
-    "The calls that a thread is in, the innermost first."
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-def awaited_by(thread: Thread) -> set[Thread]:
-    "The thread whose end, or whose result, this one waits for now, as its stack tells."
-    stacks = sys._current_frames()
-    for call in calls_of(stacks.get(thread.ident)):
-        if call.f_code is Thread.join.__code__: return {call.f_locals["self"]}
-        if call.f_code is not Future.result.__code__: continue
-        future = call.f_locals["self"]
-        return {t for t in threading.enumerate() if future in worked_on(stacks.get(t.ident))}
-    return set()
-
-def worked_on(frame: FrameType | None) -> list[Future]:
-    "The futures whose results a thread of a pool is computing."
-    pool = "concurrent.futures.thread"
-    items = [c.f_locals.get("self") for c in calls_of(frame) if c.f_globals["__name__"] == pool]
-    return [item.future for item in items if hasattr(item, "future")]
-
 # %% ../nbs/use/01_pairs.ipynb #6c509ef8
-class Turns:
-    "Threads come one after the other: a drafter remembers one text only, whatever pairs it is in."
+class Queue:
+    "Who has what, who wants what, and who is where."
+    PATIENCE = 30.0 # s, that a text may be left alone by whoever listens, while another waits for it
+
     def __init__(self):
         self.changed = Condition()
         self.users: dict[int, Thread] = {}        # by id of a drafter: whose text it follows
         self.wanted: dict[Thread, list[int]] = {} # the drafters that threads wait for
+        self.left: dict[Thread, float] = {}       # when they went to whoever listens to their text
 
     def waits_for_itself(self, thread: Thread) -> bool:
-        "Whether those that a thread waits for wait, at the end of the chain, for it."
-        seen, to_do = set(), [thread]
+        "Whether those that a thread waits for wait here, at the end of the chain, for it."
+        seen: set[Thread] = set()
+        to_do = [thread]
         while to_do:
-            waiting = to_do.pop()
-            users = {self.users.get(part) for part in self.wanted.get(waiting, ())} - {None}
-            others = users | awaited_by(waiting)
+            wanted = self.wanted.get(to_do.pop(), ())
+            others = {self.users[part] for part in wanted if part in self.users}
             if thread in others: return True
             to_do += others - seen
             seen |= others
         return False
 
+    def is_left_alone(self, parts: list[int]) -> bool:
+        "Whether somebody has listened to the text that has one of these for too long."
+        users = {self.users[part] for part in parts if part in self.users}
+        since = min((self.left[user] for user in users if user in self.left), default=math.inf)
+        return time.monotonic() - since > self.PATIENCE
+
     @contextmanager
-    def of(self, drafter: Drafter) -> Iterator[None]:
-        "Wait for one's turn; raises `InputError` for a thread that would wait for itself."
+    def elsewhere(self, thread: Thread) -> Iterator[None]:
+        "Somebody listens to the thread's text meanwhile."
+        self.left[thread] = time.monotonic()
+        try: yield
+        finally: self.left.pop(thread, None)
+
+class Turns(Queue):
+    "Threads come one after the other: a drafter remembers one text only, whatever pairs it is in."
+    @contextmanager
+    def of(self, drafter: Drafter) -> Iterator[Callable]: # to be called where somebody listens
+        "Wait for one's turn; raises `InputError` for a thread that would wait for ever."
         parts, thread = [id(part) for part in parts_of(drafter)], current_thread()
         with self.changed:
             self.wanted[thread] = parts
             try:
                 while not self.users.keys().isdisjoint(parts):
-                    check(not self.waits_for_itself(thread),
-                          "A drafter of this pair is in the middle of another text, whose `stream` "
-                          "asked for this one, or waits for the thread that asks: finish or "
+                    stuck = self.waits_for_itself(thread) or self.is_left_alone(parts)
+                    check(not stuck, "A drafter of this pair is in the middle of another text, whose "
+                          "`stream` asked for this one, or hasn't come back for long: finish or "
                           "close that one, or load a second pair for this.")
-                    self.changed.wait(0.1)  # nobody is told when a join begins
+                    self.changed.wait(0.1)  # nobody says for how long a text is left
             finally: del self.wanted[thread]
             self.users |= dict.fromkeys(parts, thread)
-        try: yield
+        try: yield partial(self.elsewhere, thread)
         finally:
             with self.changed:
                 for part in parts: del self.users[part]
@@ -432,7 +427,7 @@ class Decoding(Couple):
                  timer: PhaseTimer, known: dict) -> Generator[Event, None, None]:
         "Decode when it is one's turn; the events, and at the end the result."
         device = self.target.device
-        with TURNS.of(user):
+        with TURNS.of(user) as run.elsewhere:
             of_this_run = reset_peak_memory(device)
             yield from run.collect(rounds)
             known["peak_memory_mb"] = peak_memory_mb(device) if of_this_run else None

@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -243,7 +244,8 @@ WAYS = [by_itself, by_join, by_two_joins, by_a_result, by_leaving_a_pool, by_a_m
 
 @pytest.mark.parametrize("other", [False, True], ids=["one pair", "another with the same drafter"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_stream_that_would_wait_for_its_own_pair_is_told_so(way, other):
+def test_a_stream_that_would_wait_for_its_own_pair_is_told_so(way, other, monkeypatch):
+    if way is not by_itself: monkeypatch.setattr(pairs.Turns, "PATIENCE", 0.2)  # else at once
     pair = Pair(talker(), talker(seed=1))
     asked = Pair(talker(), ColderDrafter(pair.drafter)) if other else pair
     refused = []
@@ -287,6 +289,19 @@ def test_a_slow_stream_is_waited_for():
     assert late[1:] == [2]
 
 
+def test_a_slow_model_is_waited_for_however_long(monkeypatch):
+    "Patience is for listeners: a text that is with its models is never given up."
+    monkeypatch.setattr(pairs.Turns, "PATIENCE", 0.05)
+    pair, forward = Pair(talker()), TransformersLM.forward
+    def slow(self, *given, **more):
+        time.sleep(0.1)
+        return forward(self, *given, **more)
+    monkeypatch.setattr(type(pair.target), "forward", slow)
+    with ThreadPoolExecutor(3) as pool:
+        texts = pool.map(lambda i: pair.generate("Hello", max_new_tokens=4).num_tokens, range(3))
+        assert list(texts) == [4, 4, 4]
+
+
 def test_an_error_and_an_interrupt_end_a_turn():
     pair = Pair(talker())
     def broken(piece): raise RuntimeError("theirs")
@@ -294,7 +309,7 @@ def test_an_error_and_an_interrupt_end_a_turn():
     with pytest.raises(RuntimeError, match="theirs"): pair.generate("Hello", stream=broken)
     pair.generate("Hello", stream=impatient)
     assert within(20, lambda: pair.generate("Hello", max_new_tokens=5)).num_tokens == 5
-    assert not pairs.TURNS.users and not pairs.TURNS.wanted
+    assert not pairs.TURNS.users and not pairs.TURNS.wanted and not pairs.TURNS.left
 
 
 # Numbers, whatever holds them
