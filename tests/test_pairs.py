@@ -4,7 +4,6 @@ import copy
 import gc
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -294,7 +293,7 @@ def test_a_slow_model_is_waited_for_however_long(monkeypatch):
     monkeypatch.setattr(pairs.Turns, "PATIENCE", 0.05)
     pair, forward = Pair(talker()), TransformersLM.forward
     def slow(self, *given, **more):
-        time.sleep(0.1)
+        sleep(0.1)
         return forward(self, *given, **more)
     monkeypatch.setattr(type(pair.target), "forward", slow)
     with ThreadPoolExecutor(3) as pool:
