@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GenerationResult', 'InputError', 'ModelError', 'NumericalError', 'SpecdecError', 'prompts', 'load', 'Pair',
-           'PairSpec', 'list_pairs', 'load_pair', 'NGramDrafter', 'ModelDrafter', 'SuffixDrafter', 'HybridDrafter',
-           'AdaptiveDrafter', 'AdaptiveLookahead', 'HeadDrafter', 'check_verify', 'check_decoder']
+           'PairSpec', 'list_pairs', 'get_pair', 'load_pair', 'NGramDrafter', 'ModelDrafter', 'SuffixDrafter',
+           'HybridDrafter', 'AdaptiveDrafter', 'AdaptiveLookahead', 'HeadDrafter', 'check_verify', 'check_decoder']
 
 # %% ../nbs/use/08_package.ipynb #a44b7713
 from importlib import import_module
@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.loading import load
     from specdec.lossless.conformance import check_decoder, check_verify
     from specdec.models import prompts
-    from specdec.pairs import Pair, PairSpec, list_pairs, load_pair
+    from specdec.pairs import Pair, load_pair
+    from specdec.registry import PairSpec, get_pair, list_pairs
 
 # %% ../nbs/use/08_package.ipynb #e9833e50
 __version__ = "0.1.0"
@@ -37,8 +38,9 @@ _HOMES = {
     "prompts": "models",
     "load": "loading",
     "Pair": "pairs",
-    "PairSpec": "pairs",
-    "list_pairs": "pairs",
+    "PairSpec": "registry",
+    "list_pairs": "registry",
+    "get_pair": "registry",
     "load_pair": "pairs",
     "NGramDrafter": "drafters.base",
     "ModelDrafter": "drafters.base",
@@ -52,9 +54,9 @@ _HOMES = {
 }  # name → the module that defines it
 _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
-    "load", "Pair", "PairSpec", "list_pairs", "load_pair", "NGramDrafter", "ModelDrafter",
-    "SuffixDrafter", "HybridDrafter", "AdaptiveDrafter", "AdaptiveLookahead", "HeadDrafter",
-    "check_verify", "check_decoder",
+    "load", "Pair", "PairSpec", "list_pairs", "get_pair", "load_pair", "NGramDrafter",
+    "ModelDrafter", "SuffixDrafter", "HybridDrafter", "AdaptiveDrafter",
+    "AdaptiveLookahead", "HeadDrafter", "check_verify", "check_decoder",
 ]
 # nbdev makes __all__ of it, and needs it spelled out
 

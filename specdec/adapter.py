@@ -96,15 +96,26 @@ class TransformersLM(CausalLM):
         self.arguments = inspect.signature(model.forward).parameters
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
 
+    @property
+    def param_count(self) -> int:
+        "How many numbers it has learned."
+        return self.model.num_parameters()
+
+    @property
+    def memory_footprint_mb(self) -> float: # MB (10⁶ bytes)
+        "What its weights take in memory."
+        return self.model.get_memory_footprint() / 1e6
+
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
         return KVCache(self.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KVCache, last: int | None = None,
+    def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
+        if cache is None: cache = self.new_cache(ids.shape[1])
         end = cache.length + ids.shape[1]
         if end > self.context_length:
             raise ModelError(f"This model's positions end at {self.context_length}, and {end} are "

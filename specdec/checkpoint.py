@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .core import ModelError
-from .layouts import Linear, has_layouts, has_same_rows
+from .layouts import Int4Linear, Linear, has_layouts, has_same_rows
+from .models import INT4, pick_dtype
 
 # %% ../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
@@ -38,11 +39,15 @@ def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds
 class Checkpoint:
     """Tensors of a folder of safetensors by name, one at a time, so that reading never doubles the
     memory. Raises `ModelError` for a file that isn't whole."""
+    int4 = False # whether matrices are kept in four bits
+
     def __init__(self, folder: Path,
-                 dtype: torch.dtype, device: torch.device, # what the tensors are turned into
+                 # what the tensors are turned into; int4: matrices only, the rest as by "auto"
+                 dtype: torch.dtype, device: torch.device,
                  pack: bool = True, # whether `Linear` packs them, where that is faster
                 ):
-        self.dtype, self.device = dtype, device
+        self.int4 = dtype == INT4
+        self.dtype, self.device = pick_dtype("auto", device) if self.int4 else dtype, device
         self.pack = pack and (has_layouts(device, dtype) or has_same_rows(device, dtype))
         self.files = _files_of(folder)  # tensor → the file that holds it
         self.unread = set(self.files)
@@ -69,6 +74,11 @@ class Checkpoint:
     def __call__(self, name: str, *shape: int) -> Tensor:
         "The tensor of that name and shape."
         return self.read(name, self.empty(*shape))
+
+    def linear(self, weight: Tensor, # [out, in]
+               bias: Tensor | None = None) -> Linear | Int4Linear:
+        "A layer of such weights."
+        return Int4Linear(weight, bias) if self.int4 else Linear(weight, bias, self.pack)
 
     def check_all_read(self) -> None:
         """Raise `ModelError` if tensors are left over; old checkpoints store the rotary
@@ -99,7 +109,7 @@ def read_linear(tensor: Checkpoint,
                 parts: dict[str, int], # names of the projections, and how many outputs each has
                 inputs: int,           # numbers that go in
                 bias: bool,            # whether each has a bias
-               ) -> Linear:
+               ) -> Linear | Int4Linear:
     "Several projections of the same input as one."
     def stacked(kind: str, *shape: int) -> Tensor:
         whole = tensor.empty(sum(parts.values()), *shape)
@@ -107,7 +117,7 @@ def read_linear(tensor: Checkpoint,
             tensor.read(f"{prefix}{name}.{kind}", into=part)
         return whole
 
-    return Linear(stacked("weight", inputs), stacked("bias") if bias else None, tensor.pack)
+    return tensor.linear(stacked("weight", inputs), stacked("bias") if bias else None)
 
 # %% ../nbs/engine/11_checkpoint.ipynb #54836b99
 class StoredRows:
@@ -145,13 +155,15 @@ class StoredRows:
 
 # %% ../nbs/engine/11_checkpoint.ipynb #0b52a785
 def read_vocabulary(config, tensor: Checkpoint,
-                   ) -> tuple[Callable[[Tensor], Tensor], Linear]: # ids → [B, T, hidden]; → logits
+                   # ids → [B, T, hidden]; → logits
+                   ) -> tuple[Callable[[Tensor], Tensor], Linear | Int4Linear]:
     """The way in and the way out of the model, tied or not; of a matrix that is packed for the way
     out, no plain copy is kept."""
     name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     embedding = tensor(name, *shape)
     # if a head is stored although the config says tied, the two may differ
     tied = config.tie_word_embeddings and "lm_head.weight" not in tensor
-    head = Linear(embedding if tied else tensor("lm_head.weight", *shape), pack=tensor.pack)
-    if head.packed: return StoredRows(tensor.files[name], name, tensor.dtype), head
+    head = tensor.linear(embedding if tied else tensor("lm_head.weight", *shape))
+    if head.packed and tensor.device.type == "cpu":
+        return StoredRows(tensor.files[name], name, tensor.dtype), head
     return partial(F.embedding, weight=embedding), head

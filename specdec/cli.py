@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -82,6 +83,8 @@ Start with: specdec compare "Why is the sky blue?"
 Text and tables go to standard output, summaries and errors to standard error. With --json a
 command prints JSON and nothing else.
 
+If something doesn't work, or is slow: specdec doctor
+
 Exit codes: 0 done; 1 a bug in specdec; 2 bad input, or something that the system refuses, such as
 a full disk, said in one line; 130 interrupted; 141 whoever read the output has gone away."""
 
@@ -117,15 +120,33 @@ def _option(panel: str, *names: str, help: str, **more):
 
 PromptText = Annotated[str, typer.Argument(
     metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False)]
-PairName = Annotated[str, _option(
-    "Model", "--pair", help="A registered pair; specdec pairs lists them.")]
+PromptOrNone = Annotated[Optional[str], typer.Argument(
+    metavar="[PROMPT]", help="What to answer; - reads it from standard input.",
+    show_default=False)]
+PromptFile = Annotated[Optional[Path], typer.Option(
+    "--prompts", exists=True, dir_okay=False, show_default=False,
+    help='In place of PROMPT: a file of them, JSON lines of {"prompt": …}.')]
+PairName = Annotated[Optional[str], _option(
+    "Model", "--pair", show_default="smollm2",
+    help="A registered pair; specdec pairs lists them.")]
+AnyTarget = Annotated[Optional[str], _option(
+    "Model", "--target", show_default=False,
+    help="In place of a pair, any model: smollm2, a folder, a .gguf file, or org/name on the hub.")]
+AnyDraft = Annotated[Optional[str], _option(
+    "Model", "--draft", show_default="the best that is there",
+    help="What drafts for --target: any model, or the words lookup or none.")]
+Revision = Annotated[Optional[str], _option(
+    "Model", "--revision", show_default=False,
+    help="Of a target on the hub: a branch, a tag or a commit.")]
 DrafterFolder = Annotated[Optional[Path], _option(
     "Model", "--drafter", exists=True, file_okay=False, show_default=False,
-    help="A folder that specdec distill wrote, in place of the pair's own draft.")]
+    help="A folder that specdec distill wrote: it drafts, and not the pair's own draft.")]
+
+# %% ../nbs/use/07_cli.ipynb #1319aad8
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _option(
     "Model", "--dtype",
-    help="auto, float32, bfloat16 or float16; auto is bfloat16 where the hardware has it.")]
+    help="auto, float32, bfloat16, float16 or int4; auto: bfloat16 where the hardware has it.")]
 Raw = Annotated[bool, _option(
     "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
 
@@ -165,12 +186,20 @@ TopP = Annotated[Optional[float], _option(
 Seed = Annotated[Optional[int], _option(
     "Sampling", "--seed", show_default=False,
     help="The same seed, the same text; else a fresh one, which --json tells.")]
+ConfigFile = Annotated[Optional[Path], _option(
+    "Model", "--config", exists=True, dir_okay=False, show_default=False,
+    help="A YAML or TOML file with a pair and its settings; options given besides go before it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 # %% ../nbs/use/07_cli.ipynb #9658d33a
+def as_prompt(text: str,
+              raw: bool,  # text as it is, or one message of a chat
+             ) -> str | list[dict]:
+    "The prompt as `Pair.generate` takes it."
+    return text if raw else [{"role": "user", "content": text}]
+
 def read_prompt(text: str,  # the argument; "-" is standard input
-                raw: bool,  # text as it is, or one message of a chat
-               ) -> str | list[dict]:
+                raw: bool) -> str | list[dict]:
     """The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if
     it isn't text."""
     from specdec.core import InputError, check
@@ -182,7 +211,18 @@ def read_prompt(text: str,  # the argument; "-" is standard input
     except OSError as error:
         raise InputError(f"Standard input can't be read: {error.strerror}.") from error
     check(text.strip(), "The prompt is empty: give some text, or - to read it from standard input.")
-    return text if raw else [{"role": "user", "content": text}]
+    return as_prompt(text, raw)
+
+def read_prompts(text: str | None,  # the argument
+                 file: Path | None, # of --prompts
+                 raw: bool) -> list[str | list[dict]]:
+    "All prompts, from the one place or from the other; raises `InputError`."
+    from specdec.core import check
+    check((text is None) != (file is None),
+          "Give a prompt, or --prompts FILE with a line for each: one of the two.")
+    if text is not None: return [read_prompt(text, raw)]
+    from specdec.train.data import read_prompts as read_file
+    return [as_prompt(each, raw) for each in read_file(file)]
 
 # %% ../nbs/use/07_cli.ipynb #479730c9
 def read_settings(
@@ -198,6 +238,18 @@ def read_settings(
     return dict(
         stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
     )
+
+# %% ../nbs/use/07_cli.ipynb #591a68e0
+def check_models(pair: str | None, target: str | None, draft: str | None, drafter: Path | None,
+                ) -> None:
+    "Raise `InputError` for names that exclude each other."
+    from specdec.core import check
+    check(pair is None or target is None, "--pair names a target and what drafts for it, and "
+          "--target names a target: give one of the two.")
+    check(draft is None or target is not None, "--draft says what drafts for --target, and there "
+          "is none: name the target as well, or a registered pair by --pair.")
+    check(draft is None or drafter is None,
+          "--draft and --drafter both say what drafts: give one of the two.")
 
 # %% ../nbs/use/07_cli.ipynb #241a4a92
 REBUILD = "specdec fetch --rebuild"
@@ -225,21 +277,51 @@ def announce_conversion(rebuild: bool = False) -> None:
     if rebuild or not (cache_home() / "smollm2").exists():
         typer.echo("Getting the default model ready, once; this takes about 20 s.", err=True)
 
-def open_pair(name: str, device: str, dtype: str,
+def any_pair(target: str, draft: str | None, device: str, dtype: str, method: str,
+             drafter: Path | None, revision: str | None): # a specdec.pairs.Pair
+    "A pair of any two models; raises `InputError` or `ModelError`."
+    from specdec.drafters.base import NoDrafter
+    from specdec.drafters.lookup import SuffixDrafter
+    from specdec.loading import load
+    from specdec.models import find_model
+    from specdec.pairs import Pair, load_drafter
+    if method == "plain":
+        return Pair(load(target, device, dtype, use="plain", revision=revision), NoDrafter())
+    named = draft not in (None, "lookup")
+    if named: find_model(draft)  # before the target is loaded, which takes longer
+    model = load(target, device, dtype, revision=revision)
+    if drafter: return Pair(model, load_drafter(drafter, model))
+    if draft == "lookup": return Pair(model, SuffixDrafter())
+    return Pair(model, load(draft, device, dtype, use="draft") if named else None)
+
+# %% ../nbs/use/07_cli.ipynb #ebbb8664
+def open_pair(name: str | None,      # of a registered pair; None: the default one, or `target`
+              device: str, dtype: str,
               raw: bool,             # whether the prompt is used without a chat template
-              method: str = "speculative",  # of `load_pair`, as is the next
-              drafter: Path | None = None,
-             ): # a specdec.pairs.Pair
-    "Load a registered pair for one prompt; raises `InputError` or `ModelError`."
+              method: str = "speculative",  # of `load_pair`, as are drafter and revision
+              drafter: Path | None = None, target: str | None = None, draft: str | None = None,
+              revision: str | None = None,
+              config=None): # a specdec.config.Config, in place of all that → a specdec.pairs.Pair
+    "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
     from specdec.core import check
-    from specdec.pairs import list_pairs, load_pair
-    if name in list_pairs() and list_pairs()[name].target == "smollm2": announce_conversion()
-    pair = or_rebuild(lambda: load_pair(name, device, dtype, method=method, drafter=drafter))
-    check(
-        raw or pair.tokenizer.chat_template,
-        f"The target of pair {name!r} has no chat template: add --raw, and write the prompt as the"
-        " beginning of a text.",
-    )
+    from specdec.pairs import Pair, load_pair
+    from specdec.registry import SlowerWarning, list_pairs
+    check_models(name, target, draft, drafter)
+    def opened():
+        if config: return Pair.from_config(config)
+        if target: return any_pair(target, draft, device, dtype, method, drafter, revision)
+        return load_pair(name or "smollm2", device, dtype, method=method, drafter=drafter,
+                         revision=revision)
+    if config: name, target, draft = config.pair.name, config.pair.target, config.pair.draft
+    registered = list_pairs().get(name or "smollm2")
+    if "smollm2" in (target or registered and registered.target, draft): announce_conversion()
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always", SlowerWarning)
+        pair = or_rebuild(opened)
+    for each in noticed:
+        if each.category is SlowerWarning: typer.echo(f"Warning: {each.message}", err=True)
+    check(raw or pair.tokenizer.chat_template, f"The target {pair.target.name!r} has no chat "
+          "template: add --raw, and write the prompt as the beginning of a text.")
     return pair
 
 # %% ../nbs/use/07_cli.ipynb #452b90ac
@@ -249,15 +331,58 @@ def say(piece: str) -> None: # new text
     sys.stdout.flush()
 
 # %% ../nbs/use/07_cli.ipynb #c0072334
+def print_answer(pair, text, method: str, settings: dict, as_json: bool) -> None:
+    "Print an answer as it comes, or as JSON; an interrupted one is the last."
+    result = pair.generate(text, method=method, stream=None if as_json else say, **settings)
+    if as_json: say(f"{result.to_json()}\n")
+    else:
+        say("\n")
+        typer.echo(result.summary(), err=True)
+    if result.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+
+def answer_all(texts: list, answer_one: Callable, as_json: bool) -> None:
+    "One after the other, with an empty line between; what is wrong with one says its number."
+    from specdec.core import InputError
+    for n, text in enumerate(texts, 1):
+        if n > 1 and not as_json: say("\n")
+        try: answer_one(text)
+        except InputError as error:
+            if len(texts) == 1: raise
+            raise InputError(f"Prompt {n} of {len(texts)}: {error}") from error
+
+# %% ../nbs/use/07_cli.ipynb #a4a4e84a
+def with_options(path: Path, context: typer.Context, # of the command
+                 **options): # its values, by the names of `Pair.generate` → a specdec.config.Config
+    """A configuration file, with the options that were given besides it in place of what it says;
+    raises `InputError` for one that names another pair."""
+    from specdec.config import Config, decoding_of, read_config
+    from specdec.core import check
+    def given(name: str) -> bool:
+        return context.get_parameter_source(name).name == "COMMANDLINE"
+
+    others = [name for name in ("pair", "target", "draft", "drafter", "revision") if given(name)]
+    check(not others, f"--{' and --'.join(others)} can't stand beside --config: the file says what"
+                      " decodes.")
+    config = read_config(path)
+    said = {name: value for name, value in options.items() if given(name)}
+    place = {name: said.pop(name) for name in ("device", "dtype") if name in said}
+    decoding = decoding_of(config.decoding.settings() | said)
+    return Config(pair=config.pair.model_copy(update=place), decoding=decoding)
+
+# %% ../nbs/use/07_cli.ipynb #5a1d605e
 @app.command()
 def generate(
-    prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFolder = None, raw: Raw = False,
-    device: Device = "auto", dtype: Dtype = "auto", method: HowToDecode = Method.speculative,
-    K: RoundLength = 5, max_new_tokens: MaxNewTokens = 128, stop: Stop = None,
-    temperature: Temperature = 0.0, top_k: TopK = None, top_p: TopP = None, seed: Seed = None,
+    context: typer.Context, prompt: PromptOrNone = None, prompts: PromptFile = None,
+    pair: PairName = None,
+    target: AnyTarget = None, draft: AnyDraft = None, drafter: DrafterFolder = None,
+    revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
+    method: HowToDecode = Method.speculative, K: RoundLength = 5,
+    max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a prompt: the text on standard output as it comes, a summary on standard error.
+    """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
+    standard error.
 
     Examples:
 
@@ -267,20 +392,24 @@ def generate(
 
     cat notes.txt | specdec generate - --max-new-tokens 300 > answer.txt
 
-    specdec generate "Why?" --json | python -m json.tool"""
-    text = read_prompt(prompt, raw)
+    specdec generate --prompts questions.jsonl --json > answers.jsonl
+
+    specdec generate "Why?" --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
+
+    specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool
+
+    specdec generate "Why?" --config run.toml --seed 2"""
+    texts = read_prompts(prompt, prompts, raw)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
-    opened = open_pair(pair, device, dtype, raw, method.value, drafter)
-    result = opened.generate(text, method=method.value, stream=None if as_json else say, **settings)
-    if as_json:
-        typer.echo(result.to_json())
-    else:
-        typer.echo()
-        typer.echo(result.summary(), err=True)
-    if result.finish_reason == "interrupted":
-        raise typer.Exit(ExitCode.INTERRUPTED)
+    how, file = "plain" if draft == "none" else method.value, None
+    if config:
+        file = with_options(config, context, device=device, dtype=dtype, method=how, **settings)
+        settings = file.decoding.settings()
+        how = settings.pop("method")
+    opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
+    answer_all(texts, lambda text: print_answer(opened, text, how, settings, as_json), as_json)
 
 # %% ../nbs/use/07_cli.ipynb #7c077dd7
 def first_difference(a: list[int], b: list[int]) -> int | None: # None: they are equal
@@ -354,6 +483,8 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
         return [name, *(format(value(r), form) for r in (plain, speculative))]
 
     return [
+        ["drafter", "", speculative.drafter or ""],
+        row("loop", "", lambda r: r.loop), row("device", "", lambda r: r.device),
         row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
         row("tokens/s", ".1f", lambda r: r.tokens_per_second),
         ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
@@ -395,7 +526,8 @@ def cut_short(results: dict, # GenerationResult, by method
 # %% ../nbs/use/07_cli.ipynb #262637f1
 @app.command()
 def compare(
-    prompt: PromptText, pair: PairName = "smollm2", drafter: DrafterFolder = None, raw: Raw = False,
+    prompt: PromptText, pair: PairName = None, target: AnyTarget = None, draft: AnyDraft = None,
+    drafter: DrafterFolder = None, revision: Revision = None, raw: Raw = False,
     device: Device = "auto", dtype: Dtype = "auto", K: RoundLength = 5,
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
     top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False,
@@ -408,13 +540,20 @@ def compare(
 
     specdec compare "Why is the sky blue?" --dtype float32 -K 8
 
+    specdec compare "Why is the sky blue?" --target smollm2 --draft lookup
+
     specdec compare - --json < prompt.txt | python -m json.tool"""
+    from specdec.core import check
     text = read_prompt(prompt, raw)
     settings = read_settings(stop, temperature, top_k, top_p, seed,
                              K=K, max_new_tokens=max_new_tokens)
-    opened = open_pair(pair, device, dtype, raw, drafter=drafter)
+    check(draft != "none", "There is nothing to compare with --draft none, which is plain decoding "
+          "itself: name what drafts, or leave --draft out.")
+    models = dict(drafter=drafter, target=target, draft=draft, revision=revision)
+    opened = open_pair(pair, device, dtype, raw, **models)
     # plain decoding at its best
-    alone = open_pair(pair, device, dtype, raw, "plain") if opened.target.packed else opened
+    apart = opened.target.packed
+    alone = open_pair(pair, device, dtype, raw, "plain", **models) if apart else opened
     results = decode_both({"plain": alone, "speculative": opened}, text, settings, as_json)
     if any(r.finish_reason == "interrupted" for r in results.values()): cut_short(results, as_json)
     found = comparison(**results, pair=opened)
@@ -424,24 +563,60 @@ def compare(
     typer.echo(verdict(identical, found["difference"]))
 
 # %% ../nbs/use/07_cli.ipynb #43773ffd
-@app.command()
-def pairs(as_json: AsJson = False) -> None:
-    """List the registered pairs: a target model, and what drafts for it.
+def pair_rows(found: dict) -> list[list[str]]: # name → specdec.registry.PairSpec
+    "The table of `specdec pairs`."
+    from specdec.registry import memory_mb
+    rows = []
+    for name, spec in found.items():
+        needed = memory_mb(spec, "bfloat16")
+        size = f"{needed['total'] / 1000:.1f}" if needed else ""
+        models = f"{spec.target}\n+ {spec.drafts}"
+        rows.append([name, models, size, str(spec.K), "yes" if spec.to_ask_for else ""])
+    return rows
 
-    In Python, specdec.Pair(target, draft) takes any two models with the same vocabulary.
+def print_facts(facts: dict) -> None: # of `known_about`
+    "What is known about a pair, a line for each fact."
+    def line(name: str, words) -> None: typer.echo(f"{name:12} {words}")
+    for part, name in (("target", facts["target"]), ("draft", facts["drafts"])):
+        number = facts["parameters"][part]
+        line(part, name if number is None else f"{name}, {number:,} parameters")
+    for dtype, needed in facts["memory_mb"].items():
+        if needed: line(f"in {dtype}", f"{needed['total'] / 1000:.1f} GB for the weights of both")
+    for model, licence in facts["licences"].items(): line("licence", f"{licence}: {model}")
+    for model, page in facts["to_ask_for"].items(): line("to ask for", f"{model}, at {page}")
+    if facts["translates"]: line("vocabulary", "two different ones: drafts are translated")
+    line("K", f"{facts['K']} to start from")
+    line("tested with", facts["tested"] or "nothing that is recorded")
+    line("note", facts["note"])
+
+# %% ../nbs/use/07_cli.ipynb #bea058a6
+@app.command()
+def pairs(
+    name: Annotated[Optional[str], typer.Argument(
+        help="One of them, with all that is known about it.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the registered pairs: a target model, and what drafts for it. With a name: its licences,
+    where to ask for access, parameters, memory, and what it was tested with.
+
+    Any two models: specdec generate PROMPT --target MODEL --draft MODEL, or in Python
+    specdec.Pair(target, draft).
 
     Examples:
 
     specdec pairs
 
+    specdec pairs llama3.1-eagle3
+
     specdec generate "What is the capital of France?" --pair smollm2-skip"""
-    from specdec.pairs import list_pairs
-    found = list_pairs()
-    if as_json: return typer.echo(json.dumps({name: asdict(spec) for name, spec in found.items()}))
-    print_table(
-        ["pair", "target", "draft", "note"],
-        [[name, spec.target, spec.drafts, spec.note] for name, spec in found.items()],
-    )
+    from specdec.registry import get_pair, known_about, list_pairs
+    found = {name: get_pair(name)} if name else list_pairs()
+    if as_json:
+        return typer.echo(json.dumps({n: known_about(spec) for n, spec in found.items()}))
+    if name: return print_facts(known_about(found[name]))
+    print_table(["pair", "target and draft", "GB", "K", "ask"], pair_rows(found))
+    typer.echo("GB: weights in bfloat16. ask: a model has to be asked for. specdec pairs NAME says"
+               " where, and all else.", err=True)
 
 # %% ../nbs/use/07_cli.ipynb #50c0d4fe
 @app.command()
@@ -473,6 +648,27 @@ def fetch(
         )
     else:
         typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
+
+# %% ../nbs/use/07_cli.ipynb #288ef662
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine is, whether decoding works on it, and what to expect of it.
+
+    It questions libraries, processor, memory, devices and the default model, fetching nothing, and
+    compares the loop of the host with the loop of the device on a tiny model, in some ten seconds.
+    Exit code 2 says that something is wrong, with a line for each problem. No GPU is no problem.
+
+    Examples:
+
+    specdec doctor
+
+    specdec doctor --json > machine.json"""
+    from specdec.doctor import examine, report_text
+    found = examine()
+    as_text = json.dumps(found.as_dict(), ensure_ascii=False) if as_json else report_text(found)
+    typer.echo(as_text)
+    for problem in found.problems: typer.echo(f"Error: {problem}", err=True)
+    if not found.well: raise typer.Exit(ExitCode.BAD_INPUT)
 
 # %% ../nbs/use/07_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
@@ -576,7 +772,7 @@ def prove(as_json: AsJson = False) -> None:
 
 # %% ../nbs/use/07_cli.ipynb #16c31295
 _HowManyPrompts = Annotated[int, typer.Option(
-    "--prompts", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")]
+    "--count", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")]
 _TokensPerRun = Annotated[int, typer.Option(
     "--max-new-tokens", min=2, help="Tokens that every run makes.")]
 _Repeats = Annotated[int, typer.Option(
@@ -602,7 +798,7 @@ def peers(
 
     Examples:
 
-    specdec bench peers --prompts 3 --max-new-tokens 16 --repeats 1
+    specdec bench peers --count 3 --max-new-tokens 16 --repeats 1
 
     specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
@@ -633,7 +829,7 @@ _Draft = Annotated[Optional[Path], typer.Option(
 
 # %% ../nbs/use/07_cli.ipynb #1f54ff21
 _AnyPrompts = Annotated[int, typer.Option(
-    "--prompts", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")]
+    "--count", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")]
 _HeldOut = Annotated[int, typer.Option(
     "--held-out", min=0, max=15, help="How many of the fifteen held-out prompts.")]
 
@@ -653,7 +849,7 @@ def drafters(
 
     Examples:
 
-    specdec bench drafters --only suffix --only int4 --prompts 3 --held-out 3 --max-new-tokens 32
+    specdec bench drafters --only suffix --only int4 --count 3 --held-out 3 --max-new-tokens 32
     --repeats 1
 
     specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""
@@ -687,18 +883,13 @@ class OptimizerName(str, Enum):
     adamw = "adamw"
 
 # %% ../nbs/use/07_cli.ipynb #ba40a13c
-# a command line, or Python where no registered pair has that target
-def decoded_with(folder: Path, target: str) -> str:
+def decoded_with(folder: Path, target: str) -> str: # a command line
     "How to decode with a trained drafter."
-    from specdec.pairs import list_pairs
-    name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
-    if name is None:
-        return (
-            f"target = load({target!r}); Pair(target, load_drafter({str(folder)!r}, target)) from"
-            " specdec.pairs"
-        )
+    from specdec.registry import list_pairs
     command = f"specdec compare PROMPT --drafter {shlex.quote(str(folder))}"
-    return command if name == "smollm2" else f"{command} --pair {name}"
+    if target == "smollm2": return command
+    name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
+    return f"{command} --pair {name}" if name else f"{command} --target {shlex.quote(target)}"
 
 # %% ../nbs/use/07_cli.ipynb #b4b376ee
 _DrafterOut = Annotated[Path, _option(
@@ -801,6 +992,114 @@ def distill(
         prompts=told(prompts), weights=told(weights), keep_states=told(keep_states),
     )
     train(config, as_json)
+
+# %% ../nbs/use/07_cli.ipynb #9ac4f585
+SMOKE = "The capital of France is"  # a base model can go on with it, too
+
+def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
+    "What `specdec load --json` prints; MB are 10⁶ bytes."
+    import time
+
+    from specdec.loading import load as load_by_name
+    from specdec.loading import memory_needed
+    from specdec.pairs import Pair
+    start = time.perf_counter()
+    model = load_by_name(name, device, dtype, use="plain")
+    seconds = time.perf_counter() - start
+    needed = memory_needed(model.config, model.device, model.precision, "plain")
+    result = Pair(model).generate(SMOKE, method="plain", max_new_tokens=n_tokens)
+    return {
+        "model": name, "kind": type(model).__name__, "device": str(model.device),
+        "dtype": model.precision, "param_count": model.param_count,
+        "memory_footprint_mb": model.memory_footprint_mb, "cache_mb": needed.cache_mb,
+        "cache_context": needed.context, "vocab_size": model.vocab_size,
+        "context_length": model.context_length, "load_seconds": seconds, "prompt": SMOKE,
+        "text": result.text, "num_tokens": result.num_tokens,
+        "tokens_per_second": result.tokens_per_second, "finish_reason": result.finish_reason,
+    }
+
+# %% ../nbs/use/07_cli.ipynb #5edfd23b
+def load_lines(report: dict) -> list[str]: # of `load_report`
+    "What `specdec load` says to people."
+    size, memory = report["param_count"] / 1e6, report["memory_footprint_mb"]
+    return [
+        f"{report['model']}: {size:,.1f} M parameters in {report['dtype']} on {report['device']}, "
+        f"computed by {report['kind']}; loaded in {report['load_seconds']:.1f} s",
+        f"weights {memory:,.0f} MB; keys and values of {report['cache_context']:,} tokens "
+        f"{report['cache_mb']:,.0f} MB",
+        f"vocabulary of {report['vocab_size']:,} tokens, {report['context_length']:,} positions",
+        f"{report['num_tokens']} tokens as a test, {report['tokens_per_second']:.1f} a second:",
+        f"{report['prompt']}{report['text']}",
+    ]
+
+@app.command()
+def load(
+    model: Annotated[str, typer.Argument(
+        metavar="MODEL", help="smollm2, a folder, a .gguf file, or org/name on the hub.")],
+    device: Device = "auto", dtype: Dtype = "auto",
+    n_tokens: Annotated[int, typer.Option(
+        "--n-tokens", min=1, help="How many tokens it shall write as a test.")] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Load a model and see whether it works: its parameters, the memory they take, a few tokens.
+
+    Examples:
+
+    specdec load smollm2
+
+    specdec load smollm2 --dtype int4 --n-tokens 32
+
+    specdec load Qwen/Qwen2.5-0.5B-Instruct --json"""
+    if model == "smollm2": announce_conversion()
+    report = or_rebuild(lambda: load_report(model, device, dtype, n_tokens))
+    typer.echo(json.dumps(report) if as_json else "\n".join(load_lines(report)))
+    if report["finish_reason"] == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+
+# %% ../nbs/use/07_cli.ipynb #a9caa53e
+config_commands = typer.Typer(help="Configuration files.", no_args_is_help=True)
+app.add_typer(config_commands, name="config")
+
+@config_commands.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, by which an editor completes and checks one.
+
+    Examples:
+
+    specdec config schema > specdec.schema.json"""
+    from specdec.config import config_schema
+    typer.echo(json.dumps(config_schema(), indent=1))
+
+# %% ../nbs/use/07_cli.ipynb #c7d3340c
+@app.command()
+def ollama(
+    prompt: Annotated[Optional[str], typer.Argument(
+        help="Answer this, once; without it, only say what is there.", show_default=False)] = None,
+    model: Annotated[Optional[str], typer.Option(
+        "--model", help="Which of its models.", show_default="the first")] = None,
+    url: Annotated[Optional[str], typer.Option(
+        "--url", help="Where it listens.", show_default="OLLAMA_HOST, or 127.0.0.1:11434")] = None,
+    max_new_tokens: MaxNewTokens = 128, as_json: AsJson = False,
+) -> None:
+    """Ask a local Ollama server: is it up, which models has it, and what does one say? And say why
+    it can't be measured here.
+
+    Examples:
+
+    specdec ollama
+
+    specdec ollama "Why is the sky blue?" --model llama3.2 --max-new-tokens 32"""
+    from specdec.ollama import WHY_NOT, ollama_generate, ollama_status
+    found = ollama_status(url)
+    answer = ollama_generate(prompt, model, max_new_tokens, url) if prompt is not None else None
+    if as_json: return typer.echo(json.dumps(found | {"answer": answer, "why_not": WHY_NOT}))
+    if answer: typer.echo(answer["text"])
+    else:
+        typer.echo(f"Ollama {found['version']} at {found['url']}: {len(found['models'])} models")
+        for each in found["models"]: typer.echo(f"{each['name']}  {each['megabytes']:,.0f} MB")
+    if answer and answer["tokens_per_second"]:
+        typer.echo(f"{answer['model']}: {answer['tokens']} tokens at"
+                   f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
+    typer.echo(WHY_NOT, err=True)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .core import check
+from .models import check_int4
+
 # %% ../nbs/engine/05_layouts.ipynb #ea6f1c1a
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether it matters there how a weight lies in memory: in bfloat16 on a CPU that multiplies
@@ -75,6 +78,69 @@ class Linear:
             try: return F.linear(x, self.weight, self.bias)
             finally: torch._C._set_mkldnn_enabled(enabled)
 
+# %% ../nbs/engine/05_layouts.ipynb #11be9e75
+GROUP = 32   # weights of a row that share a step and a zero
+PIECE = 4096 # rows that are brought onto levels at once: it takes several copies of them
+
+def four_bits(weight: Tensor,   # [rows, in]
+              group: int = GROUP, # divides `in`
+             ) -> tuple[Tensor, Tensor]: # levels, int32 [rows, in]; [in / group, rows, 2], bfloat16
+    "The nearest of 16 levels for each weight, and each group's step and zero."
+    groups = weight.float().unflatten(-1, (-1, group))
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    step = (high - low) / 15
+    above = torch.where(step > 0, (groups - low) / step, 8)  # equal weights have no step
+    scales = torch.cat((step, low + 8 * step), -1).transpose(0, 1)
+    return above.round().flatten(-2).int(), scales.bfloat16().contiguous()
+
+# %% ../nbs/engine/05_layouts.ipynb #591c8eb9
+def pack_levels(levels: Tensor) -> Tensor: # [rows, in] → as the kernel of its device wants them
+    "Two levels a byte, in the kernel's order."
+    if levels.device.type == "cpu":
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+    tiles = next(n for n in (8, 4, 2) if levels.shape[1] % (16 * n) == 0)
+    pairs = (levels[:, ::2] << 4 | levels[:, 1::2]).to(torch.uint8)
+    return torch.ops.aten._convert_weight_to_int4pack(pairs, tiles)
+
+def int4_product(device: torch.device):
+    "PyTorch's kernel there: (x [rows, in], packed, group, scales) → [rows, out], in bfloat16."
+    if device.type == "cpu": return torch.ops.aten._weight_int4pack_mm_for_cpu
+    return torch.ops.aten._weight_int4pack_mm
+
+# %% ../nbs/engine/05_layouts.ipynb #e449ea05
+class Int4Linear:
+    """y = W x + b with weights of four bits; the product is taken in bfloat16. A row doesn't depend
+    on how many there are. Raises `InputError` for a weight that can't be packed, and for a device
+    without a kernel."""
+    packed = True # no plain weight is kept
+
+    def __init__(self, weight: Tensor,       # [out, in]
+                 bias: Tensor | None = None, # [out]
+                 group: int = GROUP,         # 32, 64 or 128: weights that share a step and a zero
+                ):
+        check_int4(weight.device)
+        self.outputs, self.inputs = weight.shape
+        check(group in (32, 64, 128), f"A group has 32, 64 or 128 weights, not {group}.")
+        check(self.inputs % group == 0 and self.outputs % 16 == 0,
+              f"A weight of shape {list(weight.shape)} can't be packed in four bits: its rows must "
+              f"be a multiple of 16, its columns of {group}.")
+        self.bias, self.group = bias, group
+        pieces = [four_bits(rows, group) for rows in weight.split(PIECE)]
+        self.weight = torch.cat([pack_levels(levels) for levels, _ in pieces])
+        self.scales = torch.cat([scales for _, scales in pieces], 1)
+        self.product = int4_product(weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
+        rows = x.reshape(-1, self.inputs).bfloat16()
+        y = self.product(rows, self.weight, self.group, self.scales)
+        y = y.to(x.dtype).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+    def plain(self) -> Tensor: # [out, in], in bfloat16
+        "The weight that it multiplies by: what it makes of ones."
+        ones = torch.eye(self.inputs, dtype=torch.bfloat16, device=self.scales.device)
+        return self.product(ones, self.weight, self.group, self.scales).T
+
 # %% ../nbs/engine/05_layouts.ipynb #8ddd5ca7
 ALIKE = 16  # numbers that the widest vector instructions take at a time, in float32
 
@@ -95,22 +161,36 @@ def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, hea
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return y[:, :, :queries].reshape(B, T, heads, size).transpose(1, 2)
 
+# %% ../nbs/engine/05_layouts.ipynb #4d8118d9
+def hidden_places(at: Tensor,                # positions of the new tokens, [T]
+                  places: int,               # S, positions that there are keys for
+                  window: int | None = None, # how many a token sees, itself included; None: all
+                 ) -> Tensor: # [T, S], True where a token may not look
+    "What comes later, and what has left the sliding window."
+    place, at = torch.arange(places, device=at.device), at[:, None]
+    later = place > at
+    return later if window is None else later | (place <= at - window)
+
 # %% ../nbs/engine/05_layouts.ipynb #c1caef89
+Plan = tuple[Tensor | None, int, tuple[Tensor, ...]] # mask, fold, masks apart; see `attention_plan`
+
 def attention_plan(start: int, T: int, # the first new position, and how many there are
                    span: int,          # S, positions that the cache's views have; start + T or more
                    groups: int,        # query heads per key-value head
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
-                  ) -> tuple[Tensor | None, int, tuple[Tensor, ...]]: # mask, fold, masks apart
+                   window: int | None = None, # of `hidden_places`
+                  ) -> Plan:
     """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
     hides but causal order), how many heads are folded into one, and apart the mask of each piece
     of the tokens, `[tokens, 1, 1, positions]`."""
     fold = groups if T <= FEW and dtype != torch.float32 else 1
     apart = apart and T <= FEW
-    padded = span > start + T
-    hides = padded if T == 1 else start > 0 or fold > 1
+    padded, leaves = span > start + T, window is not None and start + T > window
+    hides = leaves or (padded if T == 1 else start > 0 or fold > 1)
     if not (apart or hides): return None, fold, ()
-    mask = torch.full((T, span), float("-inf"), dtype=dtype, device=device).triu(start + 1)
+    hidden = hidden_places(torch.arange(start, start + T, device=device), span, window)
+    mask = torch.zeros(T, span, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     if not apart: return mask.repeat(fold, 1), fold, ()
     end = start - start % ALIKE + ALIKE  # here the first token's keys end
     first, others = mask[:end - start, None, None], mask[end - start:, None, None]

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,7 +33,9 @@ from safetensors import SafetensorError
 from .core import InputError, ModelError, check, interrupts_kept
 
 # %% ../nbs/engine/02_models.ipynb #f38c8168
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = DTYPES | {"int4": INT4}  # what a model's weights can be kept in
 
 def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
                ) -> torch.device:
@@ -59,15 +61,29 @@ def has_bfloat16(device: torch.device) -> bool:
     asks_the_hardware = torch.backends.mkldnn.is_available()  # on Arm
     return asks_the_hardware and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
+def has_int4(device: torch.device) -> bool:
+    "Whether PyTorch multiplies by weights of four bits there."
+    if device.type == "cuda": return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu"
+
+def check_int4(device: torch.device) -> None:
+    "Raise `InputError` where it doesn't."
+    check(has_int4(device), f"int4 has no kernel on {device}: it needs a CPU, or an NVIDIA GPU "
+          "from Ampere on. Take bfloat16 or float32 there.")
+
 def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
                device: torch.device = torch.device("cpu"),
+               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int4 will do as well
               ) -> torch.dtype:
     """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
-    `InputError` for any other."""
+    `InputError` for any other, and for int4 where there is no kernel for it."""
     if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    if isinstance(dtype, str) and dtype in DTYPES: return DTYPES[dtype]
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values(): return dtype
-    raise InputError(f"Unknown dtype {str(dtype)!r}: expected auto, {', '.join(DTYPES)}.")
+    found = known.get(dtype) if isinstance(dtype, str) else dtype
+    if found is None or found not in known.values():
+        names = ", ".join(known)
+        raise InputError(f"Unknown dtype {str(dtype)!r} here: expected auto, {names}.")
+    if found == INT4: check_int4(device)
+    return found
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
 def first_line(error: Exception) -> str:
@@ -322,15 +338,25 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
 # %% ../nbs/engine/02_models.ipynb #604001f3
 def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/name" on the hub
                revision: str | None = None, # on the hub: a branch, a tag or a commit
+               # called with a folder that holds its config.json before weights are downloaded
+               look: Callable[[Path], object] | None = None,
               ) -> Path: # a folder with config.json, the tokenizer and safetensors
     """The local folder of a model; raises `ModelError` with what to do if there is none,
     `InputError` if the name can't be one, or for a revision of something local."""
     name = str(name)
     local = _local_model(name)
-    if local is None: return _downloaded(name, revision)
+    if local is None:
+        if look: look(find_config(name, revision))
+        return _with_safetensors(_downloaded(name, revision))
     check(revision is None, f"{name!r} is on this machine and has no revision {revision!r}: only "
           "models on the Hugging Face hub, 'org/name', have any.")
+    if look: look(local)
     return local
+
+def find_config(name: str | Path, revision: str | None = None) -> Path: # a folder with config.json
+    "Where a model's config lies, as `find_model`; of one on the hub nothing else is downloaded."
+    name = str(name)
+    return _local_model(name) or _downloaded(name, revision, {"allow_patterns": "config.json"})
 
 def _local_model(name: str) -> Path | None: # None: it can only be on the hub
     "See `find_model`."
@@ -376,24 +402,32 @@ def _with_safetensors(folder: Path) -> Path:
                          "loaded, since they can run code: save the model as safetensors.")
     return folder
 
-def _downloaded(name: str, revision: str | None) -> Path:
+def _way_in(name: str, error: Exception) -> str:
+    "What to do about a model that couldn't be had."
+    from huggingface_hub.errors import GatedRepoError
+    if not isinstance(error, GatedRepoError):
+        return "check the name, the connection, and whether the model needs a login"
+    return (f"it is gated. Ask for access at https://huggingface.co/{name}, then log in with that "
+            "account (`hf auth login`, or the environment variable HF_TOKEN)")
+
+_WANTED = dict(allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
+               ignore_patterns=["*/*", "consolidated*"])
+
+def _downloaded(name: str, revision: str | None, wanted: dict = _WANTED) -> Path:
     """A model from the hub, through its own client and cache; not what lies in subfolders, nor a
     second copy of the weights."""
     from huggingface_hub import snapshot_download
     named = isinstance(revision, str) and revision != ""
     check(revision is None or named,
           f"A revision is the name of a branch or a tag, or a commit, not {revision!r}.")
-    wanted = dict(allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
-                  ignore_patterns=["*/*", "consolidated*"])
     try: folder = snapshot_download(name, revision=revision, **wanted)
     except (OSError, ValueError) as error:  # of the network, "no such repository", no possible name
         which = f"{name!r}" if revision is None else f"{name!r} at revision {revision!r}"
         raise ModelError(
             f"{which} could not be had from the Hugging Face hub ({first_line(error)[:200]}): "
-            "check the name, the connection, and whether the model needs a login; or give a local"
-            " folder."
+            f"{_way_in(name, error)}; or give a local folder."
         ) from error
-    return _with_safetensors(Path(folder))
+    return Path(folder)
 
 # %% ../nbs/engine/02_models.ipynb #1d77074b
 def load_tokenizer(folder: Path):

@@ -9,15 +9,17 @@ __all__ = ['Llama']
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .checkpoint import Checkpoint, read_linear, read_vocabulary
-from .core import ModelError, check
+from .core import check
 from .kvcache import KVCache
-from .layouts import ALIKE, attention_plan, grouped_attention, has_same_rows
+from .layouts import ALIKE, Int4Linear, Linear, Plan
+from .layouts import attention_plan, grouped_attention, has_same_rows
 from .protocol import CausalLM, check_ids, check_wanted
 
 # %% ../nbs/engine/04_transformer.ipynb #78ea4c31
@@ -68,12 +70,18 @@ def rotate(x: Tensor,   # [B, T, heads, head_dim]
 # %% ../nbs/engine/04_transformer.ipynb #edfb83d5
 @dataclass
 class Positions:
-    "Where the new tokens of one forward stand; the same for all layers."
+    "Where the new tokens of one forward stand, and what layers let them see."
     cos: Tensor         # [T, 1, rotary_dim]
     sin: Tensor         # [T, 1, rotary_dim]
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
     fold: int           # how many query heads share one matrix product in attention
     apart: tuple[Tensor, ...] = () # masks of the pieces in which each token asks on its own
+    near: Plan | None = None # of layers with a sliding window; None: as of the others
+
+    def plan(self, windowed: bool) -> Plan: # whether the layer has a sliding window
+        "How a layer's tokens ask."
+        if windowed and self.near: return self.near
+        return self.mask, self.fold, self.apart
 
 def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               scale: float,            # of cos and sin
@@ -82,18 +90,23 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               dtype: torch.dtype,
               span: int | None = None, # S, positions that the cache's views have; None: start + T
               apart: bool = False,     # whether each new token shall ask on its own, if few
+              window: int | None = None, # positions that a token sees in some layers; None: all
              ) -> Positions:
-    "Angles and mask for T new tokens."
+    "Angles and masks for T new tokens."
     device = frequencies.device
     angles = torch.arange(start, start + T, device=device).float()[:, None, None] * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     cos, sin = torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
-    plan = attention_plan(start, T, span or start + T, groups, dtype, device, apart)
-    return Positions(cos, sin, *plan)
+    asked = start, T, span or start + T, groups, dtype, device, apart
+    leaves = window is not None and start + T > window
+    near = attention_plan(*asked, window) if leaves else None
+    return Positions(cos, sin, *attention_plan(*asked), near)
 
 # %% ../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
-    "Grouped-query attention of new tokens over everything in the cache."
+    "Grouped-query attention of new tokens over the cache, as far as their window reaches."
+    windowed = False # whether it has a sliding window
+
     def __init__(self, config, tensor: Checkpoint,
                  prefix: str): # such as "model.layers.0.self_attn."
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -122,7 +135,7 @@ class Attention:
         qk = rotate(qk, where.cos, where.sin).transpose(1, 2)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
-        y = grouped_attention(q, k, v, where.mask, where.fold, where.apart)
+        y = grouped_attention(q, k, v, *where.plan(self.windowed))
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 # %% ../nbs/engine/04_transformer.ipynb #540580ad
@@ -157,19 +170,44 @@ class Layer:
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
 
 # %% ../nbs/engine/04_transformer.ipynb #80bc6d7f
+def windowed_layers(config) -> list[bool]: # one for each layer
+    "Which layers have a sliding window."
+    if config.model_type in ("mistral", "phi3"):
+        return [config.sliding_window is not None] * config.num_hidden_layers
+    kinds = config.layer_types if config.model_type in ("qwen2", "qwen3") else None
+    return [kind == "sliding_attention" for kind in kinds or ["all"] * config.num_hidden_layers]
+
 def sliding_window(config) -> int | None: # positions, or None if every token sees all before it
     "The window of the layers that have one."
-    kinds = getattr(config, "layer_types", None) or []
-    has_one = config.model_type in ("mistral", "phi3") or "sliding_attention" in kinds
-    return config.sliding_window if has_one else None
+    return config.sliding_window if any(windowed_layers(config)) else None
 
-def check_window(window: int | None, length: int) -> None:
-    "Raise `ModelError` if so many positions leave the window."
-    if window and length > window:
-        raise ModelError(
-            f"This model attends to a sliding window of {window} positions, and {length} "
-            "are asked for: keep prompt and answer within the window."
-        )
+
+# %% ../nbs/engine/04_transformer.ipynb #2e2df540
+def weight_counts(config, layers: int | None = None, # None: as many as the config says
+                 ) -> tuple[int, int, int]: # numbers, together all that there are
+    """How many numbers the matrices of a decoder have, the head included; its embedding, 0 if that
+    is the head; and the rest, norms and biases."""
+    layers = config.num_hidden_layers if layers is None else layers
+    hidden, inner, size = config.hidden_size, config.intermediate_size, head_size(config)
+    q, kv = config.num_attention_heads * size, config.num_key_value_heads * size
+    norms, vocabulary = 2 * hidden, config.vocab_size * hidden
+    biases = q + 2 * kv if config.model_type == "qwen2" else 0
+    if getattr(config, "attention_bias", False): biases = q + 2 * kv + hidden
+    if getattr(config, "mlp_bias", False): biases += 2 * inner + hidden
+    if config.model_type == "qwen3": norms += 2 * size
+    matrices = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * inner
+    embedding = 0 if config.tie_word_embeddings else vocabulary
+    return layers * matrices + vocabulary, embedding, layers * (norms + biases) + hidden
+
+def held_tensors(part) -> dict[int, Tensor]: # by identity
+    "The tensors that a part of a decoder holds, at any depth."
+    if isinstance(part, Tensor): return {id(part): part}
+    if isinstance(part, partial): inside = list(part.keywords.values())
+    elif isinstance(part, list): inside = part
+    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear)):
+        inside = list(vars(part).values())
+    else: inside = []
+    return {key: tensor for one in inside for key, tensor in held_tensors(one).items()}
 
 # %% ../nbs/engine/04_transformer.ipynb #a712755f
 class _Decoder(CausalLM):
@@ -180,17 +218,29 @@ class _Decoder(CausalLM):
         # a token's logits don't depend on how many are read
         self.same_rows = tensor.pack and has_same_rows(self.device, self.dtype)
         self.packed = tensor.pack and not self.same_rows  # there is a layout that is faster for one
+        self.int4 = tensor.int4
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
-        longest = config.max_position_embeddings
-        # beyond its window we don't compute
-        self.context_length = min(longest, self.window or longest)
+        self.context_length = config.max_position_embeddings
         self.groups = config.num_attention_heads // config.num_key_value_heads
         self.embed, self.head = read_vocabulary(config, tensor)
         names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
         self.layers = [Layer(config, tensor, name) for name in names]
+        for layer, windowed in zip(self.layers, windowed_layers(config), strict=True):
+            layer.attention.windowed = windowed
         self.norm = tensor("model.norm.weight", config.hidden_size)
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         tensor.check_all_read()
+
+    @property
+    def param_count(self) -> int:
+        "How many numbers it has learned."
+        return sum(weight_counts(self.config, len(self.layers)))
+
+    @property
+    def memory_footprint_mb(self) -> float: # MB (10⁶ bytes)
+        "What its weights take in memory; rows that stay in their file don't."
+        parts = [self.embed, self.head, self.norm, *self.layers]
+        return sum(tensor.nbytes for tensor in held_tensors(parts).values()) / 1e6
 
     def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
                 layers: Sequence[int] = ()):
@@ -215,15 +265,16 @@ class Llama(_Decoder):
         return KVCache(len(self.layers), capacity, ALIKE if self.same_rows else 1)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KVCache, last: int | None = None,
+    def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
+        if cache is None: cache = self.new_cache(ids.shape[1])
         start, end = cache.length, cache.length + ids.shape[1]
-        check_window(self.window, end)
         check_wanted(last, layers, len(self.layers))
         where = positions(self.frequencies, self.rope_scale, start, end - start, self.groups,
-                          self.dtype, cache.span(end), apart=self.same_rows and 1 in ids.shape)
+                          self.dtype, cache.span(end), apart=self.same_rows and 1 in ids.shape,
+                          window=self.window)
         return self.compute(ids.to(self.device), where, cache, last, layers)
 
     def skip(self, layers: Sequence[int]) -> "Llama": # 0 is the first layer

@@ -421,7 +421,7 @@ def test_command_prints_json_and_the_interrupted_code(monkeypatch):
         return full_report() | {"complete": len(asked) < 3}
     monkeypatch.setattr(b, "bench_peers", fake)
     done = CliRunner().invoke(
-        app, ["bench", "peers", "--json", "--prompts", "2", "--max-new-tokens", "16", "--repeats", "1", "-K", "3"]
+        app, ["bench", "peers", "--json", "--count", "2", "--max-new-tokens", "16", "--repeats", "1", "-K", "3"]
     )
     assert done.exit_code == ExitCode.DONE and json.loads(done.stdout) == full_report()
     assert asked[0] == (b.PeersConfig(prompts=2, max_new_tokens=16, repeats=1, K=3), None)
@@ -448,8 +448,8 @@ def test_a_damaged_results_file_is_exit_code_2_before_any_model(tmp_path, monkey
 def test_the_command_in_the_report_is_one_that_works():
     words = b.PeersConfig(prompts=2, K=3).command.split()[1:]
     # the last one wins, and is refused: everything before it parsed
-    done = CliRunner().invoke(app, [*words, "--prompts", "0"])
-    assert done.exit_code == ExitCode.BAD_INPUT and "--prompts" in done.stderr
+    done = CliRunner().invoke(app, [*words, "--count", "0"])
+    assert done.exit_code == ExitCode.BAD_INPUT and "--count" in done.stderr
 
 
 @pytest.mark.parametrize(

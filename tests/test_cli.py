@@ -2,6 +2,8 @@
 model is loaded."""
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,10 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, core, loading, models, pairs
+from specdec import cli, core, loading, models, pairs, registry
 from specdec.cli import ExitCode, app
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
@@ -44,6 +47,11 @@ def one_load(monkeypatch, loaded=lru_cache(pairs.load_pair)):
     return loaded
 
 
+def usual(one_load, name="smollm2"):
+    "The pair that a command without further options loads."
+    return one_load(name, "auto", "auto", method="speculative", drafter=None, revision=None)
+
+
 @pytest.fixture
 def no_model(monkeypatch):
     "Fail where a model would be opened."
@@ -54,8 +62,8 @@ def no_model(monkeypatch):
 # Help
 
 COMMANDS = [
-    [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["distill"], ["playground"],
+    [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
+    ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["playground"],
 ]
 
 
@@ -69,6 +77,63 @@ def test_help_is_there_for_both_spellings(words):
 @pytest.mark.parametrize("words", [c for c in COMMANDS if c and c != ["bench"]], ids=" ".join)
 def test_help_of_each_command_shows_an_example(words):
     assert f"specdec {' '.join(words)}" in run(*words, "-h").stdout.split("Examples:")[1]
+
+
+def examples(words: list[str]) -> list[list[str]]:
+    "The command lines under a command's examples, as a shell takes them apart, without what is piped."
+    text = typer.main.get_command(app)
+    for word in words: text = text.commands[word]
+    lines = text.help.split("Examples:")[1].strip().split("\n\n")
+    lines = (re.sub(r"^.*?\| (?=specdec)|^accelerate launch .* -m (?=specdec)| [<>|] .*$", "", " ".join(line.split()))
+             for line in lines)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("words", [c for c in COMMANDS if c and c != ["bench"]], ids=" ".join)
+def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch):
+    "Every option is there, and every value is one that it takes; nothing is run."
+    monkeypatch.chdir(tmp_path)
+    for folder in ("drafter", "my-head", "samples"): (tmp_path / folder).mkdir()
+    (tmp_path / "questions.jsonl").touch()
+    found = examples(words)
+    assert any(line[1:len(words) + 1] == words for line in found)
+    for program, *line in found:
+        command, context = typer.main.get_command(app), None
+        while hasattr(command, "commands"):
+            command, line = command.commands[line[0]], line[1:]
+        context = command.make_context("specdec", list(line))
+        assert program == "specdec" and context.params
+
+
+STORED = Path(__file__).parents[1] / "nbs" / "data"
+
+
+@pytest.mark.parametrize("name", ["peers", "drafters", "drafters_float32"])
+def test_the_commands_of_stored_measurements_are_still_taken(name):
+    program, *line = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))["command"].split()
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"): command, line = command.commands[line[0]], line[1:]
+    assert program == "specdec" and command.make_context("specdec", line).params["as_json"]
+
+
+def test_prompts_are_a_file_in_every_command():
+    "What each does with a file that isn't there, see `test_names_that_nothing_has_are_one_line`."
+    found, to_do = set(), [typer.main.get_command(app)]
+    while to_do:
+        command = to_do.pop()
+        to_do += getattr(command, "commands", {}).values()
+        if any("--prompts" in option.opts for option in command.params): found.add(command.name)
+    assert found == {"generate", "distill"} == {words[0] for words in NAMED if "--prompts" in words}
+
+
+def test_an_example_with_a_wrong_option_is_seen():
+    command = typer.main.get_command(app).commands["bench"].commands["peers"]
+    with pytest.raises(Exception, match="--prompts"): command.make_context("specdec", ["--prompts", "3"])
+
+
+def test_help_lists_the_doctor_before_what_takes_long():
+    listed = re.findall(r"^│ (\w+) ", process("-h").stdout, re.M)
+    assert listed.index("fetch") + 1 == listed.index("doctor") < listed.index("bench")
 
 
 def test_help_loads_nothing_heavy():
@@ -96,7 +161,7 @@ def test_the_script_is_the_same_program():
 
 def test_lazy_names():
     assert specdec.load is loading.load and specdec.Pair is pairs.Pair and specdec.load_pair is pairs.load_pair
-    assert specdec.list_pairs is pairs.list_pairs and specdec.GenerationResult is core.GenerationResult
+    assert specdec.list_pairs is registry.list_pairs and specdec.GenerationResult is core.GenerationResult
     assert all(hasattr(specdec, name) for name in specdec.__all__) and set(specdec.__all__) <= set(dir(specdec))
     with pytest.raises(AttributeError, match="nothing"): specdec.nothing
 
@@ -155,7 +220,7 @@ def test_raw_and_chat_prompts_differ(one_load):
             run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout
         ).prompt_ids
 
-    tokenizer = one_load("smollm2", "auto", "auto", method="speculative", drafter=None).tokenizer
+    tokenizer = usual(one_load).tokenizer
     assert ids("--raw") == tokenizer("Hi")["input_ids"]
     assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
 
@@ -177,12 +242,120 @@ def test_method_and_stop(one_load):
 
 
 def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
-    monkeypatch.setattr(
-        one_load("smollm2", "auto", "auto", method="speculative", drafter=None).tokenizer, "chat_template", None
-    )
+    monkeypatch.setattr(usual(one_load).tokenizer, "chat_template", None)
     done = run("generate", "Hi")
     assert done.exit_code == ExitCode.BAD_INPUT and "--raw" in done.stderr
     assert run("generate", "Hi", "--raw", "--max-new-tokens", "1").exit_code == ExitCode.DONE
+
+
+# A file of prompts
+
+@pytest.fixture
+def questions(tmp_path):
+    "Three prompts in a file; one of them is what stands for standard input elsewhere."
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hi", "-", "Why?")))
+    return file
+
+
+def test_every_prompt_of_a_file_gives_one_line(one_load, questions):
+    words = ["--max-new-tokens", "3", "--temperature", "1", "--seed", "4", "--json"]
+    done = run("generate", "--prompts", str(questions), *words, stdin="not read")
+    found = [core.GenerationResult.from_json(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == ExitCode.DONE and done.stderr == "" and len(found) == 3
+    alone = [core.GenerationResult.from_json(run("generate", text, *words).stdout) for text in ("Hi", "Why?")]
+    assert [r.generated_ids for r in (found[0], found[2])] == [r.generated_ids for r in alone]
+    tokenizer = models.load_tokenizer(models.fetch())
+    assert found[1].prompt_ids == models.encode(tokenizer, [{"role": "user", "content": "-"}])
+
+
+def test_texts_of_several_prompts(one_load, questions):
+    words = ["--raw", "--max-new-tokens", "2"]
+    done = run("generate", "--prompts", str(questions), *words)
+    alone = [run("generate", "-", *words, stdin=text).stdout for text in ("Hi", "-", "Why?")]
+    assert done.exit_code == ExitCode.DONE and done.stdout == "\n".join(alone)
+    assert done.stderr.count("speculative: ") == done.stderr.count("\n") == 3
+
+
+def test_a_prompt_of_several_that_does_not_fit_is_named(one_load, tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hi", "word " * 9000)))
+    done = run("generate", "--prompts", str(file), "--max-new-tokens", "2", "--json")
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stdout.count("\n") == 1
+    assert done.stderr.startswith("Error: Prompt 2 of 2: ") and done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_all_prompts(one_load, questions, monkeypatch):
+    pair = usual(one_load)
+    monkeypatch.setattr(pair, "drafter", interrupted(after=1))
+    done = run("generate", "--prompts", str(questions), "--json")
+    assert done.exit_code == ExitCode.INTERRUPTED and done.stdout.count("\n") == 1
+
+
+# Any two models
+
+@pytest.fixture
+def loads(monkeypatch, kept=lru_cache(loading.load)):
+    "What is loaded: name, use and revision; each model once."
+    asked = []
+    def load(name, device="auto", dtype="auto", use="target", revision=None):
+        asked.append((name, use, revision))
+        return kept(name, device, dtype, use)
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(pairs, "load", load)
+    return asked
+
+
+def ids_of(*words) -> list[int]:
+    done = run("generate", "The cat sat on the mat. The cat", "--raw", "--max-new-tokens", "8", "--json", *words)
+    assert done.exit_code == ExitCode.DONE, done.stderr
+    return json.loads(done.stdout)["generated_ids"]
+
+
+def drafted_by(monkeypatch) -> list:
+    "The drafters of the pairs that generate."
+    seen, generate = [], pairs.Pair.generate
+    def noticed(pair, *given, **more):
+        seen.append(pair.drafter)
+        return generate(pair, *given, **more)
+    monkeypatch.setattr(pairs.Pair, "generate", noticed)
+    return seen
+
+
+def test_any_target_with_any_draft(loads, monkeypatch):
+    folder, small = str(models.fetch()), str(pairs.shipped("smollm2-draft"))
+    seen = drafted_by(monkeypatch)
+    float32 = ("--dtype", "float32", "--target", folder)
+    expected = ids_of(*float32, "--draft", "none")
+    for more in (["--draft", "lookup"], ["--draft", folder], ["--drafter", small], []):
+        assert ids_of(*float32, *more) == expected
+    kinds = [type(drafter).__name__ for drafter in seen]
+    assert kinds[:4] == ["NoDrafter", "SuffixDrafter", "ModelDrafter", "ColderDrafter"]
+    assert type(seen[4]) is type(pairs.Pair(loading.load(folder, dtype="float32")).drafter)
+    assert loads[:4] == [(folder, "plain", None), (folder, "target", None), (folder, "target", None),
+                         (folder, "draft", None)]
+
+
+def test_compare_any_two_models(loads):
+    folder = str(models.fetch())
+    words = ["--target", folder, "--draft", folder, "--dtype", "float32", "--max-new-tokens", "6", "--json"]
+    done = run("compare", "Hi", *words)
+    assert done.exit_code == ExitCode.DONE, done.stderr
+    found = json.loads(done.stdout)
+    assert found["greedy_texts_identical"]
+    first = found["speculative"]["rounds"][0]
+    assert first["accepted"] == len(first["drafted"]) > 0  # it drafts for itself
+
+
+def test_a_draft_is_looked_for_before_the_target_is_loaded(loads):
+    done = run("generate", "Hi", "--target", "smollm2", "--draft", "nothing-like-it")
+    assert done.exit_code == ExitCode.BAD_INPUT and "nothing-like-it" in done.stderr and not loads
+
+
+def test_a_revision_reaches_the_loader(loads):
+    for more in (["--target", "smollm2", "--draft", "lookup"], ["--pair", "smollm2-ngram"]):
+        run("generate", "Hi", "--revision", "main", "--max-new-tokens", "1", *more)
+    assert [revision for name, use, revision in loads] == ["main", "main"]
 
 
 # Bad input
@@ -198,6 +371,14 @@ def test_a_target_without_chat_template_asks_for_raw(one_load, monkeypatch):
         (["generate", "Hi", "--stop", ""], "stop"), (["generate", "Hi", "--seed", str(2**70)], "seed"),
         (["generate", "Hi", "--dtype", "float7"], "float7"), (["generate", "Hi", "--device", "abacus"], "abacus"),
         (["bench", "peers", "--out", "/nowhere/at/all.jsonl"], "/nowhere/at/all.jsonl"),
+        (["generate"], "--prompts FILE"),
+        (["generate", "Hi", "--prompts", __file__], "one of the two"), (["generate", "--prompts", __file__], "Line 1"),
+        (["generate", "Hi", "--pair", "smollm2", "--target", "smollm2"], "--pair"),
+        (["compare", "Hi", "--pair", "smollm2", "--target", "smollm2"], "--pair"),
+        (["generate", "Hi", "--draft", "lookup"], "--target"),
+        (["compare", "Hi", "--target", "smollm2", "--draft", "lookup", "--drafter", "."], "--drafter"),
+        (["compare", "Hi", "--target", "smollm2", "--draft", "none"], "--draft none"),
+        (["generate", "Hi", "--target", "smollm2", "--device", "abacus"], "abacus"),
     ],
 )
 def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
@@ -212,8 +393,8 @@ def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
         ["generate", "Hi", "-K", "0"], ["generate", "Hi", "-K", "two"], ["generate", "Hi", "--max-new-tokens", "0"],
         ["generate", "Hi", "--temperature", "-1"], ["generate", "Hi", "--temperature", "nan"],
         ["generate", "Hi", "--top-k", "0"], ["generate", "Hi", "--top-p", "1.5"],
-        ["generate", "Hi", "--method", "magic"], ["generate"], ["compare"], ["generat"], ["pairs", "--rebuild"],
-        ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--prompts", "16"],
+        ["generate", "Hi", "--method", "magic"], ["compare"], ["generat"], ["pairs", "--rebuild"],
+        ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--count", "16"],
     ],
 )
 def test_usage_errors_are_exit_code_2(no_model, words):
@@ -224,7 +405,8 @@ def test_usage_errors_are_exit_code_2(no_model, words):
 
 NAMES = {"of nobody": "~nouser/x", "of 5,000 characters": "x" * 5000}
 NAMED = [
-    ["generate", "Hi", "--pair"], ["generate", "Hi", "--drafter"], ["distill", "--out", "new", "--target"],
+    ["generate", "Hi", "--pair"], ["generate", "Hi", "--drafter"], ["generate", "--prompts"],
+    ["distill", "--out", "new", "--target"],
     ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
     ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"], ["playground", "--host"],
 ]
@@ -237,6 +419,14 @@ def test_names_that_nothing_has_are_one_line(no_model, tmp_path, monkeypatch, wo
     done = run(*words, name)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
     assert len(done.stderr) < 1000
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("words", [["--target"], ["--target", ".", "--draft"]], ids=" ".join)
+def test_models_that_nothing_has_are_one_line(words, name):
+    done = run("generate", "Hi", *words, name)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert name[:20] in done.stderr and len(done.stderr) < 1000
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
@@ -257,14 +447,14 @@ def test_no_traceback_in_a_real_process():
 
 
 def test_a_bug_is_exit_code_1_with_a_traceback(monkeypatch):
-    monkeypatch.setattr(pairs, "list_pairs", lambda: 1 / 0)
+    monkeypatch.setattr(registry, "list_pairs", lambda: 1 / 0)
     done = CliRunner().invoke(app, ["pairs"])
     assert done.exit_code == ExitCode.UNEXPECTED and isinstance(done.exception, ZeroDivisionError)
 
 
 def test_nan_logits_are_one_line(one_load, monkeypatch):
     # a drafter that asks for logits only
-    target = one_load("smollm2-ngram", "auto", "auto", method="speculative", drafter=None).target
+    target = usual(one_load, "smollm2-ngram").target
     forward = target.forward
     monkeypatch.setattr(target, "forward", lambda *words, **more: forward(*words, **more) * float("nan"), raising=False)
     done = run("generate", "Hi", "--pair", "smollm2-ngram")
@@ -318,6 +508,17 @@ def test_somebody_who_declines_gets_exit_code_2(damaged, monkeypatch):
 
 # compare
 
+def table_of(text: str) -> list[list[str]]:
+    "The cells of a table's rows; what was folded into a second line is put together again."
+    lines = [line.strip("│ ").split("│") for line in text.splitlines() if line.startswith("│")]
+    rows = []
+    for cells in ([cell.strip() for cell in line] for line in lines):
+        cells += [""] * (3 - len(cells))
+        if cells[0] or not rows: rows.append(cells)
+        else: rows[-1] = [" ".join(filter(None, both)) for both in zip(rows[-1], cells)]
+    return rows
+
+
 def test_compare_in_float32(one_load):
     words = ["compare", "Repeat this: one two three one two three.", "--dtype", "float32", "--max-new-tokens", "12"]
     done = run(*words)
@@ -328,6 +529,8 @@ def test_compare_in_float32(one_load):
         word in second
         for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "greedy texts")
     )
+    rows = {row[0]: row[1:] for row in table_of(second)}
+    assert rows["device"] == ["cpu", "cpu"] and rows["loop"][0] in ("host", "device") and rows["drafter"][1]
     found = json.loads(run(*words, "--json").stdout)
     plain, speculative = (
         core.GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative")
@@ -338,6 +541,8 @@ def test_compare_in_float32(one_load):
         and (plain.method, speculative.method) == ("plain", "speculative")
     )
     assert found["speedup"] == speculative.tokens_per_second / plain.tokens_per_second
+    assert [rows["loop"], rows["device"]] == [[plain.loop, speculative.loop], [plain.device, speculative.device]]
+    assert rows["drafter"] == ["", speculative.drafter] and plain.drafter is None
     difference = found["difference"]
     assert found["greedy_texts_identical"] or difference["gap"] < 1e-4, difference
 
@@ -372,8 +577,8 @@ def test_first_difference(a, b, at):
 # pairs, fetch
 
 def test_pairs_lists_the_registry():
-    assert set(json.loads(run("pairs", "--json").stdout)) == set(pairs.list_pairs())
-    assert all(name in run("pairs").stdout for name in pairs.list_pairs())
+    assert set(json.loads(run("pairs", "--json").stdout)) == set(registry.list_pairs())
+    assert all(name in run("pairs").stdout for name in registry.list_pairs())
 
 
 def test_fetch_says_what_is_there():
@@ -480,7 +685,7 @@ def interrupted(after: int):
 
 
 def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto", method="speculative", drafter=None)
+    pair = usual(one_load)
     monkeypatch.setattr(pair, "drafter", interrupted(after=3))
     done = run("generate", "Tell me a long story.", "--json")
     result = core.GenerationResult.from_json(done.stdout)
@@ -488,7 +693,7 @@ def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
 
 
 def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
-    pair = one_load("smollm2", "auto", "auto", method="speculative", drafter=None)
+    pair = usual(one_load)
     monkeypatch.setattr(cli, "WARM_UP", 1)  # one token takes no proposal
     for words in ([], ["--json"]):
         monkeypatch.setattr(pair, "drafter", interrupted(after=3))
@@ -511,12 +716,12 @@ def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
 )
 def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_load, monkeypatch):
     "On a processor where the layout of the weights matters, nobody is compared with a plain loop that was made slow."
-    seen, target = [], one_load("smollm2", "auto", "auto", method="speculative", drafter=None).target
+    seen, target = [], usual(one_load).target
     monkeypatch.setattr(target, "packed", True)
     monkeypatch.setattr(
         pairs,
         "load_pair",
-        lambda *given, method, drafter: (seen.append(method), one_load(*given, method=method, drafter=drafter))[1],
+        lambda *given, method, **more: (seen.append(method), one_load(*given, method=method, **more))[1],
     )
     assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == asked
     if words[0] == "compare":
@@ -622,6 +827,7 @@ def test_text_is_utf_8_whatever_the_system_says():
     [
         ("smollm2", "specdec compare PROMPT --drafter 'my drafter'"),
         ("Qwen/Qwen2.5-7B-Instruct", "specdec compare PROMPT --drafter 'my drafter' --pair qwen2.5"),
+        ("my target", "specdec compare PROMPT --drafter 'my drafter' --target 'my target'"),
     ],
 )
 def test_how_to_decode_with_a_trained_drafter(target, says):
@@ -629,11 +835,10 @@ def test_how_to_decode_with_a_trained_drafter(target, says):
 
 
 def test_how_to_decode_where_no_pair_has_that_target():
-    "It is said in Python, which runs."
-    code, _, module = cli.decoded_with(pairs.shipped("smollm2-draft"), str(models.fetch())).rpartition(" from ")
-    scope = dict(vars(__import__(module, fromlist=["load"])))
-    exec(code.replace("; Pair", "; made = Pair"), scope)
-    assert scope["made"].generate("Hi", max_new_tokens=2).num_tokens == 2
+    "The line that is said runs."
+    said = cli.decoded_with(pairs.shipped("smollm2-draft"), str(models.fetch()))
+    done = run(*shlex.split(said.replace("PROMPT", "Hi"))[1:], "--max-new-tokens", "2", "--json")
+    assert done.exit_code == ExitCode.DONE and len(json.loads(done.stdout)["speculative"]["generated_ids"]) == 2
 
 
 def test_what_a_training_run_is_told(tmp_path, monkeypatch):
@@ -658,3 +863,41 @@ def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     ):
         assert run(*command, *wrong).exit_code == ExitCode.BAD_INPUT
     assert len(told) == 2
+
+
+# Loading
+
+def test_load_says_what_a_model_is(monkeypatch):
+    "Loaded once in four bits, told twice."
+    done = run("load", "smollm2", "--dtype", "int4", "--device", "cpu", "--n-tokens", "2", "--json")
+    report = json.loads(done.stdout)
+    assert done.exit_code == ExitCode.DONE and report["dtype"] == "int4" and report["num_tokens"] == 2
+    assert report["param_count"] == 134_515_008 and 80 < report["memory_footprint_mb"] < 90
+    assert "Paris" in report["text"] and report["load_seconds"] > 0 and report["cache_context"] == 1024
+    monkeypatch.setattr(cli, "load_report", lambda *asked: report | {"model": asked[0]})
+    told = run("load", "smollm2").stdout
+    for words in ("smollm2: 134.5 M parameters in int4 on cpu", "weights 84 MB", "8,192 positions", "France is Paris"):
+        assert words in told
+
+
+@pytest.mark.parametrize("words", [
+    ["smollm2", "--dtype", "int3"], ["smollm2", "--device", "abacus"], ["smollm2", "--n-tokens", "0"],
+    ["no-such-model"],
+], ids=" ".join)
+def test_load_refuses_before_anything_is_loaded(words, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    done = run("load", *words)
+    assert done.exit_code == ExitCode.BAD_INPUT and not done.stdout and done.stderr.count("\n") <= 8
+
+
+def test_load_of_a_model_that_cannot_fit_is_one_line(monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    monkeypatch.setattr(loading, "memory_free_mb", lambda device: 100)
+    done = run("load", "smollm2", "--dtype", "float32")
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stderr.count("\n") == 1
+    assert "538 MB for its weights" in done.stderr and "100 MB are free on" in done.stderr
+
+
+def test_an_interrupted_load_test_exits_with_130(monkeypatch):
+    monkeypatch.setattr(cli, "load_report", lambda *asked: {"finish_reason": "interrupted"})
+    assert run("load", "smollm2", "--json").exit_code == ExitCode.INTERRUPTED

@@ -1,22 +1,23 @@
 "Four bits: against the plain product, on weights that fit, and what is refused."
-import builtins
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import InputError, TorchSource
 from specdec.drafters.base import ModelDrafter, NoDrafter
-from specdec.drafters.int4 import Int4Linear, quantised
-from specdec.layouts import Linear
+from specdec.drafters.int4 import quantised
+from specdec.layouts import PIECE, Int4Linear, Linear, four_bits
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
 
 @pytest.fixture(scope="module")
 def tiny(): return packable_llama()
-def four_bits(weight, group):
+
+
+def sixteen_levels(weight, group):
     "The nearest of 16 evenly spaced levels between each group's smallest and largest weight."
     parts = weight.double().unflatten(-1, (-1, group))
     low, high = parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True)
@@ -27,11 +28,10 @@ def four_bits(weight, group):
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 0.01), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("group", [32, 64])
 def test_four_bits_are_sixteen_levels_in_each_group(dtype, limit, group):
-    pytest.importorskip("torchao")
     torch.manual_seed(0)
     weight, x, bias = torch.randn(48, 128).to(dtype), torch.randn(2, 3, 128).to(dtype), torch.randn(48).to(dtype)
-    y = Int4Linear(Linear(weight, bias), group)(x)
-    wanted = x.double() @ four_bits(weight, group).T + bias.double()
+    y = Int4Linear(weight, bias, group)(x)
+    wanted = x.double() @ sixteen_levels(weight, group).T + bias.double()
     assert y.dtype == dtype and y.shape == (2, 3, 48)
     assert (y.double() - wanted).norm() / wanted.norm() < limit
     exact = x.double() @ weight.double().T + bias.double()
@@ -51,21 +51,19 @@ def product_bound(x, weight):
 
 
 def test_weights_on_sixteen_levels_are_kept():
-    pytest.importorskip("torchao")
     torch.manual_seed(0)
     levels = torch.randint(0, 16, (32, 2, 32)).double()  # two groups in each row
     levels[..., 0], levels[..., 1] = 0, 15  # both ends occur in each group, so the levels are the weight's own
     scale = 2.0 ** -torch.randint(2, 5, (32, 2, 1))  # another for each group; levels -4, … 11 times that
     weight = ((levels - 4) * scale).flatten(1)
     x = torch.randn(5, 64).bfloat16().double()
-    y = Int4Linear(Linear(weight.float()))(x.float())
+    y = Int4Linear(weight.float())(x.float())
     error, bound = (y.double() - x @ weight.T).abs(), product_bound(x, weight)
     assert (error <= bound).all(), f"{(error / bound).max():.2f} times the bound"
     assert (error / bound).max() > 0.5  # the bound is not a loose one
 
 
 def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
-    pytest.importorskip("torchao")
     ids = torch.tensor([[1, 2, 3, 4]])
     before = tiny.forward(ids, tiny.new_cache(8))
     light = quantised(tiny)
@@ -83,18 +81,26 @@ def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
     assert said == plain
 
 
+def test_a_row_does_not_depend_on_the_others_and_a_large_weight_is_packed_in_pieces():
+    torch.manual_seed(0)
+    weight, x = torch.randn(PIECE + 48, 64), torch.randn(16, 64)
+    layer = Int4Linear(weight)
+    y, plain = layer(x), layer.plain()
+    assert all(torch.equal(layer(x[i:i + n]), y[i:i + n]) for i in range(16) for n in (1, 2, 5))
+    assert layer(x.view(2, 8, 64)).shape == (2, 8, PIECE + 48)
+    levels, scales = four_bits(weight)
+    step, zero = scales.float().repeat_interleave(32, 0).unbind(-1)
+    assert torch.equal(((levels - 8) * step.T + zero.T).bfloat16(), plain)
+    assert 5 * weight.numel() == 8 * (layer.weight.nbytes + layer.scales.nbytes)
+
+
+def test_equal_weights_and_zeros_are_kept():
+    weight = torch.tensor([0., 1., -3.]).repeat_interleave(32).repeat(16, 1)
+    assert torch.equal(Int4Linear(weight).plain().float(), weight)
+
+
 def test_what_cannot_be_quantised():
-    pytest.importorskip("torchao")
     with pytest.raises(InputError, match="Only our own decoder"): quantised(SimpleNamespace())
-    with pytest.raises(InputError, match="group_size"): Int4Linear(Linear(torch.ones(16, 64)), 48)
+    with pytest.raises(InputError, match="32, 64 or 128"): Int4Linear(torch.ones(16, 64), group=48)
     for shape in [(16, 48), (24, 64)]:
-        with pytest.raises(InputError, match="can't be packed"): Int4Linear(Linear(torch.ones(shape)))
-
-
-def test_without_torchao_the_error_names_the_command(monkeypatch):
-    real = builtins.__import__
-    def without(name, *args, **more):
-        if name.split(".")[0] == "torchao": raise ImportError("No module named 'torchao'")
-        return real(name, *args, **more)
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModelError, match="pip install torchao"): Int4Linear(Linear(torch.ones(16, 32)))
+        with pytest.raises(InputError, match="can't be packed"): Int4Linear(torch.ones(shape))

@@ -195,7 +195,7 @@ def test_rule_runs_under_a_seeded_source(broken):
 def test_no_draft_is_a_plain_step():
     p = np.array([[Fraction(1, 4), Fraction(3, 4)]], dtype=object)
     for broken in RULES:
-        if broken.name == "target without its filter": continue
+        if broken.name in ("target without its filter", "target cut to the draft's size"): continue
         law = exact_law(lambda source: broken.verify(p, None, [], source))
         assert law == {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}, broken.name
     for broken in GALLERY: assert broken.draft(Language(2), 0, TorchSource(0)) == ([], None), broken.name

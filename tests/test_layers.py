@@ -14,22 +14,23 @@ LAYERS = {  # layer → its modules, in order
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules"],
-    "loop": ["drafters.base", "requests", "speculative", "device_loop"],
+    "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive",
+        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
+        "device_drafters", "device_loop",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],
-    "pairs": ["pairs"],
+    "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters"],
     "applications": [
-        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server", "cli",
-        "__main__",
+        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
+        "ollama", "doctor", "cli", "__main__",
     ],
 }
 FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves

@@ -5,13 +5,26 @@ import signal
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig
 
-from families import CPU, LOOKALIKES, check_interface, random_model, stored, tokens
+from families import CPU, FAMILIES, LOOKALIKES, OTHERS, check_interface, random_model, stored, tokens
+from specdec import loading
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM
-from specdec.loading import end_tokens, load, load_model
-from specdec.models import fetch, load_transformers
+from specdec.layouts import Int4Linear
+from specdec.loading import (
+    MemoryNeeded,
+    check_fits,
+    end_tokens,
+    group_free,
+    load,
+    load_model,
+    memory_free_mb,
+    memory_needed,
+    system_free,
+)
+from specdec.models import INT4, STORED, fetch, load_tokenizer, load_transformers, pick_dtype
 from specdec.transformer import Llama
 
 
@@ -48,7 +61,7 @@ def test_what_a_model_is_loaded_for_is_one_of_three(use, tmp_path):
 @pytest.mark.parametrize("use", ["target", "draft", "plain"])
 def test_a_revision_is_passed_on(use, monkeypatch):
     asked = {}
-    def find(name, revision):
+    def find(name, revision, look):
         asked.update(name=name, revision=revision)
         raise ModelError("not here")
     monkeypatch.setattr("specdec.loading.find_model", find)
@@ -74,7 +87,6 @@ def test_where_texts_end(tmp_path):
 
 def narrow(folder):
     "A stored draft that knows the tokens 4, 7 and 97 of a target's 100, and was trained for the weights `abc`."
-    from transformers import LlamaConfig
     shape = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=4)
     module = random_model(LlamaConfig(**shape, specdec_target_digest="abc"))
     module.save_pretrained(folder)
@@ -145,7 +157,6 @@ DAMAGES = [
 
 @pytest.mark.parametrize("name, wrong", DAMAGES, ids=lambda value: str(value))
 def test_a_damaged_config_is_named(name, wrong, tmp_path):
-    from transformers import LlamaConfig
     random_model(LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (config["rope_parameters"] if name == "rope_theta" else config)[name] = wrong
@@ -158,3 +169,137 @@ def test_a_model_without_positions_is_refused(tmp_path):
     for wrong in (0, -1):
         module.config.n_positions = wrong
         with pytest.raises(ModelError, match=f"{wrong} positions"): TransformersLM(module)
+
+
+# --- sizes
+
+@pytest.mark.parametrize("name", [*FAMILIES, "granite", "gpt2"])
+def test_parameters_are_counted_before_and_after_loading(name, tmp_path):
+    module = random_model((FAMILIES | LOOKALIKES | OTHERS)[name])
+    model = stored(module, tmp_path)
+    needed = memory_needed(module.config, "cpu", "float32", context=10)
+    assert needed.param_count == model.param_count == module.num_parameters()
+    cache = model.new_cache(10)
+    if cache.multiple == 1 and name != "gpt2":
+        model.forward(tokens(10, B=1), cache)
+        assert needed.cache_mb * 1e6 == cache.nbytes
+    assert needed.context == 10 and needed.total_mb == needed.weights_mb + needed.cache_mb
+
+
+@pytest.mark.parametrize("use", ["target", "plain"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int4"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "two tables"])
+def test_memory_is_told_before_loading(tied, dtype, use, tmp_path):
+    "What is told is what the tensors take; four bits are five with their steps and zeros."
+    sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=128, tie_word_embeddings=tied)
+    config = LlamaConfig(**SHAPE | sizes)
+    random_model(config).save_pretrained(tmp_path)
+    model = load_model(tmp_path, CPU, pick_dtype(dtype, CPU, STORED), use)
+    assert model.precision == dtype and str(model.dtype) != "torch.int4"
+    assert model.memory_footprint_mb == pytest.approx(memory_needed(config, CPU, dtype, use).weights_mb, rel=1e-3)
+    if dtype == "int4": assert model.memory_footprint_mb < .4 * 2e-6 * model.param_count
+    light = model.skip([0])
+    assert light.memory_footprint_mb < model.memory_footprint_mb and light.param_count < model.param_count
+
+
+def test_four_bits_on_a_gpu_keep_a_plain_table_besides(monkeypatch):
+    "Rows in a file are the CPU's: a GPU has the way in in bfloat16, tied or not."
+    monkeypatch.setattr(loading, "pick_dtype", lambda dtype, device: torch.bfloat16)
+    for embedding in (0, 24 * 16):
+        counts = 800, embedding, 10
+        taken = loading.weight_bytes(LlamaConfig(**SHAPE), counts, torch.device("cuda"), INT4, "target")
+        assert taken == 500 + 2 * (24 * 16 + 10)
+
+
+def test_a_model_says_how_large_it_is(tmp_path):
+    model = load("smollm2", "cpu", "float32")
+    line = "<Llama smollm2: 134.5 M parameters in float32 on cpu, 538 MB; 49,152 tokens, context 8,192>"
+    assert repr(model) == line
+    assert memory_needed("smollm2", "cpu", "float32").weights_mb == pytest.approx(538, abs=1)
+    module = random_model(LOOKALIKES["gelu"])
+    assert repr(TransformersLM(module)).startswith("<TransformersLM: 0.0 M parameters in float32 on cpu, 0 MB")
+    narrow(tmp_path)
+    draft = load_model(tmp_path, CPU, torch.float32)
+    assert draft.param_count == draft.model.param_count and "100 tokens" in repr(draft)
+
+
+def test_a_load_that_cannot_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
+    "Before anything is read, and with a cache for a text; what just fits is loaded."
+    stored(random_model(LlamaConfig(**SHAPE)), tmp_path)
+    needed = memory_needed(LlamaConfig(**SHAPE), "cpu", "float32").total_mb
+    tokenizer = load_tokenizer(fetch())
+    monkeypatch.setattr(loading, "load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(loading, "memory_free_mb", lambda device: needed)
+    load(str(tmp_path), "cpu", "float32")
+    monkeypatch.setattr(loading, "memory_free_mb", lambda device: .99 * needed)
+    monkeypatch.setattr(loading, "load_tokenizer", None)  # nothing comes after the refusal
+    with pytest.raises(ModelError, match=r"doesn't fit: in float32 .* MB are free on cpu. Take bfloat16 or int4"):
+        load(str(tmp_path), "cpu", "float32")
+
+
+def test_a_model_on_the_hub_is_refused_before_its_weights_are_downloaded(tmp_path, monkeypatch):
+    import huggingface_hub
+    LlamaConfig(**SHAPE | dict(num_hidden_layers=2**20)).save_pretrained(tmp_path)
+    asked = []
+    def snapshot_download(name, **options):
+        asked.append(options["allow_patterns"])
+        return str(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(loading, "memory_free_mb", lambda device: 1000)
+    with pytest.raises(ModelError, match="org/large doesn't fit.* 1,000 MB are free"): load("org/large", "cpu", "int4")
+    assert memory_needed("org/large", "cpu", "int4").weights_mb > 1000
+    assert asked == ["config.json"] * 2
+
+
+@pytest.mark.parametrize("kept, device, advice", [
+    (torch.float32, "cpu", "bfloat16 or int4"), (torch.bfloat16, "cpu", "int4"), (INT4, "cpu", "a smaller model"),
+    (torch.float32, "mps", "a smaller dtype or model"),
+], ids=["float32", "bfloat16", "int4", "no kernel"])
+def test_what_to_do_about_a_model_that_is_too_large(kept, device, advice):
+    with pytest.raises(ModelError, match=f"Take {advice}, or free"):
+        check_fits("m", MemoryNeeded(10, 100., 1., 8), 100.9, torch.device(device), kept)
+    check_fits("m", MemoryNeeded(10, 100., 1., 8), 101., torch.device(device), kept)
+
+
+def test_what_is_free(tmp_path):
+    "By the system, and by a container's limit in either version; files that are held can be given back."
+    assert 1e6 < min(system_free()) < 1e14 and 1 < memory_free_mb(CPU) <= min(system_free()) / 1e6
+    assert group_free(tmp_path) == []
+    for name, text in (("memory.max", "max"), ("memory.current", "900"), ("memory.stat", "anon 700\nfile 200\n")):
+        (tmp_path / name).write_text(text)
+    assert group_free(tmp_path) == []
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert group_free(tmp_path) == [300]
+    (tmp_path / "memory").mkdir()
+    for name, text in (("limit_in_bytes", "500"), ("usage_in_bytes", "450"), ("stat", "total_cache 30")):
+        (tmp_path / "memory" / f"memory.{name}").write_text(text)
+    assert group_free(tmp_path) == [300, 80]
+
+
+# --- four bits
+
+def test_four_bits_are_a_dtype_of_load(tmp_path):
+    "The same numbers as a model that was quantised after loading; text continues in pieces with rollbacks."
+    from specdec.drafters.int4 import quantised
+    model = load("smollm2", "cpu", "int4")
+    assert model.int4 and model.precision == "int4" and isinstance(model.head, Int4Linear)
+    later = quantised(load("smollm2", "cpu", pick_dtype("auto", CPU)))
+    ids = tokens(12, B=1)
+    logits = model.forward(ids)
+    assert torch.equal(logits, later.forward(ids))
+    cache = model.new_cache(20)
+    model.forward(ids[:, :9], cache)
+    cache.rollback(7)
+    assert torch.allclose(model.forward(ids[:, 7:], cache), logits[:, 7:], atol=.5)
+
+
+def test_four_bits_where_there_is_no_kernel(tmp_path, monkeypatch):
+    stored(random_model(LOOKALIKES["gelu"]), tmp_path)
+    with pytest.raises(ModelError, match="computed by transformers: take bfloat16"): load_model(tmp_path, CPU, INT4)
+    with pytest.raises(ModelError, match="computed by transformers: take bfloat16"):
+        memory_needed(LOOKALIKES["gelu"], CPU, "int4")
+    with pytest.raises(InputError, match="no kernel on mps"): pick_dtype("int4", torch.device("mps"), STORED)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(InputError, match="no kernel on cuda"): pick_dtype("int4", torch.device("cuda"), STORED)
+    stored(random_model(LlamaConfig(**SHAPE)), tmp_path)
+    with pytest.raises(ModelError, match="can't be packed in four bits"): load_model(tmp_path, CPU, INT4)

@@ -24,7 +24,9 @@ from specdec.core import InputError, ModelError
 from specdec.models import (
     GGUF_SHA256,
     INSTALL,
+    INT4,
     MANIFEST,
+    STORED,
     TextStream,
     all_or_nothing,
     cache_home,
@@ -89,6 +91,10 @@ def test_impossible_devices_are_input_errors(device):
 @pytest.mark.parametrize("dtype", ["int4", "", "bf16", torch.int8, torch.float64])
 def test_unknown_dtypes_are_input_errors(dtype):
     with pytest.raises(InputError, match="float32, bfloat16, float16"): pick_dtype(dtype)
+
+def test_four_bits_are_for_who_asks_for_them():
+    assert pick_dtype("int4", torch.device("cpu"), STORED) == pick_dtype(INT4, torch.device("cpu"), STORED) == INT4
+    with pytest.raises(InputError, match="float16, int4"): pick_dtype("int8", torch.device("cpu"), STORED)
 
 def test_auto_dtype_follows_the_hardware(monkeypatch):
     for hardware, dtype in ((True, torch.bfloat16), (False, torch.float32)):

@@ -16,7 +16,7 @@ from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.core import InputError, ModelError, Round, TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
-from specdec.pairs import Pair, PairSpec
+from specdec.pairs import Pair
 from specdec.playground import engine as playground_engine
 from specdec.playground import panel as playground_panel
 from specdec.playground import server as playground_server
@@ -59,6 +59,7 @@ from specdec.playground.session import (
     Transcript,
     look,
 )
+from specdec.registry import PairSpec
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.speedup import walltime_factor

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKE = [
     "make", "-f", str(ROOT / "Makefile"), f"BIN={Path(sys.executable).parent}", "-o", "setup", "-o", ".venv/ready",
-    "-o", "model", "-o", "build/torchao",
+    "-o", "model",
 ]
 SETS_UP = {"make demo", "make test"}
 # what made the stored measurements, as the pages of the benchmarks show it

@@ -1,5 +1,4 @@
 "The native decoder against transformers, on tiny random models of every family."
-import copy
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from families import (
     stored,
     tokens,
 )
+from helpers import assert_same_text
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
@@ -80,29 +80,60 @@ def test_missing_kv_heads_means_no_groups(tmp_path):
     check_interface(stored(module, tmp_path, change=edit_config(remove=("num_key_value_heads",))), module, tokens(24))
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
-def test_beyond_the_window_is_an_error_and_leaves_no_trace(name, tmp_path):
-    module = random_model(FAMILIES[name])
-    model, ids = stored(module, tmp_path), tokens(33)
-    cache = model.new_cache(64)
-    assert difference(model.forward(ids[:, :32], cache), module(ids[:, :32], use_cache=False).logits) <= 1e-5
-    with pytest.raises(ModelError, match="sliding window of 32"):
-        model.forward(ids[:, 32:], cache)
-    assert cache.length == 32
+WINDOWED = {
+    "mistral": transformers.MistralConfig(**SMALL | dict(max_position_embeddings=700), sliding_window=12),
+    "phi3": transformers.Phi3Config(**SMALL | dict(max_position_embeddings=700), sliding_window=12),
+    "qwen2": transformers.Qwen2Config(
+        **SMALL | dict(max_position_embeddings=700), use_sliding_window=True, sliding_window=12, max_window_layers=1
+    ),
+    "qwen3": transformers.Qwen3Config(
+        **SMALL | dict(max_position_embeddings=700), use_sliding_window=True, sliding_window=16, head_dim=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
 
 
-@pytest.mark.parametrize("name", ["mistral", "phi3"])
-def test_the_context_ends_with_the_window(name, tmp_path):
-    "A text ends there, as at the last position, and a draft stops drafting."
-    config = copy.deepcopy(FAMILIES[name])
-    config.sliding_window = 12
-    windowed, target = stored(random_model(config), tmp_path), TransformersLM(random_model(OTHERS["gpt2"]))
-    assert windowed.context_length == 12
-    rounds = list(speculate(windowed, NGramDrafter(), [1, 2, 3], Transform(), TorchSource(0), 4, 40))
-    assert sum(len(r.emitted) for r in rounds) == 9
-    drafted = list(speculate(target, ModelDrafter(windowed, V), [1, 2, 3], Transform(), TorchSource(0), 4, 30))
-    plain = list(speculate(target, NoDrafter(), [1, 2, 3], Transform(), TorchSource(0), 4, 30))
-    assert [t for r in drafted for t in r.emitted] == [t for r in plain for t in r.emitted]
+@pytest.mark.parametrize("name", WINDOWED)
+def test_past_the_window(name, tmp_path):
+    """Everything a model promises, at the window's edge, past it, and where whole blocks of 512 keys have left it; a
+    token that has left no longer counts."""
+    module = random_model(WINDOWED[name])
+    model = stored(module, tmp_path)
+    assert isinstance(model, Llama) and model.context_length == 700
+    for T in (13, 29): check_interface(model, module, tokens(T))
+    ids = tokens(620)
+    want, cache = module(ids, use_cache=False).logits, model.new_cache(640)
+    assert difference(model.forward(ids[:, :600], cache), want[:, :600]) <= 1e-5
+    for piece, at in ((1, 600), (5, 601), (14, 606)):
+        model.forward((ids[:, :18] + 1) % V, cache)
+        cache.rollback(at)
+        assert difference(model.forward(ids[:, at:at + piece], cache), want[:, at:at + piece]) <= 1e-5
+    half = load_model(tmp_path, CPU, torch.bfloat16)  # whose heads are folded
+    assert difference(in_pieces(half, ids[:, :40], [20, 5, 1, 14]), want[:, :40]) <= 0.1
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_greedy_text_past_the_window(name, tmp_path):
+    "What transformers generates; with drafts of a windowed model, too, which are all accepted."
+    module = random_model(WINDOWED[name])
+    model, prompt = stored(module, tmp_path), tokens(9, B=1)
+    wanted = module.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)[0, 9:].tolist()
+    for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(model, V)):
+        rounds = list(speculate(model, drafter, prompt[0].tolist(), Transform(), TorchSource(0), 4, 40))
+        assert_same_text(model, prompt[0].tolist(), [t for r in rounds for t in r.emitted], wanted)
+    assert all(r.accepted == len(r.drafted) for r in rounds)
+
+
+def test_layers_without_a_window_see_everything(tmp_path):
+    "Left out with `skip`, a layer takes its window along."
+    module = random_model(WINDOWED["qwen3"])
+    model, ids = stored(module, tmp_path), tokens(60, B=1)
+    other = ids.clone()
+    other[0, 3] = (other[0, 3] + 1) % V
+    def notices(model):
+        a, b = (model.forward(some, model.new_cache(60), last=1) for some in (ids, other))
+        return not torch.equal(a, b)
+    assert notices(model) and not notices(model.skip([1])) and notices(model.skip([0, 2]))
 
 
 def test_window_that_is_switched_off(tmp_path):

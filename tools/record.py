@@ -27,8 +27,9 @@ from specdec.core import Round, Source, TorchSource
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
 from specdec.models import encode, prompts
-from specdec.pairs import PAIRS, Pair, load_pair
+from specdec.pairs import Pair, load_pair
 from specdec.playground.session import RecordingSource
+from specdec.registry import PAIRS
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.sampling import Transform
 from specdec.speculative import speculate

@@ -8,8 +8,10 @@ __all__ = ['held_out_prompts', 'DraftersConfig', 'drafters_text', 'bench_drafter
 # %% ../../nbs/bench/02_drafters.ipynb #3c833dc1
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -24,11 +26,12 @@ from specdec.bench.runner import (
 from ..core import Round, check, interrupts_kept, number, whole
 from .trial import Clocked
 from ..drafters.hybrid import HybridDrafter
-from ..drafters.int4 import quantised, quiet_logging
+from ..drafters.int4 import quantised
 from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, local_path, prompts
 from ..loading import load
-from ..pairs import PAIRS, Pair, load_drafter, shipped
+from ..pairs import Pair, chosen_loop, load_drafter, shipped
+from ..registry import PAIRS
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..protocol import CausalLM
 
@@ -73,7 +76,7 @@ class DraftersConfig:
                              else f"{option} {value}")
         return " ".join([
             *words,
-            f"--prompts {self.prompts} --held-out {self.held_out}",
+            f"--count {self.prompts} --held-out {self.held_out}",
             f"--max-new-tokens {self.max_new_tokens} --repeats {self.repeats}",
             f"--device {self.device} --dtype {self.dtype} --json",
         ])
@@ -150,8 +153,8 @@ def counts(rounds: Sequence[Round]) -> dict[str, float]:
 def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float) -> Peer:
     """Our decoding with that drafter, with end-of-sequence ignored; the details hold all that α, τ
     and c need."""
-    clocked = Clocked(drafter)
-    pair = Pair(target, clocked)
+    on_host, clocked = chosen_loop(None, target, drafter, None) == "host", Clocked(drafter)
+    pair = Pair(target, clocked if on_host else drafter)  # the device's loop takes ours only
     method = "plain" if isinstance(drafter, NoDrafter) else "speculative"
     def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
         clocked.times.clear()
@@ -160,9 +163,12 @@ def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float)
             ignore_eos=True,
         )
         if result.finish_reason == "interrupted": raise KeyboardInterrupt
+        drafting = result.draft_time_total_ms / 1000
+        mean_step = drafting / max(1, sum(len(r.drafted) for r in result.rounds))
         return result.generated_ids, {
             "verify_seconds": result.verify_time_total_ms / 1000,
-            "step_seconds": clocked.step_seconds, **counts(result.rounds),
+            "step_seconds": clocked.step_seconds if on_host else mean_step,
+            **counts(result.rounds),
         }
     return run
 
@@ -190,10 +196,19 @@ def our_methods(
                 found[method_name(name, t, K)] = timed(drafter_peer(target, drafter, K, t))
     return found
 
+@contextmanager
+def quiet_logging() -> Iterator[None]:
+    """transformers imports torchao where that is installed, which reports which of its GPU kernels
+    this machine can't load; nobody asked."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try: yield
+    finally: logging.disable(before)
+
 def their_methods(config: DraftersConfig, failed: dict[str, str]) -> dict[str, Method]:
     "transformers' modes; without them, each gets a line in `failed`."
     try:
-        with interrupts_kept(), quiet_logging():  # it imports torchao, if that is there
+        with interrupts_kept(), quiet_logging():
             model = quiet_transformers(config.model, config.device, config.dtype)
     except Exception as error:
         failed |= dict.fromkeys(PEERS, reason(error))

@@ -70,7 +70,7 @@ class PeersConfig:
     def command(self) -> str:
         "The command that measures this."
         return (
-            f"specdec bench peers --prompts {self.prompts} --max-new-tokens {self.max_new_tokens}"
+            f"specdec bench peers --count {self.prompts} --max-new-tokens {self.max_new_tokens}"
             f" --repeats {self.repeats} -K {self.K} --device {self.device} --dtype {self.dtype}"
             " --json"
         )

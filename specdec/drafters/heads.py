@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..adapter import TransformersLM
 from ..core import InputError, ModelError, check, whole
-from ..layouts import Linear
+from ..layouts import Int4Linear, Linear
 from ..protocol import CausalLM
 from specdec.transformer import (
     Llama, head_size, positions, rms_norm, rope_frequencies, rotate,
@@ -381,8 +381,9 @@ def share_embedding(head: Head, target: CausalLM) -> Head: # the same head
     return head
 
 # %% ../../nbs/drafters/06_heads.ipynb #d659afb7
-def plain_weight(linear: Linear) -> Tensor: # [out, in]
+def plain_weight(linear: Linear | Int4Linear) -> Tensor: # [out, in]
     "The weight of one of our linear layers, out of whatever layout it is kept in."
+    if isinstance(linear, Int4Linear): return linear.plain()
     return linear.weight.to_dense() if linear.packed else linear.weight
 
 def output_rows(target: CausalLM,

@@ -7,85 +7,30 @@ __all__ = ['quantised']
 
 # %% ../../nbs/drafters/05_int4.ipynb #5c03d391
 import copy
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
-from torch import Tensor
-
-from ..core import ModelError, check, plain_number
+from ..core import check, plain_number
 from .heads import plain_weight
-from ..layouts import Linear
+from ..layouts import GROUP, Int4Linear
 from ..transformer import Llama
-
-# %% ../../nbs/drafters/05_int4.ipynb #2a67ac62
-@contextmanager
-def quiet_logging() -> Iterator[None]:
-    "torchao reports at import which of its GPU kernels this machine can't load; nobody asked."
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try: yield
-    finally: logging.disable(before)
-
-
-def _pack_int4(
-    weight: Tensor,  # [out, in], on the CPU
-    group_size: int,  # 32, 64 or 128: so many weights of a row share a scale and a zero
-) -> tuple[Tensor, Tensor]:  # packed numbers; scales and zeros [in / group_size, out, 2]
-    "Quantise with torchao and pack for ATen's CPU kernel; raises `ModelError` without torchao."
-    try:
-        with quiet_logging():
-            from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-            from torchao.quantization import quantize_
-    except ImportError as error:
-        raise ModelError("Four-bit drafts need the package torchao "
-                         f"({error}): pip install torchao") from error
-    holder = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    holder.weight = torch.nn.Parameter(weight, requires_grad=False)
-    config = PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
-    with quiet_logging(): quantize_(holder, config)
-    return holder.weight.qdata, holder.weight.scale_and_zero
-
-# %% ../../nbs/drafters/05_int4.ipynb #0a2efb35
-class Int4Linear:
-    """y = W x + b with weights of four bits. The product is taken in bfloat16, for which alone the
-    kernel is a fast one; all else stays in the input's dtype. Raises `InputError` for what can't be
-    packed, `ModelError` without torchao."""
-    def __init__(self, plain: Linear, group_size: int = 32):
-        weight = plain_weight(plain)
-        outputs, inputs = weight.shape
-        check(weight.device.type == "cpu",
-              f"Four-bit drafts run on a CPU, not on {weight.device.type}.")
-        group_size = plain_number(group_size)
-        check(group_size in (32, 64, 128), f"group_size must be 32, 64 or 128, not {group_size}.")
-        check(inputs % group_size == 0 and outputs % 16 == 0,
-              f"A weight of shape {list(weight.shape)} can't be packed: "
-              f"its rows must be a multiple of 16, its columns of {group_size}.")
-        self.bias, self.group_size = plain.bias, group_size
-        self.weight, scales = _pack_int4(weight, group_size)
-        self.scales = scales.bfloat16()
-
-    def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
-        rows = x.reshape(-1, x.shape[-1]).bfloat16()
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu
-        y = product(rows, self.weight, self.group_size, self.scales)
-        y = y.to(x.dtype).view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
 
 # %% ../../nbs/drafters/05_int4.ipynb #f0f5341e
 def quantised(target: Llama,
-              group_size: int = 32, # 32, 64 or 128: so many weights of a row share a scale
+              group_size: int = GROUP, # 32, 64 or 128: so many weights of a row share a step
              ) -> Llama: # it shares all else with the target
     """The same model with all its linear layers in four bits: a draft for itself. Raises
-    `InputError` for what can't be packed, `ModelError` without torchao."""
+    `InputError` for what can't be packed."""
     check(isinstance(target, Llama),
           f"Only our own decoder can be quantised here, not {type(target).__name__}.")
+    group_size = plain_number(group_size)
+    def four_bits(linear) -> Int4Linear:
+        return Int4Linear(plain_weight(linear), linear.bias, group_size)
+
     def with_int4(part, *names: str):
         part = copy.copy(part)
-        for name in names: setattr(part, name, Int4Linear(getattr(part, name), group_size))
+        for name in names: setattr(part, name, four_bits(getattr(part, name)))
         return part
     light = with_int4(target, "head")
+    light.int4 = True
     light.layers = [copy.copy(layer) for layer in target.layers]
     for layer in light.layers:
         layer.attention = with_int4(layer.attention, "qkv", "out")

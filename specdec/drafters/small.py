@@ -41,16 +41,27 @@ class NarrowLM(CausalLM):
         self.model, self.vocab_size = model, vocab_size
         self.context_length, self.config = model.context_length, model.config
         self.device, self.dtype, self.packed = model.device, model.dtype, model.packed
+        self.int4 = model.int4
         self.target_digest = model.target_digest
         self.tokens = tokens.long().to(model.device)
         self.narrow = narrow_ids(tokens.long(), vocab_size)
+
+    @property
+    def param_count(self) -> int:
+        "How many numbers it has learned."
+        return self.model.param_count
+
+    @property
+    def memory_footprint_mb(self) -> float: # MB (10⁶ bytes)
+        "What its weights take in memory."
+        return self.model.memory_footprint_mb
 
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
         return self.model.new_cache(capacity)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KVCache, last: int | None = None,
+    def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()) -> Tensor: # [B, last, V]
         "Logits over the target's vocabulary; see `CausalLM`."
         check(not layers, "Hidden states of a draft model are not asked for.")

@@ -331,6 +331,56 @@ GALLERY += [
            model=ReadsBonusTwice),
 ]
 
+# %% ../../nbs/lossless/02_gallery.ipynb #4ff223f8
+def not_renormalised(q: Next, K: int, source: Source):
+    "Draft without the last token, and report q as it was."
+    tokens, rows = [], []
+    for _ in range(K):
+        row = q(tuple(tokens))
+        shared = row - row[-1] * delta(row, len(row) - 1)
+        if not shared.any(): break
+        tokens.append(source.categorical(shared))
+        rows.append(shared)
+    return tokens, np.stack(rows) if rows else None
+
+def cut_to_the_draft(p, q, tokens, source):
+    "Leave out the target's last token, unless it is sure of that."
+    known = 1 * p
+    known[..., -1] = 0
+    mass = known.sum(-1)[..., None]
+    return speculative_sampling(known / (mass + (mass == 0)) + (mass == 0) * p, q, tokens, source)
+
+@dataclass(frozen=True)
+class Respelled:
+    "A language that is asked about a text as encoding spells it: 0, 1 becomes the last token."
+    language: Next
+    last: int
+
+    def __call__(self, text):
+        merged: list[int] = []
+        for token in text:
+            if self.last > 1 and token == 1 and merged[-1:] == [0]: merged[-1] = self.last
+            else: merged.append(token)
+        return self.language(tuple(merged))
+
+class EncodesAgain(ExactModel):
+    "A target whose text is decoded and encoded again before it reads it."
+    def __init__(self, language: Next, V: int): super().__init__(Respelled(language, V - 1), V)
+
+# %% ../../nbs/lossless/02_gallery.ipynb #68516b5d
+GALLERY += [
+    Broken("q not renormalised",
+           "Draws among the tokens that both vocabularies have, and reports q as it was before.",
+           "our own", draft=not_renormalised),
+    Broken("target cut to the draft's size",
+           "Leaves out the target's tokens that the draft's vocabulary is too short for.",
+           "our own", cut_to_the_draft),
+    Broken("text encoded again",
+           "Encodes the text anew after each round, and goes on from other tokens than were said.",
+           "transformers pull request 46124, with a token for the beginning of a text each time",
+           model=EncodesAgain),
+]
+
 # %% ../../nbs/lossless/02_gallery.ipynb #a9aec1ea
 def evidence(broken: Broken,
              # what `specdec.speculative.speculate` is; walked for broken caches

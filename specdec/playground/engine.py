@@ -19,7 +19,8 @@ from ..sampling import Transform
 from ..core import TorchSource, check
 from ..models import encode, prompts
 from ..loading import load
-from ..pairs import Pair, list_pairs, load_pair
+from ..pairs import Pair, load_pair
+from ..registry import list_pairs
 from .figures import Measures, figures_of
 from .session import K_MAX, Session, Settings, Transcript
 from ..drafters.base import NoDrafter
@@ -130,7 +131,8 @@ def missing_models(name: str) -> list[str]:
         if model.count("/") != 1 or Path(model).exists(): return False  # not on the hub
         return not isinstance(try_to_load_from_cache(model, "config.json"), str)
 
-    return [model for model in (spec.target, spec.draft) if model and missing(model)]
+    models = (spec.target, spec.draft, spec.drafter)
+    return [model for model in models if model and missing(model)]
 
 def check_here(name: str) -> None: # a registered pair
     "Raise `InputError`, with the command that downloads it, for a pair not on this machine."

@@ -11,7 +11,7 @@ from html import escape
 
 from ..core import ModelError, SpecdecError, check
 from ..models import prompts
-from ..pairs import list_pairs
+from ..registry import list_pairs
 from specdec.playground.engine import (
     PLAIN, PROMPT, Engine, Request, Throttle, Worker, drafter_menu, ended,
 )

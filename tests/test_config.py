@@ -1,0 +1,210 @@
+"A pair in a file: both formats, every mistake with its line, and the way back."
+import json
+
+import jsonschema
+import pytest
+import yaml
+
+from specdec.config import (
+    ELSEWHERE,
+    Config,
+    Decoding,
+    PairSection,
+    config_schema,
+    config_text,
+    read_config,
+    save_config,
+    toml_lines,
+    yaml_lines,
+)
+from specdec.core import InputError
+from specdec.lossless.rules import LossyLenience
+
+FULL = Config(
+    pair=PairSection(target="org/large", draft="org/small", draft_dtype="int4", device="cpu", dtype="float32"),
+    decoding=Decoding(method="plain", draft_tokens=3, max_new_tokens=9, stop=["\n\n", 'a "b"', "\\n", "\x7f\u2028"],
+                      temperature=0.7, top_k=5, top_p=0.9, seed=2**63, lenience=0.5),
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    "Writes a file, and gives its path."
+    def write(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+    return write
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".toml"])
+@pytest.mark.parametrize("config", [Config(), FULL], ids=["nothing said", "everything said"])
+def test_there_and_back(config, suffix, tmp_path):
+    save_config(config, tmp_path / f"a{suffix}")
+    assert read_config(tmp_path / f"a{suffix}") == config
+
+
+def test_both_formats_say_the_same(file):
+    a = file("a.yaml", config_text(FULL, ".yaml"))
+    b = file("b.toml", config_text(FULL, ".toml"))
+    assert read_config(a) == read_config(b) == FULL
+
+
+def test_an_empty_file_is_the_default_pair(file):
+    for name in ("a.yaml", "a.toml"): assert read_config(file(name, "")) == Config()
+    assert Config().pair.name == "smollm2"
+
+
+def test_what_the_keys_mean():
+    settings = FULL.decoding.settings()
+    assert (
+        settings["K"] == 3 and settings["verify"] == LossyLenience(0.5) and not settings["verify"].lossless == "always"
+    )
+    assert "draft_tokens" not in settings and "lenience" not in settings and "verify" not in Decoding().settings()
+
+
+def test_every_key_is_an_argument_of_generate():
+    import inspect
+
+    from specdec.pairs import Pair
+    arguments = inspect.signature(Pair.generate).parameters
+    assert set(FULL.decoding.settings()) <= set(arguments)
+    defaults = Decoding().settings()
+    for name in set(defaults) - {"stop"}: assert defaults[name] == arguments[name].default, name
+
+
+# Mistakes, with their lines
+
+MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
+    "misspelt": (
+        "pair:\n  name: smollm2\ndecoding:\n  temprature: 1\n",
+        '[pair]\nname = "smollm2"\n\n[decoding]\ntemprature = 1\n',
+        "line {}: unknown key decoding.temprature: did you mean temperature", 4, 5,
+    ),
+    "of another system": (
+        "decoding:\n  num_speculative_tokens: 5\n", "[decoding]\n\nnum_speculative_tokens = 5\n",
+        "line {}: unknown key decoding.num_speculative_tokens: here it is draft_tokens", 2, 3,
+    ),
+    "one less": (
+        "decoding:\n  speculative_num_draft_tokens: 5\n", "[decoding]\nspeculative_num_draft_tokens = 5\n",
+        "line {}: .*one less", 2, 2,
+    ),
+    "in the wrong section": (
+        "pair:\n  name: smollm2\n  seed: 3\n", '[pair]\nname = "smollm2"\nseed = 3\n',
+        "line {}: seed belongs into the section decoding", 3, 3,
+    ),
+    "outside of a section": ("seed: 3\n", "seed = 3\n", "line {}: seed belongs into the section decoding", 1, 1),
+    "unknown section": ("drafter: {}\ncolours: 5\n", "colours = 5\n[drafter]\n", "unknown key colours", 2, 1),
+    "no number": (
+        "decoding:\n  top_p: 0.9\n  temperature: hot\n", '[decoding]\ntop_p = 0.9\ntemperature = "hot"\n',
+        "line {}: decoding.temperature should be a valid number, not 'hot'", 3, 3,
+    ),
+    "a number in quotes": (
+        "decoding:\n  draft_tokens: '5'\n", '[decoding]\ndraft_tokens = "5"\n',
+        "line {}: decoding.draft_tokens should be a valid integer", 2, 2,
+    ),
+    "out of range": (
+        "decoding:\n  draft_tokens: 0\n", "[decoding]\ndraft_tokens = 0\n",
+        "line {}: decoding.draft_tokens should be greater than or equal to 1, not 0", 2, 2,
+    ),
+    "a yes that is a truth": ("decoding:\n  seed: yes\n", "[decoding]\nseed = true\n", "line {}: decoding.seed", 2, 2),
+    "a word for a list": (
+        "decoding:\n  stop: END\n", '[decoding]\nstop = "END"\n', "line {}: decoding.stop should be", 2, 2,
+    ),
+    "a number in a list": (
+        "decoding:\n  stop: [a, 5]\n", '[decoding]\nstop = ["a", 5]\n', "line {}: decoding.stop.1", 2, 2,
+    ),
+    "no such method": (
+        "decoding:\n  method: fast\n", '[decoding]\nmethod = "fast"\n', "'speculative' or 'plain'", 2, 2,
+    ),
+    "two pairs": (
+        "pair:\n  name: smollm2\n  target: gpt2\n", '[pair]\nname = "smollm2"\ntarget = "gpt2"\n',
+        "line {}: pair: give either the name", 1, 1,
+    ),
+    "no pair": ("pair:\n  device: cpu\n", '\n[pair]\ndevice = "cpu"\n', "line {}: pair: give either the name", 1, 2),
+    "a name and its parts": (
+        "pair:\n  name: smollm2\n  draft: gpt2\n", '[pair]\nname = "smollm2"\ndraft = "gpt2"\n',
+        "has its parts already", 1, 1,
+    ),
+    "two drafters": (
+        "pair: {target: a, draft: b, drafter: c}\n", 'pair = {target="a", draft="b", drafter="c"}\n',
+        "line {}: .*give one", 1, 1,
+    ),
+    "lookup beside a model": (
+        "pair: {target: a, draft: b, lookup: true}\n", 'pair = {target="a", draft="b", lookup=true}\n',
+        "beside a trained drafter", 1, 1,
+    ),
+    "the dtype of nothing": (
+        "pair: {target: a, draft_dtype: int4}\n", 'pair = {target="a", draft_dtype="int4"}\n', "needs a draft", 1, 1,
+    ),
+    "no section": ("pair: smollm2\n", 'pair = "smollm2"\n', "line {}: pair should be a valid dictionary", 1, 1),
+    "a list of things": ("- pair\n", "x = [", "expected the sections|end of document", 1, 1),
+    "unfinished": ("pair: [\n", "[pair\n", "line [12]|end of document", 2, 1),
+    "twice": ("pair:\n  name: a\n  name: b\n", '[pair]\nname = "a"\nname = "b"\n', "line {}|line 3", 3, 3),
+    "code": ("pair: !!python/object/apply:os.system [ls]\n", "pair = os.system\n", "line {}|could not determine", 1, 1),
+}
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".toml"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_with_its_line(name, suffix, file):
+    in_yaml, in_toml, words, yaml_line, toml_line = MISTAKES[name]
+    path = file(f"a{suffix}", in_yaml if suffix == ".yaml" else in_toml)
+    words = words.format(yaml_line if suffix == ".yaml" else toml_line)
+    with pytest.raises(InputError, match=words) as caught: read_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_all_mistakes_at_once(file):
+    path = file("a.yaml", "decoding:\n  temprature: 1\n  top_k: 0\nseed: 5\n")
+    with pytest.raises(InputError) as caught: read_config(path)
+    assert all(f"line {n}: " in str(caught.value) for n in (2, 3, 4))
+
+
+@pytest.mark.parametrize("name, text, lines", [
+    ("yaml", "# pair:\npair:  # here\n  name: |\n    seed: 1\ndecoding: {seed: 1,\n  top_k: 2}\n",
+     {("pair",): 2, ("pair", "name"): 3, ("decoding",): 5, ("decoding", "seed"): 5, ("decoding", "top_k"): 6}),
+    ("toml", '# seed = 1\n[ pair ]  # here\nname="a"\n"target" = "b"\n\n[decoding]\nstop = [\n "x",\n]\nseed = 1\n',
+     {("pair",): 2, ("pair", "name"): 3, ("pair", "target"): 4, ("decoding",): 6, ("decoding", "stop"): 7,
+      ("decoding", "seed"): 10}),
+    ("toml", "pair.name = 'a'\n", {("pair", "name"): 1}),
+], ids=["YAML", "TOML", "dotted"])
+def test_where_keys_stand(name, text, lines):
+    assert (yaml_lines if name == "yaml" else toml_lines)(text) == lines
+
+
+def test_files_that_are_none(tmp_path, file):
+    for wrong, words in [(tmp_path / "none.yaml", "can't be read"), (tmp_path / "a.json", "yaml, .yml or .toml"),
+                         (tmp_path, "yaml, .yml or .toml")]:
+        with pytest.raises(InputError, match=words): read_config(wrong)
+    with pytest.raises(InputError, match="yaml, .yml or .toml"): save_config(Config(), tmp_path / "a.json")
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"# \xe4\n")
+    with pytest.raises(InputError, match="can't be read"): read_config(path)
+
+
+def test_folders_are_taken_from_the_files_own(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "sub" / "a.yaml"
+    path.write_text("pair: {target: ./model, drafter: ../head}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    pair = read_config(path).pair
+    assert (pair.target, pair.drafter) == (str(tmp_path / "sub" / "model"), str(tmp_path / "head"))
+    path.write_text("pair: {target: org/name, drafter: smollm2-head}\n", encoding="utf-8")
+    assert (read_config(path).pair.target, read_config(path).pair.drafter) == ("org/name", "smollm2-head")
+
+
+# The schema
+
+def test_an_editor_sees_what_we_see():
+    schema = config_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(yaml.safe_load(config_text(FULL))) and validator.is_valid({})
+    for name in ("misspelt", "no number", "out of range", "no such method", "a word for a list", "no section"):
+        assert not validator.is_valid(yaml.safe_load(MISTAKES[name][0])), name
+    assert json.loads(json.dumps(schema)) == schema
+
+
+def test_names_of_others_lead_to_keys_of_ours():
+    ours = {*Decoding.model_fields, *PairSection.model_fields}
+    assert set(ELSEWHERE.values()) <= ours and not set(ELSEWHERE) & ours

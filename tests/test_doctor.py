@@ -1,0 +1,428 @@
+"""specdec doctor: every check is seen to fail, on a machine that is made ill for it, and each illness is one line and
+exit code 2. What is only worth knowing is not."""
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from helpers_cuda import FakeCuda
+from specdec import (
+    checkpoint,
+    device,
+    device_drafters,
+    device_loop,
+    doctor,
+    layouts,
+    models,
+    pairs,
+    profiling,
+    speculative,
+)
+from specdec.cli import ExitCode, app
+from specdec.core import ModelError
+from specdec.doctor import Findings, ask, examine, report_text
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    "Without what takes long: the exact laws, the digests of the default model, the memory's speed."
+    exact = {"host": "0", "device": "0"}
+    monkeypatch.setattr(doctor, "law_errors", lambda kind: exact)
+    monkeypatch.setattr(profiling, "memory_bandwidth", lambda device, **more: 3e10)
+    monkeypatch.setattr(models, "check_folder", lambda folder, *advice: "digest")
+
+
+def run(*words):
+    "The command, in this process."
+    done = CliRunner().invoke(app, ["doctor", *words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+# A machine that is well
+
+def test_a_machine_that_is_well():
+    "The whole of it, with nothing left out: exit code 0, no problem, every key explained."
+    done = run("--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr, found["problems"]) == (ExitCode.DONE, "", []) and found["well"] is True
+    assert {pair["drafter"] for pair in found["loops"]} == {"lookup", "model"}
+    for pair in found["loops"]:
+        assert pair["equal"] and pair["tokens"] == doctor.TOKENS
+        if pair["device"] == "cpu": assert pair["law_errors"] == {"host": "0", "device": "0"}
+    assert found["devices"][-1]["bandwidth"] > 1e8 and found["model"]["state"] == "ready"
+    assert found["libraries"]["torch"] == metadata.version("torch")
+
+
+def test_the_same_for_a_person(quick):
+    done = run()
+    assert (done.exit_code, done.stderr) == (ExitCode.DONE, "") and done.stdout.endswith("All is well.\n")
+    lines = done.stdout.splitlines()
+    titles = ("system", "torch", "transformers", "processor", "packed", "caches", "cpu", "model", "loops", "playground")
+    assert all(any(line.startswith(title) for line in lines) for title in titles)
+    # 30 GB/s over the bytes of the weights
+    assert f"at most {3e10 / (doctor.WEIGHTS * models.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
+
+
+def keys_of(value, path=""):
+    "Each entry of nested dicts and lists by its path; what `KEYS` explains as a whole isn't looked into."
+    if path in doctor.KEYS: return {path}
+    if isinstance(value, list): return set().union(*(keys_of(v, f"{path}[]") for v in value))
+    assert isinstance(value, dict), f"{path} isn't explained"
+    return set().union(*(keys_of(v, f"{path}.{key}".strip(".")) for key, v in value.items()))
+
+
+def test_every_key_is_explained_and_every_explained_key_is_there(quick):
+    assert keys_of(json.loads(run("--json").stdout)) == set(doctor.KEYS)
+    with pytest.raises(AssertionError, match="unheard isn't explained"): keys_of({"unheard": 1})
+
+
+# What is wrong
+
+def is_ill(says: str, *words) -> dict:
+    "The command ends with exit code 2 and one line for each problem, one of which says this."
+    done = run("--json", *words)
+    found = json.loads(done.stdout)
+    assert done.exit_code == ExitCode.BAD_INPUT and found["well"] is False
+    assert done.stderr == "".join(f"Error: {problem}\n" for problem in found["problems"])
+    assert any(says in problem for problem in found["problems"]), found["problems"]
+    assert all("\n" not in problem for problem in found["problems"])
+    person = run(*words)
+    assert person.exit_code == ExitCode.BAD_INPUT and "All is well" not in person.stdout and says in person.stderr
+    return found
+
+
+def of_version(monkeypatch, **versions):
+    "Other versions of some libraries."
+    known = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: versions[name] if name in versions else known(name))
+
+
+@pytest.mark.parametrize(
+    "version, says",
+    [
+        ("2.10.1+cu128", "torch 2.10.1+cu128 is installed, and specdec works with torch"),
+        ("2.14.0", "torch 2.14.0 is installed"), ("1.0", "pip install 'torch"), (None, "torch isn't installed"),
+    ],
+)
+def test_a_torch_outside_of_its_range(quick, monkeypatch, version, says):
+    of_version(monkeypatch, torch=version)
+    assert is_ill(says)["libraries"]["torch"] == version
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0", "2.13.1+cpu"])
+def test_a_torch_inside_of_its_range(quick, monkeypatch, version):
+    of_version(monkeypatch, torch=version)
+    assert run().exit_code == ExitCode.DONE
+
+
+def test_libraries_that_cannot_be_imported():
+    "In a process of its own, where torch is a file that fails; the other questions aren't asked."
+    code = """import sys
+sys.modules["torch"] = None
+from specdec.cli import main
+sys.argv = ["specdec", "doctor"]
+main()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == ExitCode.BAD_INPUT and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("Error: imports: ModuleNotFoundError: import of torch halted")
+    assert "transformers" in done.stdout and "processor" not in done.stdout
+
+
+def test_a_source_tree_that_is_not_installed(quick, monkeypatch):
+    def unknown(name): raise metadata.PackageNotFoundError(name)
+    monkeypatch.setattr(metadata, "requires", unknown)
+    done = run("--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == ExitCode.DONE and "pip install -e" in found["warnings"][0]
+    assert set(found["libraries"]) == {"torch", "transformers"}
+
+
+def test_a_damaged_model(quick, monkeypatch):
+    def damaged(folder, *advice): raise ModelError(f"The model in {folder} is damaged:\nRebuild it.")
+    monkeypatch.setattr(models, "check_folder", damaged)
+    assert is_ill("is damaged: Rebuild it.")["model"]["state"] == "damaged"
+
+
+def test_a_model_of_which_a_byte_is_missing(tmp_path, monkeypatch):
+    "The real check, on a home whose model has one file of the wrong length."
+    whole, folder = models.fetch(), tmp_path / "smollm2"
+    folder.mkdir()
+    for file in whole.iterdir(): (folder / file.name).symlink_to(file)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_bytes((whole / "config.json").read_bytes()[:-1])
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    found = Findings()
+    ask(found, doctor.model)
+    assert found.facts["model"]["state"] == "damaged"
+    (problem,) = found.problems
+    assert "config.json" in problem and "specdec fetch --rebuild" in problem
+
+
+def test_a_model_that_is_not_here_is_nothing_wrong(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setattr(models, "fetch", lambda *words, **more: pytest.fail("the doctor fetches nothing"))
+    done = run()
+    assert done.exit_code == ExitCode.DONE and "specdec fetch" in done.stdout and "absent" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_little_memory(quick, monkeypatch):
+    monkeypatch.setattr(doctor, "free_memory", lambda: 300_000_000)
+    assert is_ill("300 MB of memory are free")["memory"]["free_bytes"] == 300_000_000
+
+
+@pytest.mark.parametrize("free, ill", [(500_000_000, True), (80_000_000_000, False)], ids=["nearly full", "empty"])
+def test_too_little_memory_on_a_gpu(monkeypatch, free, ill):
+    "With a device that is described, and not there."
+    def facts(device): return {"device": str(device), "dtype": "bfloat16", "free_bytes": free}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "device_facts", facts)
+    found = Findings()
+    ask(found, doctor.devices)
+    assert [device["device"] for device in found.facts["devices"]] == ["cuda:0", "cpu"] and not found.warnings
+    assert ["500 MB of memory are free on cuda:0" in problem for problem in found.problems] == [True] * ill
+
+
+def test_a_system_that_does_not_say_what_is_free(quick, monkeypatch):
+    monkeypatch.setattr(doctor, "free_memory", lambda: None)
+    assert run().exit_code == ExitCode.DONE
+
+
+def test_free_memory_is_the_least_of_machine_and_container(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  5000 kB\n")
+    for room, expected in (([], 5000 * 1024), ([4_000_000], 4_000_000), ([9_000_000, 7], 7)):
+        monkeypatch.setattr(doctor, "container_room", lambda room=room: room)
+        assert doctor.free_memory(tmp_path / "meminfo") == expected
+    assert doctor.free_memory(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("names", doctor.LIMITS, ids=["cgroup 2", "cgroup 1"])
+def test_the_limits_of_a_container(tmp_path, names):
+    limit, used, details, given_back = names
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).write_text("2000000000\n")
+    (tmp_path / used).write_text("1500000000\n")
+    (tmp_path / details).write_text(f"cache 700\n{given_back} 400000000\n")
+    assert doctor.container_room(tmp_path) == [900_000_000]
+    (tmp_path / used).write_text("2500000000\n")
+    assert doctor.container_room(tmp_path) == [0]
+    (tmp_path / limit).write_text("max\n")
+    assert doctor.container_room(tmp_path) == []
+
+
+def plug_in(bus: Path, vendor: str, kind: str) -> None:
+    "A card in a bus that is a folder."
+    device = bus / f"0000:00:{len(list(bus.iterdir())):02}.0"
+    device.mkdir()
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+
+
+def test_cards_are_counted_without_a_driver(tmp_path):
+    assert doctor.cards(tmp_path) == doctor.cards(tmp_path / "none") == 0
+    plug_in(tmp_path, "0x8086", "0x030000")
+    for kind in ("0x040300", "0x030200", "0x030000"): plug_in(tmp_path, "0x10de", kind)
+    (tmp_path / "without files").mkdir()
+    assert doctor.cards(tmp_path) == 2  # neither Intel's nor the sound of NVIDIA's
+
+
+def without_gpu(monkeypatch, cuda: str | None, plugged: int, hidden: str | None):
+    "A machine on which PyTorch finds no GPU."
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "cards", lambda: plugged)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+
+
+def test_cuda_and_a_card_but_no_driver(quick, monkeypatch):
+    def no_driver(): raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check.")
+    without_gpu(monkeypatch, "13.0", 1, None)
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    is_ill("built for CUDA 13.0, but it can't be used (Found no NVIDIA driver on your system. Please check.)")
+
+
+@pytest.mark.parametrize(
+    "cuda, plugged, hidden, says",
+    [
+        (None, 0, None, "There is no GPU"), ("13.0", 0, None, "There is no GPU"),
+        ("13.0", 1, "", "There is no GPU"), (None, 1, None, "built without CUDA"),
+    ],
+    ids=["no card", "no card, torch for CUDA", "hidden", "torch for CPUs"],
+)
+def test_no_gpu_is_nothing_wrong(quick, monkeypatch, cuda, plugged, hidden, says):
+    without_gpu(monkeypatch, cuda, plugged, hidden)
+    done = run("--json")
+    assert done.exit_code == ExitCode.DONE
+    assert [says in warning for warning in json.loads(done.stdout)["warnings"]] == [True]
+
+
+def test_more_threads_than_cores(quick, monkeypatch):
+    monkeypatch.setattr(doctor, "cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    done = run()
+    assert done.exit_code == ExitCode.DONE and "OMP_NUM_THREADS=2" in done.stdout
+
+
+# Kernels that lie
+
+class Inexact(layouts.Linear):
+    "Packed products are too large by a tenth."
+    def __call__(self, x): return super().__call__(x) * 1.1
+
+
+class Sociable(layouts.Linear):
+    "A row has other bits among others, by one unit in the last place."
+    def __call__(self, x):
+        y = super().__call__(x)
+        # a single row is multiplied as up to four copies of itself
+        return y * (1 + torch.finfo(y.dtype).eps) if len(x) > 4 else y
+
+
+def has_same_rows(): return layouts.has_same_rows(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("wrong, says", [(Inexact, "weights are wrong by"), (Sociable, "other bits alone")])
+def test_packed_products_are_tried(quick, monkeypatch, wrong, says):
+    if not has_same_rows(): pytest.skip("this processor has no packed kernels for float32, so there are none to break")
+    monkeypatch.setattr(layouts, "Linear", wrong)
+    is_ill(says)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_right_products_pass(dtype): assert doctor.packed_error(dtype) == ""
+
+
+# Loops that differ
+
+def test_a_device_loop_with_another_text(quick, monkeypatch):
+    right = device_drafters.match_on_device
+    def generous(logits, tokens, *count):
+        accepted, following = right(logits, tokens, *count)
+        return (accepted + 1).clamp(max=len(tokens)), following
+    monkeypatch.setattr(device_drafters, "match_on_device", generous)
+    found = is_ill("writes another greedy text than the host's after")
+    assert [pair["equal"] for pair in found["loops"]] == [False, False]
+
+
+def test_a_host_loop_with_another_text(quick, monkeypatch):
+    right = speculative.speculate
+    def other(*arguments):
+        for r in right(*arguments):
+            r.emitted = [min(token, 40) for token in r.emitted]
+            yield r
+    monkeypatch.setattr(speculative, "speculate", other)
+    is_ill("another greedy text")
+
+
+def test_a_loop_that_fails_is_a_line_and_the_rest_is_told(quick, monkeypatch):
+    def refused(*arguments, **more): raise RuntimeError("CUDA error: no kernel image is available\nfor execution")
+    monkeypatch.setattr(device_loop, "DeviceDecoder", refused)
+    found = is_ill("loops: RuntimeError: CUDA error: no kernel image is available for execution")
+    assert found["loops"] is None and found["extras"] and found["model"]
+
+
+def test_a_device_loop_with_another_law(monkeypatch):
+    monkeypatch.setattr(device, "device_residual", lambda p, q: p)
+    for kind in ("lookup", "model"):
+        errors = doctor.law_errors(kind)
+        assert errors["host"] == "0" != errors["device"]
+
+
+def test_a_host_loop_with_another_law(monkeypatch):
+    monkeypatch.setattr(speculative, "speculative_sampling", speculative.greedy_match)
+    for kind in ("lookup", "model"):
+        errors = doctor.law_errors(kind)
+        assert errors["host"] != "0" == errors["device"]
+
+
+@pytest.mark.parametrize("loop", ["host", "device"])
+def test_which_loop_is_taken_is_what_a_result_says(quick, monkeypatch, loop):
+    generate = pairs.Pair.generate
+    monkeypatch.setattr(pairs.Pair, "generate", lambda *given, **more: replace(generate(*given, **more), loop=loop))
+    found = json.loads(run("--json").stdout)
+    assert {pair["taken"] for pair in found["loops"]} == {loop}
+    assert f"On cpu, a pair decodes with the loop of the {loop}." in found["expect"]
+
+
+@pytest.mark.parametrize("loop", ["host", "device"])
+def test_another_law_is_a_problem(quick, monkeypatch, loop):
+    monkeypatch.setattr(doctor, "law_errors", lambda kind: {"host": "0", "device": "0"} | {loop: "1/8"})
+    found = is_ill(f"the law of the {loop}'s loop differs from the target's by 1/8")
+    assert len(found["problems"]) == 2 and found["loops"][0]["law_errors"][loop] == "1/8"
+
+
+@pytest.mark.parametrize("fails", [None, "CUDA error: the driver is too old"], ids=["recorded", "refused"])
+@pytest.mark.parametrize("kind", ["lookup", "model"])
+def test_recordings_are_tried(monkeypatch, kind, fails):
+    "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
+    monkeypatch.setattr(checkpoint, "has_same_rows", lambda *given: False)  # on a GPU weights lie as they are
+    findings, target = Findings(), doctor.tiny_model(torch.device("cpu"))
+    drafter = doctor.tiny_drafters(target)[kind]
+    FakeCuda().install(monkeypatch).fails = fails
+    pair = doctor.compared(torch.device("cuda"), kind, target, drafter, findings)
+    assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, not fails, None)
+    said = [fails in problem and "can't be recorded" in problem for problem in findings.problems]
+    assert said == [True] * bool(fails)
+    assert ("not recorded" in doctor.loop_line(pair)) is bool(fails)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: nothing is recorded on this machine")
+def test_on_a_gpu():
+    found = examine()
+    assert found.well, found.problems
+    assert found.facts["devices"][0]["device"] == "cuda:0" and found.facts["devices"][0]["driver"]
+    pairs = [pair for pair in found.facts["loops"] if pair["device"] == "cuda"]
+    assert len(pairs) == 2 and all(pair["recorded"] and pair["equal"] for pair in pairs)
+    assert "recorded" in report_text(found)
+
+
+# The doctor itself
+
+def test_every_question_may_fail_and_the_rest_is_told(quick, monkeypatch):
+    for i, question in enumerate(doctor.QUESTIONS):
+        def ill(findings): raise ValueError("ill")
+        ill.__name__ = question.__name__
+        with monkeypatch.context() as patched:
+            patched.setattr(doctor, "QUESTIONS", (*doctor.QUESTIONS[:i], ill, *doctor.QUESTIONS[i + 1:]))
+            found = examine()
+        assert found.problems == [f"{question.__name__}: ValueError: ill"]
+        assert found.facts[question.__name__] is None and question.__name__ not in report_text(found).splitlines()
+
+
+def test_nothing_heavy_is_imported_with_it():
+    code = "import sys, specdec.doctor; print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_long_error_is_cut():
+    def long(findings): raise ValueError("x" * 5000)
+    found = Findings()
+    ask(found, long)
+    assert len(found.problems[0]) == 800
+
+
+def test_the_random_numbers_of_the_caller_stay():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    doctor.tiny_model(torch.device("cpu"))
+    doctor.packed_error(torch.float32)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_no_environment_is_left_behind(quick):
+    before = dict(os.environ)
+    run()
+    assert dict(os.environ) == before

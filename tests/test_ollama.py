@@ -1,0 +1,153 @@
+"Ollama's HTTP API: a real server on this machine that speaks it, and others that don't."
+import json
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from typer.testing import CliRunner
+
+from specdec.cli import app
+from specdec.core import InputError, ModelError
+from specdec.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
+
+
+@contextmanager
+def serving(answers: dict):
+    "A server with fixed answers by path, (code, body), and the requests that it got."
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_): "Nothing."
+
+        def do_GET(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.server.got.append((self.command, self.path, json.loads(body) if body else None))
+            code, answer = answers.get(self.path, (404, "404 page not found"))
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write((answer if isinstance(answer, str) else json.dumps(answer)).encode())
+
+        do_POST = do_GET
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.got = []
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+MODELS = [
+    {"name": "llama3.2:latest", "size": 2019393189,
+     "details": {"parameter_size": "3.2B", "quantization_level": "Q4_K_M"}},
+    {"name": "qwen3:8b", "size": 5225388164, "details": None},
+]
+WHOLE = {
+    "/api/version": (200, {"version": "0.14.2"}), "/api/tags": (200, {"models": MODELS}),
+    "/api/generate": (200, {"model": "llama3.2:latest", "response": "Paris.", "done": True, "eval_count": 3,
+                            "eval_duration": 60_000_000, "logprobs": []}),
+}
+
+
+def test_what_is_there():
+    with serving(WHOLE) as (_, url): found = ollama_status(url)
+    assert found["url"] == url and found["version"] == "0.14.2"
+    assert [(m["name"], round(m["megabytes"]), m["parameters"], m["numbers"]) for m in found["models"]] == [
+        ("llama3.2:latest", 2019, "3.2B", "Q4_K_M"), ("qwen3:8b", 5225, None, None)]
+
+
+@pytest.mark.parametrize(
+    "model, asked", [(None, "llama3.2:latest"), ("qwen3:8b", "qwen3:8b"), ("llama3.2", "llama3.2")]
+)
+def test_one_generation(model, asked):
+    with serving(WHOLE) as (server, url): found = ollama_generate("The capital of France?", model, 7, url)
+    assert (found["text"], found["tokens"], found["model"]) == ("Paris.", 3, asked)
+    assert abs(found["tokens_per_second"] - 50) < 1e-9
+    method, path, data = server.got[-1]
+    assert (method, path) == ("POST", "/api/generate") and data == dict(
+        model=asked, prompt="The capital of France?", stream=False, options=dict(num_predict=7, temperature=0))
+
+
+def test_a_proxy_for_the_internet_is_not_asked(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"): monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving(WHOLE) as (_, url): assert ollama_status(url)["version"] == "0.14.2"
+
+
+@pytest.mark.parametrize(
+    "given, url",
+    [
+        ("localhost", "http://localhost:11434"), ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("https://there", "https://there:11434"), ("[::1]:5000", "http://[::1]:5000"),
+        ("http://there:80/", "http://there:80"), (None, "http://127.0.0.1:11434"),
+    ],
+)
+def test_where_it_listens(given, url, monkeypatch):
+    monkeypatch.delenv("OLLAMA_HOST", raising=False)
+    assert ollama_url(given) == url
+    if given:
+        monkeypatch.setenv("OLLAMA_HOST", given)
+        assert ollama_url() == url
+
+
+@pytest.mark.parametrize("wrong", ["ftp://there", "http://there:port", "http://:5", "there:70000"])
+def test_what_is_no_address(wrong):
+    with pytest.raises(InputError, match="no address"): ollama_url(wrong)
+
+
+WRONG = {
+    "another server": ({}, "404 page not found"),
+    "no JSON": (WHOLE | {"/api/version": (200, "hello")}, "no Ollama server"),
+    "a list": (WHOLE | {"/api/version": (200, "[]")}, "no Ollama server"),
+    "an error of its own": (WHOLE | {"/api/generate": (500, {"error": "out of memory"})}, "out of memory"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_answers_say_what_they_are(name):
+    answers, words = WRONG[name]
+    with serving(answers) as (_, url), pytest.raises(ModelError, match=words): ollama_generate("Hello", url=url)
+
+
+def test_nobody_there():
+    with serving({}) as (_, url): "It closes again."
+    with pytest.raises(ModelError, match="ollama serve"): ollama_status(url)
+
+
+def test_models_that_are_not_there():
+    with serving(WHOLE) as (_, url), pytest.raises(InputError, match="it has llama3.2:latest, qwen3:8b"):
+        ollama_generate("Hello", "gemma3", url=url)
+    with serving(WHOLE | {"/api/tags": (200, {"models": None})}) as (_, url), pytest.raises(InputError, match="pull"):
+        ollama_generate("Hello", url=url)
+    with pytest.raises(InputError, match="empty"): ollama_generate(" ")
+
+
+def test_why_it_can_not_be_measured(): assert "no logits" in WHY_NOT and "GGUF" in WHY_NOT
+
+
+# The command
+
+def run(*words): return CliRunner().invoke(app, ["ollama", *words])
+
+
+def test_the_command_says_what_is_there():
+    with serving(WHOLE) as (server, url): done = run("--url", url)
+    assert done.exit_code == 0 and "0.14.2" in done.stdout and "qwen3:8b  5,225 MB" in done.stdout
+    assert WHY_NOT in done.stderr and [path for _, path, _ in server.got] == ["/api/version", "/api/tags"]
+
+
+def test_the_command_asks_once():
+    with serving(WHOLE) as (server, url):
+        done = run("Where?", "--url", url, "--model", "qwen3:8b", "--max-new-tokens", "9")
+    assert done.stdout == "Paris.\n" and "50.0 a second" in done.stderr and "no logits" in done.stderr
+    assert server.got[-1][2]["model"] == "qwen3:8b" and server.got[-1][2]["options"]["num_predict"] == 9
+
+
+def test_the_command_as_json():
+    with serving(WHOLE) as (_, url): done = run("Where?", "--url", url, "--json")
+    found = json.loads(done.stdout)
+    assert found["answer"]["text"] == "Paris." and found["version"] == "0.14.2" and found["why_not"] == WHY_NOT
+    assert done.stderr == ""
+
+
+def test_the_command_without_a_server():
+    with serving({}) as (_, url): "It closes again."
+    done = run("--url", url)
+    assert done.exit_code == 2 and "ollama serve" in done.stderr and done.stdout == ""
