@@ -40,7 +40,8 @@ class PairSection(_Section):
     drafter: str | None = Field(
         None, description="A trained drafter: one that comes with the package, a folder that"
                           " `specdec distill` wrote, or org/name of an EAGLE-3 head on the hub.")
-    lookup: bool = Field(False, description="Look drafts up in the text, alone or beside a drafter.")
+    lookup: bool = Field(
+        False, description="Look drafts up in the text, alone or beside a drafter.")
     skip: list[int] = Field([], description="The target drafts without these layers.")
     draft_dtype: str | None = Field(None, description="Of the draft, where it isn't the target's.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")

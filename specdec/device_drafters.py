@@ -342,7 +342,7 @@ class DeviceAcceptance:
         places = torch.arange(len(evidence), device=evidence.device)
         where = member * self.tried.shape[1] + evidence
         for table, count in ((self.accepted, accepted), (self.tried, tried)):
-            table.mul_(torch.where(tried > 0, self.keep, 1.0))  # a round without a guess tells nothing
+            table.mul_(torch.where(tried > 0, self.keep, 1.0))  # no guess tells nothing
             table.view(-1).scatter_add_(0, where, (places < count).to(table.dtype))
 
 # %% ../nbs/engine/13_device_drafters.ipynb #7867ed8c
@@ -388,7 +388,8 @@ class HybridOnDevice:
         q = None
         if any(d.q is not None for d in drafts):
             q = pick([as_deltas(d, self.vocab_size) for d in drafts], chosen)
-        tokens, count = (pick(parts, chosen) for parts in zip(*((d.tokens, d.count) for d in drafts)))
+        tokens = pick([d.tokens for d in drafts], chosen)
+        count = pick([d.count for d in drafts], chosen)
         broken = torch.cat([d.broken for d in drafts]).any(0, keepdim=True)
         return DeviceDraft(tokens, q, count, broken, pick(known, chosen), chosen)
 
@@ -402,7 +403,7 @@ class HybridOnDevice:
             member.commit(text, draft, decided, share)
 
 # %% ../nbs/engine/13_device_drafters.ipynb #d6f30b5b
-def _name(thing) -> str: return type(thing).__name__
+def _kind(thing) -> str: return type(thing).__name__
 
 def _no_counterpart(drafter: Drafter, target: Llama) -> str: # empty: it has one
     "Why a drafter has no counterpart on the target's device."
@@ -412,15 +413,16 @@ def _no_counterpart(drafter: Drafter, target: Llama) -> str: # empty: it has one
     if kind is HybridDrafter:
         found = (_no_counterpart(member, target) for member in drafter.members)
         return next((problem for problem in found if problem), "")
-    if kind is not ModelDrafter: return f"the drafter, a {_name(drafter)}, works on the host"
+    if kind is not ModelDrafter: return f"the drafter, a {_kind(drafter)}, works on the host"
     draft = drafter.model.model if isinstance(drafter.model, NarrowLM) else drafter.model
-    if not isinstance(draft, Llama): return f"the draft, a {_name(draft)}, chooses its own shapes"
+    if not isinstance(draft, Llama): return f"the draft, a {_kind(draft)}, chooses its own shapes"
     if draft.device == target.device: return ""
     return f"the draft is on {draft.device} and the target on {target.device}"
 
 def obstacle(target, drafter: Drafter) -> str: # empty: there is none
     "Why this pair can't decode on the device; then `specdec.speculative.speculate` is the way."
-    if not isinstance(target, Llama): return f"the target, a {_name(target)}, chooses its own shapes"
+    if not isinstance(target, Llama):
+        return f"the target, a {_kind(target)}, chooses its own shapes"
     if target.device.type not in ("cpu", "cuda", "meta"):
         return f"only CUDA GPUs and CPUs are served, not {target.device.type}"
     return _no_counterpart(drafter, target)
@@ -439,6 +441,6 @@ def to_device(drafter: Drafter, target, # as for `obstacle`
     if isinstance(drafter, HybridDrafter):
         members = [of(member) for member in drafter.members]
         return HybridOnDevice(drafter, members, V, K, target.device)
-    check(isinstance(drafter, NoDrafter), f"The drafter, a {_name(drafter)}, works on the host: "
+    check(isinstance(drafter, NoDrafter), f"The drafter, a {_kind(drafter)}, works on the host: "
           "use specdec.speculative.speculate.")
     return NothingOnDevice()

@@ -507,8 +507,8 @@ def expect(findings: Findings) -> None:
             "busy as now; speculative decoding may make more.")
     facts = findings.facts.get("processor")
     if facts and facts["packed"]["float32"]: findings.expect.append(
-        "On cpu with --dtype float32 and -K up to 15, plain and speculative decoding write the same "
-        "greedy text, token for token.")
+        "On cpu with --dtype float32 and -K up to 15, plain and speculative decoding write the "
+        "same greedy text, token for token.")
     taken = {pair["device"]: pair["taken"] for pair in findings.facts.get("loops") or []}
     for place, loop in taken.items():
         findings.expect.append(f"On {place}, a pair decodes with the loop of the {loop}.")

@@ -68,9 +68,8 @@ class _HostLoop:
     def decide(self, draft: Draft, logits: Tensor) -> tuple[int, list[int]]:
         "How many guesses are accepted, and what joins the text."
         check_logits(logits, f"The target, after {len(self.tokens)} tokens")
-        p = self.transform(logits)
-        accepted, own = decide(self.rule, p, draft.q, draft.tokens, self.source)
-        return accepted, _until([*draft.tokens[:accepted], own], self.eos_ids)
+        kept, own = decide(self.rule, self.transform(logits), draft.q, draft.tokens, self.source)
+        return kept, _until([*draft.tokens[:kept], own], self.eos_ids)
 
     def commit(self, draft: Draft, decided: tuple, features: Tensor | None) -> Round:
         "The text grows, and the caches forget what isn't in it."
