@@ -212,6 +212,9 @@ def test_measured_costs_are_data():
     for _ in range(30): flat.observe_step(4, 4)
     assert flat.lookahead == 4   # nobody has measured a fifth
     assert PayingLookahead(most=3, c=0, verify=0, prior=1).lookahead == 3
+    # 1 + α + α² … over v(n) + n c, with all costs counted
+    for c, verify, expected in ((0.3, [1.0] * 4, 2), (0.0, 0.3, 2), (0.6, [1.0] * 4, 1), (0.0, [1.0] * 4, 4)):
+        assert PayingLookahead(c, verify, prior=0.7, most=4).lookahead == expected
 
 
 @pytest.mark.parametrize("wrong", [

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ..core import Source, check, number, whole
-from .base import Draft, Drafter, ModelDrafter
-from .hybrid import COST, PRIOR, VERIFY, Chooser, HybridDrafter, Informed
-from .hybrid import usual_cost
+from .base import Draft, Drafter, Informed, ModelDrafter
+from .hybrid import COST, PRIOR, VERIFY, Chooser, HybridDrafter, usual_cost
 from .lookup import outcome
 from ..protocol import CausalLM
 from ..sampling import Transform
