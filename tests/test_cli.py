@@ -94,7 +94,7 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
     "Every option is there, and every value is one that it takes; nothing is run."
     monkeypatch.chdir(tmp_path)
     for folder in ("drafter", "my-head", "samples"): (tmp_path / folder).mkdir()
-    (tmp_path / "questions.jsonl").touch()
+    for file in ("questions.jsonl", "run.toml"): (tmp_path / file).touch()
     found = examples(words)
     assert any(line[1:len(words) + 1] == words for line in found)
     for program, *line in found:
@@ -102,7 +102,7 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
         while hasattr(command, "commands"):
             command, line = command.commands[line[0]], line[1:]
         context = command.make_context("specdec", list(line))
-        assert program == "specdec" and context.params
+        assert program == "specdec" and context.params is not None
 
 
 STORED = Path(__file__).parents[1] / "nbs" / "data"
@@ -204,7 +204,7 @@ def test_json_comes_back_without_loss(one_load):
     assert result.to_json() == done.stdout.strip()
     assert result.settings == {
         "K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_new_tokens": 9, "seed": 7,
-        "stop": ["dragon", "castle"],
+        "stop": ["dragon", "castle"], "ignore_eos": False,
     }
     assert (
         result.generated_ids == core.GenerationResult.from_json(
