@@ -734,7 +734,7 @@ def test_a_trained_drafter_by_its_folder(one_load):
     folder = str(pairs.shipped("smollm2-head"))
     given, own = (
         run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more)
-        for pair, more in (("smollm2-ngram", ["--drafter", folder]), ("smollm2-head", []))
+        for pair, more in (("smollm2-draft", ["--drafter", folder]), ("smollm2-head", []))
     )
     a, b = (json.loads(done.stdout) for done in (given, own))
     assert a["generated_ids"] == b["generated_ids"] and a["rounds"] == b["rounds"]
