@@ -325,13 +325,16 @@ class PairStats(Totals):
 LOOPS = (None, "host", "device")
 
 def chosen_loop(loop: str | None, # what was asked for
-                target: CausalLM, drafter: Drafter, verify: VerifyRule | None,
+                target: CausalLM, drafter: Drafter, verify: VerifyRule | None = None,
+                adapts: bool = False, # whether K changes from round to round
                ) -> str: # "host" or "device"
     """The loop that a pair decodes with, unless told otherwise: on a GPU the device's, where the
     pair has no `obstacle`; on a CPU the host's, since nobody waits there. Raises `InputError` for a
     loop that there isn't, and for the device's where it can't be."""
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
-    on_host = "a rule of one's own works on the host" if verify else obstacle(target, drafter)
+    on_host = obstacle(target, drafter)
+    if adapts: on_host = "a K that changes would need a recording for each"
+    if verify: on_host = "a rule of one's own works on the host"
     check(not (loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if loop: return loop
@@ -403,7 +406,7 @@ class Decoding(Couple):
         drafter = self.nothing if method == "plain" else self.drafter
         if adapts and drafter is not self.nothing: drafter = adaptive(drafter)
         decoder = None
-        if chosen_loop(loop, self.target, drafter, verify) == "device":
+        if chosen_loop(loop, self.target, drafter, verify, adapts) == "device":
             decoder = self.decoder(drafter)
             rounds = decoder.speculate(
                 ids, transform, source.seed, most, max_new_tokens, ends, timer

@@ -153,7 +153,7 @@ def counts(rounds: Sequence[Round]) -> dict[str, float]:
 def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float) -> Peer:
     """Our decoding with that drafter, with end-of-sequence ignored; the details hold all that α, τ
     and c need."""
-    on_host, clocked = chosen_loop(None, target, drafter, None) == "host", Clocked(drafter)
+    on_host, clocked = chosen_loop(None, target, drafter) == "host", Clocked(drafter)
     pair = Pair(target, clocked if on_host else drafter)  # the device's loop takes ours only
     method = "plain" if isinstance(drafter, NoDrafter) else "speculative"
     def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
