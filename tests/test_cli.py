@@ -94,7 +94,7 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
     "Every option is there, and every value is one that it takes; nothing is run."
     monkeypatch.chdir(tmp_path)
     for folder in ("drafter", "my-head", "samples"): (tmp_path / folder).mkdir()
-    (tmp_path / "questions.jsonl").touch()
+    for file in ("questions.jsonl", "run.toml"): (tmp_path / file).touch()
     found = examples(words)
     assert any(line[1:len(words) + 1] == words for line in found)
     for program, *line in found:
@@ -102,7 +102,7 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
         while hasattr(command, "commands"):
             command, line = command.commands[line[0]], line[1:]
         context = command.make_context("specdec", list(line))
-        assert program == "specdec" and context.params
+        assert program == "specdec" and bool(context.params) == bool(command.params)
 
 
 STORED = Path(__file__).parents[1] / "nbs" / "data"

@@ -217,6 +217,7 @@ def test_a_registered_pair_loads_and_decodes(name, server):
     assert speculative.generated_ids == plain.generated_ids and len(plain.generated_ids) == 8
     assert speculative.num_drafted > 0
     if spec.drafter: assert type(pair.drafter.drafter) is HeadDrafter
+    if spec.draft_dtype: assert pair.drafter.model.precision == spec.draft_dtype and pair.target.precision == "float32"
 
 
 def test_what_is_gated_says_where_to_ask(server, monkeypatch):
