@@ -119,6 +119,7 @@ def test_memory_by_dtype():
                        total=weights_mb(shape, "bfloat16") + weights_mb(shape, "int4"))
     head = memory_mb(get_pair("llama3.1-eagle3"), "bfloat16")
     assert head["draft"] == 2 * head_parameters(shape) / 1e6 < 1000 < head["target"]
+    assert memory_mb(get_pair("gpt2_dev"), "int4") is None  # transformers computes it, and has no int4 here
     assert memory_mb(PairSpec("a/b"), "bfloat16") is None and memory_mb(get_pair("smollm2"), "float32")["draft"] == 0
     with pytest.raises(InputError, match="int4"): weights_mb(shape, "int3")
 
@@ -139,7 +140,13 @@ def test_a_pair_of_ones_own():
     assert facts["licences"] == {} and facts["to_ask_for"] == {} and not facts["translates"]
 
 
-@pytest.mark.parametrize("draft, target, words", [(1, 1, ""), (1, 2, ""), (3, 2, "1.5 times"), (80, 1, "80.0 times")])
+@pytest.mark.parametrize(
+    "draft, target, words",
+    [
+        (1, 1, ""), (1, 2, ""), (101, 100, ""), (6, 5, "1.2 times"), (3, 2, "1.5 times"), (80, 1, "80.0 times"),
+        (5, 0, ""),
+    ],
+)
 def test_a_draft_that_is_too_large(draft, target, words):
     said = too_large(draft, target, 5)
     assert words in said and bool(said) == bool(words)
