@@ -3,17 +3,23 @@ PYTHON ?= python3
 BIN    := .venv/bin
 # Notebooks run with quiet libraries, so that their saved outputs hold results only.
 QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
+# Two processes share two cores, so each has one thread; where a test asks for more, those that wait don't spin.
+TESTING := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUIET)
 NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
-.PHONY: demo test setup model browser check notebooks badges record mutation docs readme lab clean
+.PHONY: demo test setup model browser check check-site check-code check-texts test-pages notebooks badges record \
+        mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
-test: setup model check     ## everything that must hold before a commit lands
-	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/nbdev_test --n_workers 2 --timing --skip_file_re '^[0-9_.]'  # the numbered ones are run with their solutions, by pytest
-	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob "tests/test_playground_*.py"
-	OMP_NUM_THREADS=1 $(QUIET) $(BIN)/python -m pytest tests/test_playground_*.py  # alone: they ask how soon a click is answered and a process ends
+test: setup                 ## everything that must hold before a commit lands
+	$(MAKE) --no-print-directory --jobs 2 check test-pages
+	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_playground_browser.py
+	$(TESTING) $(BIN)/python -m pytest tests/test_playground_browser.py  # alone: it asks how soon a click is answered
+
+test-pages: model           # the notebooks without a number; those with one are run with their solutions, by pytest
+	$(TESTING) $(BIN)/nbdev_test --n_workers 1 --timing --skip_file_re '^[0-9_.]'
 
 browser:                    ## a Chromium for the browser tests, from the system's packages where they have one
 	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
@@ -24,14 +30,20 @@ browser:                    ## a Chromium for the browser tests, from the system
 	elif command -v brew >/dev/null; then brew install --cask google-chrome; \
 	else echo "No package manager that I know: install Chromium or Chrome yourself, or go without (the browser tests are then skipped)."; exit 1; fi
 
-check: setup                ## lint and types; notebooks, package, README and site agree
+check: check-site check-code check-texts  ## lint and types; notebooks, package, README and site agree
+
+check-site: setup           # the longest first, so that `make --jobs 2` has two halves
+	$(BIN)/python tools/check_site.py
+
+check-code: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+check-texts: setup
 	$(BIN)/python tools/reading.py --check
 	$(BIN)/python tools/badges.py --check
 	$(BIN)/python tools/check_export.py
 	$(BIN)/python tools/readme.py --check
-	$(BIN)/python tools/check_site.py
 
 setup: .venv/ready
 .venv/ready: settings.ini setup.py

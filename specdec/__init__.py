@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GenerationResult', 'InputError', 'ModelError', 'NumericalError', 'SpecdecError', 'prompts', 'load', 'Pair',
            'PairSpec', 'list_pairs', 'get_pair', 'load_pair', 'NGramDrafter', 'ModelDrafter', 'SuffixDrafter',
-           'HybridDrafter', 'HeadDrafter', 'check_verify', 'check_decoder']
+           'HybridDrafter', 'AdaptiveDrafter', 'AdaptiveLookahead', 'HeadDrafter', 'check_verify', 'check_decoder']
 
 # %% ../nbs/use/08_package.ipynb #a44b7713
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.core import GenerationResult, InputError, ModelError, NumericalError, SpecdecError
     from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
     from specdec.drafters.hybrid import HybridDrafter
     from specdec.drafters.lookup import SuffixDrafter
     from specdec.drafters.head_drafter import HeadDrafter
@@ -45,6 +46,8 @@ _HOMES = {
     "ModelDrafter": "drafters.base",
     "SuffixDrafter": "drafters.lookup",
     "HybridDrafter": "drafters.hybrid",
+    "AdaptiveDrafter": "drafters.adaptive",
+    "AdaptiveLookahead": "drafters.adaptive",
     "HeadDrafter": "drafters.head_drafter",
     "check_verify": "lossless.conformance",
     "check_decoder": "lossless.conformance",
@@ -52,8 +55,8 @@ _HOMES = {
 _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
     "load", "Pair", "PairSpec", "list_pairs", "get_pair", "load_pair", "NGramDrafter",
-    "ModelDrafter", "SuffixDrafter", "HybridDrafter", "HeadDrafter", "check_verify",
-    "check_decoder",
+    "ModelDrafter", "SuffixDrafter", "HybridDrafter", "AdaptiveDrafter",
+    "AdaptiveLookahead", "HeadDrafter", "check_verify", "check_decoder",
 ]
 # nbdev makes __all__ of it, and needs it spelled out
 

@@ -146,7 +146,7 @@ DrafterFolder = Annotated[Optional[Path], _option(
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _option(
     "Model", "--dtype",
-    help="auto, float32, bfloat16, float16 or int4; auto is bfloat16 where the hardware has it.")]
+    help="auto, float32, bfloat16, float16 or int4; auto: bfloat16 where the hardware has it.")]
 Raw = Annotated[bool, _option(
     "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
 
@@ -156,11 +156,18 @@ class Method(str, Enum):
     speculative = "speculative"
     plain = "plain"
 
+def round_length(said: str) -> int | str:
+    "A number of draft tokens, or the word `adaptive`."
+    if said == "adaptive": return said
+    if str(said).isdecimal() and int(said) > 0: return int(said)
+    raise typer.BadParameter(f"Expected a whole number of at least 1, or adaptive, not {said}.")
+
 HowToDecode = Annotated[Method, _option(
     "Decoding", "--method",
     help="Speculative, or the target alone; the text follows the same distribution.")]
-RoundLength = Annotated[int, _option(
-    "Decoding", "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
+RoundLength = Annotated[str, _option(
+    "Decoding", "-K", "--draft-tokens", parser=round_length, metavar="N|adaptive",
+    help="Draft tokens per round, at most; or adaptive: as many as pay.")]
 MaxNewTokens = Annotated[int, _option(
     "Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
 Stop = Annotated[Optional[list[str]], _option(
@@ -476,10 +483,12 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
         return [name, *(format(value(r), form) for r in (plain, speculative))]
 
     return [
+        ["drafter", "", speculative.drafter or ""],
+        row("loop", "", lambda r: r.loop), row("device", "", lambda r: r.device),
         row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
         row("tokens/s", ".1f", lambda r: r.tokens_per_second),
         ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
-        row("tokens per round", ".2f", lambda r: r.tokens_per_step),
+        ["tokens per round", "", f"{speculative.tokens_per_step:.2f}"],
         row("speed-up", ".2f", lambda r: r.tokens_per_second / plain.tokens_per_second),
         ["greedy texts", "", {True: "identical", False: "differ", None: "(sampled)"}[identical]],
     ]
@@ -768,6 +777,8 @@ _TokensPerRun = Annotated[int, typer.Option(
     "--max-new-tokens", min=2, help="Tokens that every run makes.")]
 _Repeats = Annotated[int, typer.Option(
     "--repeats", min=1, help="Runs of each method on each prompt, interleaved.")]
+_PeersK = Annotated[int, typer.Option(
+    "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
 _Measured = Annotated[Optional[Path], typer.Option(
     "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
     show_default=False)]
@@ -776,7 +787,7 @@ _Measured = Annotated[Optional[Path], typer.Option(
 @bench.command()
 def peers(
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
-    K: RoundLength = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
+    K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare with transformers, and with what the memory allows, on this machine: wins, losses and
@@ -1016,7 +1027,7 @@ def load_lines(report: dict) -> list[str]: # of `load_report`
         f"computed by {report['kind']}; loaded in {report['load_seconds']:.1f} s",
         f"weights {memory:,.0f} MB; keys and values of {report['cache_context']:,} tokens "
         f"{report['cache_mb']:,.0f} MB",
-        f"{report['vocab_size']:,} tokens in the vocabulary, {report['context_length']:,} positions",
+        f"vocabulary of {report['vocab_size']:,} tokens, {report['context_length']:,} positions",
         f"{report['num_tokens']} tokens as a test, {report['tokens_per_second']:.1f} a second:",
         f"{report['prompt']}{report['text']}",
     ]

@@ -40,7 +40,8 @@ class PairSection(_Section):
     drafter: str | None = Field(
         None, description="A trained drafter: one that comes with the package, a folder that"
                           " `specdec distill` wrote, or org/name of an EAGLE-3 head on the hub.")
-    lookup: bool = Field(False, description="Look drafts up in the text besides a drafter.")
+    lookup: bool = Field(
+        False, description="Look drafts up in the text, alone or beside a drafter.")
     skip: list[int] = Field([], description="The target drafts without these layers.")
     draft_dtype: str | None = Field(None, description="Of the draft, where it isn't the target's.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
@@ -58,7 +59,8 @@ class PairSection(_Section):
                 " dtype can be given")
         if sum(bool(way) for way in (self.draft, self.drafter, self.skip)) > 1:
             raise ValueError("of draft, drafter and skip, give one")
-        if self.lookup and not self.drafter: raise ValueError("lookup needs a drafter to stand by")
+        if self.lookup and (self.draft or self.skip):
+            raise ValueError("drafts are looked up alone, or beside a trained drafter")
         if self.draft_dtype and not self.draft: raise ValueError("draft_dtype needs a draft")
         return self
 

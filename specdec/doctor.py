@@ -11,6 +11,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -216,15 +217,18 @@ def needed(dtype: "torch.dtype") -> int: # bytes
     "The memory that decoding with the default model takes, roughly."
     return WEIGHTS * dtype.itemsize + WORKING_ROOM
 
+def check_room(findings: Findings, free: int | None, needs: int, where: str) -> None:
+    "That less is free than the default model needs is a problem."
+    if free is not None and free < needs: findings.problems.append(
+        f"{size(free)} of memory are free {where}, and the default model needs about {size(needs)} "
+        "with its working room: end other programs, or raise the container's limit.")
+
 def memory(findings: Findings) -> dict:
     "What is free, and whether the default model fits."
     from specdec.models import pick_dtype
-    free, dtype = free_memory(), pick_dtype()
-    if free is not None and free < needed(dtype): findings.problems.append(
-        f"{size(free)} of memory are free, and the default model needs about "
-        f"{size(needed(dtype))} with its working room: end other programs, or raise the "
-        "container's limit.")
-    return {"free_bytes": free, "needed_bytes": needed(dtype)}
+    free, needs = free_memory(), needed(pick_dtype())
+    check_room(findings, free, needs, "for the CPU")
+    return {"free_bytes": free, "needed_bytes": needs}
 
 # %% ../nbs/use/10_doctor.ipynb #5680ac6a
 def cards(bus: Path = Path("/sys/bus/pci/devices")) -> int:
@@ -261,8 +265,8 @@ def missing_gpu(findings: Findings) -> None:
 def why_dtype(device: "torch.device") -> str:
     "Why `auto` takes the dtype that it takes there."
     from specdec.models import has_bfloat16
-    if has_bfloat16(device): return "it multiplies that in hardware, and it is half of float32"
-    return "it doesn't multiply bfloat16 in hardware, which would be slower"
+    if has_bfloat16(device): return "multiplied in hardware, and half as large as float32"
+    return "bfloat16 isn't multiplied in hardware, and would be slower"
 
 def driver(device: "torch.device") -> str | None:
     "The newest CUDA that the driver serves; None for other devices."
@@ -278,13 +282,14 @@ def device_facts(device: "torch.device") -> dict:
     from specdec.profiling import memory_bandwidth
     cuda = device.type == "cuda"
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
-    # on a Mac the GPU has no memory of its own
-    rate = memory_bandwidth(device, repeats=3) if device.type != "mps" else None
+    free = torch.cuda.mem_get_info(device)[0] if cuda else free_memory()
+    # on a Mac the GPU has no memory of its own; a GPU is measured with 2 GB of it
+    measured = device.type != "mps" and not (cuda and free < 2**32)
+    rate = memory_bandwidth(device, repeats=3) if measured else None
     return {
         "device": str(device), "driver": driver(device), "dtype": dtype, "why": why_dtype(device),
         "name": torch.cuda.get_device_name(device) if cuda else processor_name(),
-        "free_bytes": torch.cuda.mem_get_info(device)[0] if cuda else free_memory(),
-        "bandwidth": rate,
+        "free_bytes": free, "bandwidth": rate,
     }
 
 # %% ../nbs/use/10_doctor.ipynb #ac9a104b
@@ -294,8 +299,11 @@ def devices(findings: Findings) -> list[dict]:
     from specdec.models import pick_device
     found = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available(): found.append(torch.device("mps"))
+    facts = [device_facts(device) for device in [*found, torch.device("cpu")]]
+    taken, dtype = facts[0], getattr(torch, facts[0]["dtype"])  # the one that auto takes
     if pick_device().type == "cpu": missing_gpu(findings)
-    return [device_facts(device) for device in [*found, torch.device("cpu")]]
+    else: check_room(findings, taken["free_bytes"], needed(dtype), f"on {taken['device']}")
+    return facts
 
 # %% ../nbs/use/10_doctor.ipynb #55c18a2e
 def model(findings: Findings) -> dict:
@@ -371,17 +379,18 @@ def host_text(target: "CausalLM", drafter: "Drafter") -> list[int]: # token ids
     rounds = speculate(target, drafter, PROMPT, Transform(), TorchSource(0), K, TOKENS)
     return [token for r in rounds for token in r.emitted]
 
-def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], bool]:
-    "The greedy text of the device's loop, and whether its steps were recorded as CUDA graphs."
-    import torch
+def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], str]:
+    """The greedy text of the device's loop, and what it warned of: that its rounds can't be
+    recorded."""
     from specdec.device_loop import DeviceDecoder
     from specdec.sampling import Transform
-    decoder = DeviceDecoder(target, drafter)
-    rounds = decoder.speculate(PROMPT, Transform(), 0, K=K, max_new_tokens=TOKENS)
-    said = [token for r in rounds for token in r.emitted]
-    steps = [step for loop in decoder.loops.values() for step in loop.steps.values()]
-    graphs = (getattr(step, "__self__", None) for step in steps)
-    return said, all(isinstance(graph, torch.cuda.CUDAGraph) for graph in graphs)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        decoder = DeviceDecoder(target, drafter)
+        rounds = decoder.speculate(PROMPT, Transform(), 0, K=K, max_new_tokens=TOKENS)
+        said = [token for r in rounds for token in r.emitted]
+    failed = (str(warning.message) for warning in warned)
+    return said, next((words for words in failed if "can't be recorded" in words), "")
 
 def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
     "The first place where two texts differ."
@@ -392,14 +401,14 @@ def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
 def spoken(language: "Next", V: int) -> SimpleNamespace: # in the place of a Llama
     "A language behind the interface that the device's loop uses; its logits are probabilities."
     import torch
-    from specdec.device_loop import static_positions
-    def compute(ids, where, cache, last=None):
+    from specdec.device import static_positions
+    def compute(ids, where, cache, last=None, layers=()):
         new = ids.float()[None, ..., None]
         keys = cache.append(0, new, new)[0][0, 0, :, 0]
         texts = [keys[row[:len(keys)] == 0].long().tolist() for row in where.mask]
         rows = [language(tuple(text[1:])).tolist() for text in texts[-last if last else 0:]]
         return torch.tensor([[float(w) for w in row] for row in rows])[None]
-    def forward(ids, cache, last=None):
+    def forward(ids, cache, last=None, layers=()):
         at = torch.arange(ids.shape[1])
         return compute(ids, static_positions(model, at, cache.capacity), cache, last)
     model = SimpleNamespace(
@@ -445,24 +454,30 @@ def law_errors(kind: str) -> dict[str, str]: # loop → distance from the target
     return {"host": str(host), "device": str(distance(law, target_law(p, K + 3)))}
 
 # %% ../nbs/use/10_doctor.ipynb #559adb41
+def loop_taken(target: "Llama", drafter: "Drafter") -> str: # "host" or "device"
+    "Which loop a pair of these decodes with."
+    from specdec.pairs import Pair
+    return Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=8).loop
+
+# %% ../nbs/use/10_doctor.ipynb #ee2a061b
 def compared(device: "torch.device", kind: str, target: "Llama", drafter: "Drafter",
              findings: Findings) -> dict:
     "One pair of loops on one device; what differs is a problem."
-    expected, (text, recorded) = host_text(target, drafter), device_text(target, drafter)
+    expected, (text, failure) = host_text(target, drafter), device_text(target, drafter)
     where, at = f"On {device}, with drafts by {kind},", parting(expected, text)
     if at is not None: findings.problems.append(
         f"{where} the device's loop writes another greedy text than the host's after {at} equal "
         "tokens: report this as a bug, with what specdec doctor --json prints.")
     cuda, errors = device.type == "cuda", None
-    if cuda and not recorded: findings.problems.append(
-        f"{where} the steps can't be recorded as CUDA graphs: decoding works, and is slower.")
+    if failure: findings.problems.append(f"{where} a recording failed. {failure}")
     if not cuda: errors = law_errors(kind)
     for loop, error in (errors or {}).items():
         if error != "0": findings.problems.append(
             f"{where} the law of the {loop}'s loop differs from the target's by {error}: report "
             "this as a bug, with what specdec doctor --json prints.")
     return {"device": str(device), "drafter": kind, "tokens": len(expected), "equal": at is None,
-            "recorded": recorded if cuda else None, "law_errors": errors}
+            "recorded": not failure if cuda else None, "law_errors": errors,
+            "taken": loop_taken(target, drafter)}
 
 def loops(findings: Findings) -> list[dict]:
     "The host's loop and the device's, compared on the CPU and on CUDA if it is there."
@@ -492,8 +507,11 @@ def expect(findings: Findings) -> None:
             "busy as now; speculative decoding may make more.")
     facts = findings.facts.get("processor")
     if facts and facts["packed"]["float32"]: findings.expect.append(
-        "On cpu with --dtype float32, plain and speculative decoding write the same greedy text, "
-        "token for token.")
+        "On cpu with --dtype float32 and -K up to 15, plain and speculative decoding write the "
+        "same greedy text, token for token.")
+    taken = {pair["device"]: pair["taken"] for pair in findings.facts.get("loops") or []}
+    for place, loop in taken.items():
+        findings.expect.append(f"On {place}, a pair decodes with the loop of the {loop}.")
 
 # %% ../nbs/use/10_doctor.ipynb #6a2a27fd
 QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, memory, devices, model,
@@ -534,7 +552,7 @@ def loop_line(facts: dict) -> str:
     equal = f"{facts['tokens']} equal tokens" if facts["equal"] else "the greedy texts differ"
     parts = [f"{facts['device']}, drafts by {facts['drafter']}: {equal}"]
     if facts["recorded"] is not None:
-        parts.append("recorded" if facts["recorded"] else "step by step")
+        parts.append("recorded" if facts["recorded"] else "not recorded")
     if facts["law_errors"]:
         parts.append("errors of the laws " + " and ".join(facts["law_errors"].values()))
     return ", ".join(parts)
@@ -605,9 +623,10 @@ KEYS |= {
     "model.folder": "where it lies", "model.bytes": "its size on the disk; null: not ready",
     "loops[].device": "where both loops ran", "loops[].drafter": "what drafted: lookup or model",
     "loops[].tokens": "length of the greedy text", "loops[].equal": "whether both wrote the same",
-    "loops[].recorded": "whether the steps are CUDA graphs; null: no CUDA",
+    "loops[].recorded": "whether rounds are CUDA graphs; null: no CUDA",
     "loops[].law_errors.host": "distance of the law from the target's, a fraction; only on a CPU",
     "loops[].law_errors.device": "the same, of the device's loop",
+    "loops[].taken": "which loop a pair decodes with there: host or device",
     "extras.playground": "whether what serves the playground is installed",
     "extras.browser": "a browser that the tests can drive; null: none",
 }

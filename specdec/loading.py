@@ -61,6 +61,13 @@ def read_config(folder: Path): # a transformers config, and whether our decoder 
     except Exception as error:  # a strict config class may raise anything
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
 
+def check_native(dtype: torch.dtype, config) -> None:
+    "Raise `ModelError` for four bits of a model that transformers computes."
+    if dtype != INT4: return
+    raise ModelError("int4 is for models that specdec computes itself (Llama, Mistral, Qwen2, "
+                     f"Qwen3, Phi-3), and this one, of the kind {config.model_type!r}, is computed "
+                     "by transformers: take bfloat16 or float32.")
+
 # %% ../nbs/engine/09_loading.ipynb #e70cdcb5
 def load_model(folder: Path, # config.json and safetensors
                device: torch.device, dtype: torch.dtype,
@@ -146,13 +153,6 @@ def native_counts(config) -> tuple[int, int, int]:
     try: check_sizes(config)
     except InputError as error: raise ModelError(f"The config can't be used: {error}") from error
     return weight_counts(config)
-
-def check_native(dtype: torch.dtype, config) -> None:
-    "Raise `ModelError` for four bits of a model that transformers computes."
-    if dtype != INT4: return
-    raise ModelError("int4 is for models that specdec computes itself (Llama, Mistral, Qwen2, "
-                     f"Qwen3, Phi-3), and this one, of the kind {config.model_type!r}, is computed "
-                     "by transformers: take bfloat16 or float32.")
 
 def wrapped_count(config, dtype: torch.dtype) -> int: # numbers
     "How many numbers a model of transformers has: it is built without them."

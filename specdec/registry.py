@@ -153,10 +153,10 @@ class PairSpec:
     # a trained drafter: one that comes with the package, a folder, or "org/name" of an EAGLE-3 head
     # on the hub
     drafter: str | None = None
-    # drafts are looked up in the text besides, and the more promising guess is taken: a hybrid
+    # drafts are looked up in the text; beside a trained drafter, the more promising guess is taken
     lookup: bool = False
-    # the draft is the target itself without these layers; without any of the four, drafts are
-    # looked up in the text
+    # the draft is the target itself without these layers; without any of the four, it is the best
+    # that the package has for that target
     skip: tuple[int, ...] = ()
     draft_dtype: str | None = None # of the draft model, where it isn't the target's
     K: int = 5                     # draft tokens per round to start from
@@ -168,8 +168,8 @@ class PairSpec:
         "What drafts, in words."
         if self.skip: return f"itself, {len(self.skip)} layers skipped"
         if self.draft == self.target: return f"itself in {self.draft_dtype}"
-        own = self.draft or self.drafter or "n-gram lookup"
-        return f"{own} and lookup" if self.lookup else own
+        if not (self.draft or self.drafter): return "n-gram lookup" if self.lookup else "the best"
+        return f"{self.draft or self.drafter}{' and lookup' if self.lookup else ''}"
 
     @property
     def translates(self) -> bool:
@@ -214,7 +214,8 @@ PAIRS = {
         "smollm2", drafter="smollm2-draft", tested=_MEASURED,
         note="the default model, and a small model trained for it"),
     "smollm2-ngram": PairSpec(
-        "smollm2", tested=_MEASURED, note="the default model, drafts looked up in the text"),
+        "smollm2", lookup=True, tested=_MEASURED,
+        note="the default model, drafts looked up in the text"),
     "smollm2-skip": PairSpec(
         "smollm2", skip=(3, 5, 9, 14, 25, 26), tested=_MEASURED,
         note="the default model drafting for itself with 24 of its 30 layers: to learn and test"

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from .sampling import likeliest
-from .core import Source, check, promises
+from .core import InputError, Source, check, promises
 
 # %% ../nbs/path/03_rejection.ipynb #907f4911
 @promises(lossless="greedy")
@@ -86,13 +86,12 @@ def _probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Tensor | in
     name = f"Draft token {i} (id {token})"
     check(0 <= token < size, f"{name} is outside the target's vocabulary of {size}.")
     probability = 1 if q is None else q[i][token]
-    check(
-        bool(probability > 0),
+    if probability > 0: return probability
+    raise InputError(
         f"{name} has probability {float(probability):g} in the q that was reported with it, so it "
         "was drawn from another distribution. Report the one it was drawn from, after temperature, "
-        "top-k and top-p; None for a sure guess.",
+        "top-k and top-p; None for a sure guess."
     )
-    return probability
 
 # %% ../nbs/path/03_rejection.ipynb #83cc5660
 def acceptance_probability(

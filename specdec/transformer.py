@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checkpoint import Checkpoint, read_linear, read_vocabulary
-from .core import ModelError, check
+from .core import check
 from .kvcache import KVCache
 from .layouts import ALIKE, Int4Linear, Linear, Plan
 from .layouts import attention_plan, grouped_attention, has_same_rows
@@ -181,13 +181,6 @@ def sliding_window(config) -> int | None: # positions, or None if every token se
     "The window of the layers that have one."
     return config.sliding_window if any(windowed_layers(config)) else None
 
-def check_window(window: int | None, length: int) -> None:
-    "Raise `ModelError` if so many positions leave the window."
-    if window and length > window:
-        raise ModelError(
-            f"This model attends to a sliding window of {window} positions, and {length} "
-            "are asked for: keep prompt and answer within the window."
-        )
 
 # %% ../nbs/engine/04_transformer.ipynb #2e2df540
 def weight_counts(config, layers: int | None = None, # None: as many as the config says

@@ -508,6 +508,17 @@ def test_somebody_who_declines_gets_exit_code_2(damaged, monkeypatch):
 
 # compare
 
+def table_of(text: str) -> list[list[str]]:
+    "The cells of a table's rows; what was folded into a second line is put together again."
+    lines = [line.strip("│ ").split("│") for line in text.splitlines() if line.startswith("│")]
+    rows = []
+    for cells in ([cell.strip() for cell in line] for line in lines):
+        cells += [""] * (3 - len(cells))
+        if cells[0] or not rows: rows.append(cells)
+        else: rows[-1] = [" ".join(filter(None, both)) for both in zip(rows[-1], cells)]
+    return rows
+
+
 def test_compare_in_float32(one_load):
     words = ["compare", "Repeat this: one two three one two three.", "--dtype", "float32", "--max-new-tokens", "12"]
     done = run(*words)
@@ -518,6 +529,8 @@ def test_compare_in_float32(one_load):
         word in second
         for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "greedy texts")
     )
+    rows = {row[0]: row[1:] for row in table_of(second)}
+    assert rows["device"] == ["cpu", "cpu"] and rows["loop"][0] in ("host", "device") and rows["drafter"][1]
     found = json.loads(run(*words, "--json").stdout)
     plain, speculative = (
         core.GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative")
@@ -528,6 +541,8 @@ def test_compare_in_float32(one_load):
         and (plain.method, speculative.method) == ("plain", "speculative")
     )
     assert found["speedup"] == speculative.tokens_per_second / plain.tokens_per_second
+    assert [rows["loop"], rows["device"]] == [[plain.loop, speculative.loop], [plain.device, speculative.device]]
+    assert rows["drafter"] == ["", speculative.drafter] and plain.drafter is None
     difference = found["difference"]
     assert found["greedy_texts_identical"] or difference["gap"] < 1e-4, difference
 

@@ -129,8 +129,9 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
         "pair: {target: a, draft: b, drafter: c}\n", 'pair = {target="a", draft="b", drafter="c"}\n',
         "line {}: .*give one", 1, 1,
     ),
-    "lookup beside nothing": (
-        "pair: {target: a, lookup: true}\n", 'pair = {target="a", lookup=true}\n', "to stand by", 1, 1,
+    "lookup beside a model": (
+        "pair: {target: a, draft: b, lookup: true}\n", 'pair = {target="a", draft="b", lookup=true}\n',
+        "beside a trained drafter", 1, 1,
     ),
     "the dtype of nothing": (
         "pair: {target: a, draft_dtype: int4}\n", 'pair = {target="a", draft_dtype="int4"}\n', "needs a draft", 1, 1,

@@ -39,9 +39,11 @@ from specdec.core import (
     is_promised,
     number,
     promises,
+    reset_peak_memory,
     result_from_json,
     whole,
 )
+from specdec.speedup import draft_cost, speedup_of_rounds
 
 # --- errors
 
@@ -253,6 +255,27 @@ def test_peak_memory_counts_in_megabytes():
     grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 90 < float(grown.stdout) < 130
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux sets the peak back")
+def test_the_peak_of_memory_is_set_back():
+    code = (
+        "import numpy; from specdec.core import peak_memory_mb as peak, reset_peak_memory; before = peak()\n"
+        "block = numpy.ones(100_000_000, numpy.uint8); del block; print(reset_peak_memory(), peak() - before)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    done, grown = said.split()
+    assert done == "True" and float(grown) < 20
+
+def test_where_the_peak_cannot_be_set_back_it_says_so(monkeypatch):
+    def nothing(*args, **kwargs): raise OSError
+    monkeypatch.setattr("builtins.open", nothing)
+    assert reset_peak_memory() is False
+
+def test_the_peak_of_cuda_is_the_allocators(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
+    assert reset_peak_memory("cuda:1") and asked == [torch.device("cuda:1")]
+
+
 def test_core_imports_where_the_system_has_no_resource_module():
     code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.core import peak_memory_mb\n"
             "def nothing(*args, **kwargs): raise OSError\n"
@@ -301,9 +324,10 @@ def example(**changes) -> GenerationResult:
     return replace(
         GenerationResult(
             prompt_ids=[20, 21], generated_ids=[1, 2, 3], text="a<b>\nc", finish_reason="length", method="speculative",
-            rounds=[Round([2, 5], 1, [2, 3])], per_token_latencies=[0.05, 0.01, 0.02], time_to_first_token=0.05,
-            total_time=0.08, prefill_time_ms=49.0, draft_time_total_ms=2.5, verify_time_total_ms=20.0,
-            sampling_time_total_ms=1.0, peak_memory_mb=812.5, settings={"K": 2, "stop": ["x"]},
+            rounds=[Round([2, 5], 1, [2, 3])], per_token_latencies=[0.05, 0.01, 0.02],
+            round_latencies=[0.05, 0.03], time_to_first_token=0.05, total_time=0.08, prefill_time_ms=49.0,
+            draft_time_total_ms=2.5, verify_time_total_ms=20.0, sampling_time_total_ms=1.0, peak_memory_mb=812.5,
+            settings={"K": 2, "stop": ["x"]},
             token_text={1: "a", 2: "<b>", 3: "\nc", 5: "\n\n"},
         ),
         **changes,
@@ -317,7 +341,40 @@ def test_derived_figures_are_complete():
     assert [r.latency_p50, r.latency_p95, r.latency_p99] == pytest.approx(expected)
     assert "\n" not in r.summary() and "acceptance rate 0.50" in r.summary() and "length" in r.summary()
     plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])])
-    assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and plain.tokens_per_step == 1
+    assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and "round" not in plain.summary()
+    assert plain.acceptance_rate is plain.alpha is plain.tokens_per_step is None
+
+def test_percentiles_are_per_token_and_per_round():
+    r = example(per_token_latencies=[.05, .01, .01, .03], round_latencies=[.05, .02, .03])
+    assert [r.latency_p50, r.round_latency_p50] == pytest.approx([.02, .03])
+    assert [r.round_latency_p95, r.round_latency_p99] == pytest.approx(np.percentile([.05, .02, .03], [95, 99]))
+    assert "p50/p95/p99 20/47/49 ms per token" in r.summary()
+    assert example(round_latencies=[]).round_latency_p99 == 0
+
+def test_the_summary_says_rounds_and_memory_where_they_are_known():
+    assert "2.00 tokens per round in 1 rounds" in example().summary() and "peak 812 MB" in example().summary()
+    assert "peak" not in example(peak_memory_mb=None).summary() and "\n" not in example().summary()
+    assert GenerationResult.from_json(example(peak_memory_mb=None).to_json()).peak_memory_mb is None
+
+def test_the_speed_up_is_that_of_the_formula():
+    "τ / (v + K c), by the functions of the notebook on speed-up; each phase counts, and the first token's forward not."
+    rounds = [Round([1, 2, 3], 1, [1, 9]), Round([4], 1, [4, 5]), Round([], 0, [6])]
+    r = example(
+        generated_ids=[0, 1, 9, 4, 5, 6], rounds=rounds, round_latencies=[.5, .04, .03, .02], draft_time_total_ms=12.0,
+        verify_time_total_ms=70.0, sampling_time_total_ms=5.0, prefill_time_ms=500.0,
+    )
+    assert r.plain_step == .02
+    c, v = draft_cost([r], .02), .075 / 3 / .02
+    assert r.speedup_estimate() == pytest.approx(speedup_of_rounds(rounds, c, [v] * 4))
+    assert r.speedup_estimate(.04) == pytest.approx(2 * r.speedup_estimate())
+
+def test_a_speed_up_that_nobody_can_know_is_none():
+    drafted = example()
+    assert drafted.plain_step is None and drafted.speedup_estimate() is None
+    assert drafted.speedup_estimate(.02) == pytest.approx(2 * .02 / .0235)
+    assert example(rounds=[], round_latencies=[.05]).speedup_estimate(.02) is None
+    plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])], round_latencies=[.05, .02, .04])
+    assert plain.plain_step == pytest.approx(.03) and plain.speedup_estimate(.02) is None
 
 LABELS = {True: "", False: "lossy ", None: "perhaps lossy "}
 
@@ -402,7 +459,8 @@ def rounds(draw):
 
 results = st.builds(
     GenerationResult, ids, ids, st.text(st.characters()), st.text(), st.sampled_from(["speculative", "plain"]),
-    st.lists(rounds(), max_size=4), st.lists(finite, max_size=8), *[finite] * 7,
+    st.lists(rounds(), max_size=4), st.lists(finite, max_size=8), st.lists(finite, max_size=5), *[finite] * 6,
+    st.none() | finite, drafter=st.none() | st.text(), loop=st.text(), device=st.text(),
     settings=st.dictionaries(st.text(), anything, max_size=4),
     token_text=st.dictionaries(st.integers(0, 2**31), st.text(st.characters()), max_size=6),  # lone surrogates too
 )
@@ -452,7 +510,11 @@ WRONG = {
     ],
     "per_token_latencies": ["0.1", [None], [math.nan], [math.inf], 0.1],
     "total_time": ["1", None, True, math.nan, math.inf, -math.inf],
-    "peak_memory_mb": [[], math.nan],
+    "round_latencies": [None, [True], ["0.1"], [math.inf]],
+    "peak_memory_mb": [[], math.nan, "812"],
+    "drafter": [3, ["head"]],
+    "loop": [None, 1],
+    "device": [None, 0],
     "settings": [[], "K", None, {"temperature": math.nan}],
     "token_text": [[], {"x": "a"}, {"1": 2}, None],
 }
@@ -465,7 +527,7 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())
     for name in data:
-        if name not in ("settings", "is_lossless"):  # they have a default
+        if name not in ("settings", "is_lossless", "drafter", "loop", "device"):  # they have a default
             with pytest.raises(InputError): result_from_json(json.dumps({k: v for k, v in data.items() if k != name}))
     with pytest.raises(InputError, match="surprise"): result_from_json(json.dumps({**data, "surprise": 1}))
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +12,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from specdec import device_loop, doctor, layouts, models, profiling, speculative
+from helpers_cuda import FakeCuda
+from specdec import (
+    checkpoint,
+    device,
+    device_drafters,
+    device_loop,
+    doctor,
+    layouts,
+    models,
+    pairs,
+    profiling,
+    speculative,
+)
 from specdec.cli import ExitCode, app
 from specdec.core import ModelError
 from specdec.doctor import Findings, ask, examine, report_text
@@ -166,6 +179,19 @@ def test_too_little_memory(quick, monkeypatch):
     assert is_ill("300 MB of memory are free")["memory"]["free_bytes"] == 300_000_000
 
 
+@pytest.mark.parametrize("free, ill", [(500_000_000, True), (80_000_000_000, False)], ids=["nearly full", "empty"])
+def test_too_little_memory_on_a_gpu(monkeypatch, free, ill):
+    "With a device that is described, and not there."
+    def facts(device): return {"device": str(device), "dtype": "bfloat16", "free_bytes": free}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "device_facts", facts)
+    found = Findings()
+    ask(found, doctor.devices)
+    assert [device["device"] for device in found.facts["devices"]] == ["cuda:0", "cpu"] and not found.warnings
+    assert ["500 MB of memory are free on cuda:0" in problem for problem in found.problems] == [True] * ill
+
+
 def test_a_system_that_does_not_say_what_is_free(quick, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory", lambda: None)
     assert run().exit_code == ExitCode.DONE
@@ -281,11 +307,11 @@ def test_right_products_pass(dtype): assert doctor.packed_error(dtype) == ""
 # Loops that differ
 
 def test_a_device_loop_with_another_text(quick, monkeypatch):
-    right = device_loop.match_on_device
-    def generous(logits, tokens):
-        accepted, following = right(logits, tokens)
+    right = device_drafters.match_on_device
+    def generous(logits, tokens, *count):
+        accepted, following = right(logits, tokens, *count)
         return (accepted + 1).clamp(max=len(tokens)), following
-    monkeypatch.setattr(device_loop, "match_on_device", generous)
+    monkeypatch.setattr(device_drafters, "match_on_device", generous)
     found = is_ill("writes another greedy text than the host's after")
     assert [pair["equal"] for pair in found["loops"]] == [False, False]
 
@@ -308,7 +334,7 @@ def test_a_loop_that_fails_is_a_line_and_the_rest_is_told(quick, monkeypatch):
 
 
 def test_a_device_loop_with_another_law(monkeypatch):
-    monkeypatch.setattr(device_loop, "device_residual", lambda p, q: p)
+    monkeypatch.setattr(device, "device_residual", lambda p, q: p)
     for kind in ("lookup", "model"):
         errors = doctor.law_errors(kind)
         assert errors["host"] == "0" != errors["device"]
@@ -322,20 +348,34 @@ def test_a_host_loop_with_another_law(monkeypatch):
 
 
 @pytest.mark.parametrize("loop", ["host", "device"])
+def test_which_loop_is_taken_is_what_a_result_says(quick, monkeypatch, loop):
+    generate = pairs.Pair.generate
+    monkeypatch.setattr(pairs.Pair, "generate", lambda *given, **more: replace(generate(*given, **more), loop=loop))
+    found = json.loads(run("--json").stdout)
+    assert {pair["taken"] for pair in found["loops"]} == {loop}
+    assert f"On cpu, a pair decodes with the loop of the {loop}." in found["expect"]
+
+
+@pytest.mark.parametrize("loop", ["host", "device"])
 def test_another_law_is_a_problem(quick, monkeypatch, loop):
     monkeypatch.setattr(doctor, "law_errors", lambda kind: {"host": "0", "device": "0"} | {loop: "1/8"})
     found = is_ill(f"the law of the {loop}'s loop differs from the target's by 1/8")
     assert len(found["problems"]) == 2 and found["loops"][0]["law_errors"][loop] == "1/8"
 
 
-def test_steps_that_cannot_be_recorded_are_a_problem():
-    "On a device that calls itself CUDA and computes on the CPU."
-    cpu, findings = torch.device("cpu"), Findings()
-    target = doctor.tiny_model(cpu)
-    pair = doctor.compared(torch.device("cuda"), "lookup", target, doctor.tiny_drafters(target)["lookup"], findings)
-    assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, False, None)
-    (problem,) = findings.problems
-    assert "can't be recorded as CUDA graphs" in problem
+@pytest.mark.parametrize("fails", [None, "CUDA error: the driver is too old"], ids=["recorded", "refused"])
+@pytest.mark.parametrize("kind", ["lookup", "model"])
+def test_recordings_are_tried(monkeypatch, kind, fails):
+    "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
+    monkeypatch.setattr(checkpoint, "has_same_rows", lambda *given: False)  # on a GPU weights lie as they are
+    findings, target = Findings(), doctor.tiny_model(torch.device("cpu"))
+    drafter = doctor.tiny_drafters(target)[kind]
+    FakeCuda().install(monkeypatch).fails = fails
+    pair = doctor.compared(torch.device("cuda"), kind, target, drafter, findings)
+    assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, not fails, None)
+    said = [fails in problem and "can't be recorded" in problem for problem in findings.problems]
+    assert said == [True] * bool(fails)
+    assert ("not recorded" in doctor.loop_line(pair)) is bool(fails)
 
 
 @pytest.mark.cuda

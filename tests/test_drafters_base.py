@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
+from specdec.bench.trial import Clocked
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, ask, decide
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, ask, decide
+from specdec.drafters.colder import ColderDrafter
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
@@ -23,6 +25,28 @@ class Answering(NoDrafter):
     "A drafter that proposes what it is told to."
     def __init__(self, draft): self.draft = draft
     def propose(self, K, transform, source): return self.draft
+
+
+class Told(NoDrafter):
+    "Remembers what it is told and asked."
+    layers = (3, 1)
+    def __init__(self): self.heard = []
+    def prefill(self, *text): self.heard.append(text)
+    def commit(self, *news): self.heard.append(news)
+    def propose(self, *asked):
+        self.heard.append(asked)
+        return Draft([4])
+
+
+@pytest.mark.parametrize("kind", [WrapperDrafter, ColderDrafter, Clocked])
+def test_a_drafter_around_a_drafter_passes_everything_on(kind):
+    told, direct = Told(), Told()
+    around, features, source = kind(told), torch.ones(1, 8), TorchSource(0)
+    for drafter in (around, direct):
+        drafter.prefill([1, 2], features, 20, {7})
+        assert drafter.propose(3, Transform(), source) == Draft([4])  # nothing gets colder than greedy
+        drafter.commit([4, 5], features)
+    assert told.heard == direct.heard and around.layers == told.layers
 
 
 # What the loop takes from a drafter

@@ -70,14 +70,6 @@ def test_only_the_draft_gets_colder(tiny):
     assert greedy[0] == greedy[1]
 
 
-def test_it_passes_everything_on():
-    class Told(NoDrafter):
-        def prefill(self, *text): self.text = text
-    drafter = ColderDrafter(Told())
-    drafter.prefill([1, 2], None, 20, {7})
-    assert drafter.drafter.text == ([1, 2], None, 20, {7})
-
-
 def test_colder_than_the_largest_number():
     assert ColderDrafter(NoDrafter()).colder(Transform(10**400)).temperature > 1e299
 

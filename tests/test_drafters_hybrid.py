@@ -72,9 +72,11 @@ class Scripted:
 
 def test_the_best_bargain_is_the_first_of_equals():
     offers = [np.array([1.5, 1.5]), np.array([1.5])]
-    assert most_for_its_cost(offers, [0.1, 0.1]) == (0, 1) and most_for_its_cost(offers, [0.2, 0.1]) == (1, 1)
-    assert most_for_its_cost(offers, [0.5, 0.5]) == (0, 0)  # as good as a plain step, which comes first
-    assert most_for_its_cost([np.array([]), np.array([])], [0, 0]) == (0, 0)
+    def prices(*each): return [1 + cost * np.arange(1, 1 + len(offer)) for cost, offer in zip(each, offers)]
+    assert most_for_its_cost(offers, prices(0.1, 0.1)) == (0, 1)
+    assert most_for_its_cost(offers, prices(0.2, 0.1)) == (1, 1)
+    assert most_for_its_cost(offers, prices(0.5, 0.5)) == (0, 0)  # as good as a plain step, which comes first
+    assert most_for_its_cost([np.array([]), np.array([])], [np.array([]), np.array([])]) == (0, 0)
 
 
 def test_who_is_informed():
@@ -93,7 +95,7 @@ def test_the_plan_is_the_best_rate():
     "Against every choice, by the formula."
     first, second = Scripted(evidence=["x", "y", "z"]), Scripted()
     priors, c, verify = ({"x": 0.9, "y": 0.2, "z": 0.9}, 0.7), (0.01, 0.3), 0.05
-    hybrid = HybridDrafter(first, second, c, verify, priors)
+    hybrid = HybridDrafter(first, second, c=c, verify=verify, priors=priors)
     hybrid.prefill([1], None, 10)
     rates = {(0, 0): 1.0}
     for n, tokens in enumerate((1.9, 1.9 + .18, 1.9 + .18 + .162), 1): rates[0, n] = tokens / (1 + n * .06)
@@ -117,11 +119,14 @@ def test_both_members_hear_everything_and_the_proposer_learns():
     assert hybrid.propose(2, None, None).tokens == [7, 8]
     hybrid.commit([7, 3], None)
     assert hybrid.estimates[0].counts == {"x": (1.0, 2.0)} and hybrid.estimates[1].counts == {}
-    hybrid.commit([4], None)  # a round without a draft
-    assert hybrid.estimates[0].counts["x"] == pytest.approx((0.98, 1.96))  # what it knows grows old
+    hybrid.commit([4], None)  # a round without a draft tells nothing, and makes nothing forgotten
+    assert hybrid.estimates[0].counts == {"x": (1.0, 2.0)}
+    hybrid.propose(1, None, None)
+    hybrid.commit([7, 4], None)
+    assert hybrid.estimates[0].counts["x"] == pytest.approx((1.98, 2.96))  # what it knows grows old
     for member in (first, second):
         assert [e[:2] for e in member.log if e[0] != "propose"] == [
-            ("prefill", [1, 2]), ("commit", [7, 3]), ("commit", [4]),
+            ("prefill", [1, 2]), ("commit", [7, 3]), ("commit", [4]), ("commit", [7, 4]),
         ]
     for _ in range(20):
         drafted = hybrid.propose(2, None, None).tokens
@@ -225,7 +230,7 @@ def test_the_hybrid_is_not_slower_than_its_better_half():
             rounds = replay(drafter, text[:1], text[1:], 4)
             return sum(len(r.emitted) for r in rounds) / sum(1 + len(r.drafted) * .025 + cost(r) for r in rounds)
         alone = [speed(make(i), lambda r, i=i: len(r.drafted) * c[i]) for i in (0, 1)]
-        hybrid, spent = HybridDrafter(make(0), make(1), c, .025, (0.5, 0.5)), []
+        hybrid, spent = HybridDrafter(make(0), make(1), c=c, verify=.025, priors=(0.5, 0.5)), []
         real = hybrid.propose
         def propose(K, transform, source):
             draft = real(K, transform, source)

@@ -14,10 +14,11 @@ LAYERS = {  # layer → its modules, in order
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules"],
-    "loop": ["drafters.base", "requests", "speculative", "device_loop"],
+    "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.translation",
+        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
+        "device_drafters", "device_loop",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
     "measures": ["speedup", "profiling"],

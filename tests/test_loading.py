@@ -202,6 +202,15 @@ def test_memory_is_told_before_loading(tied, dtype, use, tmp_path):
     assert light.memory_footprint_mb < model.memory_footprint_mb and light.param_count < model.param_count
 
 
+def test_four_bits_on_a_gpu_keep_a_plain_table_besides(monkeypatch):
+    "Rows in a file are the CPU's: a GPU has the way in in bfloat16, tied or not."
+    monkeypatch.setattr(loading, "pick_dtype", lambda dtype, device: torch.bfloat16)
+    for embedding in (0, 24 * 16):
+        counts = 800, embedding, 10
+        taken = loading.weight_bytes(LlamaConfig(**SHAPE), counts, torch.device("cuda"), INT4, "target")
+        assert taken == 500 + 2 * (24 * 16 + 10)
+
+
 def test_a_model_says_how_large_it_is(tmp_path):
     model = load("smollm2", "cpu", "float32")
     line = "<Llama smollm2: 134.5 M parameters in float32 on cpu, 538 MB; 49,152 tokens, context 8,192>"

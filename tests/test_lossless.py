@@ -66,21 +66,29 @@ def test_plain_and_model_drafter_say_the_same(float32_models, tokenizer):
     assert_same_text(exact, prompt, skipping, plain)
 
 
+@pytest.fixture(scope="module")
+def plain_text(float32_models, tokenizer):
+    "What plain decoding says to one prompt in 48 tokens, and its logits."
+    return told(float32_models[0], encode(tokenizer, prompts()[1].messages), NoDrafter(), 1)
+
+
+def told(model, prompt, drafter, K):
+    "What is said in 48 tokens, and the logits after each."
+    noted = Noted(model)
+    rounds = speculate(noted, drafter, prompt, Transform(), TorchSource(0), K=K, max_new_tokens=48)
+    return [token for r in rounds for token in r.emitted], noted.kept(len(prompt) - 1, 48)
+
+
 @pytest.mark.parametrize("K", [1, 4, 15])
-def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, tokenizer, K):
+def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, plain_text, tokenizer, K):
     """No tie is excused where a row of logits doesn't depend on how many are read: greedy texts, and the logits
     themselves."""
     exact, _ = float32_models
     prompt = encode(tokenizer, prompts()[1].messages)
     if not rows_stay_the_same(exact): pytest.skip("no oneDNN here whose rows stay the same")
-    texts, rows = [], []
-    for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)):
-        noted = Noted(exact)
-        rounds = speculate(noted, drafter, prompt, Transform(), TorchSource(0), K=K, max_new_tokens=48)
-        texts.append([token for r in rounds for token in r.emitted])
-        rows.append(noted.kept(len(prompt) - 1, 48))
-    assert texts[0] == texts[1] == texts[2]
-    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
+    for drafter in (NGramDrafter(), ModelDrafter(exact.skip(SKIP), exact.vocab_size)):
+        text, rows = told(exact, prompt, drafter, K)
+        assert text == plain_text[0] and torch.equal(rows, plain_text[1])
 
 
 def rows_stay_the_same(model):

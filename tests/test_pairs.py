@@ -1,11 +1,14 @@
 """`Pair.generate` from outside: every argument, every ending, every error, on tiny random models with the real
 tokenizer."""
 import copy
+import gc
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -13,12 +16,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import Failing, Untouchable, greedy, tiny
+from helpers import Failing, Untouchable, assert_same_text, greedy, tiny
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.core import GenerationResult, InputError, ModelError, NumericalError
-from specdec.drafters.base import ModelDrafter, NGramDrafter
+from specdec.core import GenerationResult, InputError, ModelError, NumericalError, fates
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
@@ -26,7 +29,7 @@ from specdec.drafters.lookup import SuffixDrafter
 from specdec.loading import load
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.models import prompts
-from specdec.pairs import METHODS, Answer, Pair, load_drafter, load_pair, shipped
+from specdec.pairs import METHODS, Answer, Pair, PairStats, load_drafter, load_pair, shipped
 from specdec.registry import get_pair
 from specdec.rejection import greedy_match, speculative_sampling
 
@@ -39,6 +42,9 @@ def consistent(result: GenerationResult) -> None:
     assert sum(len(r.emitted) for r in result.rounds) == max(len(result.generated_ids) - 1, 0)
     assert result.generated_ids[1:] == [token for r in result.rounds for token in r.emitted]
     assert len(result.per_token_latencies) == result.num_tokens
+    assert len(result.round_latencies) == len(result.rounds) + (result.num_tokens > 0)
+    assert sum(result.round_latencies) == pytest.approx(sum(result.per_token_latencies))
+    assert (result.drafter is None) == (result.method == "plain") and result.loop == "host" and result.device == "cpu"
     assert sum(result.per_token_latencies) <= result.total_time + 1e-6
     assert set(result.generated_ids) <= result.token_text.keys() or not result.token_text
     assert GenerationResult.from_json(result.to_json()) == result
@@ -304,7 +310,7 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(name):
     pair = Pair(talker(), talker(seed=1))
     result = pair.generate("Hello", **(PLAIN | {name: NUMBERS[name]}))
     assert result.generated_ids == pair.generate("Hello", **PLAIN).generated_ids and result.finish_reason == "length"
-    assert json.loads(result.to_json())["settings"] == PLAIN | dict(stop=[])
+    assert json.loads(result.to_json())["settings"] == PLAIN | dict(stop=[], ignore_eos=False)
     assert type(result.settings[name]) is type(PLAIN[name])
     consistent(result)
 
@@ -327,7 +333,199 @@ def test_settings_are_recorded():
     result = Pair(talker()).generate(
         "Hello", K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop="zzzz"
     )
-    assert result.settings == dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop=["zzzz"])
+    assert result.settings == dict(
+        K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop=["zzzz"], ignore_eos=False
+    )
+
+
+# Ends that are ignored
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ends_can_be_ignored(method):
+    target, prompt = copy.copy(talker()), [1, 2, 3]
+    said = greedy(target, prompt, 12)
+    target.eos_ids = frozenset(said)
+    for draft in (None, NGramDrafter(), talker()):
+        ended, whole = (
+            Pair(target, draft).generate(prompt, max_new_tokens=12, method=method, ignore_eos=ignored)
+            for ignored in (False, True)
+        )
+        assert (ended.finish_reason, ended.num_tokens) == ("eos", 1)
+        assert (whole.finish_reason, whole.generated_ids) == ("length", said)
+        assert whole.settings["ignore_eos"] is True
+        consistent(whole)
+    events = list(Pair(target).stream(prompt, max_new_tokens=12, ignore_eos=True))
+    assert events[-1].result.generated_ids == said
+
+
+# Events
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 1.0]), K=st.integers(1, 6), count=st.integers(1, 30),
+    kind=st.sampled_from(["n-gram", "itself", "skip", "plain"]), stop=st.sampled_from(["", "a", "e t", "zzzz"]),
+)
+def test_a_stream_tells_each_token_with_its_fate(seed, temperature, K, count, kind, stop):
+    target = talker()
+    pair = Pair(target, {"itself": target, "skip": target.skip([1]), "n-gram": NGramDrafter()}.get(kind))
+    method = "plain" if kind == "plain" else "speculative"
+    arguments = dict(K=K, temperature=temperature, max_new_tokens=count, seed=seed, method=method, stop=stop or ())
+    *events, end = pair.stream("Hello", **arguments)
+    result = end.result
+    assert result.generated_ids == pair.generate("Hello", **arguments).generated_ids
+    assert [(event.token, event.fate) for event in events] == list(fates(result))
+    assert "".join(event.text for event in (*events, end)) == result.text
+    assert end.token is end.fate is None and all(event.result is None for event in events)
+    assert not any(event.text for event in events if event.fate == "rejected")
+    consistent(result)
+
+
+def test_text_comes_with_the_token_that_made_it_certain():
+    ids = [*TOKENIZER("a 🦔 b")["input_ids"]]
+    class Reciting(NoDrafter):
+        def prefill(self, tokens, *others): self.at = len(tokens)
+        def propose(self, K, transform, source): return Draft(ids[1:1 + K])
+    def believe(p, q, tokens, source): return len(tokens), ids[0]
+    *events, end = Pair(talker(), Reciting()).stream([1], K=len(ids), max_new_tokens=len(ids) + 1, verify=believe)
+    said = [event.text for event in events]
+    assert "".join([*said, end.text]) == end.result.text and "🦔" in end.result.text
+    whole = next(i for i, piece in enumerate(said) if "🦔" in piece)
+    assert said[whole - 1] == "" and not any("\ufffd" in piece for piece in said)
+
+
+def test_a_stream_that_is_left_early_leaves_nothing_behind():
+    pair, threads = Pair(talker(), talker(seed=1)), threading.active_count()
+    whole = pair.generate("Hello", max_new_tokens=20)
+    for event in pair.stream("Hello", max_new_tokens=20):
+        if event.fate != "target": break
+    events = pair.stream("Hello", max_new_tokens=20)
+    next(events)
+    assert pairs.TURNS.users
+    with pytest.raises(InputError, match="close that one"): pair.generate("Hello")  # it would wait for itself
+    events.close()
+    assert not pairs.TURNS.users and threading.active_count() == threads and list(events) == []
+    again = within(20, lambda: pair.generate("Hello", max_new_tokens=20))
+    assert again.generated_ids == whole.generated_ids
+    unused = pair.stream("Hello")  # takes no turn until it is asked for the first event
+    assert within(20, lambda: pair.generate("Hello", max_new_tokens=5)).num_tokens == 5
+    unused.close()
+
+
+def test_the_listeners_time_is_not_counted():
+    "Nor that of one who listens to tokens; a callback is part of the run."
+    for event in Pair(talker()).stream("Hello", max_new_tokens=5): sleep(0.1)
+    assert event.result.total_time < 0.4 and max(event.result.round_latencies) < 0.1
+    slow = Pair(talker()).generate("Hello", max_new_tokens=5, stream=lambda piece: sleep(0.1))
+    assert slow.total_time > 0.1
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(K=0), "K, the number"), (dict(prompt=""), "empty"), (dict(stream=print), "not stream"),
+    (dict(max_tokens=3), "not max_tokens"), (dict(ignore_eos="no"), "ignore_eos must be True or False"),
+    (dict(raise_interrupt=None), "raise_interrupt must be True or False"),
+], ids=["K", "prompt", "a callback", "unknown", "ignore_eos", "raise_interrupt"])
+def test_a_wrong_stream_is_told_at_once(change, words):
+    target = Untouchable()
+    target.tokenizer = TOKENIZER
+    with pytest.raises(InputError, match=words): Pair(target).stream(**({"prompt": [1]} | change))
+
+
+def test_everything_after_the_prompt_is_named():
+    with pytest.raises(TypeError, match="positional"): Pair(Untouchable()).generate([1], 5)
+    with pytest.raises(TypeError, match="positional"): Pair(Untouchable()).stream([1], 5)
+
+
+# What drafts where nobody says
+
+def test_the_default_drafter_is_the_head_for_its_weights_only():
+    target = copy.copy(load("smollm2", "cpu", "float32"))
+    best = Pair(target).drafter
+    assert type(best) is HybridDrafter and [type(member) for member in best.members] == [SuffixDrafter, ColderDrafter]
+    assert type(best.members[1].drafter) is HeadDrafter
+    for digest in ("f" * 64, None):
+        target.digest = digest
+        assert [type(member) for member in Pair(target).drafter.members] == [SuffixDrafter, NoDrafter]
+    assert pairs.drafter_name(best) == "lookup + head" and pairs.drafter_name(Pair(target).drafter) == "lookup"
+
+
+def test_the_default_looks_up_where_that_pays_and_only_there():
+    loop = [7, 8, 9] * 200
+    def right(p, q, tokens, source): return len(tokens), 7 + len(tokens) % 3  # as the loop goes on
+    pair = Pair(talker(context=400))
+    pays = pair.generate(loop[:30], K=2, max_new_tokens=90, verify=right)
+    assert pays.drafter == "lookup" and pays.tokens_per_step > 2
+    nonsense = pair.generate("Hello", temperature=1.5, max_new_tokens=200, seed=0)
+    assert nonsense.drafter == "lookup" and sum(bool(r.drafted) for r in nonsense.rounds) < 10
+
+
+def test_the_result_says_what_drafted():
+    target = talker()
+    names = {
+        "n-gram lookup": NGramDrafter(), "nothing": NoDrafter(), "a model": target.skip([1]),
+        "lookup + a model": HybridDrafter(SuffixDrafter(), ColderDrafter(ModelDrafter(target, V))),
+    }
+    for name, draft in names.items():
+        pair = Pair(target, draft)
+        assert pair.generate("Hello", max_new_tokens=3).drafter == name
+        assert pair.generate("Hello", max_new_tokens=3, method="plain").drafter is None
+
+
+# Running totals
+
+def test_totals_are_the_sums_of_the_results():
+    pair = Pair(talker(), talker().skip([1]))
+    assert pair.stats == PairStats() and pair.stats.acceptance_rate == pair.stats.tokens_per_step == 0
+    assert pair.stats.speedup_estimate() is None and pair.stats.tokens_per_second == 0
+    drafted = [pair.generate("Hello", K=3, max_new_tokens=n) for n in (9, 14)]
+    plain = pair.generate("Hello", max_new_tokens=6, method="plain")
+    stats = pair.stats
+    rounds = [r for result in drafted for r in result.rounds]
+    assert (stats.texts, stats.tokens, stats.rounds) == (3, 29, len(rounds))
+    assert stats.drafted == sum(r.num_drafted for r in drafted) and stats.accepted == sum(r.accepted for r in rounds)
+    rejected = sum(r.accepted < len(r.drafted) for r in rounds)
+    assert stats.alpha == pytest.approx(stats.accepted / (stats.accepted + rejected)) and rejected > 0
+    assert stats.tokens_per_step == pytest.approx(21 / len(rounds))
+    assert stats.seconds == pytest.approx(sum(r.total_time for r in (*drafted, plain)))
+    assert stats.plain_steps == 5 + sum(not r.drafted for r in rounds)
+    spent = sum(r.draft_time_total_ms + r.verify_time_total_ms + r.sampling_time_total_ms for r in drafted) / 1000
+    step = stats.plain_seconds / stats.plain_steps
+    assert stats.speedup_estimate() == pytest.approx(21 * step / spent)
+    pair.reset_stats()
+    assert pair.stats == PairStats() and stats.texts == 3
+
+
+def test_totals_count_what_was_interrupted_and_not_what_was_left():
+    pair = Pair(talker())
+    def impatient(piece): raise KeyboardInterrupt
+    pair.generate("Hello", stream=impatient)
+    for event in pair.stream("Hello"): break
+    assert pair.stats.texts == 1
+
+
+def test_totals_of_threads_add_up():
+    pair = Pair(talker())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: pair.generate("Hello", max_new_tokens=3, method="plain"), range(24)))
+    assert (pair.stats.texts, pair.stats.tokens, pair.stats.plain_steps) == (24, 72, 48)
+
+
+# Memory
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux sets the peak back")
+def test_memory_is_that_of_the_run():
+    gc.collect()
+    def eats(piece): assert np.ones(400_000_000, np.uint8).all()
+    def peak(stream): return Pair(talker()).generate("Hello", max_new_tokens=2, stream=stream).peak_memory_mb
+    peak(None)
+    before, risen, again = (peak(stream) for stream in (None, eats, None))
+    assert risen > before + 200 and again < risen - 200
+
+
+def test_memory_that_cannot_be_told_is_none(monkeypatch):
+    monkeypatch.setattr(pairs, "reset_peak_memory", lambda device: False)
+    result = Pair(talker()).generate("Hello", max_new_tokens=2)
+    assert result.peak_memory_mb is None and "peak" not in result.summary()
+    consistent(result)
 
 
 # Other verify rules
@@ -470,6 +668,24 @@ def test_interrupt_in_a_forward(at):
         consistent(result)
 
 
+@pytest.mark.parametrize("at", [0, 4, 9])
+def test_an_interrupt_is_raised_for_who_asks(at):
+    class Interrupted(Failing):
+        def forward(self, ids, cache, **options):
+            if cache.length >= self.at: raise KeyboardInterrupt
+            return self.model.forward(ids, cache, **options)
+    pair = Pair(Interrupted(talker(), at), talker())
+    with pytest.raises(KeyboardInterrupt): pair.generate([1, 2, 3], max_new_tokens=30, raise_interrupt=True)
+    with pytest.raises(KeyboardInterrupt): list(pair.stream([1, 2, 3], max_new_tokens=30, raise_interrupt=True))
+    def impatient(piece): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        Pair(talker(), pair.drafter).generate("Hello", stream=impatient, raise_interrupt=True)
+    assert not pairs.TURNS.users and pair.stats.texts == 0
+    *events, end = pair.stream([1, 2, 3], max_new_tokens=30)
+    assert end.result.finish_reason == "interrupted" and len(events) >= end.result.num_tokens
+    assert "".join(event.text for event in (*events, end)) == end.result.text
+
+
 def test_interrupt_in_the_prompt_leaves_an_empty_result():
     class Interrupted(Failing):
         def forward(self, ids, cache, **options): raise KeyboardInterrupt
@@ -575,9 +791,7 @@ def test_drafters_of_any_kind_and_their_errors():
         def commit(self, tokens, features): pass
         def propose(self, K, transform, source): raise ZeroDivisionError("mine")
     with pytest.raises(ZeroDivisionError, match="mine"): Pair(talker(), Mine()).generate([1])
-    assert isinstance(Pair(talker()).drafter, NGramDrafter) and isinstance(
-        Pair(talker(), talker()).drafter, ModelDrafter
-    )
+    assert isinstance(Pair(talker(), talker()).drafter, ModelDrafter)
 
 
 # Trained drafters
@@ -647,7 +861,7 @@ def test_a_pair_with_another_drafter():
             (SuffixDrafter,), (ColderDrafter, kind),
         ]
     # plain decoding needs no draft
-    assert type(load_pair("smollm2", "cpu", "float32", method="plain").drafter) is NGramDrafter
+    assert type(load_pair("smollm2", "cpu", "float32", method="plain").drafter) is NoDrafter
 
 
 @pytest.mark.parametrize("method, use", [("speculative", "target"), ("plain", "plain")])
@@ -699,3 +913,14 @@ def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, t
     monkeypatch.setattr(pairs, "load", fail)
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="no trained drafter"): load_pair("smollm2", drafter=folder)
+
+
+@pytest.mark.parametrize("name", ["smollm2-ngram", "smollm2-head"])
+def test_a_pair_in_four_bits(name):
+    "int4 is a dtype like the others: of the target, and where a draft is computed from it, of that."
+    pair = load_pair(name, "cpu", "int4")
+    assert pair.target.int4 and pair.target.precision == "int4"
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
+    assert result.num_tokens == plain.num_tokens == 12
+    assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # in bfloat16

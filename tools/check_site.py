@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from difflib import unified_diff
+from functools import cache
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -134,18 +135,22 @@ def stale_problems(
     problems += [f"docs/{name} is no longer part of the site, run make docs" for name in sorted(ours - fresh)]
     for name in sorted(ours & fresh):
         if name in old:
+            if old[name] is new[name]: continue  # one text, parsed once
             problems += text_problem(name, visible_lines(old[name]), visible_lines(new[name]))
         elif not name.startswith("site_libs/") and (committed / name).read_bytes() != (built / name).read_bytes():
             problems.append(f"docs/{name} is stale, run make docs")
     return problems
 
 
+@cache
+def parsed(page: str) -> BeautifulSoup:
+    "The tree of a page. Equal pages have one, for parsing takes long."
+    return BeautifulSoup(page, "html.parser")
+
+
 def read_pages(site: Path) -> dict[str, BeautifulSoup]:
     "The pages of a site, parsed."
-    return {
-        p.relative_to(site).as_posix(): BeautifulSoup(p.read_text(encoding="utf-8"), "html.parser")
-        for p in sorted(site.rglob("*.html"))
-    }
+    return {p.relative_to(site).as_posix(): parsed(p.read_text(encoding="utf-8")) for p in sorted(site.rglob("*.html"))}
 
 
 def check() -> list[str]:

@@ -23,9 +23,17 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.core import ModelError
-from specdec.device_loop import DeviceDecoder, as_llama, compile_layers, count_waits
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.device import as_llama
+from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
+from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.heads import Head, head_config
+from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.published import load_head
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
+from specdec.pairs import shipped
 from specdec.profiling import floor_seconds, memory_bandwidth
 from specdec.sampling import Transform
 
@@ -111,6 +119,18 @@ class Subject:
         self.ours = as_llama(self.reference)
         self.nbytes = sum(w.nbytes for w in self.reference.parameters())
         self.skipping = self.ours.skip(range(1, len(self.ours.layers), 3))  # a draft that shares its weights
+        if name == "default" and not options.tiny: self.head = load_head(shipped("smollm2-head"), self.ours)
+        else:  # random: for its time and its waits
+            torch.manual_seed(0)
+            tokens = torch.arange(min(8192, self.ours.vocab_size // 2))
+            self.head = Head(head_config(self.ours, len(tokens)), tokens).to(self.device, self.dtype)
+
+    def drafters(self) -> dict[str, tuple[Drafter, int]]:
+        "One of each kind, with its K."
+        model = ModelDrafter(self.skipping, self.ours.vocab_size)
+        def head() -> Drafter: return ColderDrafter(HeadDrafter(self.head, self.ours))
+        return {"plain": (NoDrafter(), 1), "n-gram": (NGramDrafter(), 8), "suffix": (SuffixDrafter(), 8),
+                "model": (model, 4), "head": (head(), 5), "hybrid": (HybridDrafter(SuffixDrafter(), head()), 5)}
 
     def synchronize(self) -> None:
         if self.device.type == "cuda": torch.cuda.synchronize()
@@ -186,9 +206,9 @@ class Subject:
 
     def speculative(self) -> dict:
         "Speculative decoding against plain, greedy and at temperature 1."
-        methods, model = {}, ModelDrafter(self.skipping, self.ours.vocab_size)
+        methods: dict[str, Callable[[], dict]] = {}
         for temperature in (0.0, 1.0):
-            for name, drafter, K in [("plain", NoDrafter(), 1), ("n-gram", NGramDrafter(), 8), ("model", model, 4)]:
+            for name, (drafter, K) in self.drafters().items():
                 decoder = DeviceDecoder(self.ours, drafter)
                 def method(decoder=decoder, transform=Transform(temperature), K=K):
                     return self.decode(decoder, transform, K)
@@ -198,8 +218,7 @@ class Subject:
     def waits(self) -> dict:
         "How often the host waits in a round, by the profiler."
         found, n = {}, 4 if self.options.tiny else 20
-        model = ModelDrafter(self.skipping, self.ours.vocab_size)
-        for name, drafter in [("plain", NoDrafter()), ("n-gram", NGramDrafter()), ("model", model)]:
+        for name, (drafter, _) in self.drafters().items():
             rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, Transform(1.0), 0, 4, 8 * n)
             next(rounds)
             next(rounds)

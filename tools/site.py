@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 from base64 import b64decode, b64encode
+from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.metadata import entry_points
@@ -31,7 +32,7 @@ from nbdev import processors
 from nbdev.config import get_config
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
-from smalldocs import config, layout, notebook
+from smalldocs import config, highlight, layout, notebook
 from smalldocs.site import Site
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +92,7 @@ def cell_options(code: str) -> tuple[dict, str]:
 
 
 notebook.cell_options = cell_options
+highlight.css_class = cache(highlight.css_class)  # asked for each of 300,000 pieces of code, and there are few kinds
 
 
 def signature(function, eval_str: bool = False, **options) -> inspect.Signature:

@@ -30,7 +30,7 @@ from ..drafters.int4 import quantised
 from ..drafters.lookup import SuffixDrafter
 from ..models import Prompt, local_path, prompts
 from ..loading import load
-from ..pairs import Pair, load_drafter, shipped
+from ..pairs import Pair, chosen_loop, load_drafter, shipped
 from ..registry import PAIRS
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from ..protocol import CausalLM
@@ -153,19 +153,22 @@ def counts(rounds: Sequence[Round]) -> dict[str, float]:
 def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float) -> Peer:
     """Our decoding with that drafter, with end-of-sequence ignored; the details hold all that α, τ
     and c need."""
-    clocked = Clocked(drafter)
-    pair = Pair(target, clocked)
-    pair.eos_ids = frozenset()
+    on_host, clocked = chosen_loop(None, target, drafter, None) == "host", Clocked(drafter)
+    pair = Pair(target, clocked if on_host else drafter)  # the device's loop takes ours only
     method = "plain" if isinstance(drafter, NoDrafter) else "speculative"
     def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
         clocked.times.clear()
         result = pair.generate(
-            ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method
+            ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method,
+            ignore_eos=True,
         )
         if result.finish_reason == "interrupted": raise KeyboardInterrupt
+        drafting = result.draft_time_total_ms / 1000
+        mean_step = drafting / max(1, sum(len(r.drafted) for r in result.rounds))
         return result.generated_ids, {
             "verify_seconds": result.verify_time_total_ms / 1000,
-            "step_seconds": clocked.step_seconds, **counts(result.rounds),
+            "step_seconds": clocked.step_seconds if on_host else mean_step,
+            **counts(result.rounds),
         }
     return run
 

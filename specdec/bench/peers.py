@@ -30,6 +30,7 @@ from specdec.bench.runner import (
     paired_ratios, prompt_ids, quartiles, reason, summarise, timed,
 )
 from ..core import ModelError, interrupts_kept
+from ..drafters.base import NGramDrafter
 from specdec.models import (
     find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts,
 )
@@ -78,9 +79,8 @@ class PeersConfig:
 def specdec_peer(pair: Pair, method: str, K: int) -> Peer: # method: "plain" or "speculative"
     """Our greedy decoding, with end-of-sequence ignored; tells the time inside the model's
     forwards, and the time of everything after the first token, in seconds."""
-    pair.eos_ids = frozenset()
-    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
-        result = pair.generate(ids, K=K, max_new_tokens=n, method=method)
+    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float | None]]:
+        result = pair.generate(ids, K=K, max_new_tokens=n, method=method, ignore_eos=True)
         # it keeps what there is; a benchmark has to stop
         if result.finish_reason == "interrupted": raise KeyboardInterrupt
         return result.generated_ids, {
@@ -290,13 +290,13 @@ def probe_memory(
     for name in modules:
         with suppress(Exception): import_module(name)  # a few can only be imported by others
     before, _ = resident_bytes()
-    pair = Pair(load(model, device, dtype))
-    pair.eos_ids = frozenset()
+    pair = Pair(load(model, device, dtype), NGramDrafter())
+    _, loading = resident_bytes()  # a run sets the peak back
     ids = max((prompt_ids(pair.tokenizer, prompt) for prompt in prompts()), key=len)
-    pair.generate(ids, max_new_tokens=max_new_tokens)
-    _, peak = resident_bytes()
+    pair.generate(ids, max_new_tokens=max_new_tokens, ignore_eos=True)
+    _, generating = resident_bytes()
     figures = {
-        "after_imports": before, "peak": peak,
+        "after_imports": before, "peak": max(loading, generating),
         "weights": weight_bytes(find_model(model), pair.target.dtype),
         "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype),
     }

@@ -7,38 +7,27 @@ __all__ = ['Trial', 'trial']
 
 # %% ../../nbs/drafters/11_compared.ipynb #4ce13258
 import time
-from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from ..sampling import Transform
 from ..core import PhaseTimer, Round, Source, TorchSource
-from ..drafters.base import Draft, Drafter
+from ..drafters.base import Draft, Drafter, WrapperDrafter
 from ..speculative import speculate
 from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/11_compared.ipynb #350c5ab3
-class Clocked:
+class Clocked(WrapperDrafter):
     "A drafter that notes how long each of its proposals took."
     def __init__(self, drafter: Drafter):
-        self.drafter, self.layers = drafter, drafter.layers
+        super().__init__(drafter)
         self.times: list[tuple[int, float]] = []  # of each proposal: tokens, seconds
-
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text."
-        self.drafter.prefill(tokens, features, limit, eos_ids)
-
-    def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The text grew."
-        self.drafter.commit(tokens, features)
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "The drafter's own guesses; the time is noted."
         start = time.perf_counter()
-        draft = self.drafter.propose(K, transform, source)
+        draft = super().propose(K, transform, source)
         self.times.append((len(draft.tokens), time.perf_counter() - start))
         return draft
 

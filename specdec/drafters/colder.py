@@ -6,20 +6,17 @@
 __all__ = ['ColderDrafter']
 
 # %% ../../nbs/drafters/09_colder.ipynb #028a8800
-from collections.abc import Set
 from dataclasses import replace
-
-from torch import Tensor
 
 from ..sampling import Transform
 from ..core import Source, check, number
-from .base import Draft, Drafter
+from .base import Draft, Drafter, WrapperDrafter
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
 DRAFT_TEMPERATURE = 0.85  # of a `ColderDrafter`, in parts of the target's
 
 # %% ../../nbs/drafters/09_colder.ipynb #a7ace732
-class ColderDrafter:
+class ColderDrafter(WrapperDrafter):
     """A drafter that draws at a lower temperature than the target. A q that was trained to be right
     on average is too flat to be accepted most often: α = Σ min(p, q) (Leviathan et al. 2023,
     theorem 3.5) is largest nearer to the median. Nothing changes for greedy text."""
@@ -27,16 +24,8 @@ class ColderDrafter:
                  factor: float = DRAFT_TEMPERATURE): # above 0, in parts of the target's temperature
         check(0 < number(factor) < float("inf"),
               f"The draft's temperature is a positive part of the target's, not {factor!r}.")
-        self.drafter, self.layers, self.factor = drafter, drafter.layers, number(factor)
-
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text."
-        self.drafter.prefill(tokens, features, limit, eos_ids)
-
-    def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The text grew."
-        self.drafter.commit(tokens, features)
+        super().__init__(drafter)
+        self.factor = number(factor)
 
     def colder(self, transform: Transform) -> Transform:
         "What the draft's logits are drawn with."
@@ -45,4 +34,4 @@ class ColderDrafter:
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "The drafter's own guesses, and the q that they were drawn from: the colder one."
-        return self.drafter.propose(K, self.colder(transform), source)
+        return super().propose(K, self.colder(transform), source)

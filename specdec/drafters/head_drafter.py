@@ -81,19 +81,19 @@ class _PositionTable:
     "Where new tokens stand: what `positions` says; for a single token out of a table."
     def __init__(self, head: Head):
         decoder, weight = head.config.decoder, head.fc.weight
-        self.frequencies, self.scale = head.frequencies.to(weight.device), head.rope_scale
+        self.frequencies, self.rope_scale = head.frequencies.to(weight.device), head.rope_scale
         self.groups = decoder.num_attention_heads // decoder.num_key_value_heads
-        self.dtype = weight.dtype
+        self.dtype, self.window = weight.dtype, None
         self.table = self.angles(256)
 
     def angles(self, length: int) -> Positions:
         "Cosines and sines of the first positions."
-        return positions(self.frequencies, self.scale, 0, length, 1, self.dtype)
+        return positions(self.frequencies, self.rope_scale, 0, length, 1, self.dtype)
 
     def __call__(self, start: int, T: int) -> Positions: # T new positions from `start` on
         "The table grows where it is too short."
         if T > 1:
-            return positions(self.frequencies, self.scale, start, T, self.groups, self.dtype)
+            return positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
         if start >= len(self.table.cos): self.table = self.angles(2 * start)
         cos, sin = self.table.cos[start:start + 1], self.table.sin[start:start + 1]
         return Positions(cos, sin, None, 1 if self.dtype == torch.float32 else self.groups)
@@ -121,6 +121,24 @@ class FastHead:
         if self.dtype != torch.float16: return x
         return x.clamp(-65504, 65504)  # a text's first feature is so large that products overflow
 
+    def read(
+        self,
+        ids: Tensor,  # the next tokens, [T]
+        x: Tensor,  # fused features, or the step before's state, [1, T, hidden]
+        where: Positions,  # of the T tokens
+        cache: KVCache,
+    ) -> Tensor:  # [1, T, hidden]
+        "What the layers make of T tokens."
+        embeds = self.embed(ids[None]).to(self.dtype)
+        for i, layer in enumerate(self.layers): x = layer(embeds, x, where, cache, i)
+        return x
+
+    def say(self, x: Tensor, # of one token, [1, 1, hidden]
+           ) -> tuple[Tensor, Tensor]:  # logits [draft_vocab_size], state [1, 1, hidden]
+        "What follows it, and what the next step starts from."
+        normed = rms_norm(x, self.norm, self.eps)
+        return self.lm_head(normed)[0, 0], normed if self.config.norm_output else x
+
     def step(
         self,
         tokens: list[int],  # the next tokens, [T]
@@ -129,11 +147,8 @@ class FastHead:
     ) -> tuple[Tensor, Tensor]:  # logits after the last [draft_vocab_size], state [1, 1, hidden]
         "Read T positions, and say what follows the last."
         where = self.where(cache.length, len(tokens))
-        embeds = self.embed(torch.tensor([tokens], device=self.device)).to(self.dtype)
-        for i, layer in enumerate(self.layers): x = layer(embeds, x, where, cache, i)
-        x = x[:, -1:]
-        normed = rms_norm(x, self.norm, self.eps)
-        return self.lm_head(normed)[0, 0], normed if self.config.norm_output else x
+        ids = torch.tensor(tokens, device=self.device)
+        return self.say(self.read(ids, x, where, cache)[:, -1:])
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #d015b0dc
 class _HeadReader:
@@ -189,6 +204,7 @@ class HeadDrafter(_HeadReader):
     """Drafts with a head: reads the target's features of every accepted token, and its own states
     beyond. Follows the `Drafter` protocol. Raises `ModelError` if the head was made for another
     target, `InputError` if it is on another device."""
+    name = "head"
     def __init__(self, head: Head, target: CausalLM,
                  # a draft ends once all its tokens together are less likely
                  stop_below: float = 0.0):

@@ -80,7 +80,7 @@ class SuffixDrafter:
     """Proposes what followed the newest earlier occurrence of the longest ending that has one, of
     any length; the longer the match, the more tokens (Oliaro et al. 2024, section 4). Time and
     memory are linear in the text."""
-    layers = ()
+    layers, name = (), "lookup"
     def __init__(self, per_match: float = 2.0): # tokens proposed for each that matches; above 0
         check(number(per_match) > 0,
               "per_match, the tokens proposed for each one that matches, must be a number above 0, "

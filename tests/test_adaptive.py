@@ -1,0 +1,483 @@
+"""How many guesses next: golden traces, what is learned under censoring, against hindsight, and the law of it all."""
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+import specdec
+from helpers_drafters import packable_llama
+from specdec.core import InputError, TorchSource, exact_law
+from specdec.drafters.adaptive import (
+    MOST,
+    AdaptiveDrafter,
+    AdaptiveLookahead,
+    ConfidentDrafter,
+    HeuristicLookahead,
+    PayingLookahead,
+    adaptive,
+    play,
+)
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
+from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter, replay
+from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error, one_round, sampled
+from specdec.rejection import speculative_sampling
+from specdec.sampling import Transform
+from specdec.speculative import speculate
+from specdec.speedup import best_K
+
+
+@pytest.fixture(scope="module")
+def tiny(): return packable_llama()
+
+# the moving average
+
+
+def test_all_accepted_climbs_to_the_top():
+    controller, seen = AdaptiveLookahead(), []
+    for _ in range(45):
+        controller.observe_step(controller.lookahead, controller.lookahead)
+        seen.append(controller.lookahead)
+    expected = [5] * 4 + [n for n in range(6, 12) for _ in range(5)] + [12] * 11
+    assert seen == expected  # it moves at observations 5, 10, …, 35 and nowhere else
+    assert (controller.observations, controller.updates) == (45, 9)
+
+
+def test_none_accepted_falls_to_the_bottom():
+    controller, seen = AdaptiveLookahead(), []
+    for _ in range(12):
+        controller.observe_step(controller.lookahead, 0)
+        seen.append(controller.lookahead)
+    assert seen == [5] * 4 + [2] * 8 and controller.mean_accepted == 0 and controller.updates == 2
+
+
+def test_the_mean_and_its_rounding():
+    controller = AdaptiveLookahead(initial=3, min=1, max=9, alpha=0.25, cooldown_steps=0)
+    assert (controller.lookahead, controller.mean_accepted, controller.observations) == (3, 0, 0)
+    controller.observe_step(3, 2)
+    assert controller.mean_accepted == 2 and controller.lookahead == 3  # the first one counts in full
+    controller.observe_step(3, 7)  # no more than was proposed
+    assert controller.mean_accepted == 2.25 and controller.lookahead == 3
+    controller.observe_step(4, 4)
+    controller.observe_step(4, 3)
+    assert controller.mean_accepted == pytest.approx(2.765625) and controller.lookahead == 4
+    controller.observe_step(0, 0)  # a round without a draft counts as none accepted
+    assert controller.mean_accepted == pytest.approx(2.07421875) and controller.observations == 5
+    half = AdaptiveLookahead(alpha=1, cooldown_steps=0)
+    half.mean_accepted, half.observations, half.alpha = 2.5, 1, 0
+    half.observe_step(5, 5)
+    assert half.lookahead == 4  # 3.5 is rounded up
+    half.reset()
+    assert (half.lookahead, half.mean_accepted, half.observations, half.updates, half.cooldown) == (5, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [
+    dict(min=0), dict(min=3, max=2, initial=3), dict(initial=1), dict(initial=13), dict(alpha=-0.1), dict(alpha=1.1),
+    dict(alpha=float("nan")), dict(alpha=True), dict(cooldown_steps=-1), dict(initial=5.0), dict(max="12"),
+], ids=lambda wrong: " ".join(f"{k}={v}" for k, v in wrong.items()))
+def test_what_the_moving_average_refuses(wrong):
+    with pytest.raises(InputError): AdaptiveLookahead(**wrong)
+
+
+@pytest.mark.parametrize("make", [AdaptiveLookahead, PayingLookahead], ids=["moving average", "what pays"])
+def test_observations_are_whole_numbers(make):
+    for wrong in ((-1, 0), (2, -1), (2.0, 1), (2, None)):
+        with pytest.raises(InputError): make().observe_step(*wrong)
+
+
+def test_limits_hold_and_the_ends_of_alpha_work():
+    AdaptiveLookahead(initial=1, min=1, max=1, alpha=0)
+    frozen = AdaptiveLookahead(alpha=0, cooldown_steps=0)
+    frozen.observe_step(5, 3)
+    for _ in range(9): frozen.observe_step(5, 5)
+    assert frozen.mean_accepted == 3 and frozen.lookahead == 4
+
+
+def test_it_drafts_too_little():
+    "The figures of its known weakness; and what would be best."
+    for alpha, K, tenth, fiftieth in ((0.7, 2.24, 4, 8), (0.8, 2.85, 6, 11), (0.9, 4.21, 10, 19)):
+        controller, total = AdaptiveLookahead(), 0
+        reached = np.random.default_rng(0).geometric(1 - alpha, 30_000) - 1
+        for reach in reached.tolist():
+            total += controller.lookahead
+            controller.observe_step(controller.lookahead, min(reach, controller.lookahead))
+        assert total / len(reached) == pytest.approx(K, abs=0.08)
+        assert (best_K(alpha, 0.1), best_K(alpha, 0.02)) == (tenth, fiftieth)
+
+
+def test_the_heuristic():
+    controller, seen = HeuristicLookahead(), []
+    for proposed, accepted in ((5, 5), (7, 6), (6, 0), (5, 5), (0, 0)):
+        controller.observe_step(proposed, accepted)
+        seen.append(controller.lookahead)
+    assert seen == [7, 6, 5, 7, 7]
+    for _ in range(20): controller.observe_step(3, 0)
+    assert controller.lookahead == 1
+    controller.reset()
+    assert controller.lookahead == 5
+    with pytest.raises(InputError): HeuristicLookahead(0)
+
+# what pays
+
+
+def drawn(alphas, seed=0):
+    "How many guesses in a row are right at each place of a text."
+    found, run = [], 0
+    for right in (np.random.default_rng(seed).random(len(alphas)) < alphas)[::-1]:
+        run = run + 1 if right else 0
+        found.append(run)
+    return found[::-1]
+
+
+class Fixed:
+    def __init__(self, K): self.lookahead = K
+    def observe_step(self, proposed, accepted): pass
+
+
+def speed(rounds, c, verify=0.02):
+    return sum(a + 1 for _, a in rounds) / sum(1 + n * (c + verify) for n, _ in rounds)
+
+
+def test_play_is_what_the_loop_would_do():
+    "Against `replay`, which needs a drafter and a text."
+    text = [1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 9, 9, 9, 9, 9]
+    seen = []
+    class Recorder(NGramDrafter):
+        def propose(self, K, transform, source):
+            guesses = super().propose(16, transform, source).tokens
+            rest = text[len(self.tokens):]
+            differ = (i for i, (a, b) in enumerate(zip(guesses, rest)) if a != b)
+            seen.append(next(differ, min(len(guesses), len(rest))))
+            return Draft([])
+    replay(Recorder(), [1], text[1:], 16)
+    seen += [0] * (len(text) - 2 - len(seen))
+    for K in (1, 2, 5):
+        real = [(len(r.drafted), r.accepted) for r in replay(NGramDrafter(), [1], text[1:], K)]
+        played = play(Fixed(K), seen)
+        assert [a for _, a in real] == [a for _, a in played]
+
+
+@pytest.mark.parametrize("c, alpha", [(0.02, 0.9), (0.1, 0.5), (0.1, 0.8), (0.4, 0.5), (0.4, 0.9)])
+def test_what_pays_is_within_three_per_cent_of_hindsight(c, alpha):
+    texts = [drawn(np.full(1500, alpha), seed) for seed in range(3)]
+    def over(make): return speed([r for text in texts for r in play(make(), text)], c)
+    best = max(over(lambda: Fixed(K)) for K in range(17))
+    assert over(lambda: PayingLookahead(c, 0.02)) > 0.97 * best
+
+
+@pytest.mark.parametrize("c", [0, 0.05, 0.3, 0.9])
+def test_hopeless_drafts_cost_three_per_cent_at_most(c):
+    rounds = play(PayingLookahead(c, 0.02), [0] * 600)
+    assert speed(rounds, c) > 0.97
+    spent = sum(n for n, _ in rounds[300:]) * (c + 0.02) / 300
+    assert 0 < spent < (2 * PROBE if c else 0.021)  # it still looks, and cheaply (a lookup's guess is always worth it)
+
+
+@pytest.mark.parametrize("c", [0.1, 0.3])
+def test_a_text_that_changes_half_way(c):
+    "Better than any fixed K of hindsight, in both directions."
+    for alphas in ((0.1, 0.9), (0.9, 0.1)):
+        texts = [drawn(np.repeat(alphas, 300), seed) for seed in range(3)]
+        def over(make): return speed([r for text in texts for r in play(make(), text)], c)
+        fixed = max(over(lambda: Fixed(K)) for K in range(17))
+        assert over(lambda: PayingLookahead(c, 0.02)) > 1.04 * fixed
+        assert over(lambda: PayingLookahead(c, 0.02)) > over(AdaptiveLookahead)
+
+
+def test_a_success_while_resting_is_followed_up_at_once():
+    controller = PayingLookahead(0.1, 0.02)
+    lengths = [n for n, _ in play(controller, [0] * 400)]
+    waits = np.diff(np.flatnonzero(lengths[-100:]))
+    assert 4 <= waits.min() and waits.max() <= 12  # what a guess is thought to lose is saved up
+    while not controller.lookahead: controller.observe_step(0, 0)
+    assert controller.lookahead == 1
+    controller.observe_step(1, 1)
+    assert controller.lookahead == 1  # at once, though it doesn't seem to pay yet
+    controller.observe_step(1, 0)
+    assert controller.lookahead == 0
+
+
+def test_a_draft_that_seems_too_dear_gets_its_chance():
+    "c is above the prior: without looking it would never be found out that all guesses are right."
+    rounds = play(PayingLookahead(0.6, 0.02), [40] * 1000)
+    assert sum(n for n, _ in rounds[-100:]) > 100
+
+
+def test_measured_costs_are_data():
+    steep = PayingLookahead(0.0, [1.0, 1.01, 3.0, 3.0, 3.0])
+    for _ in range(30): steep.observe_step(5, 5)
+    assert steep.lookahead == 2  # the third costs two steps
+    flat = PayingLookahead(0.0, np.array([1.0, 1.0, 1.0, 1.0]))
+    for _ in range(30): flat.observe_step(4, 4)
+    assert flat.lookahead == 4   # nobody has measured a fifth
+    assert PayingLookahead(most=3, c=0, verify=0, prior=1).lookahead == 3
+
+
+@pytest.mark.parametrize("wrong", [
+    dict(c=-1), dict(c=None), dict(verify=-1), dict(verify=[]), dict(verify=[1, 0]), dict(verify="ab"), dict(most=0),
+    dict(prior=2), dict(prior=None),
+], ids=lambda wrong: " ".join(f"{k}={v}" for k, v in wrong.items()))
+def test_what_paying_refuses(wrong):
+    with pytest.raises(InputError): PayingLookahead(**wrong)
+
+
+def test_guesses_beyond_a_rejection_say_nothing():
+    controller = PayingLookahead()
+    controller.observe_step(5, 2)
+    assert controller.estimates[0].counts == {0: (1, 1), 1: (1, 1), 2: (0, 1)}
+    controller.reset()
+    assert controller.estimates[0].counts == {} and controller.rested == 0
+
+# around a drafter
+
+
+class Scripted:
+    layers = (3,)
+    def __init__(self): self.log = []
+    def prefill(self, *news): self.log.append(("prefill", *news))
+    def commit(self, *news): self.log.append(("commit", *news))
+    def propose(self, K, transform, source):
+        self.log.append(("propose", K))
+        return Draft([7, 8, 9][:K])
+
+
+class Heard:
+    lookahead = 2
+    def __init__(self): self.heard = []
+    def observe_step(self, *seen): self.heard.append(seen)
+    def reset(self): self.heard.append("reset")
+
+
+def test_the_controller_is_asked_and_told():
+    inner, controller = Scripted(), Heard()
+    drafter = AdaptiveDrafter(inner, controller)
+    assert drafter.layers == (3,)
+    drafter.prefill([1], "features", 9, frozenset({4}))
+    assert inner.log == [("prefill", [1], "features", 9, frozenset({4}))] and controller.heard == ["reset"]
+    assert drafter.propose(5, None, None).tokens == [7, 8]
+    drafter.commit([7, 5], "more")
+    assert drafter.propose(1, None, None).tokens == [7]  # the loop's limit holds as well
+    drafter.commit([7, 5], None)
+    drafter.commit([5], None)                            # it was not asked
+    controller.lookahead = 0
+    assert drafter.propose(5, None, None) == Draft([])
+    drafter.commit([5], None)
+    controller.lookahead = 3
+    drafter.propose(5, None, None)
+    drafter.commit([7], None)                            # the text ended inside: nobody looked at 8 and 9
+    assert controller.heard[1:] == [(2, 1), (1, 1), (0, 0), (0, 0), (1, 1)]
+    assert [entry[1] for entry in inner.log if entry[0] == "propose"] == [2, 1, 3]
+    drafter.controller = HeuristicLookahead(1)           # replaced while in use
+    assert len(drafter.propose(5, None, None).tokens) == 1
+
+
+def test_what_was_learned_is_carried_over_if_asked():
+    for carried in (False, True):
+        drafter, hybrid = AdaptiveDrafter(Scripted(), Heard(), carried), HybridDrafter(Scripted(), carried=carried)
+        for one in (drafter, hybrid):
+            one.prefill([1], None, 9)
+            one.propose(3, None, None)
+            one.commit([5], None)
+            one.prefill([1], None, 9)
+        assert drafter.controller.heard.count("reset") == (0 if carried else 2)
+        assert bool(hybrid.estimates[0].counts) == carried
+
+
+def test_one_rule_for_one_drafter():
+    "A hybrid of one and a controller make the same choice by the same chooser."
+    hybrid, controller = HybridDrafter(Scripted(), c=(0.1,), verify=0.02), PayingLookahead(0.1, 0.02, most=3)
+    hybrid.prefill([1], None, 9)
+    assert isinstance(hybrid, Chooser) and isinstance(controller, Chooser)
+    for accepted in (2, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0):
+        assert len(hybrid.plan(3)[1]) == controller.lookahead
+        n = controller.lookahead
+        hybrid.propose(3, None, None)
+        hybrid.commit([*[7, 8, 9][:min(n, accepted)], 5], None)
+        controller.learn(0, range(n), min(n, accepted), min(n, accepted + 1))
+
+
+def test_what_adaptive_makes_of_each():
+    hybrid = HybridDrafter(SuffixDrafter(), Scripted())
+    assert adaptive(hybrid) is hybrid
+    lookup = adaptive(SuffixDrafter())
+    assert type(lookup) is HybridDrafter and lookup.c == (0.0,) and lookup.priors == (SUFFIX_PRIOR,)
+    for drafter, cost in ((NGramDrafter(), 0.0), (Scripted(), 0.07)):
+        found = adaptive(drafter)
+        assert type(found) is AdaptiveDrafter and found.drafter is drafter and found.controller.c == (cost,)
+        assert adaptive(found) is found
+    assert found.controller.most == MOST
+
+
+def test_it_is_at_the_front_door():
+    assert specdec.AdaptiveLookahead is AdaptiveLookahead and specdec.AdaptiveDrafter is AdaptiveDrafter
+
+
+def test_a_target_drafting_for_itself_is_drafted_for_ever_longer(tiny):
+    own = AdaptiveDrafter(ModelDrafter(tiny, 96), PayingLookahead())
+    rounds = list(speculate(tiny, own, [1, 2, 3], Transform(1.0), TorchSource(0), MOST, 200))[1:]
+    assert all(r.accepted == len(r.drafted) for r in rounds)
+    assert len(rounds[0].drafted) < 8 and max(len(r.drafted) for r in rounds) == MOST
+
+
+def test_same_seed_same_tokens(tiny):
+    drafter = AdaptiveDrafter(ModelDrafter(tiny.skip([2]), 96), PayingLookahead())
+    def text(): return list(speculate(tiny, drafter, [1, 2, 1], Transform(0.7), TorchSource(3), 8, 40))
+    assert text() == text()  # also when the same drafter has seen another text
+
+# ended by its own distribution
+
+
+class Shaped:
+    "A model whose rows are given: by how much has been read."
+    vocab_size, context_length = 4, 99
+    def __init__(self, rows): self.rows, self.read = rows, 0
+    def new_cache(self, capacity): return type("Cache", (), dict(length=0, capacity=capacity, rollback=lambda *_: 0))()
+    def forward(self, ids, cache, last=1):
+        row = self.rows[self.read]
+        self.read += 1
+        return torch.tensor(row).log()[None, None]
+
+
+def test_a_flat_row_is_not_drawn_from():
+    sharp, flat = [0.85, 0.05, 0.05, 0.05], [0.25, 0.25, 0.25, 0.25]
+    for rows, temperature, expected in (
+        ([sharp, flat, sharp], 1.0, 1), ([flat], 1.0, 0), ([sharp] * 9, 1.0, 4), ([sharp, flat, sharp], 0.0, 1),
+    ):
+        model = Shaped(rows)
+        drafter = ConfidentDrafter(model, 4, stop_below=0.5)
+        drafter.prefill([1], None, 50)
+        draft = drafter.propose(9, Transform(temperature), TorchSource(0))
+        assert len(draft.tokens) == expected == (0 if draft.q is None else len(draft.q))
+        assert model.read == expected + 1  # one more was looked at, and the draft ends there
+
+
+def test_it_ends_with_the_text_and_with_K():
+    sharp = [0.97, 0.01, 0.01, 0.01]
+    drafter = ConfidentDrafter(Shaped([sharp] * 9), 4)
+    drafter.prefill([1], None, 50, frozenset({0}))
+    assert drafter.propose(9, Transform(), TorchSource(0)).tokens == [0]
+    drafter.prefill([1], None, 50)
+    assert drafter.propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
+    for wrong in (1, -0.1, None, "0.5"):
+        with pytest.raises(InputError, match="stop_below"): ConfidentDrafter(Shaped([]), 4, wrong)
+
+# the executed proof
+
+
+def variants(q, width, V):
+    def model(): return ModelDrafter(ExactModel(q, width), V)
+    def moving(): return AdaptiveLookahead(2, 1, 3, 0.5, cooldown_steps=0)
+    return {
+        "heuristic": lambda: AdaptiveDrafter(model(), HeuristicLookahead(1)),
+        "moving average": lambda: AdaptiveDrafter(model(), moving()),
+        "what pays": lambda: AdaptiveDrafter(model(), PayingLookahead(c=0.2, prior=0.7)),
+        "a hybrid of one": lambda: HybridDrafter(model(), c=(0.2,), priors=(0.7,)),
+        "a hybrid of three": lambda: HybridDrafter(
+            SuffixDrafter(), model(), NGramDrafter(1), c=(0.0, 0.1, 0.0), priors=(0.4, 0.6, 0.5)
+        ),
+        "a lookup": lambda: adaptive(SuffixDrafter()),
+        "its own distribution": lambda: ConfidentDrafter(ExactModel(q, width), V, 0.5),
+    }
+
+
+@pytest.mark.parametrize("name", variants(None, 2, 2).keys())
+@pytest.mark.parametrize("K, V", [(1, 3), (2, 2), (3, 2)])
+def test_the_law_stays_the_targets(K, V, name):
+    for case, p, q in language_pairs(V, f"adaptive {K}", most=max(2, 5 - K), halves=True):
+        width = V - 1 if case == "smaller draft vocabulary" else V
+        assert loop_error(speculate, variants(q, width, V)[name], p, K, V, case).error == 0, case
+    if (K, V) == (2, 2):
+        for end in range(V):
+            make = variants(q, V, V)[name]
+            assert loop_error(speculate, make, p, K, V, case, eos_ids=frozenset({end})).error == 0
+
+
+@pytest.mark.parametrize("name", ["heuristic", "moving average", "what pays", "its own distribution"])
+def test_in_the_proof_the_lengths_differ(name):
+    "Else it would prove less than it says."
+    lengths = set()
+    p, q = Language(2, "p", halves=True), Language(2, "q", halves=True)
+    def make():
+        drafter = variants(q, 2, 2)[name]()
+        class Seen(type(drafter)):
+            def propose(self, *asked):
+                draft = super().propose(*asked)
+                lengths.add(len(draft.tokens))
+                return draft
+        drafter.__class__ = Seen
+        return drafter
+    assert loop_error(speculate, make, p, 3, 2, "").error == 0
+    assert len(lengths) > 1
+
+
+def test_the_token_thrown_away():
+    "p = q = (.6, .3, .1) becomes (.84, .12, .04); kept, it stays what it is."
+    row = np.array([Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)], dtype=object)
+    def agreed(text): return row
+    def ends(keep):
+        def draft(q, K, source):
+            tokens, rows = sampled(q, K, source)
+            n = next((i + keep for i, t in enumerate(tokens) if rows[i][t] < Fraction(1, 2)), len(tokens))
+            return tokens[:n], rows[:n] if n else None
+        return lambda source: one_round(speculative_sampling, agreed, agreed, 1, source, draft)[0]
+    assert exact_law(ends(0)) == {0: Fraction(84, 100), 1: Fraction(12, 100), 2: Fraction(4, 100)}
+    assert exact_law(ends(1)) == dict(enumerate(row))
+
+
+class PeeksAtItsToken(ConfidentDrafter):
+    "Wrong: the token is drawn first, and thrown away where it is an unlikely one."
+    def propose(self, K, transform, source):
+        draft = ModelDrafter.propose(self, K, transform, source)
+        sure = [float(row[token]) >= self.stop_below for token, row in zip(draft.tokens, draft.q)]
+        n = sure.index(False) if False in sure else len(sure)
+        return Draft(draft.tokens[:n], draft.q[:n] if n else None)
+
+
+class PeeksAtTheOutcome(AdaptiveDrafter):
+    "Wrong: a draft whose last token came out as 0 is not proposed."
+    def propose(self, K, transform, source):
+        draft = super().propose(K, transform, source)
+        if draft.tokens[-1:] == [0]: draft, self.drafted = Draft([]), []
+        return draft
+
+
+@pytest.mark.parametrize("make", [
+    lambda q: PeeksAtItsToken(ExactModel(q, 3), 3, 0.5),
+    lambda q: PeeksAtTheOutcome(ModelDrafter(ExactModel(q, 3), 3), HeuristicLookahead(1)),
+], ids=["the token thrown away", "the draft thrown away"])
+def test_wrong_ways_are_caught(make):
+    errors = []
+    for seed in range(3):
+        p, q = Language(3, f"p{seed}", halves=True), Language(3, f"q{seed}", halves=True)
+        errors.append(loop_error(speculate, lambda: make(q), p, 1, 3, "").error)
+    assert max(errors) > 0
+
+# by name: `Pair.generate(K="adaptive")`
+
+
+def test_a_pair_that_adapts(tiny):
+    pair = specdec.Pair(tiny, tiny)
+    result = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120)
+    assert result.settings["K"] == "adaptive" and result.is_lossless
+    assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
+    lengths = [len(r.drafted) for r in result.rounds]
+    assert lengths[0] < 8 and max(lengths) == MOST
+    assert pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120).rounds == result.rounds  # nothing is carried over
+    plain = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=9, method="plain")
+    assert plain.num_drafted == 0
+    assert specdec.GenerationResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("wrong", ["adaptve", "5", 0, 2.5, None])
+def test_a_round_length_that_is_neither(tiny, wrong):
+    with pytest.raises(InputError, match="K"): specdec.Pair(tiny, tiny).generate([1, 2, 3], K=wrong)
+
+
+def test_the_word_on_the_command_line():
+    import typer
+
+    from specdec.cli import round_length
+    assert round_length("adaptive") == "adaptive" and round_length("7") == 7 and round_length(5) == 5
+    for wrong in ("0", "-1", "2.5", "many", ""):
+        with pytest.raises(typer.BadParameter, match="adaptive"): round_length(wrong)
