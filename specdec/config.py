@@ -73,6 +73,7 @@ class Decoding(_Section):
         5, description="K, draft tokens per round, at most; or adaptive: as many as pay.")
     max_new_tokens: int = Field(128, ge=1, description="Where to stop at the latest.")
     stop: list[str] = Field([], description="Texts to stop before.")
+    ignore_eos: bool = Field(False, description="Go on after the end of a text.")
     temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest token.")
     top_k: int | None = Field(None, ge=1, description="Sample among so many likeliest tokens.")
     top_p: float | None = Field(

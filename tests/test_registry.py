@@ -12,6 +12,7 @@ from helpers_hub import hub, tiny_copy
 from specdec.cli import app
 from specdec.config import Config, Decoding, PairSection, config_schema, save_config
 from specdec.core import InputError, ModelError
+from specdec.drafters.base import NGramDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target
 from specdec.drafters.lookup import SuffixDrafter
@@ -323,7 +324,8 @@ def test_what_has_no_name_can_not_be_written_down(small):
     for pair in (Pair(nameless), Pair(small.target, nameless), Pair(small.target, small.target.skip([1])),
                  Pair(small.target, SuffixDrafter())):
         with pytest.raises(InputError, match="no names"): pair.to_config()
-    assert Pair(small.target).to_config().pair.draft is None
+    assert Pair(small.target).to_config().pair.draft is None and not Pair(small.target).to_config().pair.lookup
+    assert Pair(small.target, NGramDrafter()).to_config().pair.lookup
     for rule in (greedy_match, "greedy_match"):
         with pytest.raises(InputError, match="can't be kept in a file"): small.to_config(verify=rule)
     with pytest.raises(InputError, match="K_max"): small.to_config(K_max=3)
