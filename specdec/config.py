@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .core import InputError, check
 from .lossless.rules import LossyLenience
@@ -69,9 +69,11 @@ class Decoding(_Section):
     "How it decodes: the arguments of `Pair.generate`."
     method: Literal["speculative", "plain"] = Field(
         "speculative", description="plain: the target alone.")
-    draft_tokens: int = Field(5, ge=1, description="K, draft tokens per round, at most.")
+    draft_tokens: Annotated[int, Field(ge=1)] | Literal["adaptive"] = Field(
+        5, description="K, draft tokens per round, at most; or adaptive: as many as pay.")
     max_new_tokens: int = Field(128, ge=1, description="Where to stop at the latest.")
     stop: list[str] = Field([], description="Texts to stop before.")
+    ignore_eos: bool = Field(False, description="Go on after the end of a text.")
     temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest token.")
     top_k: int | None = Field(None, ge=1, description="Sample among so many likeliest tokens.")
     top_p: float | None = Field(
@@ -81,6 +83,13 @@ class Decoding(_Section):
     lenience: float | None = Field(
         None, gt=0, le=1,
         description="Not lossless below 1: guesses are accepted that the target would reject.")
+
+    @field_validator("draft_tokens", mode="before")
+    @classmethod
+    def round_length(cls, value):
+        "In one sentence, where a union would complain twice."
+        if value == "adaptive" or type(value) is int and value >= 1: return value
+        raise ValueError(f"expected a whole number of at least 1, or adaptive, not {value!r}")
 
     def settings(self) -> dict: # arguments of `Pair.generate`
         "What these keys mean there."

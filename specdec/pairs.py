@@ -724,7 +724,8 @@ def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
     target = target or load(spec.target, device, dtype, "plain" if plain else "target", revision)
     if folder:
         trained = load_drafter(folder, target)
-        return Pair(target, HybridDrafter(SuffixDrafter(), trained) if spec.lookup else trained)
+        both = spec.lookup and spec.drafter
+        return Pair(target, HybridDrafter(SuffixDrafter(), trained) if both else trained)
     if spec.skip and not plain: return Pair(target, target.skip(spec.skip))
     if draft: return Pair(target, load(draft, device, spec.draft_dtype or dtype, use="draft"))
     if plain: return Pair(target, NoDrafter())
@@ -754,7 +755,7 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
 def section_of(pair: Couple) -> PairSection:
     """What a pair that was put together by hand is made of; raises `InputError` if a part has no
     name."""
-    target, drafter = pair.target, pair.drafter
+    target, drafter = pair.target, pair.drafter if pair.named else None
     parts = dict(target=target.name, device=str(target.device), dtype=target.precision)
     draft = drafter.model if type(drafter) is ModelDrafter else None
     if type(drafter) is TokenIntersectionDrafter: draft = drafter.reader.model
@@ -800,6 +801,6 @@ def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
     )
     loaded = load_spec(
         spec, section.device, section.dtype, config.decoding.method, section.drafter)
-    pair = ConfiguredPair(loaded.target, loaded.drafter)
+    pair = ConfiguredPair(loaded.target, loaded.drafter if loaded.named else None)
     pair.origin, pair.config = section, config
     return pair

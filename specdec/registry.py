@@ -340,8 +340,8 @@ def too_large(draft: int,  # parameters; 0: not known
               K: int = 5,
              ) -> str: # empty: it isn't
     "What to tell somebody whose draft has more parameters than the target."
-    if not target or draft <= target: return ""
-    c = draft / target
+    c = draft / target if target else 0
+    if c <= 1.1: return ""  # a target that drafts for itself, or a vocabulary with padding
     best, never = float(walltime_factor(1.0, K, c)), float(walltime_factor(0.0, K, c))
     return (
         f"The draft has {c:.1f} times the parameters of the target, so guessing costs more than it"

@@ -102,7 +102,7 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
         while hasattr(command, "commands"):
             command, line = command.commands[line[0]], line[1:]
         context = command.make_context("specdec", list(line))
-        assert program == "specdec" and context.params is not None
+        assert program == "specdec" and bool(context.params) == bool(command.params)
 
 
 STORED = Path(__file__).parents[1] / "nbs" / "data"

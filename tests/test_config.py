@@ -72,6 +72,12 @@ def test_every_key_is_an_argument_of_generate():
     for name in set(defaults) - {"stop"}: assert defaults[name] == arguments[name].default, name
 
 
+def test_as_many_as_pay(tmp_path):
+    for suffix in (".yaml", ".toml"):
+        save_config(Config(decoding=Decoding(draft_tokens="adaptive")), tmp_path / f"a{suffix}")
+        assert read_config(tmp_path / f"a{suffix}").decoding.settings()["K"] == "adaptive"
+
+
 # Mistakes, with their lines
 
 MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
@@ -100,11 +106,11 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
     ),
     "a number in quotes": (
         "decoding:\n  draft_tokens: '5'\n", '[decoding]\ndraft_tokens = "5"\n',
-        "line {}: decoding.draft_tokens should be a valid integer", 2, 2,
+        "line {}: decoding.draft_tokens: expected a whole number of at least 1, or adaptive, not '5'", 2, 2,
     ),
     "out of range": (
         "decoding:\n  draft_tokens: 0\n", "[decoding]\ndraft_tokens = 0\n",
-        "line {}: decoding.draft_tokens should be greater than or equal to 1, not 0", 2, 2,
+        "line {}: decoding.draft_tokens: expected a whole number of at least 1, or adaptive, not 0", 2, 2,
     ),
     "a yes that is a truth": ("decoding:\n  seed: yes\n", "[decoding]\nseed = true\n", "line {}: decoding.seed", 2, 2),
     "a word for a list": (

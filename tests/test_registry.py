@@ -12,6 +12,7 @@ from helpers_hub import hub, tiny_copy
 from specdec.cli import app
 from specdec.config import Config, Decoding, PairSection, config_schema, save_config
 from specdec.core import InputError, ModelError
+from specdec.drafters.base import NGramDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target
 from specdec.drafters.lookup import SuffixDrafter
@@ -119,6 +120,7 @@ def test_memory_by_dtype():
                        total=weights_mb(shape, "bfloat16") + weights_mb(shape, "int4"))
     head = memory_mb(get_pair("llama3.1-eagle3"), "bfloat16")
     assert head["draft"] == 2 * head_parameters(shape) / 1e6 < 1000 < head["target"]
+    assert memory_mb(get_pair("gpt2_dev"), "int4") is None  # transformers computes it, and has no int4 here
     assert memory_mb(PairSpec("a/b"), "bfloat16") is None and memory_mb(get_pair("smollm2"), "float32")["draft"] == 0
     with pytest.raises(InputError, match="int4"): weights_mb(shape, "int3")
 
@@ -139,7 +141,13 @@ def test_a_pair_of_ones_own():
     assert facts["licences"] == {} and facts["to_ask_for"] == {} and not facts["translates"]
 
 
-@pytest.mark.parametrize("draft, target, words", [(1, 1, ""), (1, 2, ""), (3, 2, "1.5 times"), (80, 1, "80.0 times")])
+@pytest.mark.parametrize(
+    "draft, target, words",
+    [
+        (1, 1, ""), (1, 2, ""), (101, 100, ""), (6, 5, "1.2 times"), (3, 2, "1.5 times"), (80, 1, "80.0 times"),
+        (5, 0, ""),
+    ],
+)
 def test_a_draft_that_is_too_large(draft, target, words):
     said = too_large(draft, target, 5)
     assert words in said and bool(said) == bool(words)
@@ -217,6 +225,7 @@ def test_a_registered_pair_loads_and_decodes(name, server):
     assert speculative.generated_ids == plain.generated_ids and len(plain.generated_ids) == 8
     assert speculative.num_drafted > 0
     if spec.drafter: assert type(pair.drafter.drafter) is HeadDrafter
+    if spec.draft_dtype: assert pair.drafter.model.precision == spec.draft_dtype and pair.target.precision == "float32"
 
 
 def test_what_is_gated_says_where_to_ask(server, monkeypatch):
@@ -315,7 +324,8 @@ def test_what_has_no_name_can_not_be_written_down(small):
     for pair in (Pair(nameless), Pair(small.target, nameless), Pair(small.target, small.target.skip([1])),
                  Pair(small.target, SuffixDrafter())):
         with pytest.raises(InputError, match="no names"): pair.to_config()
-    assert Pair(small.target).to_config().pair.draft is None
+    assert Pair(small.target).to_config().pair.draft is None and not Pair(small.target).to_config().pair.lookup
+    assert Pair(small.target, NGramDrafter()).to_config().pair.lookup
     for rule in (greedy_match, "greedy_match"):
         with pytest.raises(InputError, match="can't be kept in a file"): small.to_config(verify=rule)
     with pytest.raises(InputError, match="K_max"): small.to_config(K_max=3)

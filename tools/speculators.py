@@ -2,7 +2,8 @@
 
     python tools/speculators.py build/speculators --out nbs/data/speculators.json
 
-The library's model class loads our folders, and we load its folders. The first argument is a folder for a virtual
+The library's model class loads our folders, we load its folders, and those that its converter makes of checkpoints in
+the older format of EAGLE's authors. The first argument is a folder for a virtual
 environment of its own (made once, about 1.5 GB: PyTorch for the CPU, and the library with what its import needs;
 torchvision, torchaudio and CUDA are left out). The features are the default model's, on a real prompt, in float32."""
 import argparse
@@ -32,6 +33,7 @@ THEIRS = {  # options of the heads that the library saves
     "Qwen3 layers, two of them": dict(num_layers=2, model_type="qwen3", norm_before_residual=True),
     "all tokens": dict(num_layers=1, draft_every=1),
 }
+OLDER = "an older checkpoint, turned into a folder by speculators convert"
 SHIPPED = "the trained head of the package, in two files"
 EVERY = 6  # the draft vocabulary is every sixth token, unless the options say otherwise
 
@@ -42,9 +44,12 @@ def theirs(work: Path) -> None:
     "Load each of our folders and save their logits; make heads of their own, and save these with their logits."
     import torch
     from safetensors.torch import load_file, save_file
+    from speculators.convert.entrypoints import convert_model
 
     from speculators import Eagle3DraftModel, SpeculatorModelConfig
 
+    older = work / "older"  # what `speculators convert` runs
+    convert_model(str(older), (older / "verifier").read_text(), "eagle3", str(work / "converted"))
     given = load_file(work / "features.safetensors")
     def logits(model) -> dict:
         found = []
@@ -88,6 +93,23 @@ def theirs(work: Path) -> None:
 
 
 # in our own environment
+
+def save_older(head, folder: Path, verifier: Path) -> None:
+    "A head as EAGLE's authors store one: the layer called midlayer, sizes in one flat config, a pickle."
+    import torch
+
+    layer = head.config.decoder.to_dict()
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "rms_norm_eps", "hidden_act", "vocab_size", "max_position_embeddings")
+    config = {name: layer[name] for name in names} | dict(
+        architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_hidden_layers=1, torch_dtype="float32",
+        draft_vocab_size=head.config.draft_vocab_size, rope_theta=layer["rope_parameters"]["rope_theta"])
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "verifier").write_text(str(verifier))
+    weights = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in head.state_dict().items()}
+    torch.save(weights, folder / "pytorch_model.bin")
+
 
 def environment(folder: Path) -> Path: # its Python
     "Make the environment unless it is there."
@@ -151,6 +173,7 @@ def compare(python: Path, length: int = 96) -> dict:
         for i, (head, options) in enumerate(zip(heads, OURS.values())):
             save_head(head, work / "ours" / str(i), target, verifier=str(fetch()), embedding="embedding" in options)
             if "embedding" in options: (work / "ours" / str(i) / "embedded").touch()
+        save_older(heads[0], work / "older", fetch())
         trained = work / "ours" / str(len(heads))
         shutil.copytree(shipped("smollm2-head"), trained)
         config = json.loads((trained / "config.json").read_text())
@@ -168,6 +191,10 @@ def compare(python: Path, length: int = 96) -> dict:
             head = load_head(work / "theirs" / str(i), target)
             stored = load_file(work / "theirs" / f"{i}.safetensors")
             line("theirs, loaded by us", case, head(tokens, features, STEPS), stored)
+        converted = load_head(work / "converted", target)
+        same = dict(enumerate(heads[0](tokens, features, STEPS)))
+        line("theirs, loaded by us", OLDER, share_embedding(converted, target)(tokens, features, STEPS),
+             {str(s): rows[0] for s, rows in same.items()})
         wrong = made()
         stored = load_file(work / "0.theirs.safetensors")
         line("ours, against another head", "negative control", wrong(tokens, features, STEPS), stored)
