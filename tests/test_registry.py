@@ -23,7 +23,7 @@ from specdec.pairs import Pair, load_pair
 from specdec.registry import (
     MODELS,
     PAIRS,
-    SHAPE_ONLY,
+    _SHAPE_ONLY,
     PairSpec,
     Shape,
     SlowerWarning,
@@ -87,7 +87,7 @@ def test_registry():
 
 
 def test_nothing_is_said_to_be_tested_that_was_not():
-    assert all(spec.tested == SHAPE_ONLY for spec in ON_THE_HUB.values())
+    assert all(spec.tested == _SHAPE_ONLY for spec in ON_THE_HUB.values())
 
 
 @pytest.mark.parametrize("wrong, near", [("smolm2", "smollm2"), ("gpt2-dev", "gpt2_dev"), ("@", "smollm2"),
@@ -360,7 +360,7 @@ def test_the_list_and_one_of_it():
     one = run("pairs", "phi3_llama3").stdout
     for words in (
         "8,030,261,248 parameters", "3,821,079,552 parameters", "23.7 GB", "llama3: ", "mit: ", "1 to start from",
-        "at https://huggingface.co/meta-llama/Meta-Llama-3-8B-Instruct", "translated", SHAPE_ONLY,
+        "at https://huggingface.co/meta-llama/Meta-Llama-3-8B-Instruct", "translated", _SHAPE_ONLY,
     ):
         assert words in one, words
     assert set(json.loads(run("pairs", "phi3_llama3", "--json").stdout)) == {"phi3_llama3"}
