@@ -467,7 +467,7 @@ def test_the_default_drafter_is_the_head_for_its_weights_only():
     assert type(best.members[1].drafter) is HeadDrafter
     for digest in ("f" * 64, None):
         target.digest = digest
-        assert [type(member) for member in Pair(target).drafter.members] == [SuffixDrafter, NoDrafter]
+        assert [type(member) for member in Pair(target).drafter.members] == [SuffixDrafter]
     assert pairs.drafter_name(best) == "lookup + head" and pairs.drafter_name(Pair(target).drafter) == "lookup"
 
 
@@ -874,12 +874,15 @@ def test_a_pair_with_another_drafter():
         "smollm2-draft": (ColderDrafter, ModelDrafter),
         "smollm2-ngram": (NGramDrafter,),
     }
-    assert kinds(load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) == (
+    assert kinds(load_pair("smollm2-head", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) == (
         ColderDrafter, ModelDrafter,
     )
-    # the default looks drafts up besides, whatever was trained
-    for drafter, kind in ((None, HeadDrafter), (shipped("smollm2-draft"), ModelDrafter)):
-        hybrid = load_pair("smollm2", "cpu", "float32", drafter=drafter).drafter
+    # pairs that look drafts up do so besides, whatever was trained
+    draft = shipped("smollm2-draft")
+    for name, drafter, kind in (
+        ("smollm2", None, HeadDrafter), ("smollm2", draft, ModelDrafter), ("smollm2-ngram", draft, ModelDrafter),
+    ):
+        hybrid = load_pair(name, "cpu", "float32", drafter=drafter).drafter
         assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [
             (SuffixDrafter,), (ColderDrafter, kind),
         ]
