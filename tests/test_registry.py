@@ -21,9 +21,9 @@ from specdec.loading import load, load_model, memory_needed
 from specdec.lossless.rules import LossyLenience
 from specdec.pairs import Pair, load_pair
 from specdec.registry import (
+    _SHAPE_ONLY,
     MODELS,
     PAIRS,
-    _SHAPE_ONLY,
     PairSpec,
     Shape,
     SlowerWarning,
