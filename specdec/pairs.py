@@ -186,7 +186,7 @@ def parts_of(drafter: Drafter) -> list[Drafter]:
 # %% ../nbs/use/01_pairs.ipynb #6c509ef8
 class Queue:
     "Who has what, who wants what, and who is where."
-    PATIENCE = 30.0 # s, that a text may be left alone by whoever listens, while another waits for it
+    PATIENCE = 30.0 # s, that a listener may leave a text alone while another waits for it
 
     def __init__(self):
         self.changed = Condition()
@@ -230,7 +230,8 @@ class Turns(Queue):
             try:
                 while not self.users.keys().isdisjoint(parts):
                     stuck = self.waits_for_itself(thread) or self.is_left_alone(parts)
-                    check(not stuck, "A drafter of this pair is in the middle of another text, whose "
+                    check(not stuck,
+                          "A drafter of this pair is in the middle of another text, whose "
                           "`stream` asked for this one, or hasn't come back for long: finish or "
                           "close that one, or load a second pair for this.")
                     self.changed.wait(0.1)  # nobody says for how long a text is left
