@@ -406,21 +406,21 @@ def draw_speedup(K: int | str,                      # where the slider stands; o
     title = "Speed-up: theory, and where you are"
     if m is None or m.alpha is None: return _note(title, "no draft was tried yet")
     if v is None or m.plain is None: return _note(title, "the costs are not measured yet")
-    curves, measured, at = promised(m, v), m.speedup, ""
-    if isinstance(K, str): K, at = m.K, f" at K = {m.K}, the median"
+    curves, measured, where, which = promised(m, v), m.speedup, "", ""
+    if isinstance(K, str): K, where, which = m.K, f" at K = {m.K}", ", the median"
     here = float(curves["alpha"][K - 1])
     top = 1.3 * max(1.5, curves["free"].max(), measured)
     axes = Axes(x_min=.5, x_max=K_MAX + .5, y_max=top)
     ticks = np.arange(0, top, .5 if top < 3.5 else 1 if top < 7 else 2)
     label = "times plain; dashed: if all but the target were free"
-    found = f"theory {here:.2f}×{at}   ◆ measured {measured:.2f}×"
+    found = f"theory {here:.2f}×{where}   ◆ measured {measured:.2f}×"
     body = [
         axes.frame(title, "K", label, range(2, K_MAX + 1, 2), ticks), _curves(axes, curves),
         _marks(axes, K, here, measured),
         _text(axes.left + 6, 42, f"● {found}", more='font-weight="600" xml:space="preserve"'),
     ]
-    known = f"K = {K}, α = {m.alpha.alpha:.2f}, c = {m.c:.2f}, v({K}) = {v[K - 1]:.2f}"
-    alt = f"{title}. {known}: {here:.2f}×{at}; measured {measured:.2f}×"
+    known = f"K = {K}{which}, α = {m.alpha.alpha:.2f}, c = {m.c:.2f}, v({K}) = {v[K - 1]:.2f}"
+    alt = f"{title}. {known}: {here:.2f}×; measured {measured:.2f}×"
     return Figure(420, 238, alt, "".join(body))
 
 
