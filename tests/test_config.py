@@ -208,6 +208,8 @@ def test_an_editor_sees_what_we_see():
     assert validator.is_valid(yaml.safe_load(config_text(FULL))) and validator.is_valid({})
     for name in ("misspelt", "no number", "out of range", "no such method", "a word for a list", "no section"):
         assert not validator.is_valid(yaml.safe_load(MISTAKES[name][0])), name
+    for length, fits in (("adaptive", True), (1, True), (0, False), ("often", False)):
+        assert validator.is_valid({"decoding": {"draft_tokens": length}}) is fits, length
     assert json.loads(json.dumps(schema)) == schema
 
 

@@ -15,6 +15,7 @@ from jinja2 import DictLoader, Environment
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.core import InputError, ModelError, Round, TorchSource
+from specdec.drafters.adaptive import MOST, adaptive
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.pairs import Pair
 from specdec.playground import engine as playground_engine
@@ -150,8 +151,31 @@ def test_text_that_ends_inside_a_draft_has_no_places_after_its_end():
     Transcript(session, TOKENIZER).read()
 
 
+@pytest.mark.parametrize("kind", ["n-gram", "itself", "noisy", "none"])
+@pytest.mark.parametrize("temperature", [0, .8])
+def test_adaptive_rounds_are_those_of_the_unwatched_loop(kind, temperature):
+    target = tiny()
+    session = written(kind, Settings("adaptive", temperature), target, count=40, seed=5)
+    drafter = adaptive(drafters(target)[kind])
+    transform = Transform(temperature)
+    assert session.rounds == list(speculate(target, drafter, PROMPT, transform, TorchSource(5), MOST, 40))
+    assert contradictions(session) == [] and K_MAX == MOST
+
+
+def test_adaptive_may_begin_and_end_within_a_text():
+    session = Session(tiny(), drafters(tiny())["itself"], PROMPT, Settings(1, .8), max_new_tokens=90)
+    for K, steps in ((1, 2), ("adaptive", 2), (2, 2), ("adaptive", 1)):
+        session.settings = Settings(K, .8)
+        for _ in range(steps): session.step()
+    lengths = [len(r.drafted) for r in session.rounds]
+    assert [lengths[i] for i in (0, 1, 4, 5)] == [0, 1, 2, 2]
+    first, second, third = (lengths[i] for i in (2, 3, 6))
+    assert 1 < first < second <= third  # it learns that every guess is right, and doesn't forget it meanwhile
+    assert contradictions(session) == []
+
+
 def test_settings_and_requests_that_cannot_be_served():
-    for K in (0, K_MAX + 1, 1.5, True):
+    for K in (0, K_MAX + 1, 1.5, True, "many"):
         with pytest.raises(InputError): Settings(K)
     for wrong in (dict(temperature=float("nan")), dict(top_p=0.0)):
         with pytest.raises(InputError): Settings(**wrong)
@@ -303,6 +327,7 @@ def figures():
         draw_rounds(session.recent), draw_rounds([]), draw_rounds([Round([], 0, [1])] * 200),
         draw_speedup(5, figures_of(session, STEPS), [1.0] * K_MAX), draw_speedup(16, figures_of(session)),
         draw_speedup(1, None), draw_speedup(1, figures_of(written("none"))),
+        draw_speedup("adaptive", None), draw_speedup("adaptive", figures_of(session, STEPS), [1.0] * K_MAX),
     ]
     return drawn + [
         draw(place, lambda token: EVIL) for place in places for draw in (draw_place, draw_decision, draw_residual)
@@ -331,6 +356,16 @@ def test_figures_say_what_they_show():
     theory = walltime_factor(found.alpha.alpha, 7, found.c, v[6])
     assert f"{theory:.2f}×; measured {found.speedup:.2f}×" in draw_speedup(7, found, v).alt
     assert draw_speedup(7, found, v).alt != draw_speedup(8, found, v).alt
+
+
+def test_an_adaptive_K_is_marked_at_its_median():
+    session, v = written("itself", Settings("adaptive", .8), count=40), [1 + k / 10 for k in range(K_MAX)]
+    found = figures_of(session, STEPS)
+    lengths = sorted(len(r.drafted) for r in session.recent if r.drafted)
+    assert found.K == lengths[(len(lengths) - 1) // 2] > 1 and figures_of(written("none")).K == 0
+    drawn, fixed = draw_speedup("adaptive", found, v), draw_speedup(found.K, found, v)
+    assert drawn.alt.replace(", the median", "") == fixed.alt != drawn.alt
+    assert drawn.body.replace(f" at K = {found.K}", "") == fixed.body != drawn.body
 
 
 def test_theory_says_nothing_before_its_costs_are_measured():
@@ -511,7 +546,7 @@ def test_sliders_move_the_figures_at_once_and_the_text_from_the_next_round(panel
 
 def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
     panel.controls["K"].value = 0
-    assert "from 1 to 16, not 0" in word(panel, "error")
+    assert "from 1 to 16, or adaptive, not 0" in word(panel, "error")
     panel.controls["run"].click()
     assert panel.worker.join(5) and panel.engine.session is None
     panel.controls["K"].value = 4
@@ -551,8 +586,25 @@ def test_microscope_follows_until_it_is_moved(panel):
     assert panel.worker.join(5) and "position 1" in word(panel, "told")
 
 
-def test_plain_decoding_drafts_nothing(panel):
+def test_the_box_below_the_slider_leaves_K_to_a_controller(panel, toys):
+    c = panel.controls
+    c["K"].value, c["adaptive"].value = 0, True
+    assert c["K"].disabled and word(panel, "error") == ""  # the slider doesn't count
+    c["run"].click()
+    assert panel.worker.join(20)
+    session = panel.engine.session
+    asked = dict(temperature=.7, seed=0, max_new_tokens=16)
+    assert session.rounds[1:] == toys.generate(session.prompt, K="adaptive", **asked).rounds
+    assert f"at K = {panel.engine.summary().K} " in word(panel, "speedup")
+    c["K"].value, c["adaptive"].value = 3, False
+    assert panel.worker.join(5) and not c["K"].disabled
+    assert session.settings.K == 3 and "at K" not in word(panel, "speedup")
+
+
+@pytest.mark.parametrize("adapts", [False, True], ids=["with the slider", "with the box"])
+def test_plain_decoding_drafts_nothing(panel, adapts):
     panel.controls["drafter"].value, panel.controls["K"].value = PLAIN, 0
+    panel.controls["adaptive"].value = adapts
     panel.controls["run"].click()
     assert panel.worker.join(20) and word(panel, "error") == ""
     assert all(not r.drafted for r in panel.engine.session.rounds) and "alone" in word(panel, "note")

@@ -294,16 +294,16 @@ SMALL = "smollm2-360m"
 def small(server): return load_pair(SMALL, "cpu", "float32")
 
 
-@pytest.mark.parametrize("name", [SMALL, "qwen3-eagle3"])
-def test_a_pair_in_a_file_gives_the_same_tokens(name, server, tmp_path):
+@pytest.mark.parametrize("name, K", [(SMALL, 2), (SMALL, "adaptive"), ("qwen3-eagle3", 2)])
+def test_a_pair_in_a_file_gives_the_same_tokens(name, K, server, tmp_path):
     pair = load_pair(name, "cpu", "float32")
-    result = pair.generate("a bad cab", K=2, temperature=1.0, top_k=50, max_new_tokens=12, stop=["<zz>"])
+    result = pair.generate("a bad cab", K=K, temperature=1.0, top_k=50, max_new_tokens=12, stop=["<zz>"])
     save_config(pair.to_config(**result.settings), tmp_path / "a.toml")
     again = Pair.from_config(tmp_path / "a.toml")
     assert again.generate("a bad cab").generated_ids == result.generated_ids
     assert again.generate("a bad cab", max_new_tokens=3).num_tokens == 3
     other = again.to_config(seed=7).decoding
-    assert (other.seed, other.draft_tokens, other.top_k) == (7, 2, 50)
+    assert (other.seed, other.draft_tokens, other.top_k) == (7, K, 50)
 
 
 def test_a_pair_by_its_parts_is_the_registered_one(small, tmp_path):
@@ -386,6 +386,8 @@ def test_generate_takes_a_file(server, tmp_path):
     other = generated("--seed", "5", "-K", "3", "--max-new-tokens", "128", "--temperature", "0", "--method", "plain")
     assert (other["settings"]["seed"], other["settings"]["temperature"], other["method"]) == (5, 0, "plain")
     assert len(other["generated_ids"]) == 128  # an option is given, also where it is the default
+    file.write_text(file.read_text().replace("draft_tokens = 2", 'draft_tokens = "adaptive"'))
+    assert (generated()["settings"]["K"], generated("-K", "3")["settings"]["K"]) == ("adaptive", 3)
 
 
 @pytest.mark.parametrize(

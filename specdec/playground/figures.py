@@ -107,6 +107,8 @@ class Measures:
     seconds: float               # they took, each as long as the median of its kind
     plain: float | None          # s of a plain step, the median; None where none was measured
     c: float                     # what a draft token costs, in plain steps; 0 where not known
+    # draft tokens of the rounds that had any, the median; 0 before
+    K: int = 0
     spread: float = 1.0          # upper / lower quartile of the plain steps' times
 
     @property
@@ -138,6 +140,7 @@ def figures_of(session: Session,
     recent, since = session.recent, session.since
     drafting = zip(recent, session.draft_seconds[since:])
     costs = [s / len(r.drafted) for r, s in drafting if r.drafted]
+    lengths = [len(r.drafted) for r in recent if r.drafted]
     step = statistics.median(plain) if plain else None
     low, _, high = statistics.quantiles(plain) if len(plain) >= 8 else (1.0, 1.0, 1.0)
     return Measures(
@@ -145,6 +148,7 @@ def figures_of(session: Session,
         alpha=estimate_alpha(recent) if costs else None,
         seconds=typical_seconds(recent, session.seconds[since:]), plain=step,
         c=statistics.median(costs) / step if costs and step else 0.0, spread=high / low,
+        K=statistics.median_low(lengths) if lengths else 0,
     )
 
 # %% ../../nbs/use/03_figures.ipynb #b461b6a0
@@ -393,27 +397,29 @@ def _marks(axes: Axes, K: int, here: float, measured: float) -> str:
         f'<path d="{diamond}" fill="{Q_COLOUR}" {edge}/>'
     )
 
-def draw_speedup(K: int,                            # where the slider stands
+def draw_speedup(K: int | str,                      # where the slider stands; or "adaptive"
                  m: Measures | None,
                  v: Sequence[float] | None = None,  # as in `promised`; None: not measured yet
                 ) -> Figure:
-    "The speed-up that α, c and v promise for each K, the slider's K, and what was measured."
+    """The speed-up that α, c and v promise for each K, the slider's K or the middle one of those
+    that were chosen, and what was measured."""
     title = "Speed-up: theory, and where you are"
     if m is None or m.alpha is None: return _note(title, "no draft was tried yet")
     if v is None or m.plain is None: return _note(title, "the costs are not measured yet")
-    curves, measured = promised(m, v), m.speedup
+    curves, measured, where, which = promised(m, v), m.speedup, "", ""
+    if isinstance(K, str): K, where, which = m.K, f" at K = {m.K}", ", the median"
     here = float(curves["alpha"][K - 1])
     top = 1.3 * max(1.5, curves["free"].max(), measured)
     axes = Axes(x_min=.5, x_max=K_MAX + .5, y_max=top)
     ticks = np.arange(0, top, .5 if top < 3.5 else 1 if top < 7 else 2)
     label = "times plain; dashed: if all but the target were free"
-    found = f"theory {here:.2f}×   ◆ measured {measured:.2f}×"
+    found = f"theory {here:.2f}×{where}   ◆ measured {measured:.2f}×"
     body = [
         axes.frame(title, "K", label, range(2, K_MAX + 1, 2), ticks), _curves(axes, curves),
         _marks(axes, K, here, measured),
         _text(axes.left + 6, 42, f"● {found}", more='font-weight="600" xml:space="preserve"'),
     ]
-    known = f"K = {K}, α = {m.alpha.alpha:.2f}, c = {m.c:.2f}, v({K}) = {v[K - 1]:.2f}"
+    known = f"K = {K}{which}, α = {m.alpha.alpha:.2f}, c = {m.c:.2f}, v({K}) = {v[K - 1]:.2f}"
     alt = f"{title}. {known}: {here:.2f}×; measured {measured:.2f}×"
     return Figure(420, 238, alt, "".join(body))
 

@@ -48,6 +48,7 @@ def inputs() -> dict: # name → widget
         ),
         example=menu("Example", examples), drafter=menu("Drafter", drafter_menu()),
         K=slider("K", 5, 0, K_MAX, 1, tooltip="Draft tokens per round, at most"),
+        adaptive=w.Checkbox(description="Adaptive K", tooltip="As many as pay", style=style),
         temperature=slider("Temperature", .7, 0, 2, .1, readout_format=".1f"),
         top_p=slider("Top-p", 1, .05, 1, .05),
         max_new_tokens=slider("Tokens", 96, 8, 256, 8),
@@ -115,7 +116,7 @@ class Layout(Views):
         def box(name, *children): return w.VBox(children).add_class(f"sp-{name}")
         left = box(
             "controls", c["prompt"], c["example"], c["drafter"], v["note"], c["K"],
-            c["temperature"], c["top_p"], c["max_new_tokens"], c["seed"],
+            c["adaptive"], c["temperature"], c["top_p"], c["max_new_tokens"], c["seed"],
             box("buttons", c["run"], c["step"], c["stop"], c["reset"]), v["status"],
         )
         middle = box("main", v["error"], v["text"], w.HTML(key_html()), v["old"], v["tiles"])
@@ -194,6 +195,11 @@ class Microscope(Aimed):
 
 
 
+# %% ../../nbs/use/05_playground.ipynb #adaptk01
+def read_K(controls: dict) -> int | str: # 0…K_MAX, or "adaptive"
+    "What the slider and the box below it say."
+    return "adaptive" if controls["adaptive"].value else controls["K"].value
+
 # %% ../../nbs/use/05_playground.ipynb #de341a7f
 class Painted(Microscope):
     "The panel with what the engine knows painted into it, as often as is useful."
@@ -226,7 +232,7 @@ class Painted(Microscope):
         if engine.session: recent, v = engine.session.recent, engine.costs.get(engine.pair.name)
         self.show("acceptance", draw_acceptance(recent).svg())
         self.show("rounds", draw_rounds(recent).svg())
-        K = max(1, self.controls["K"].value)
+        K = read_K(self.controls) or 1
         self.show("speedup", draw_speedup(K, engine.summary(), v).svg())
         was = engine.request.drafter if engine.request else chosen
         differs = f"Text and figures are by {was}. Run writes a new text by {chosen}."
@@ -290,9 +296,9 @@ class Writing(Working):
 # %% ../../nbs/use/05_playground.ipynb #2320d418
 def read_settings(controls: dict) -> Settings:
     "What the sliders say; raises `InputError`."
-    K, temperature, top_p = (controls[name].value for name in ("K", "temperature", "top_p"))
-    if controls["drafter"].value == PLAIN: K = 1  # any will do
-    return Settings(K, round(temperature, 3), round(top_p, 3))
+    temperature, top_p = (round(controls[name].value, 3) for name in ("temperature", "top_p"))
+    plain = controls["drafter"].value == PLAIN
+    return Settings(1 if plain else read_K(controls), temperature, top_p)  # plain: any will do
 
 def read_request(controls: dict) -> Request:
     "What the boxes say; raises `InputError` for an empty prompt."
@@ -309,6 +315,7 @@ class Answers(Writing):
         name = self.controls["drafter"].value
         note = list_pairs()[name].note if name != PLAIN else "the target alone, one token a round"
         self.show("note", f'<p class="sp-faint">{escape(note)}</p>')
+        self.controls["K"].disabled = self.controls["adaptive"].value
         try: settings = read_settings(self.controls)
         except SpecdecError as error: return self.complain(error)
         self.complain(None)
@@ -347,7 +354,7 @@ class Playground(Answers):
         c["step"].on_click(lambda _: self.go(1))
         c["stop"].on_click(lambda _: self.worker.do(self.halt()))
         c["reset"].on_click(lambda _: self.worker.do(self.halt(forget=True)))
-        for name in ("K", "temperature", "top_p", "drafter"):
+        for name in ("K", "adaptive", "temperature", "top_p", "drafter"):
             c[name].observe(lambda _: self.changed(), "value")
         for name in ("round", "place"): c[name].observe(self.picked, "value")
         c["example"].observe(self.take_example, "value")

@@ -17,6 +17,7 @@ from ..sampling import Transform
 from ..core import PhaseTimer, Round, TorchSource, check, number
 from ..models import TextStream
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
+from ..drafters.adaptive import adaptive
 from ..drafters.base import Draft, Drafter
 from ..speculative import speculate
 from ..protocol import CausalLM
@@ -28,16 +29,18 @@ K_MAX = 16  # the longest draft that the slider offers
 class Settings:
     """What the sliders say about the next round. Raises `InputError` for values that can't be
     served."""
-    K: int = 5                # draft tokens per round, at most; 1…16
+    # draft tokens per round, at most; 1…16, or "adaptive": as many as pay
+    K: int | str = 5
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0        # probability to keep, in (0, 1]; 1 keeps all
 
     def __post_init__(self):
-        K = number(self.K)
+        adapts = isinstance(self.K, str) and self.K == "adaptive"
+        K = self.K if adapts else number(self.K)
         check(
-            type(K) is int and 1 <= K <= K_MAX,
+            adapts or type(K) is int and 1 <= K <= K_MAX,
             f"K, the number of draft tokens per round, must be a whole number from 1 to {K_MAX},"
-            f" not {self.K}. For no drafts at all, choose plain decoding.",
+            f" or adaptive, not {self.K}. For no drafts at all, choose plain decoding.",
         )
         object.__setattr__(self, "K", K)
         self.transform  # checks the others
@@ -139,11 +142,13 @@ class LiveDrafter:
     differently never changes what the text follows."""
     def __init__(self, session, drafter: Drafter): # the `Session` that it draws for
         self.session, self.drafter, self.layers = session, drafter, drafter.layers
-        self.prefill, self.commit = drafter.prefill, drafter.commit
+        self.adapting = adaptive(drafter)  # the same drafter under a controller
+        self.prefill, self.commit = self.adapting.prefill, self.adapting.commit
 
     def propose(self, K: int, transform, source) -> Draft:
-        "At most as many tokens as the slider says."
+        "At most as many tokens as the slider says, or as many as pay."
         now = self.session.current
+        if now.K == "adaptive": return self.adapting.propose(K, now.transform, source)
         return self.drafter.propose(min(K, now.K), now.transform, source)
 
 # %% ../../nbs/use/02_session.ipynb #0ee53e26
