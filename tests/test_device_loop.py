@@ -407,7 +407,7 @@ class LanguageLM:
     """A language in the place of a Llama: its keys are the tokens themselves, and it answers to those that the mask
     lets through."""
     device, dtype, context_length, window, rope_scale, groups = CPU, torch.float32, 10 ** 6, None, 1.0, 1
-    packed, target_digest = False, None
+    packed, int4, target_digest = False, False, None
     frequencies, layers = torch.ones(1), [None]
     config = type("Config", (), dict(num_key_value_heads=1, head_dim=1))
     def __init__(self, language, V): self.language, self.vocab_size = language, V

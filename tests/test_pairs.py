@@ -291,11 +291,12 @@ def test_a_slow_stream_is_waited_for():
 def test_a_slow_model_is_waited_for_however_long(monkeypatch):
     "Patience is for listeners: a text that is with its models is never given up."
     monkeypatch.setattr(pairs.Turns, "PATIENCE", 0.05)
-    pair, forward = Pair(talker()), TransformersLM.forward
+    pair = Pair(talker())
+    kind, forward = type(pair.target), type(pair.target).forward
     def slow(self, *given, **more):
         sleep(0.1)
         return forward(self, *given, **more)
-    monkeypatch.setattr(type(pair.target), "forward", slow)
+    monkeypatch.setattr(kind, "forward", slow)
     with ThreadPoolExecutor(3) as pool:
         texts = pool.map(lambda i: pair.generate("Hello", max_new_tokens=4).num_tokens, range(3))
         assert list(texts) == [4, 4, 4]
@@ -877,10 +878,12 @@ def test_a_pair_with_another_drafter():
     assert kinds(load_pair("smollm2-head", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) == (
         ColderDrafter, ModelDrafter,
     )
-    # pairs that look drafts up do so besides, whatever was trained
+    # a trained drafter takes the place of lookup alone; a pair that looks drafts up besides goes on to do so
+    other = load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter
+    assert kinds(other) == (ColderDrafter, ModelDrafter)
     draft = shipped("smollm2-draft")
     for name, drafter, kind in (
-        ("smollm2", None, HeadDrafter), ("smollm2", draft, ModelDrafter), ("smollm2-ngram", draft, ModelDrafter),
+        ("smollm2", None, HeadDrafter), ("smollm2", draft, ModelDrafter),
     ):
         hybrid = load_pair(name, "cpu", "float32", drafter=drafter).drafter
         assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [
