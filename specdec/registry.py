@@ -199,6 +199,7 @@ _SHAPE_ONLY = "shape only: random weights of its architecture, with its vocabula
 _MEASURED = "its weights: text, speed and α, in the notebooks"
 _HEAD_NOTE = "a published EAGLE-3 head in the format of speculators"
 
+# the pairs that have a name; `PAIRS[name] = PairSpec(target, draft)` registers one
 PAIRS = {
     "smollm2": PairSpec(
         "smollm2", drafter="smollm2-head", lookup=True, tested=_MEASURED,

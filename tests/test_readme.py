@@ -72,6 +72,11 @@ def run_fetch(command: str) -> None:
     assert "ready" in specdec("fetch").stdout
 
 
+def run_doctor(command: str) -> None:
+    done = specdec("doctor", "--json")
+    assert done.exit_code == ExitCode.DONE and {pair["device"] for pair in json.loads(done.stdout)["loops"]} >= {"cpu"}
+
+
 def run_bench(command: str, monkeypatch) -> None:
     """The command as it stands, on one prompt and four tokens, of two methods only; tests/test_benchmark.py runs all of
     them on a tiny model."""
@@ -155,7 +160,7 @@ RUNS = {
     "pip install -e .": run_set_up, "specdec fetch": run_fetch, "specdec prove": run_prove,
     "specdec generate": run_model, "specdec compare": run_model, "specdec bench peers": run_bench,
     "specdec bench drafters": run_bench_drafters, "make notebooks": run_notebooks, "make lab": run_lab,
-    "make docs": run_docs,
+    "make docs": run_docs, "specdec doctor": run_doctor,
 }
 
 
