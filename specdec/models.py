@@ -258,19 +258,19 @@ def in_order(wanted: Tensor, # [rows, in], float32
     "What each row was made from."
     places = {row.tobytes(): i for i, row in enumerate(found.numpy())}
     order = [places.get(row.tobytes()) for row in wanted.numpy()]
-    return None if None in order else blocks[order]  # type: ignore[index]
+    return None if None in order else blocks[order]
 
 # %% ../nbs/engine/02_models.ipynb #15748d1b
 def tensors_of(gguf: Path) -> Callable: # a weight's name in a checkpoint → its tensor, or None
     "The tensors of a GGUF file, by the names that they have elsewhere."
     from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
     reader = GGUFReader(gguf)
-    family = reader.get_field("general.architecture").contents()
-    layers = reader.get_field(f"{family}.block_count").contents()
+    family = reader.fields["general.architecture"].contents()
+    layers = reader.fields[f"{family}.block_count"].contents()
     architecture = next(a for a, name in MODEL_ARCH_NAMES.items() if name == family)
     names = get_tensor_name_map(architecture, layers)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    return lambda name: tensors.get(names.get_name(name, (".weight",)))
+    return lambda name: tensors.get(names.get_name(name, (".weight",)) or "")
 
 def keep_grid(gguf: Path,
               weights: dict[str, Tensor], # what it was turned into, by name
