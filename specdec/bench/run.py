@@ -36,7 +36,7 @@ from specdec.bench.runner import (
 from ..core import GenerationResult, InputError, ModelError, check, interrupts_kept
 from ..drafters.base import Drafter, NoDrafter
 from ..loading import load
-from ..models import digests, find_model, load_tokenizer, pick_device, weights_digest
+from ..models import digests, find_model, load_tokenizer, weights_digest
 from ..pairs import Pair, find_drafter, load_drafter, model_drafter
 from ..registry import PAIRS, PairSpec
 
@@ -202,7 +202,8 @@ def decoded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationRes
 def rounded(result: GenerationResult) -> GenerationResult:
     "Its times in whole microseconds, and without the texts of its tokens."
     def seconds(times: list[float]) -> list[float]: return [round(t, 6) for t in times]
-    totals = {name: round(getattr(result, name), 3) for name in vars(result) if name.endswith("_ms")}
+    in_ms = [name for name in vars(result) if name.endswith("_ms")]
+    totals = {name: round(getattr(result, name), 3) for name in in_ms}
     return replace(
         result, token_text={}, **totals, per_token_latencies=seconds(result.per_token_latencies),
         round_latencies=seconds(result.round_latencies), total_time=round(result.total_time, 6),
@@ -328,6 +329,7 @@ class Outcome:
     made: int = 0                                            # how many of them are new
     failed: dict[str, str] = field(default_factory=dict)     # method, pair and dtype → why
     complete: bool = False                                   # False: it was interrupted
+    torn: int = 0  # bytes of the file's last line that a kill had torn, and that were cut off
 
 # %% ../../nbs/bench/07_run.ipynb #b4618e08
 def bench_run(grid: Grid,
@@ -340,6 +342,7 @@ def bench_run(grid: Grid,
     outcome = Outcome(grid)
     with locked(out):
         records = Records(out)
+        outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)
         work = [(cell, known_of(cell, records)) for cell in cells(grid)]
         outcome.records = [record for _, known in work for record in known.values()]
@@ -424,7 +427,8 @@ def run_figures(records: Iterable[Record]) -> list[dict]: # a row for each way t
     "What every pair, dtype, temperature, method and K came to."
     ways: dict[tuple, list[Record]] = {}
     for record in records:
-        ways.setdefault((*group_of(record), record.config.method, record.config.K), []).append(record)
+        way = (*group_of(record), record.config.method, record.config.K)
+        ways.setdefault(way, []).append(record)
     plain = {partner_of(r): r for some in ways.values() for r in some if r.config.method == "plain"}
     names = ("pair", "dtype", "temperature", "method", "K")
     return [dict(zip(names, way)) | figures(some, plain) for way, some in ways.items()]
@@ -451,5 +455,7 @@ def run_text(outcome: Outcome) -> str: # several lines
             f"{row['tokens_per_second']:.1f}" if timed else "-",
             shown(row["speedup"]) if timed else "-", shown(row["alpha"]), shown(row["tau"])))
     missing = [f"{name} is missing: {why}" for name, why in outcome.failed.items()]
+    if outcome.torn: missing.append(
+        "The last line of the file had been torn by a kill: it was cut off, and its run made anew.")
     if not outcome.complete: missing.append("Interrupted: this is what there was by then.")
     return "\n".join([*lines[1:], *([""] if missing else []), *missing])
