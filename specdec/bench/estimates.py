@@ -103,7 +103,7 @@ def run_from(data: dict, # a record, as JSON has it
 class Runs:
     "What a file of records holds."
     runs: list[Run]
-    machines: list[dict] # every environment that occurs, once each, without its load
+    machines: list[dict] # every environment that occurs, once each, without load and dtype
     loads: list[float]   # of the runs for which the system told
     torn: bool           # whether a last line was cut short, and left out
 
@@ -120,6 +120,7 @@ def read_runs(file: str | Path, # JSON Lines, as `specdec bench run` writes them
             check_fields(data)
             found[data["key"]] = run_from(data)
             machine = dict(data["environment"])
+            machine.pop("dtype", None)  # the setting has it
             if (load := machine.pop("load", None)) is not None: loads.append(load)
             machines.setdefault(repr(machine), machine)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -337,9 +338,8 @@ def study(runs: Iterable[Run]) -> Study:
     lines = lines_of(runs)
     columns, found = {}, {}
     for line, some in lines.items():
-        plain = lines.get(Line(line.setting, "plain", None), [])
-        columns[line] = columns_of(some, plain)
-        partner = columns_of(plain) if plain and line.method != "plain" else None
-        timed = all(run.timed for run in some)
-        found[line] = figures(columns[line], partner, timed=timed)
+        plain = Line(line.setting, "plain", None)  # it comes first
+        columns[line] = columns_of(some, lines.get(plain, []))
+        partner = columns.get(plain) if line != plain else None
+        found[line] = figures(columns[line], partner, timed=all(run.timed for run in some))
     return Study(lines, columns, found)

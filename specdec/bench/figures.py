@@ -15,6 +15,7 @@ from html import escape
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from .bootstrap import Estimate, band, estimate, median, ratio
@@ -54,7 +55,10 @@ def svg_of(figure: Figure,
     "A drawing as SVG, with letters as letters."
     file = io.StringIO()
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        if layout := figure.get_layout_engine():  # once; `savefig` would draw everything twice
+            layout.execute(figure)
+            figure.set_layout_engine("none")
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg "):], flags=re.S)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
