@@ -27,7 +27,8 @@ LAYERS = {  # layer → its modules, in order
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
-    "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.peers", "bench.drafters", "bench.grid",
+    "benchmarks": [
+        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.peers", "bench.drafters", "bench.grid",
         "bench.records",
     ],
     "applications": [
