@@ -13,7 +13,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -1100,6 +1100,56 @@ def ollama(
         typer.echo(f"{answer['model']}: {answer['tokens']} tokens at"
                    f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
     typer.echo(WHY_NOT, err=True)
+
+# %% ../nbs/use/07_cli.ipynb #b3nrun02
+_GridFile = Annotated[Path, typer.Argument(
+    metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.",
+    show_default=False)]
+_Records = Annotated[Optional[Path], typer.Option(
+    "--out", help="Keep each run as a line of this file, and skip those it holds.",
+    show_default=False)]
+_LogJson = Annotated[bool, typer.Option(
+    "--log-json", help="What happens, as JSON lines on standard error.")]
+
+def bench_json(outcome) -> str: # a specdec.bench.run.Outcome
+    "What came of a grid, for a program; the runs themselves are in the file."
+    from specdec.bench.run import run_figures
+    return json.dumps({
+        "rows": run_figures(outcome.records), "made": outcome.made, "torn_bytes": outcome.torn,
+        "failed": outcome.failed, "complete": outcome.complete,
+        "grid": outcome.grid.model_dump(),
+    }, indent=1)
+
+# %% ../nbs/use/07_cli.ipynb #b3nrun03
+@bench.command()
+def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
+        as_json: AsJson = False) -> None:
+    """Measure a grid: pairs, drafters and peers, K, temperatures, precisions, each with each.
+
+    Examples:
+
+    specdec bench run configs/quick.yaml --out quick.jsonl
+
+    specdec bench run configs/table.yaml --out table.jsonl --log-json 2> events.jsonl"""
+    from specdec.bench.grid import read_grid
+    from specdec.bench.run import bench_run, json_logs, run_text
+    grid = read_grid(config)
+    announce_conversion()
+    def measured():
+        with json_logs() if log_json else nullcontext(): return bench_run(grid, out)
+    outcome = or_rebuild(measured)
+    typer.echo(bench_json(outcome) if as_json else run_text(outcome))
+    if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)
+
+@bench.command(name="schema")
+def grid_schema_command() -> None:
+    """Print the JSON schema of a grid, by which an editor completes and checks one.
+
+    Examples:
+
+    specdec bench schema > grid.schema.json"""
+    from specdec.bench.grid import grid_schema
+    typer.echo(json.dumps(grid_schema(), indent=1))
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()
