@@ -5,14 +5,16 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec.bench.cluster as c
-from specdec.core import InputError
+from specdec.bench.grid import BenchmarkConfig, Cell
+from specdec.bench.records import Record
+from specdec.bench.run import Failure
+from specdec.core import GenerationResult, InputError
 
 
 class Simulated:
@@ -58,20 +60,16 @@ DEATHS = st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(1, 30), st.inte
 @settings(deadline=None, max_examples=300)
 @given(MACHINES, DEATHS, st.integers(0, 12))
 def test_each_cell_is_kept_once_whoever_dies_and_when(ticks, deaths, cells):
-    kept = []
     crew = Simulated(ticks, [(name, start, start + longer) for name, start, longer in deaths])
-    spread = c.Spread(crew, kept.append)
-    spread.do(range(cells))
-    assert sorted(kept) == [("done", cell) for cell in range(cells)]
+    spread = c.Spread(crew)
+    assert sorted(spread.do(range(cells))) == [("done", cell) for cell in range(cells)]
     assert (spread.failed, spread.refused, crew.stopped) == ({}, {}, True)
 
 
 def test_what_fails_is_told_and_the_rest_goes_on():
-    kept = []
     crew = Simulated({"A": 1, "B": 2}, curses={1: ValueError("no\nluck"), 3: c.Lost("killed")})
-    spread = c.Spread(crew, kept.append)
-    spread.do(range(5))
-    assert sorted(kept) == [("done", 0), ("done", 2), ("done", 4)]
+    spread = c.Spread(crew)
+    assert sorted(spread.do(range(5))) == [("done", 0), ("done", 2), ("done", 4)]
     assert spread.failed == {1: "ValueError: no luck", 3: "Lost: killed"}
     assert spread.lost[3] == c.ATTEMPTS
 
@@ -81,7 +79,7 @@ def test_what_fails_is_told_and_the_rest_goes_on():
 ], ids=["no machine", "only one that can't"])
 def test_no_machine_is_an_error(machines, message):
     crew = Simulated(machines, curses={"ready": InputError("it has another version of specdec")})
-    with pytest.raises(InputError, match=message): c.Spread(crew, print, patience=0).do([1])
+    with pytest.raises(InputError, match=message): list(c.Spread(crew, patience=0).do([1]))
     assert crew.stopped
 
 
@@ -91,52 +89,131 @@ def test_a_machine_that_cannot_do_the_work_is_left_out():
             names = {ticket: self.tickets[ticket][:2] for ticket in tickets}
             return [(t, ValueError("no such library") if names[t] == ("B", "ready") else outcome)
                     for t, outcome in super().wait(tickets, seconds)]
-    kept, crew = [], Half({"A": 1, "B": 1})
-    spread = c.Spread(crew, kept.append)
-    spread.do(range(4))
-    assert len(kept) == 4 and spread.refused == {c.Place("B"): "ValueError: no such library"}
+    spread = c.Spread(Half({"A": 1, "B": 1}))
+    assert len(list(spread.do(range(4)))) == 4 and spread.refused == {c.Place("B"): "ValueError: no such library"}
 
 
 def test_a_worker_that_never_starts_is_given_up():
     crew = Simulated({"A": 1}, curses={"ready": c.Lost("killed")})
-    spread = c.Spread(crew, print)
-    with pytest.raises(InputError, match="A: Lost: killed"): spread.do([1])
+    spread = c.Spread(crew)
+    with pytest.raises(InputError, match="A: Lost: killed"): list(spread.do([1]))
     assert spread.lost[c.Place("A")] == c.ATTEMPTS
 
 
-def test_an_interrupt_keeps_what_had_come_back():
+@pytest.fixture
+def interruptible():
+    "As in a terminal: Ctrl-C raises `KeyboardInterrupt`."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_keeps_what_had_come_back(interruptible):
     kept, crew = [], Simulated({"A": 1, "B": 1})
-    def keep(result):
-        kept.append(result)
-        if len(kept) == 3: raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): c.Spread(crew, keep).do(range(9))
-    assert crew.stopped and {*kept} == {("done", cell) for cell in range(4)}  # the fourth had come with the third
-    assert kept.count(kept[2]) == 2  # and the third may come again: keeping is by key
+    def interrupted():
+        for result in c.Spread(crew).do(range(9)):
+            if len(kept) == 2: signal.raise_signal(signal.SIGINT)  # while a result is written down
+            kept.append(result)
+    with pytest.raises(KeyboardInterrupt): interrupted()
+    assert crew.stopped and sorted(kept) == [("done", cell) for cell in range(4)]  # the fourth came with the third
 
 
-def test_a_full_disk_stops_the_workers():
-    def keep(result): raise InputError("no space left")
+def test_a_second_interrupt_is_one_at_once(interruptible):
     crew = Simulated({"A": 1})
-    with pytest.raises(InputError, match="no space"): c.Spread(crew, keep).do(range(3))
+    results = c.Spread(crew).do(range(9))
+    next(results)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt): signal.raise_signal(signal.SIGINT)
+    results.close()
+    assert crew.stopped
+
+
+def test_whoever_stops_taking_results_stops_the_workers():
+    crew = Simulated({"A": 1})
+    def full():
+        for result in c.Spread(crew).do(range(3)): raise InputError("no space left")
+    with pytest.raises(InputError, match="no space"): full()
     assert crew.stopped
 
 
 # Merging
 
-class Pile(SimpleNamespace):
-    def add(self, record):
-        self.by_key[record.key] = record
-        self.lines.append(record)
+@pytest.fixture(scope="module")
+def grid_records():
+    "The records of two cells, and what made them."
+    def run(prompt, method, K=None):
+        return BenchmarkConfig(pair="p", method=method, K=K, temperature=0.0, max_new_tokens=2, domain="code",
+                               prompt=prompt, seed=0, repeat=0, dtype="float32", device="cpu", threads=1)
+    def record(run, seconds):
+        result = GenerationResult(
+            prompt_ids=[ord(letter) for letter in run.prompt], generated_ids=[1, 2], text="", finish_reason="length",
+            method="plain", rounds=[], per_token_latencies=[], round_latencies=[], time_to_first_token=0.0,
+            total_time=seconds, prefill_time_ms=0.0, draft_time_total_ms=0.0, verify_time_total_ms=0.0,
+            sampling_time_total_ms=0.0, peak_memory_mb=None, settings={}, drafter="", device="cpu",
+        )
+        return Record(run, {"target": "t", "drafter": None}, {}, result)
+    runs = {prompt: (run(prompt, "plain"), run(prompt, "suffix", 4)) for prompt in ("a", "b", "c")}
+    return lambda prompt, seconds=1.0: [record(run, seconds) for run in runs[prompt]], runs
 
 
-def record(key, text="first"): return SimpleNamespace(key=key, text=text)
+def test_a_record_is_kept_once_and_the_first_stays(grid_records):
+    records, _ = grid_records
+    seen, failure = {records("b")[0].key}, Failure("p", "float32", "model", "none")
+    came = [*records("a"), failure, *records("a", 2.0), *records("b"), failure]
+    assert list(c.new_ones(came, seen)) == [*records("a"), failure, records("b")[1], failure]
+    assert seen == {r.key for r in [*records("a"), *records("b")]}
+    assert list(c.new_ones(came[:2], seen)) == []
 
 
-def test_a_key_is_kept_once_and_the_first_stays():
-    pile = Pile(by_key={}, lines=[])
-    assert c.merge([record("a"), record("b"), record("a", "second")], pile) == 2
-    assert c.merge([record("b", "second"), record("c")], pile) == 1
-    assert [(r.key, r.text) for r in pile.lines] == [("a", "first"), ("b", "first"), ("c", "first")]
+class AtOnce:
+    "One place, where a cell is done when it is given; or its worker dies each time."
+    def __init__(self, work, dies): self.work, self.dies, self.outcomes, self.stopped = work, dies, [], False
+    def places(self): return [c.Place("A")]
+    def start(self, place): return self.issue("ready")
+    def give(self, place, cell): return self.issue(c.Lost("killed") if self.dies else self.work(cell))
+    def wait(self, tickets, seconds): return [(ticket, self.outcomes[ticket]) for ticket in tickets]
+    def stop(self): self.stopped = True
+    def issue(self, outcome):
+        self.outcomes.append(outcome)
+        return len(self.outcomes) - 1
+
+
+@pytest.fixture
+def instead_of_ray(monkeypatch):
+    "What was asked of the cluster; its only machine is this process."
+    asked = {"dies": False}
+    @contextmanager
+    def spread_over(address, work, device, share):
+        asked.update(address=address, device=device, share=share)
+        yield c.Spread(AtOnce(work, asked["dies"]))
+    monkeypatch.setattr(c, "spread_over", spread_over)
+    return asked
+
+
+@pytest.mark.parametrize("timed, share", [(True, None), (False, 1)], ids=["timed", "acceptance only"])
+def test_cells_of_a_grid(monkeypatch, instead_of_ray, grid_records, timed, share):
+    records, runs = grid_records
+    work = [(Cell(None, None, runs[prompt], timed), {}) for prompt in "abc"]
+    plain = records("b")[0]
+    work[1][1][plain.key] = plain  # it is known, and `do_cell` gives it again here
+    monkeypatch.setattr(c, "do_cell", lambda cell, known: iter(records(cell.runs[0].prompt)))
+    came = list(c.over_ray("host:1")(work))
+    assert instead_of_ray == dict(dies=False, address="host:1", device="cpu", share=share)
+    assert came == [*records("a"), records("b")[1], *records("c")]
+    assert list(c.over_ray("nowhere:1")([])) == []
+
+
+def test_a_cell_that_nobody_can_do_fails_by_method(instead_of_ray, grid_records):
+    instead_of_ray["dies"] = True
+    came = list(c.over_ray()([(Cell(None, None, grid_records[1]["a"]), {})]))
+    assert came == [Failure("p", "float32", name, "Lost: killed") for name in ("plain", "suffix")]
+
+
+def test_one_gpu_can_not_be_named(grid_records):
+    runs = [run.model_copy(update={"device": "cuda:1"}) for run in grid_records[1]["a"]]
+    with pytest.raises(InputError, match="cpu or cuda, which takes any GPU, not cuda:1"):
+        list(c.over_ray()([(Cell(None, None, tuple(runs)), {})]))
 
 
 # Places
@@ -171,18 +248,18 @@ def test_places(how, expected):
     ("nowhere", "HOST:PORT, such as"), (":6379", "HOST:PORT"), ("host:port", "HOST:PORT"),
     ("ray://host:10001", "Can't reach the Ray cluster at ray://host:10001 .*ray start --head"),
     ("localhost:1", "Can't reach the Ray cluster at localhost:1 .*refused.*ray start --head"),
-    ("localhost:99999", "Can't reach"), ("a..b:1", "Can't reach"),
+    ("localhost:99999", "HOST:PORT"), ("a..b:1", "Can't reach"),
 ], ids=["no port", "no host", "no number", "another protocol", "nobody listens", "no such port", "no such host"])
 def test_an_address_where_no_cluster_is(address, message):
     start = time.monotonic()
-    with pytest.raises(InputError, match=message): c.spread_over(address, print, [1], print)
+    with pytest.raises(InputError, match=message), c.spread_over(address, print): pass
     assert time.monotonic() - start < 10
 
 
 def test_without_ray(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r'pip install "specdec-nb\[ray\]"'): c.spread_over("auto", print, [1], print)
+    with pytest.raises(InputError, match=r'pip install "specdec-nb\[ray\]"'), c.spread_over("auto", print): pass
 
 
 # A real cluster
@@ -239,6 +316,13 @@ def most_at_once(file) -> dict[str, int]:
     return most
 
 
+def spread_on(cluster, work, cells, keep, **how):
+    "Spread cells and keep what comes back."
+    with c.spread_over(cluster.address, work, **how) as spread:
+        for result in spread.do(cells): keep(result)
+    return spread
+
+
 def test_the_cells_of_a_killed_node_are_done_again(head, tmp_path):
     kept, killed = [], []
     with second(head, "127.0.0.2") as doomed:
@@ -249,7 +333,7 @@ def test_the_cells_of_a_killed_node_are_done_again(head, tmp_path):
             time.sleep(.2)
             head.remove_node(doomed, allow_graceful=False)  # SIGKILL to each of its processes
             with_signal(result[2], signal.SIGKILL)
-        spread = c.spread_over(head.address, noting(tmp_path / "notes", .5), range(8), keep)
+        spread = spread_on(head, noting(tmp_path / "notes", .5), range(8), keep)
     assert killed and sorted(cell for cell, *_ in kept) == list(range(8))
     assert spread.failed == spread.refused == {} and sum(spread.lost.values()) >= 1
     assert most_at_once(tmp_path / "notes") == dict.fromkeys(most_at_once(tmp_path / "notes"), 1)
@@ -269,22 +353,19 @@ def test_a_killed_worker_is_replaced_and_an_error_of_the_work_is_its_own(head, t
     def keep(result):
         kept.append(result)
         if len(kept) == 1: os.kill(result[2], signal.SIGKILL)
-    spread = c.spread_over(head.address, work, range(4), keep)
+    spread = spread_on(head, work, range(4), keep)
     assert sorted(cell for cell, *_ in kept) == [0, 2, 3] and spread.failed == {1: "ValueError: no such prompt"}
     assert len({node for _, node, _ in kept}) == 1 and len({pid for *_, pid in kept}) == 2
 
 
-def test_shared_machines_and_ctrl_c(head, tmp_path):
+def test_shared_machines_and_ctrl_c(head, tmp_path, interruptible):
     "Two cells at a time on one machine, until an interrupt: what is finished is kept, and the machine is free."
     kept = []
     def keep(result):
         kept.append(result)
         if len(kept) == 4: threading.Timer(.5, signal.raise_signal, [signal.SIGINT]).start()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            c.spread_over(head.address, noting(tmp_path / "notes", .3), range(1000), keep, share=1)
-    finally: signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        spread_on(head, noting(tmp_path / "notes", .3), range(1000), keep, share=1)
     assert [*most_at_once(tmp_path / "notes").values()] == [2]
     ended = (tmp_path / "notes").read_text().count("end")
     assert 4 <= len(kept) <= ended <= len(kept) + 2 < 1000  # what ended while they were stopped is lost
@@ -296,10 +377,11 @@ def test_shared_machines_and_ctrl_c(head, tmp_path):
 
 def test_a_cluster_without_a_gpu(head):
     with pytest.raises(InputError, match="no machine with a GPU"):
-        c.spread_over(head.address, print, [1], print, device="cuda")
+        spread_on(head, print, [1], print, device="cuda")
 
 
-def test_another_version_of_the_code_is_refused():
-    worker = c.Worker(lambda cell: 2 * cell)
-    assert worker.ready(c.code_digest()) is None and worker.do(4) == 8
-    with pytest.raises(InputError, match="another version of specdec"): worker.ready("0" * 12)
+@pytest.mark.parametrize("name", ["specdec", "torch", "transformers"])
+def test_another_version_is_refused(name):
+    worker, here = c.Worker(lambda cell: 2 * cell), c.code_here()
+    assert worker.ready(here) is None and worker.do(4) == 8
+    with pytest.raises(InputError, match=f"it has another {name} .*, not 0.0"): worker.ready(here | {name: "0.0"})
