@@ -345,33 +345,29 @@ def with_signal(pid, number):
     except ProcessLookupError: pass
 
 
-def test_a_killed_worker_is_replaced_and_an_error_of_the_work_is_its_own(head, tmp_path):
-    kept, noted = [], noting(tmp_path / "notes")
+def test_a_shared_machine_a_killed_worker_and_ctrl_c(head, tmp_path, interruptible):
+    "Two cells at a time, until an interrupt: what is finished is kept, and the machine is free."
+    kept, timers, noted = [], [], noting(tmp_path / "notes", .3)
     def work(cell):
         if cell == 1: raise ValueError("no such prompt")
         return noted(cell)
     def keep(result):
         kept.append(result)
         if len(kept) == 1: os.kill(result[2], signal.SIGKILL)
-    spread = spread_on(head, work, range(4), keep)
-    assert sorted(cell for cell, *_ in kept) == [0, 2, 3] and spread.failed == {1: "ValueError: no such prompt"}
-    assert len({node for _, node, _ in kept}) == 1 and len({pid for *_, pid in kept}) == 2
-
-
-def test_shared_machines_and_ctrl_c(head, tmp_path, interruptible):
-    "Two cells at a time on one machine, until an interrupt: what is finished is kept, and the machine is free."
-    kept = []
-    def keep(result):
-        kept.append(result)
-        if len(kept) == 4: threading.Timer(.5, signal.raise_signal, [signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        spread_on(head, noting(tmp_path / "notes", .3), range(1000), keep, share=1)
+        if len({pid for *_, pid in kept}) == 3 and not timers:
+            timers.append(threading.Timer(.5, signal.raise_signal, [signal.SIGINT]))
+            timers[0].start()
+    with c.spread_over(head.address, work, share=1) as spread, pytest.raises(KeyboardInterrupt):
+        for result in spread.do(range(1000)): keep(result)
+    assert spread.failed == {1: "ValueError: no such prompt"} and spread.refused == {}
+    done = [cell for cell, *_ in kept]
+    assert sum(spread.lost.values()) == 1 and {*range(6)} - {1} <= {*done} and len(done) == len({*done})
     assert [*most_at_once(tmp_path / "notes").values()] == [2]
     ended = (tmp_path / "notes").read_text().count("end")
-    assert 4 <= len(kept) <= ended <= len(kept) + 2 < 1000  # what ended while they were stopped is lost
+    assert len(kept) <= ended <= len(kept) + 2 < 1000  # what ended while they were stopped is lost
     with pytest.raises(ProcessLookupError):
         for _ in range(50):
-            os.kill(kept[0][2], 0)
+            os.kill(kept[-1][2], 0)
             time.sleep(.1)
 
 

@@ -78,7 +78,7 @@ class Spread:
     "Hands cells out to a crew's workers until each is done or given up."
     crew: Crew
     patience: float = PATIENCE  # seconds to wait where no machine is left
-    failed: dict[int, str] = field(default_factory=dict)    # number of a cell → why it is left out
+    failed: dict[int, str] = field(default_factory=dict)    # of a cell → why it is missing
     refused: dict[Place, str] = field(default_factory=dict) # place → why it can't be used
     lost: Counter = field(default_factory=Counter)          # of cells and places, how often
 
@@ -259,7 +259,8 @@ BRIEF = {  # Ray's own settings, read when it is imported
 
 def unreachable(address: str, why: str) -> InputError:
     "What to tell of a cluster that can't be reached."
-    where = "a Ray cluster on this machine" if address == "auto" else f"the Ray cluster at {address}"
+    here = address == "auto"
+    where = "a Ray cluster on this machine" if here else f"the Ray cluster at {address}"
     return InputError(
         f"Can't reach {where} ({why}): start one with `ray start --head`, join it from each other"
         " machine with `ray start --address HOST:6379`, and run this on one of them."
