@@ -9,11 +9,12 @@ __all__ = ['over_ray']
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from types import ModuleType
@@ -23,7 +24,7 @@ import torch
 
 from .grid import Cell
 from .records import Record
-from .run import Failure, Work, do_cell, log
+from .run import Failure, Keep, Work, do_cell, log
 from .runner import code_digest, reason
 from ..core import InputError, check
 
@@ -288,7 +289,8 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
     try: ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
-    try: yield ray
+    try:
+        with redirect_stdout(sys.stderr): yield ray  # Ray prints where results belong
     finally: ray.shutdown()
 
 # %% ../../nbs/bench/08_cluster.ipynb #905312b8
@@ -318,11 +320,10 @@ def given_up(cell: Cell, why: str) -> list[Failure]:
 
 # %% ../../nbs/bench/08_cluster.ipynb #9b939bf7
 def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the one of this machine
-            ) -> Callable[[Iterable[Work]], Iterator[Record | Failure]]: # for `bench_run`
+            ) -> Callable[[list[Work], Keep], None]: # for `bench_run`
     """Does cells on the machines of a Ray cluster, each on one that does nothing else. What it
     returns raises `InputError` if the cluster can't be reached, or has no machine for them."""
-    def spread(work: Iterable[Work]) -> Iterator[Record | Failure]:
-        work = list(work)
+    def spread(work: list[Work], keep: Keep) -> None:
         if not work: return
         cell, run = work[0][0], work[0][0].runs[0]
         check(run.device in ("cpu", "cuda"),
@@ -331,7 +332,9 @@ def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the on
         seen = {key for _, known in work for key in known}
         with spread_over(address, whole_cell, run.device, share) as found:
             log("spread", places=len(found.crew.places()), exclusive=cell.timed)
-            for results in found.do(work): yield from new_ones(results, seen)
-        for number, why in found.failed.items(): yield from given_up(work[number][0], why)
+            for results in found.do(work):
+                for one in new_ones(results, seen): keep(one)
+        for number, why in found.failed.items():
+            for failure in given_up(work[number][0], why): keep(failure)
         for place, why in found.refused.items(): log("refused", machine=place.machine, why=why)
     return spread
