@@ -9,6 +9,7 @@ __all__ = ['main']
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # %% ../nbs/use/07_cli.ipynb #f06d5c13
 class ExitCode(IntEnum):
@@ -1159,6 +1160,18 @@ _Records = Annotated[Optional[Path], typer.Option(
     show_default=False)]
 _LogJson = Annotated[bool, typer.Option(
     "--log-json", help="What happens, as JSON lines on standard error.")]
+_Ray = Annotated[Optional[str], typer.Option(
+    "--ray", metavar="[ADDRESS]", show_default=False,
+    help="Spread it over the machines of a Ray cluster: this machine's, or the one at HOST:PORT.")]
+
+class RayCommand(TyperCommand):
+    "A command whose option `--ray` may stand alone: the cluster of this machine."
+    def parse_args(self, ctx, args):
+        after = args.index("--ray") + 1 if "--ray" in args else 0
+        address = re.compile(r"auto|\S+:\d+")
+        if after and not address.fullmatch("".join(args[after:after + 1])):
+            args = [*args[:after], "auto", *args[after:]]
+        return super().parse_args(ctx, args)
 
 def bench_json(outcome) -> str: # a specdec.bench.run.Outcome
     "What came of a grid, for a program; the runs themselves are in the file."
@@ -1170,22 +1183,28 @@ def bench_json(outcome) -> str: # a specdec.bench.run.Outcome
     }, indent=1)
 
 # %% ../nbs/use/07_cli.ipynb #b3nrun03
-@bench.command()
+@bench.command(cls=RayCommand)
 def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
-        as_json: AsJson = False) -> None:
+        ray: _Ray = None, as_json: AsJson = False) -> None:
     """Measure a grid: pairs, drafters and peers, K, temperatures, precisions, each with each.
 
     Examples:
 
     specdec bench run configs/quick.yaml --out quick.jsonl
 
-    specdec bench run configs/table.yaml --out table.jsonl --log-json 2> events.jsonl"""
+    specdec bench run configs/table.yaml --out table.jsonl --log-json 2> events.jsonl
+
+    specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379"""
+    from specdec.bench.cluster import over_ray
     from specdec.bench.grid import read_grid
-    from specdec.bench.run import bench_run, json_logs, run_text
+    from specdec.bench.run import bench_run, in_turn, json_logs, run_text
     grid = read_grid(config)
     announce_conversion()
+    spread = over_ray(ray) if ray else in_turn
+    if ray and not grid.timing: typer.echo("Only acceptance is measured, so cells share machines.",
+                                           err=True)
     def measured():
-        with json_logs() if log_json else nullcontext(): return bench_run(grid, out)
+        with json_logs() if log_json else nullcontext(): return bench_run(grid, out, spread)
     outcome = or_rebuild(measured)
     typer.echo(bench_json(outcome) if as_json else run_text(outcome))
     if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)

@@ -29,7 +29,7 @@ LAYERS = {  # layer → its modules, in order
     ],
     "benchmarks": [
         "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.peers", "bench.drafters", "bench.grid",
-        "bench.records", "bench.run",
+        "bench.records", "bench.run", "bench.cluster",
     ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
