@@ -27,7 +27,10 @@ LAYERS = {  # layer → its modules, in order
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
-    "benchmarks": ["bench.alpha", "bench.trial", "bench.runner", "bench.llamacpp", "bench.peers", "bench.drafters"],
+    "benchmarks": [
+        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.peers",
+        "bench.drafters", "bench.grid", "bench.records",
+    ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
         "ollama", "doctor", "cli", "__main__",
