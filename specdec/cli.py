@@ -791,11 +791,11 @@ def peers(
     K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare with transformers, and with what the memory allows, on this machine: wins, losses and
-    targets alike.
+    """Compare with transformers, llama.cpp, and what the memory allows, on this machine: wins,
+    losses and targets alike.
 
-    All fifteen prompts take about twenty-five minutes on two CPU cores. A minute of it goes to
-    compiling one of the peers.
+    All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
+    minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]".
 
     Examples:
 
@@ -1218,6 +1218,68 @@ def grid_schema_command() -> None:
     specdec bench schema > grid.schema.json"""
     from specdec.bench.grid import grid_schema
     typer.echo(json.dumps(grid_schema(), indent=1))
+
+# %% ../nbs/use/07_cli.ipynb #92d062b9
+class Format(str, Enum):
+    "Of files for other engines."
+    gguf = "gguf"
+
+def is_head(name: str) -> bool:
+    "Whether that is the folder of a trained head, or one that comes with the package."
+    from specdec.models import local_path
+    from specdec.pairs import shipped
+    for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
+        if config.is_file(): return "speculators_model_type" in config.read_text("utf-8", "replace")
+    return False
+
+def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a head's
+    "What `specdec export --json` prints, once the file is written."
+    from specdec.gguf import export_gguf, export_head, original_gguf
+    if is_head(name):
+        from specdec.loading import load as load_by_name
+        from specdec.pairs import find_drafter
+        export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
+        serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
+    else:
+        serve = ["-m", str(out)]
+        if dtype == "int4": export_original(original_gguf(name), out)
+        else: export_gguf(name, out, dtype)
+    return {"file": str(out), "megabytes": out.stat().st_size / 1e6,
+            "serve": shlex.join(["llama-server", *serve])}
+
+def export_original(file: Path, out: Path) -> None:
+    "A copy of the file that a model comes from."
+    import shutil
+
+    from specdec.gguf import gguf_path
+    shutil.copyfile(file, gguf_path(out))
+
+# %% ../nbs/use/07_cli.ipynb #052e7f48
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(
+        metavar="MODEL|DRAFTER", help="A model as load takes it, or the folder of a trained head.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write: something.gguf.")],
+    format: Annotated[Format, typer.Option("--format", help="For which engine.")] = Format.gguf,
+    dtype: Annotated[str, typer.Option(
+        "--dtype", help="bfloat16, float32 or float16; or int4: the very file of four bits that "
+                        "the model comes from.")] = "bfloat16",
+    target: Annotated[str, typer.Option(
+        "--target", help="What a head drafts for; its tokenizer goes into the file.")] = "smollm2",
+    as_json: AsJson = False,
+) -> None:
+    """Write a model, or a trained EAGLE-3 head, as a GGUF file that llama.cpp loads.
+
+    Examples:
+
+    specdec export smollm2 --format gguf --out smollm2.gguf
+
+    specdec export smollm2-head --format gguf --out head.gguf"""
+    if "smollm2" in (name, target): announce_conversion()
+    found = or_rebuild(lambda: exported(name, out, dtype, target))
+    if as_json: return typer.echo(json.dumps(found))
+    typer.echo(f"{found['file']}  {found['megabytes']:,.0f} MB")
+    typer.echo(f"Serve it with: {found['serve']}", err=True)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()
