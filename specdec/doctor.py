@@ -298,6 +298,11 @@ def model(findings: Findings) -> dict:
         return known | {"state": "damaged"}
     return known | {"bytes": sum(file.stat().st_size for file in folder.iterdir())}
 
+def costs(findings: Findings) -> list[dict]:
+    "What guesses cost here, as far as it was measured: see `specdec.costs`."
+    from specdec.costs import kept_costs
+    return kept_costs()
+
 def extras(findings: Findings) -> dict:
     "What is optional: the playground's server, and a browser for the tests that need one."
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -492,7 +497,7 @@ def expect(findings: Findings) -> None:
 
 # %% ../nbs/use/10_doctor.ipynb #6a2a27fd
 QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, memory, devices, model,
-                                   loops, extras)
+                                   loops, costs, extras)
 
 # %% ../nbs/use/10_doctor.ipynb #caeff3b2
 def examine() -> Findings:
@@ -540,6 +545,17 @@ def model_line(facts: dict) -> str:
     held = f", {size(facts['bytes'])}" if facts["bytes"] else ""
     return f"{facts['name']} is {facts['state']}{held}"
 
+def costs_line(facts: dict) -> str:
+    "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
+    if not facts["costs"]: return f"{facts['file']} is damaged, and will be measured again"
+    about, found = facts["about"], facts["costs"]["greedy"]
+    v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in (1, 2, 4, 8))
+    c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
+                  for both in found["c"])
+    stale = " (stale: will be measured again)" * (facts["state"] == "stale")
+    return (f"{about['target']['name']} in {about['target']['dtype']}, threads: {about['threads']}: "
+            f"a step {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
+
 def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     "Everything that was answered, in words."
     lines, libraries = [], facts.get("libraries") or {}
@@ -551,6 +567,7 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     lines += [(device["device"], device_line(device)) for device in facts.get("devices") or []]
     if facts.get("model"): lines.append(("model", model_line(facts["model"])))
     lines += [("loops", loop_line(pair)) for pair in facts.get("loops") or []]
+    lines += [("costs", costs_line(pair)) for pair in facts.get("costs") or []]
     if e := facts.get("extras"):
         lines.append(("playground", "can be served" if e["playground"] else
                       "not yet: pip install voila ipywidgets ipykernel"))
@@ -604,6 +621,7 @@ KEYS |= {
     "loops[].law_errors.host": "distance of the law from the target's, a fraction; only on a CPU",
     "loops[].law_errors.device": "the same, of the device's loop",
     "loops[].taken": "which loop a pair decodes with there: host or device",
+    "costs": "of each pair that was measured: file, state, what about, costs in plain steps",
     "extras.playground": "whether what serves the playground is installed",
     "extras.browser": "a browser that the tests can drive; null: none",
 }
