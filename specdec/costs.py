@@ -71,7 +71,7 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
     "Play rounds of given lengths, and say what each took."
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     text = torch.randint(target.vocab_size, (held,), generator=draw).tolist()
-    timer, most = PhaseTimer(target.device), max(lengths)
+    timer, most = PhaseTimer(target.device), max(1, *lengths)
     rounds = speculate(target, Timetable(drafter, lengths), text, Transform(temperature),
                        TorchSource(0), most, 1 + len(lengths) * (most + 1), timer=timer)
     played = list(islice(rounds, 1 + len(lengths)))[1:]
