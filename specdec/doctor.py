@@ -298,17 +298,29 @@ def model(findings: Findings) -> dict:
         return known | {"state": "damaged"}
     return known | {"bytes": sum(file.stat().st_size for file in folder.iterdir())}
 
-def costs(findings: Findings) -> list[dict]:
-    "What guesses cost here, as far as it was measured: see `specdec.costs`."
-    from specdec.costs import kept_costs
-    return kept_costs()
-
 def extras(findings: Findings) -> dict:
     "What is optional: the playground's server, and a browser for the tests that need one."
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     needs = ("voila", "ipywidgets", "ipykernel")
     return {"playground": all(find_spec(name) is not None for name in needs),
             "browser": next(filter(shutil.which, names), None)}
+
+# %% ../nbs/use/10_doctor.ipynb #9d8d156c
+def costs(findings: Findings) -> list[dict]:
+    "What guesses cost here, as far as it was measured: see `specdec.costs`."
+    from specdec.costs import kept_costs
+    return kept_costs()
+
+def costs_line(facts: dict) -> str:
+    "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
+    if not facts["costs"]: return f"{facts['file']} is damaged, and will be measured again"
+    about, found = facts["about"], facts["costs"]["greedy"]
+    v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in (1, 2, 4, 8))
+    c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
+                  for both in found["c"])
+    stale = " (stale: will be measured again)" * (facts["state"] == "stale")
+    return (f"{about['target']['name']} in {about['target']['dtype']}, threads: {about['threads']}: "
+            f"a step {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
 
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
 SHAPE = dict(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
@@ -544,17 +556,6 @@ def model_line(facts: dict) -> str:
     "The default model in words."
     held = f", {size(facts['bytes'])}" if facts["bytes"] else ""
     return f"{facts['name']} is {facts['state']}{held}"
-
-def costs_line(facts: dict) -> str:
-    "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
-    if not facts["costs"]: return f"{facts['file']} is damaged, and will be measured again"
-    about, found = facts["about"], facts["costs"]["greedy"]
-    v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in (1, 2, 4, 8))
-    c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
-                  for both in found["c"])
-    stale = " (stale: will be measured again)" * (facts["state"] == "stale")
-    return (f"{about['target']['name']} in {about['target']['dtype']}, threads: {about['threads']}: "
-            f"a step {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
 
 def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     "Everything that was answered, in words."
