@@ -103,8 +103,10 @@ class RunSoFar:
     def __init__(self, answer: Answer, # takes their text
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  raise_interrupt: bool = False, # an interrupt is not kept for the result
+                 heard: bool = True, # False: nobody asks for the text before its end
                 ):
         self.answer, self.stream, self.raise_interrupt = answer, stream, raise_interrupt
+        self.heard = heard
         self.rounds, self.seconds = [], []  # one number of seconds for each round
         self.interrupted, self.total_time = False, 0.0
         self.rest = ""  # of the text: what was held back until the end
@@ -127,6 +129,7 @@ class RunSoFar:
 
     def hear(self, r: Round) -> list[Event]:
         "The tokens of a round, and what each made certain; what follows a stop string is cut off."
+        if not self.heard: return []
         pieces: list[str] = []
         for token in r.emitted:
             self.answer.read([token])
@@ -400,6 +403,7 @@ class Decoding(Couple):
     "How a pair decodes: one way for all."
     def _events(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
                 method, verify, loop, ignore_eos, raise_interrupt,
+                told: bool = True, # whether each token is asked for
                ) -> Generator[Event, None, None]:
         "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
@@ -434,7 +438,8 @@ class Decoding(Couple):
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
                      drafter=None if method == "plain" else drafter_name(drafter),
                      loop="device" if decoder else "host", costs=costs and costs.as_dict())
-        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt)
+        heard = told or bool(stops) or stream is not None
+        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt, heard)
         if method == "plain" and not decoder: drafter = NoDrafter()  # remembers no text: no turns
         return self._decoded(decoder or drafter, rounds, run, ends, timer, known)
 
@@ -500,7 +505,7 @@ class Pair(Described):
         *_, end = self._events(
             prompt, K=K, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop,
             max_new_tokens=max_new_tokens, stream=stream, method=method, verify=verify,
-            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt,
+            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt, told=False,
         )
         return end.result
 
