@@ -21,7 +21,7 @@ LAYERS = {  # layer → its modules, in order
         "device_drafters", "device_loop", "gguf",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
-    "measures": ["speedup", "profiling"],
+    "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
