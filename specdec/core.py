@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Round', 'GenerationResult', 'fates', 'Event', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError',
-           'promises', 'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
+           'promises', 'finite', 'fits', 'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
 import json
@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from html import escape
 from types import UnionType
 from typing import Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -378,42 +379,55 @@ def number(value: object) -> float: # an int stays one
     return float(value) if isinstance(value, Fraction) else value
 
 # %% ../nbs/engine/01_core.ipynb #6327f15f
-def _finite(number: str) -> float:
+def finite(number: str) -> float:
     "The float a JSON number stands for; raises `ValueError` for NaN, Infinity and what overflows."
     if not abs(float(number)) < float("inf"): raise ValueError(f"{number} is not a finite number")
     return float(number)
 
-def _fits(value, kind) -> bool:
+@lru_cache
+def _parts(kind) -> tuple: # asked again for each value of each round
+    "What kind of container an annotation means, and of what."
+    return get_origin(kind), get_args(kind)
+
+def fits(value, kind) -> bool:
     "Whether a JSON value is what an annotation says; a whole number may stand for a float."
-    items = get_args(kind)
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(_fits(v, items[0]) for v in value)
-    if get_origin(kind) is dict:
+    container, items = _parts(kind)
+    if container is list:
+        if not isinstance(value, list): return False
+        if items[0] in (int, float): return set(map(type, value)) <= {int, items[0]}
+        return all(fits(v, items[0]) for v in value)
+    if container is dict:
         if not isinstance(value, dict): return False
-        return all(_fits(k, items[0]) and _fits(v, items[1]) for k, v in value.items())
-    if get_origin(kind) is UnionType: return any(_fits(value, item) for item in items)
+        return all(fits(k, items[0]) and fits(v, items[1]) for k, v in value.items())
+    if container is UnionType: return any(fits(value, item) for item in items)
     if kind is float: return type(value) in (int, float)
     return type(value) is kind
 
+@lru_cache
+def _annotations(kind: type) -> dict: # they are asked for again for each round
+    return get_type_hints(kind)
+
 def _checked(record):
     "The record, once each field holds what its annotation says; or `InputError` naming the field."
-    for name, kind in get_type_hints(type(record)).items():
-        expected = kind if get_args(kind) else kind.__name__
-        check(_fits(getattr(record, name), kind), f"{name} must be {expected}")
+    for name, kind in _annotations(type(record)).items():
+        if fits(getattr(record, name), kind): continue
+        raise InputError(f"{name} must be {kind if get_args(kind) else kind.__name__}")
     return record
 
 # %% ../nbs/engine/01_core.ipynb #f81ffab0
+def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line holds
+    "The result; raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is none."
+    rounds = [_checked(Round(**r)) for r in data["rounds"]]
+    token_text = {int(token): text for token, text in data["token_text"].items()}
+    result = _checked(GenerationResult(**data | {"rounds": rounds, "token_text": token_text}))
+    check(all(0 <= r.accepted <= len(r.drafted) for r in result.rounds),
+          "a round accepted more than was drafted")
+    return result
+
 def result_from_json(line: str, # what `to_json` wrote
                     ) -> GenerationResult:
     "The result back from its JSON line; raises `InputError` if it is damaged or something else."
-    try:
-        data = json.loads(line, parse_constant=_finite, parse_float=_finite)
-        data["rounds"] = [_checked(Round(**r)) for r in data["rounds"]]
-        data["token_text"] = {int(token): text for token, text in data["token_text"].items()}
-        result = _checked(GenerationResult(**data))
-        check(all(0 <= r.accepted <= len(r.drafted) for r in result.rounds),
-              "a round accepted more than was drafted")
-        return result
+    try: return result_from_data(json.loads(line, parse_constant=finite, parse_float=finite))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(
             f"Not a GenerationResult ({type(error).__name__}: {error}). Expected the JSON line "

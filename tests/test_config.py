@@ -143,7 +143,7 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
         "pair: {target: a, draft_dtype: int4}\n", 'pair = {target="a", draft_dtype="int4"}\n', "needs a draft", 1, 1,
     ),
     "no section": ("pair: smollm2\n", 'pair = "smollm2"\n', "line {}: pair should be a valid dictionary", 1, 1),
-    "a list of things": ("- pair\n", "x = [", "expected the sections|end of document", 1, 1),
+    "a list of things": ("- pair\n", "x = [", "expected the keys|end of document", 1, 1),
     "unfinished": ("pair: [\n", "[pair\n", "line [12]|end of document", 2, 1),
     "twice": ("pair:\n  name: a\n  name: b\n", '[pair]\nname = "a"\nname = "b"\n', "line {}|line 3", 3, 3),
     "code": ("pair: !!python/object/apply:os.system [ls]\n", "pair = os.system\n", "line {}|could not determine", 1, 1),

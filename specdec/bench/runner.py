@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ..core import InputError, ModelError, check, interrupts_kept, whole
@@ -134,13 +136,58 @@ class Measurement:
         return (self.tokens - 1) / self.details["decode_seconds"]
 
 # %% ../../nbs/bench/00_runner.ipynb #b3nchck3
-def is_torn(line: bytes) -> bool: # a file's last one, without its line break
-    "Whether it is the beginning of a measurement."
-    begin = b'{"run": "'
+def is_torn(line: bytes,  # a file's last one, without its line break
+            begin: bytes, # how each line begins
+           ) -> bool:
+    "Whether it is the beginning of such a line."
     if not line or line[:len(begin)] != begin[:len(line)]: return False
     try: json.loads(line)
     except ValueError: return True
     return False
+
+def unusable(file: Path, error: Exception) -> InputError:
+    "What to tell of a file that can't be read or written."
+    return InputError(f"The results in {file} can't be used ({error}): give another file.")
+
+def read_lines(file: Path, begin: bytes, # how each line begins
+              ) -> tuple[list[bytes], int]:
+    "The lines of a file, and the length of a torn last one, which is none of them."
+    try:
+        if file.exists() and not file.is_file(): raise OSError("it is not a file")
+        *lines, rest = (file.read_bytes() if file.exists() else b"").split(b"\n")
+    except OSError as error: raise unusable(file, error) from error
+    if is_torn(rest, begin): return lines, len(rest)
+    return [*lines, *([rest] if rest else [])], 0
+
+# %% ../../nbs/bench/00_runner.ipynb #b3nchck4
+def add_line(file: Path, line: str) -> None:
+    "A line at the end of the file, all of it or nothing."
+    try: append_whole(file, line + "\n")
+    except OSError as error: raise unusable(file, error) from error
+
+def mend(file: Path, torn: int) -> None: # torn: bytes of a last line that a kill tore
+    """Cut a torn line off, and end a last one that has no line break. What can't be written is
+    known here, and not after the first run."""
+    try:
+        if torn: os.truncate(file, file.stat().st_size - torn)
+        ended = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
+        append_whole(file, "" if ended else "\n")
+    except OSError as error: raise unusable(file, error) from error
+
+@contextmanager
+def locked(file: Path | None) -> Iterator[None]:
+    "Meanwhile, no other process can; raises `InputError` if another one has it."
+    if file is None:
+        yield
+        return
+    try: lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)
+    except Timeout:
+        raise InputError(
+            f"Another run is writing to {file}: wait until it has ended, or give another file."
+        ) from None
+    except (OSError, ValueError) as error: raise unusable(file, error) from error
+    with lock: yield
+
 
 # %% ../../nbs/bench/00_runner.ipynb #3d56d32b
 class Results:
@@ -151,13 +198,9 @@ class Results:
         self.file, self.needs = file, needs
         self.by_key: dict[tuple, Measurement] = {}
         if not file: return
-        *lines, rest = self._read().split(b"\n")
-        torn = is_torn(rest)  # by a kill: it doesn't count, and is cut off
-        for number, line in enumerate([*lines, *([rest] if rest and not torn else [])], 1):
-            self._take(number, line)
-        # see now, not after the first run, whether it can be written; end an unfinished line
-        if torn: self._cut(len(rest))
-        self._write("\n" if rest and not torn else "")
+        lines, torn = read_lines(file, b'{"run": "')
+        for number, line in enumerate(lines, 1): self._take(number, line)
+        mend(file, torn)
 
     def _take(self, number: int, line: bytes) -> None:
         try:
@@ -171,27 +214,10 @@ class Results:
             ) from error
         self.by_key[found.key] = found
 
-    def _read(self) -> bytes:
-        try:
-            if self.file.exists() and not self.file.is_file(): raise OSError("it is not a file")
-            return self.file.read_bytes() if self.file.exists() else b""
-        except OSError as error: raise self._unusable(error) from error
-
-    def _cut(self, count: int) -> None:
-        try: os.truncate(self.file, self.file.stat().st_size - count)
-        except OSError as error: raise self._unusable(error) from error
-
-    def _write(self, text: str) -> None:
-        try: append_whole(self.file, text)
-        except OSError as error: raise self._unusable(error) from error
-
-    def _unusable(self, error: Exception) -> InputError:
-        return InputError(f"The results in {self.file} can't be used ({error}): give another file.")
-
     def add(self, measurement: Measurement) -> None:
         "Keep one more; raises `InputError` if the file can't be written."
         self.by_key[measurement.key] = measurement
-        if self.file: self._write(json.dumps(asdict(measurement)) + "\n")
+        if self.file: add_line(self.file, json.dumps(asdict(measurement)))
 
     def of(self, run: str) -> list[Measurement]:
         "The measurements made under those settings."
@@ -208,7 +234,7 @@ def environment(device: str, dtype: str) -> dict: # names and numbers; nothing a
         "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
         "threads": torch.get_num_threads(), "python": platform.python_version(),
         "torch": torch.__version__, "transformers": transformers.__version__,
-        "system": platform.system(), "code": _code_digest(),
+        "system": platform.system(), "code": code_digest(),
     }
 
 def _processor_name() -> str:
@@ -219,7 +245,7 @@ def _processor_name() -> str:
         if line.startswith("model name"): return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
-def _code_digest() -> str: # 12 hexadecimal digits
+def code_digest() -> str: # 12 hexadecimal digits
     "A fingerprint of this package's source, sub-packages and all."
     root = Path(str(resources.files("specdec")))
     files = {f.relative_to(root).as_posix(): f.read_text(encoding="utf-8")
