@@ -791,11 +791,11 @@ def peers(
     K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare with transformers, and with what the memory allows, on this machine: wins, losses and
-    targets alike.
+    """Compare with transformers, llama.cpp, and what the memory allows, on this machine: wins,
+    losses and targets alike.
 
-    All fifteen prompts take about twenty-five minutes on two CPU cores. A minute of it goes to
-    compiling one of the peers.
+    All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
+    minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]".
 
     Examples:
 
@@ -1102,6 +1102,55 @@ def ollama(
                    f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
     typer.echo(WHY_NOT, err=True)
 
+# %% ../nbs/use/07_cli.ipynb #p04pr002
+_Source = Annotated[str, typer.Option(
+    "--source", help="builtin, quick, held_out, public (HumanEval, Alpaca and CNN/DailyMail, where "
+                     "they can be read), or a file of JSON lines.")]
+_Counted = Annotated[str, typer.Option(
+    "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]
+_PromptsOut = Annotated[Optional[Path], typer.Option(
+    "--out", help="Write them to this file: JSON lines with id, domain, tokens and text.",
+    show_default=False)]
+
+def prompt_lines(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
+    "The table of `specdec prompts`."
+    def shown(lengths: dict) -> str:
+        return f"{lengths['least']} … {lengths['median']:g} … {lengths['most']}"
+    parts = statistics["domains"] | {"all": statistics}
+    return [[name, str(part["prompts"]), shown(part["words"]), shown(part["tokens"])]
+            for name, part in parts.items()]
+
+# %% ../nbs/use/07_cli.ipynb #p04pr003
+@app.command()
+def prompts(
+    source: _Source = "builtin", target: _Counted = "smollm2", out: _PromptsOut = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the prompts to measure on, and write them to a file: 150 in three domains, those of
+    public sets, or your own.
+
+    A file of your own has one line of JSON for each prompt, such as
+    {"text": "Why is the sky blue?", "domain": "science"}.
+
+    Examples:
+
+    specdec prompts
+
+    specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl
+
+    specdec prompts --source questions.jsonl --json"""
+    from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts
+    from specdec.models import find_tokenizer, load_tokenizer
+    if target == "smollm2": announce_conversion()
+    tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)))
+    dataset = PromptDataset.load(source, tokenizer)
+    if out: save_prompts(dataset, out, tokenizer)
+    found = prompt_statistics(dataset, tokenizer)
+    if as_json: return typer.echo(json.dumps(found))
+    titles = ["domain", "prompts", "words: least … median … most", "tokens"]
+    print_table(titles, prompt_lines(found))
+    for domain, where in dataset.sources.items(): typer.echo(f"{domain}: {where}", err=True)
+
 # %% ../nbs/use/07_cli.ipynb #b3nrun02
 _GridFile = Annotated[Path, typer.Argument(
     metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.",
@@ -1169,6 +1218,68 @@ def grid_schema_command() -> None:
     specdec bench schema > grid.schema.json"""
     from specdec.bench.grid import grid_schema
     typer.echo(json.dumps(grid_schema(), indent=1))
+
+# %% ../nbs/use/07_cli.ipynb #92d062b9
+class Format(str, Enum):
+    "Of files for other engines."
+    gguf = "gguf"
+
+def is_head(name: str) -> bool:
+    "Whether that is the folder of a trained head, or one that comes with the package."
+    from specdec.models import local_path
+    from specdec.pairs import shipped
+    for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
+        if config.is_file(): return "speculators_model_type" in config.read_text("utf-8", "replace")
+    return False
+
+def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a head's
+    "What `specdec export --json` prints, once the file is written."
+    from specdec.gguf import export_gguf, export_head, original_gguf
+    if is_head(name):
+        from specdec.loading import load as load_by_name
+        from specdec.pairs import find_drafter
+        export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
+        serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
+    else:
+        serve = ["-m", str(out)]
+        if dtype == "int4": export_original(original_gguf(name), out)
+        else: export_gguf(name, out, dtype)
+    return {"file": str(out), "megabytes": out.stat().st_size / 1e6,
+            "serve": shlex.join(["llama-server", *serve])}
+
+def export_original(file: Path, out: Path) -> None:
+    "A copy of the file that a model comes from."
+    import shutil
+
+    from specdec.gguf import gguf_path
+    shutil.copyfile(file, gguf_path(out))
+
+# %% ../nbs/use/07_cli.ipynb #052e7f48
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(
+        metavar="MODEL|DRAFTER", help="A model as load takes it, or the folder of a trained head.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write: something.gguf.")],
+    format: Annotated[Format, typer.Option("--format", help="For which engine.")] = Format.gguf,
+    dtype: Annotated[str, typer.Option(
+        "--dtype", help="bfloat16, float32 or float16; or int4: the very file of four bits that "
+                        "the model comes from.")] = "bfloat16",
+    target: Annotated[str, typer.Option(
+        "--target", help="What a head drafts for; its tokenizer goes into the file.")] = "smollm2",
+    as_json: AsJson = False,
+) -> None:
+    """Write a model, or a trained EAGLE-3 head, as a GGUF file that llama.cpp loads.
+
+    Examples:
+
+    specdec export smollm2 --format gguf --out smollm2.gguf
+
+    specdec export smollm2-head --format gguf --out head.gguf"""
+    if "smollm2" in (name, target): announce_conversion()
+    found = or_rebuild(lambda: exported(name, out, dtype, target))
+    if as_json: return typer.echo(json.dumps(found))
+    typer.echo(f"{found['file']}  {found['megabytes']:,.0f} MB")
+    typer.echo(f"Serve it with: {found['serve']}", err=True)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()
