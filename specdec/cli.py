@@ -1101,6 +1101,55 @@ def ollama(
                    f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
     typer.echo(WHY_NOT, err=True)
 
+# %% ../nbs/use/07_cli.ipynb #p04pr002
+_Source = Annotated[str, typer.Option(
+    "--source", help="builtin, quick, held_out, public (HumanEval, Alpaca and CNN/DailyMail, where "
+                     "they can be read), or a file of JSON lines.")]
+_Counted = Annotated[str, typer.Option(
+    "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]
+_PromptsOut = Annotated[Optional[Path], typer.Option(
+    "--out", help="Write them to this file: JSON lines with id, domain, tokens and text.",
+    show_default=False)]
+
+def prompt_lines(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
+    "The table of `specdec prompts`."
+    def shown(lengths: dict) -> str:
+        return f"{lengths['least']} … {lengths['median']:g} … {lengths['most']}"
+    parts = statistics["domains"] | {"all": statistics}
+    return [[name, str(part["prompts"]), shown(part["words"]), shown(part["tokens"])]
+            for name, part in parts.items()]
+
+# %% ../nbs/use/07_cli.ipynb #p04pr003
+@app.command()
+def prompts(
+    source: _Source = "builtin", target: _Counted = "smollm2", out: _PromptsOut = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the prompts to measure on, and write them to a file: 150 in three domains, those of
+    public sets, or your own.
+
+    A file of your own has one line of JSON for each prompt, such as
+    {"text": "Why is the sky blue?", "domain": "science"}.
+
+    Examples:
+
+    specdec prompts
+
+    specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl
+
+    specdec prompts --source questions.jsonl --json"""
+    from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts
+    from specdec.models import find_tokenizer, load_tokenizer
+    if target == "smollm2": announce_conversion()
+    tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)))
+    dataset = PromptDataset.load(source, tokenizer)
+    if out: save_prompts(dataset, out, tokenizer)
+    found = prompt_statistics(dataset, tokenizer)
+    if as_json: return typer.echo(json.dumps(found))
+    titles = ["domain", "prompts", "words: least … median … most", "tokens"]
+    print_table(titles, prompt_lines(found))
+    for domain, where in dataset.sources.items(): typer.echo(f"{domain}: {where}", err=True)
+
 # %% ../nbs/use/07_cli.ipynb #b3nrun02
 _GridFile = Annotated[Path, typer.Argument(
     metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.",

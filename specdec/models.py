@@ -358,6 +358,13 @@ def find_config(name: str | Path, revision: str | None = None) -> Path: # a fold
     name = str(name)
     return _local_model(name) or _downloaded(name, revision, {"allow_patterns": "config.json"})
 
+TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+
+def find_tokenizer(name: str | Path) -> Path: # a folder for `load_tokenizer`
+    "Where a model's tokenizer lies, as `find_model`; of one on the hub no weights are downloaded."
+    name = str(name)
+    return _local_model(name) or _downloaded(name, None, {"allow_patterns": TOKENIZER_FILES})
+
 def _local_model(name: str) -> Path | None: # None: it can only be on the hub
     "See `find_model`."
     if name == "smollm2":

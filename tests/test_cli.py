@@ -63,7 +63,8 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["playground"],
+    ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["prompts"],
+    ["playground"],
 ]
 
 
@@ -409,6 +410,7 @@ NAMED = [
     ["distill", "--out", "new", "--target"],
     ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
     ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"], ["playground", "--host"],
+    ["prompts", "--source"], ["prompts", "--target"],
 ]
 
 
