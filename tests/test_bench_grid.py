@@ -61,14 +61,15 @@ def test_everything_that_matters_changes_the_key():
 # The file
 
 MISTAKES = {  # text → what is said
-    "an unknown key": ("methods: [plain]\ntemprature: [0]\n", "line 2: unknown key temprature: did you mean temperatures"),
+    "an unknown key": ("seed: 1\ntemprature: [0]\n", "line 2: unknown key temprature: did you mean temperatures"),
     "a name of others": ("max_tokens: 5\n", "line 1: unknown key max_tokens: here it is max_new_tokens"),
     "an unknown key of a pair": (
         "pairs:\n  - smollm2\n  - name: a\n    target: b\n    drafts: c\n",
         "line 5: unknown key pairs.1.drafts: did you mean draft"),
     "a key of a pair": ("skip: [3]\n", "line 1: skip belongs into the section pairs"),
     "an unknown pair": ("pairs: [smolm2]\n", "line 1: pairs.0: No pair 'smolm2'. Nearest: smollm2"),
-    "parts of a registered pair": ("pairs:\n  - name: smollm2\n    drafter: x\n", "line 2: pairs.0: parts need a target"),
+    "parts of a registered pair": (
+        "pairs:\n  - name: smollm2\n    drafter: x\n", "line 2: pairs.0: parts need a target"),
     "a pair without a name": ("pairs:\n  - target: x\n", "line 2: pairs.0.name is missing"),
     "an unknown method": ("methods: [plain, sufix]\n", "line 1: methods: unknown method 'sufix': did you mean suffix"),
     "K of nothing": ("K: [2, 0]\n", "line 1: K: expected whole numbers of at least 1, or adaptive, not 0"),
@@ -102,7 +103,8 @@ def test_all_mistakes_at_once(tmp_path):
 
 
 def test_both_formats_say_the_same(tmp_path):
-    in_yaml = grid_file(tmp_path, "pairs: [smollm2, {name: mine, target: ./m, draft: ./d}]\nK: [1, adaptive]\nseed: 3\n")
+    in_yaml = grid_file(
+        tmp_path, "pairs: [smollm2, {name: mine, target: ./m, draft: ./d}]\nK: [1, adaptive]\nseed: 3\n")
     in_toml = grid_file(tmp_path, 'pairs = ["smollm2", {name = "mine", target = "./m", draft = "./d"}]\n'
                         'K = [1, "adaptive"]\nseed = 3\n', "grid.toml")
     grid = read_grid(in_yaml)

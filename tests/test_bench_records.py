@@ -1,4 +1,4 @@
-"A line for each run: nothing is lost on the way there and back, no damage goes unnoticed, no kill costs more than a run."
+"A line for each run: nothing is lost there and back, no damage goes unnoticed, no kill costs more than a run."
 import json
 import multiprocessing
 import time
@@ -15,8 +15,9 @@ from specdec.core import GenerationResult, InputError, Round
 CONFIG = BenchmarkConfig(pair="smollm2", method="suffix", K=4, temperature=0, max_new_tokens=3, domain="code",
                          prompt="code_000", seed=0, repeat=0, dtype="bfloat16", device="cpu", threads=2)
 RESULT = GenerationResult(
-    prompt_ids=[1, 2], generated_ids=[5, 6, 7], text="ab\n\u2028\ud800 \"ć", finish_reason="length", method="speculative",
-    rounds=[Round([6, 9], 1, [6, 7])], per_token_latencies=[.2, .05, 5e-05], round_latencies=[.2, .1],
+    prompt_ids=[1, 2], generated_ids=[5, 6, 7],
+    text="ab\n\u2028\ud800 \"ć", finish_reason="length",
+    method="speculative", rounds=[Round([6, 9], 1, [6, 7])], per_token_latencies=[.2, .05, 5e-05], round_latencies=[.2, .1],
     time_to_first_token=.2, total_time=.3, prefill_time_ms=190., draft_time_total_ms=2., verify_time_total_ms=90.,
     sampling_time_total_ms=5., peak_memory_mb=None, settings={"K": 4, "stop": []}, is_lossless=True, drafter="suffix")
 RECORD = Record(CONFIG, {"target": "a" * 64, "drafter": None}, {"processor": "some", "load": .5}, RESULT,
