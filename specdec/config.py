@@ -211,6 +211,7 @@ def _told(error: dict, # of pydantic's
         if homes: return f"{where}{path[-1]} belongs into the section {homes[0]}."
         return f"{where}unknown key {'.'.join(path)}: {meant(path[-1], known)}"
     if error["type"] == "missing": return f"{where}{'.'.join(path)} is missing."
+    if error["type"] == "too_short": return f"{where}{'.'.join(path)} must not be empty."
     said = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     words = said.rstrip(".")
     if error["type"] == "value_error": return f"{where}{'.'.join(path)}: {words}."

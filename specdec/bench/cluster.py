@@ -255,7 +255,7 @@ class RayCrew:
 # %% ../../nbs/bench/08_cluster.ipynb #77c22d59
 BRIEF = {  # Ray's own settings, read when it is imported
     "RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_gcs_rpc_server_connect_timeout_s": "5",
-    "RAY_py_gcs_connect_timeout_s": "10", "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_py_gcs_connect_timeout_s": "10",
 }
 
 def unreachable(address: str, why: str) -> InputError:
@@ -289,9 +289,9 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
     try: ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
-    try:
-        with redirect_stdout(sys.stderr): yield ray  # Ray prints where results belong
-    finally: ray.shutdown()
+    with redirect_stdout(sys.stderr):  # Ray prints where results belong
+        try: yield ray
+        finally: ray.shutdown()
 
 # %% ../../nbs/bench/08_cluster.ipynb #905312b8
 @contextmanager

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from .drafters import DRAFTERS
+from .llamacpp import LLAMACPP_MODES
 from .prompts import PromptDataset
 from .runner import fingerprint, interleaved
 from ..config import meant, placed_names, read_as
@@ -23,11 +24,12 @@ from ..models import STORED, Prompt, pick_device, pick_dtype
 from ..registry import PairSpec, get_pair
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
-PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", "llamacpp")
+LLAMACPP = ("llamacpp", *(f"llamacpp-{mode}" for mode in LLAMACPP_MODES if mode != "plain"))
+PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", *LLAMACPP)
 
 def is_method(name: str) -> bool:
     "Whether something here decodes by that name."
-    return name in ("plain", *DRAFTERS, *PEERS) or name.startswith("llamacpp-")
+    return name in ("plain", *DRAFTERS, *PEERS)
 
 class _Settings(BaseModel):
     "Types are taken as they are, and unknown keys are errors."

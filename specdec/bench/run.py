@@ -25,7 +25,8 @@ import torch
 from tqdm import tqdm
 
 from .drafters import DRAFTERS, drafter_makers
-from .grid import BenchmarkConfig, Cell, Grid, cells
+from .grid import LLAMACPP, BenchmarkConfig, Cell, Grid, cells
+from .llamacpp import LlamaCppModes, llamacpp_result
 from specdec.bench.peers import (
     compiled_peer, for_plain_decoding, quiet_transformers, transformers_peer,
 )
@@ -84,7 +85,8 @@ def skipped(spec: PairSpec) -> tuple[int, ...]:
 def weights_of(spec: PairSpec, method: str) -> dict[str, str | None]:
     "Digests of what decodes by that method; raises `InputError` if the pair hasn't got it."
     drafter = None
-    if method in ("head", "hybrid"): drafter = folder_digest(trained_folder(spec, "head"))
+    if method in ("head", "hybrid", "llamacpp-eagle3"):
+        drafter = folder_digest(trained_folder(spec, "head"))
     if method == "model": drafter = folder_digest(trained_folder(spec, "model"))
     if method == "skip": drafter = fingerprint(skipped(spec))
     return {"target": folder_digest(find_model(spec.target)), "drafter": drafter}
@@ -142,6 +144,11 @@ class Bench:
         "The target in transformers."
         return quiet_transformers(*self.which)
 
+    @cached_property
+    def llamacpp(self) -> LlamaCppModes:
+        "The target in llama.cpp."
+        return LlamaCppModes(self.target, self.dtype)
+
 @lru_cache(maxsize=1)
 def bench_of(spec: PairSpec, dtype: str, device: str) -> Bench:
     "The one that is in use."
@@ -170,11 +177,16 @@ def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
     if run.method == "compiled": return compiled_for(bench, longest(run, ids))
     options = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
                "prompt_lookup": {"prompt_lookup_num_tokens": run.K}}
-    check(run.method in options, f"There is no peer {run.method} here.")
     return transformers_peer(bench.theirs, run.temperature, **options[run.method])
 
 def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
     "A text by one of the peers."
+    settings = {"temperature": run.temperature, "max_new_tokens": run.max_new_tokens,
+                "seed": run.seed}
+    if run.method in LLAMACPP:
+        mode = run.method.partition("-")[2] or "plain"
+        answer = bench.llamacpp[mode].generate(ids, run.max_new_tokens, run.temperature, run.seed)
+        return llamacpp_result(answer, ids, mode, **settings)
     peer = peer_of(bench, run, ids)
     start = time.perf_counter()
     made, _ = peer(ids, run.max_new_tokens, run.seed)
@@ -186,8 +198,7 @@ def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Generatio
         per_token_latencies=[], round_latencies=[], time_to_first_token=0.0, total_time=seconds,
         prefill_time_ms=0.0, draft_time_total_ms=0.0, verify_time_total_ms=0.0,
         sampling_time_total_ms=0.0, peak_memory_mb=None,
-        settings={"temperature": run.temperature, "max_new_tokens": run.max_new_tokens,
-                  "seed": run.seed}, drafter=run.method, device=run.device)
+        settings=settings, drafter=run.method, device=run.device)
 
 def decoded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
     "One text; raises `ModelError` if it is not as long as was asked for."
