@@ -1281,6 +1281,39 @@ def export(
     typer.echo(f"{found['file']}  {found['megabytes']:,.0f} MB")
     typer.echo(f"Serve it with: {found['serve']}", err=True)
 
+# %% ../nbs/use/07_cli.ipynb #be9c0r02
+_Results = Annotated[Optional[Path], typer.Argument(
+    metavar="[RESULTS]", help="A file that specdec bench run wrote.", show_default=False)]
+_Compared = Annotated[Optional[tuple[Path, Path]], typer.Option(
+    "--compare", metavar="A B", show_default=False,
+    help="In place of RESULTS: two such files, side by side.")]
+_ReportFolder = Annotated[Path, typer.Option(
+    "--out", help="A folder for report.html and report.md; made where it is missing.")]
+
+# %% ../nbs/use/07_cli.ipynb #be9c0r03
+@bench.command()
+def report(
+    results: _Results = None, compare: _Compared = None, out: _ReportFolder = Path("report"),
+) -> None:
+    """Make a page and a summary of what specdec bench run measured: speed-ups, acceptance,
+    latencies, where the time goes, predicted against measured, each with its interval.
+
+    With --compare: what changed between two measurements, beyond noise.
+
+    Examples:
+
+    specdec bench report results.jsonl --out report
+
+    specdec bench report --compare before.jsonl after.jsonl --out report"""
+    from specdec.bench.estimates import check_drawing
+    from specdec.core import check
+    check((results is None) != (compare is None),
+          "Give a file of results, or --compare A B with two of them: one of the two.")
+    check_drawing()
+    from specdec.bench.report import compare_reports, report_on
+    page = compare_reports(*compare, out) if compare else report_on(results, out)
+    typer.echo(f"The page is {page}; the same without pictures is {page.with_suffix('.md')}.")
+
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()
 def playground(

@@ -20,10 +20,11 @@ def result(rng, method: str, K, alpha: float, c: float, n: int, step: float, tem
     v = 1.15 if method != "plain" else 1.0
     rounds, draft, verify = [], [], []
     while sum(len(r["emitted"]) for r in rounds) < n - 1:
-        drafted = 0 if method == "plain" else int(rng.integers(1, 6)) if K == "adaptive" else K
+        drafted = 0 if method == "plain" else int(rng.integers(1, 6)) if K == "adaptive" else K or 0
         accepted = min(int(rng.geometric(1 - alpha)) - 1, drafted)
         drafts = rng.integers(0, 49152, drafted).tolist()
-        rounds.append(dict(drafted=drafts, accepted=accepted, emitted=[*drafts[:accepted], int(rng.integers(0, 49152))]))
+        emitted = [*drafts[:accepted], int(rng.integers(0, 49152))]
+        rounds.append(dict(drafted=drafts, accepted=accepted, emitted=emitted))
         draft.append(step * c * drafted * rng.normal(1, .03))
         verify.append(step * v * rng.normal(1, .03))
     times = [5 * step, *(d + w for d, w in zip(draft, verify))]
@@ -50,10 +51,10 @@ def record(rng, method="plain", K=None, prompt="code_000", repeat=0, temperature
     )
     parted = None if gap is None else dict(position=5, gap=gap, plain=11, ours=made["generated_ids"][5])
     label = "AR" if method == "plain" else "SD-adaptive" if K == "adaptive" else f"SD-K{K}"
+    key = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
     return dict(
-        version=1, key=hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12], decoder_label=label,
-        config=config, weights=dict(target="a" * 64, drafter=None), environment={**ENVIRONMENT, "dtype": dtype, **environment},
-        prompt_tokens=40, parted=parted, result=made,
+        version=1, key=key, decoder_label=label, config=config, weights=dict(target="a" * 64, drafter=None),
+        environment={**ENVIRONMENT, "dtype": dtype, **environment}, prompt_tokens=40, parted=parted, result=made,
     )
 
 

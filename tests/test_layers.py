@@ -30,6 +30,7 @@ LAYERS = {  # layer → its modules, in order
     "benchmarks": [
         "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.peers",
         "bench.drafters", "bench.grid", "bench.records", "bench.run", "bench.cluster",
+        "bench.bootstrap", "bench.estimates", "bench.figures", "bench.report",
     ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",

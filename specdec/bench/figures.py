@@ -41,7 +41,8 @@ def scheme_css(dark: bool) -> str: # declarations
 # %% ../../nbs/bench/09_figures.ipynb #58993878
 STYLE = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9,
-    "axes.titlesize": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": MUTED, "xtick.color": INK, "ytick.color": INK, "axes.grid": True,
+    "axes.titlesize": 9, "text.color": INK, "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED, "xtick.color": INK, "ytick.color": INK, "axes.grid": True,
     "grid.color": GRID, "grid.linewidth": .6, "axes.axisbelow": True, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "none",
     "axes.facecolor": "none", "hatch.linewidth": .6,
@@ -179,21 +180,25 @@ def heat(axis: Axes, cells: dict[tuple[str, str], Estimate]) -> None: # (row, co
     axis.tick_params(length=0)
 
 # %% ../../nbs/bench/09_figures.ipynb #67c44b70
+ALL = "all"  # domains together
+
 def heat_cells(study: Study, by_pair: bool) -> dict[Setting, dict[tuple[str, str], Estimate]]:
     "The speed-ups of each panel: by method and domain, or by method and pair."
     found: dict[Setting, dict[tuple[str, str], Estimate]] = {}
+    domains = study.domains
     for line, columns in study.columns.items():
         if line.method == "plain": continue
         panel = line.setting._replace(pair="") if by_pair else line.setting
-        groups = [line.setting.pair] if by_pair else study.domains
+        groups = [line.setting.pair] if by_pair else domains + [ALL] * (len(domains) > 1)
         for group in groups:
             inside = np.isfinite(columns.speedup)
-            if not by_pair: inside &= columns.domains == group
+            if group in domains and not by_pair: inside &= columns.domains == group
             speedup = estimate(median, columns.speedup[inside])
             K = "none" if line.K is None else str(line.K)
             if speedup: found.setdefault(panel, {})[f"{line.method}, {group}", K] = speedup
     return found
 
+# %% ../../nbs/bench/09_figures.ipynb #b95852bf
 def heatmap(study: Study, by_pair: bool) -> Picture | None:
     cells = heat_cells(study, by_pair)
     if not cells: return None
@@ -214,6 +219,7 @@ def heatmap(study: Study, by_pair: bool) -> Picture | None:
         f"Heatmap of speed-ups by method, {what} and K. The largest is {most}, the smallest "
         f"{least}.", figure)
 
+# %% ../../nbs/bench/09_figures.ipynb #d9aa0f5a
 @styled
 def speedup_by_domain(study: Study) -> Picture | None:
     "Speed-ups: method and domain down, K across."
@@ -230,19 +236,20 @@ def best_speculative(study: Study, setting: Setting) -> list[Line]:
     "Methods that drafted something, each with its best K."
     return [line for line in study.best(setting) if study.columns[line].tried.sum()]
 
+# %% ../../nbs/bench/09_figures.ipynb #4815b937
 @styled
 def acceptance_by_domain(study: Study) -> Picture | None:
     "α of each prompt, and of each domain with its interval."
     settings = [s for s in study.settings if best_speculative(study, s)]
     if not settings: return None
     figure, rows = panels(settings, y="α, accepted / tried")
-    style, handles, said = looks(study), {}, []
+    style, domains, handles, said = looks(study), study.domains, {}, []
     for (axis,), setting in zip(rows, settings):
         lines = best_speculative(study, setting)
         for i, line in enumerate(lines):
             columns, colour = study.columns[line], style[line.method]["color"]
             tried, passed = columns.tried.sum(1), columns.passed.sum(1)
-            for j, domain in enumerate(study.domains):
+            for j, domain in enumerate(domains):
                 inside = (columns.domains == domain) & (tried > 0)
                 if not inside.any(): continue
                 x = j + (i - (len(lines) - 1) / 2) * .8 / len(lines)
@@ -254,7 +261,7 @@ def acceptance_by_domain(study: Study) -> Picture | None:
                     x, found.value, bars(found), fmt=style[line.method]["marker"], color=colour,
                     capsize=2.5, markersize=5)
                 said.append((found.value, f"{line.name} on {domain}"))
-        axis.set(xticks=range(len(study.domains)), xticklabels=study.domains, ylim=(-.02, 1.02))
+        axis.set(xticks=range(len(domains)), xticklabels=domains, ylim=(-.02, 1.02))
         axis.grid(False, axis="x")
     legend(figure, handles)
     (most, where), (least, there) = max(said), min(said)
@@ -278,6 +285,7 @@ def accepted_shares(columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]: # val
     exactly = reached[:, :-1] - reached[:, 1:]
     return band(exactly, np.repeat(columns.tried[:, :1], exactly.shape[1], axis=1))
 
+# %% ../../nbs/bench/09_figures.ipynb #760fa77c
 @styled
 def acceptance_by_position(study: Study) -> Picture | None:
     "α by position with intervals; the distribution of accepted drafts."
@@ -332,6 +340,7 @@ def reach(study: Study, lines: Sequence[Line], kind: str) -> np.ndarray | None: 
     if not times.size: return None
     return np.geomspace(times.min(), np.quantile(times, .99) * 1.1, 60)
 
+# %% ../../nbs/bench/09_figures.ipynb #80c9aa98
 @styled
 def latencies(study: Study) -> Picture | None:
     "Cumulative distributions of the time per token and per round."
@@ -368,11 +377,12 @@ def latencies(study: Study) -> Picture | None:
         "Cumulative distributions. Half of the tokens took up to: " + "; ".join(said[:8]) + ".",
         figure)
 
-# %% ../../nbs/bench/09_figures.ipynb #80c9aa98
+# %% ../../nbs/bench/09_figures.ipynb #0a0eeb5e
 def plain_ticks(axis: Axes) -> None:
     "1, 2, 3, 5, 7, 10, … on a logarithmic axis, as people write them."
     low, high = axis.get_xlim()
-    marks = [m * 10.0**e for e in range(-4, 6) for m in (1, 2, 3, 5, 7) if low <= m * 10.0**e <= high]
+    marks = [m * 10.0**e for e in range(-4, 6) for m in (1, 2, 3, 5, 7)]
+    marks = [mark for mark in marks if low <= mark <= high]
     axis.set_xticks(marks, [f"{mark:g}" for mark in marks])
     axis.set_xticks([], minor=True)
 
@@ -385,6 +395,7 @@ def parts_of(columns) -> dict[str, np.ndarray]: # part → s, [prompts]
     phases = {name: getattr(columns, name) for name in ("draft", "verify", "sampling")}
     return phases | {"rest": np.maximum(columns.decode - sum(phases.values()), 0)}
 
+# %% ../../nbs/bench/09_figures.ipynb #fd991aed
 @styled
 def round_times(study: Study) -> Picture | None:
     "Milliseconds of a round by phase."
@@ -412,7 +423,8 @@ def round_times(study: Study) -> Picture | None:
             words = f"  {tau:.2f} tokens, {total.value / tau:.1f} ms each"
             axis.text(total.high or total.value, i, words, va="center", fontsize=8)
             furthest = max(furthest, total.high or total.value)
-            said.append(f"{line.name} {total.value:.0f} ms a round, {total.value / tau:.1f} a token")
+            said.append(f"{line.name} {total.value:.0f} ms a round, {total.value / tau:.1f} a "
+                        "token")
         axis.set(yticks=range(len(lines)), yticklabels=[line.name for line in lines],
                  xlim=(0, furthest * 1.75))
         axis.invert_yaxis()
