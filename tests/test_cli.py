@@ -63,7 +63,7 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["playground"],
+    ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["export"], ["playground"],
 ]
 
 
