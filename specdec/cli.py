@@ -9,18 +9,19 @@ __all__ = ['main']
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # %% ../nbs/use/07_cli.ipynb #f06d5c13
 class ExitCode(IntEnum):
@@ -1100,6 +1101,123 @@ def ollama(
         typer.echo(f"{answer['model']}: {answer['tokens']} tokens at"
                    f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
     typer.echo(WHY_NOT, err=True)
+
+# %% ../nbs/use/07_cli.ipynb #p04pr002
+_Source = Annotated[str, typer.Option(
+    "--source", help="builtin, quick, held_out, public (HumanEval, Alpaca and CNN/DailyMail, where "
+                     "they can be read), or a file of JSON lines.")]
+_Counted = Annotated[str, typer.Option(
+    "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]
+_PromptsOut = Annotated[Optional[Path], typer.Option(
+    "--out", help="Write them to this file: JSON lines with id, domain, tokens and text.",
+    show_default=False)]
+
+def prompt_lines(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
+    "The table of `specdec prompts`."
+    def shown(lengths: dict) -> str:
+        return f"{lengths['least']} … {lengths['median']:g} … {lengths['most']}"
+    parts = statistics["domains"] | {"all": statistics}
+    return [[name, str(part["prompts"]), shown(part["words"]), shown(part["tokens"])]
+            for name, part in parts.items()]
+
+# %% ../nbs/use/07_cli.ipynb #p04pr003
+@app.command()
+def prompts(
+    source: _Source = "builtin", target: _Counted = "smollm2", out: _PromptsOut = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the prompts to measure on, and write them to a file: 150 in three domains, those of
+    public sets, or your own.
+
+    A file of your own has one line of JSON for each prompt, such as
+    {"text": "Why is the sky blue?", "domain": "science"}.
+
+    Examples:
+
+    specdec prompts
+
+    specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl
+
+    specdec prompts --source questions.jsonl --json"""
+    from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts
+    from specdec.models import find_tokenizer, load_tokenizer
+    if target == "smollm2": announce_conversion()
+    tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)))
+    dataset = PromptDataset.load(source, tokenizer)
+    if out: save_prompts(dataset, out, tokenizer)
+    found = prompt_statistics(dataset, tokenizer)
+    if as_json: return typer.echo(json.dumps(found))
+    titles = ["domain", "prompts", "words: least … median … most", "tokens"]
+    print_table(titles, prompt_lines(found))
+    for domain, where in dataset.sources.items(): typer.echo(f"{domain}: {where}", err=True)
+
+# %% ../nbs/use/07_cli.ipynb #b3nrun02
+_GridFile = Annotated[Path, typer.Argument(
+    metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.",
+    show_default=False)]
+_Records = Annotated[Optional[Path], typer.Option(
+    "--out", help="Keep each run as a line of this file, and skip those it holds.",
+    show_default=False)]
+_LogJson = Annotated[bool, typer.Option(
+    "--log-json", help="What happens, as JSON lines on standard error.")]
+_Ray = Annotated[Optional[str], typer.Option(
+    "--ray", metavar="[ADDRESS]", show_default=False,
+    help="Spread it over the machines of a Ray cluster: this machine's, or the one at HOST:PORT.")]
+
+class RayCommand(TyperCommand):
+    "A command whose option `--ray` may stand alone: the cluster of this machine."
+    def parse_args(self, ctx, args):
+        after = args.index("--ray") + 1 if "--ray" in args else 0
+        address = re.compile(r"auto|\S+:\d+")
+        if after and not address.fullmatch("".join(args[after:after + 1])):
+            args = [*args[:after], "auto", *args[after:]]
+        return super().parse_args(ctx, args)
+
+def bench_json(outcome) -> str: # a specdec.bench.run.Outcome
+    "What came of a grid, for a program; the runs themselves are in the file."
+    from specdec.bench.run import run_figures
+    return json.dumps({
+        "rows": run_figures(outcome.records), "made": outcome.made, "torn_bytes": outcome.torn,
+        "failed": outcome.failed, "complete": outcome.complete,
+        "grid": outcome.grid.model_dump(),
+    }, indent=1)
+
+# %% ../nbs/use/07_cli.ipynb #b3nrun03
+@bench.command(cls=RayCommand)
+def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
+        ray: _Ray = None, as_json: AsJson = False) -> None:
+    """Measure a grid: pairs, drafters and peers, K, temperatures, precisions, each with each.
+
+    Examples:
+
+    specdec bench run configs/quick.yaml --out quick.jsonl
+
+    specdec bench run configs/table.yaml --out table.jsonl --log-json 2> events.jsonl
+
+    specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379"""
+    from specdec.bench.cluster import over_ray
+    from specdec.bench.grid import read_grid
+    from specdec.bench.run import bench_run, in_turn, json_logs, run_text
+    grid = read_grid(config)
+    announce_conversion()
+    spread = over_ray(ray) if ray else in_turn
+    if ray and not grid.timing: typer.echo("Only acceptance is measured, so cells share machines.",
+                                           err=True)
+    def measured():
+        with json_logs() if log_json else nullcontext(): return bench_run(grid, out, spread)
+    outcome = or_rebuild(measured)
+    typer.echo(bench_json(outcome) if as_json else run_text(outcome))
+    if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)
+
+@bench.command(name="schema")
+def grid_schema_command() -> None:
+    """Print the JSON schema of a grid, by which an editor completes and checks one.
+
+    Examples:
+
+    specdec bench schema > grid.schema.json"""
+    from specdec.bench.grid import grid_schema
+    typer.echo(json.dumps(grid_schema(), indent=1))
 
 # %% ../nbs/use/07_cli.ipynb #92d062b9
 class Format(str, Enum):

@@ -21,7 +21,7 @@ LAYERS = {  # layer → its modules, in order
         "device_drafters", "device_loop", "gguf",
     ],
     "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
-    "measures": ["speedup", "profiling"],
+    "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
@@ -29,7 +29,7 @@ LAYERS = {  # layer → its modules, in order
     ],
     "benchmarks": [
         "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.peers",
-        "bench.drafters", "bench.grid", "bench.records",
+        "bench.drafters", "bench.grid", "bench.records", "bench.run", "bench.cluster",
     ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 
 from .runner import prompt_ids
 from ..core import InputError, check
-from ..models import Prompt, find_model, load_tokenizer
+from ..models import Prompt, find_tokenizer, load_tokenizer
 from ..train.resume import written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e
@@ -85,8 +85,8 @@ def read_prompt_file(path: Path) -> tuple[Prompt, ...]: # in the file's order
 # %% ../../nbs/bench/04_prompts.ipynb #d084fd25
 DOMAINS = ("code", "conversation", "summarization")
 _FILES = {  # set → its files in specdec/data
-    "quick": ("prompts.json",), "held_out": ("held_out.json",),
     "builtin": ("prompts.json", "held_out.json", *(f"prompts_{d}.jsonl" for d in DOMAINS)),
+    "quick": ("prompts.json",), "held_out": ("held_out.json",),
 }
 
 def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
@@ -164,7 +164,7 @@ SETS = (*_FILES, "public")
 def read_prompts(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]:
     "The prompts and each domain's source, as `PromptDataset.load`."
     if source == "public":
-        return public(tokenizer or load_tokenizer(find_model("smollm2")))
+        return public(tokenizer or load_tokenizer(find_tokenizer("smollm2")))
     known = source in _FILES
     check(known or Path(source).is_file(), f"There is no set of prompts and no file {source!r}: "
           f"expected {', '.join(SETS)}, or a file of JSON lines.")
