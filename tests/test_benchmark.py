@@ -112,7 +112,8 @@ def test_overhead_is_the_time_outside_the_models():
 
 
 SECONDS = {"plain": 1.0, "ngram": 1.25, "transformers": 2.5, "prompt_lookup": 1.0, "compiled": 0.5, "assisted": 10.0}
-SECONDS |= {"speculative": 0.5, "plain_sampled": 1.2, "speculative_sampled": 1.0, "llamacpp": 0.8, "llamacpp_eagle3": 0.6}
+SECONDS |= {"speculative": 0.5, "plain_sampled": 1.2, "speculative_sampled": 1.0}
+SECONDS |= {"llamacpp": 0.8, "llamacpp_eagle3": 0.6}
 SECONDS |= {"plain_int4": 0.4, "speculative_int4": 0.5, "llamacpp_int4": 0.5, "llamacpp_ngram-mod_int4": 0.6}
 
 
@@ -150,7 +151,8 @@ def test_report_counts_wins_and_losses_alike():
         "prefill_vs_transformers": 0.5, "ngram_vs_plain": 0.8, "ngram_vs_prompt_lookup": 0.8, "ngram_vs_assisted": 8,
         "overhead": 0.02, "memory_vs_model": 1.2,
         # the run's own dtype is float32
-        "plain_float32_vs_llamacpp_float32": 0.8, "plain_bf16_vs_llamacpp_bf16": None, "plain_int4_vs_llamacpp_q4": 1.25,
+        "plain_float32_vs_llamacpp_float32": 0.8, "plain_bf16_vs_llamacpp_bf16": None,
+        "plain_int4_vs_llamacpp_q4": 1.25,
         "plain_int4_vs_transformers": 6.25, "prefill_vs_llamacpp": 1.5, "speculative_vs_plain": 2,
         "speculative_vs_plain_float32_greedy": 2, "speculative_vs_plain_float32_sampled": 1.2,
         "speculative_vs_plain_int4_greedy": 0.8, "speculative_vs_plain_int4_sampled": None,
@@ -349,7 +351,8 @@ def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     assert report["ratios"]["memory_vs_model"] == 1
     # float32: the same greedy tokens everywhere
     assert all(
-        figures["texts_equal_to_plain"] == (None if "sampled" in name else 2) for name, figures in report["methods"].items()
+        figures["texts_equal_to_plain"] == (None if "sampled" in name else 2)
+        for name, figures in report["methods"].items()
     )
     assert 0 < report["ratios"]["overhead"] < 1
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once

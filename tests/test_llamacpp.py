@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import FAMILIES, random_model
 
+from families import FAMILIES, random_model
 from specdec.bench import llamacpp as e
 from specdec.core import InputError, ModelError
 from specdec.drafters.head_drafter import HeadDrafter
@@ -196,5 +196,6 @@ def test_a_tokenizer_whose_cuts_nobody_knows_is_refused(target):
     for model, cut in ((BPE(), Whitespace()), (WordLevel({"a": 0}, unk_token="a"), Whitespace()), (BPE(), None)):
         backend = Tokenizer(model)
         if cut: backend.pre_tokenizer = cut
-        with pytest.raises(ModelError, match="byte-level BPE"): cut_of(PreTrainedTokenizerFast(tokenizer_object=backend))
+        unknown = PreTrainedTokenizerFast(tokenizer_object=backend)
+        with pytest.raises(ModelError, match="byte-level BPE"): cut_of(unknown)
     assert cut_of(target.tokenizer) == "gpt-2"
