@@ -163,7 +163,8 @@ def test_report_counts_wins_and_losses_alike():
         "best_vs_llamacpp_best": 1.2,
     })
     assert {name for name, met in report["goals_met"].items() if not met} == {
-        "plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup", "speculative_vs_plain_float32_sampled",
+        "plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup",
+        "speculative_vs_plain_float32_sampled",
         "speculative_vs_plain_int4_greedy", "speculative_vs_plain_worst",
     }
     assert b.TARGETS.keys() - report["goals_met"].keys() == {
