@@ -1258,7 +1258,8 @@ def export_original(file: Path, out: Path) -> None:
 @app.command()
 def export(
     name: Annotated[str, typer.Argument(
-        metavar="MODEL|DRAFTER", help="A model as load takes it, or the folder of a trained head.")],
+        metavar="MODEL|DRAFTER",
+        help="A model as load takes it, or the folder of a trained head.")],
     out: Annotated[Path, typer.Option("--out", help="The file to write: something.gguf.")],
     format: Annotated[Format, typer.Option("--format", help="For which engine.")] = Format.gguf,
     dtype: Annotated[str, typer.Option(

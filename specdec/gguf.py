@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -152,6 +152,7 @@ class Entry:
     shape: tuple[int, ...]
     read: Callable[[], Tensor]  # the numbers, of any floating dtype, or int64
 
+# %% ../nbs/engine/15_gguf.ipynb #9ac8b967
 class Plan:
     "A GGUF file in the making: metadata first, then what tensors it shall have."
     def __init__(self, path: Path, kind: str, # the architecture

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from specdec.bench import peers as b
+from specdec.bench.llamacpp import llamacpp_missing
 from specdec.bench.runner import Measurement, Runner, environment
 from specdec.cli import ExitCode, app
 from specdec.core import InputError, ModelError
@@ -16,6 +17,8 @@ from specdec.kvcache import cache_bytes
 from specdec.models import fetch, load_tokenizer
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
+THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp
+ABSENT = {"llama.cpp": "not installed"}  # as `quick` pretends
 
 
 def run_of(
@@ -109,6 +112,9 @@ def test_overhead_is_the_time_outside_the_models():
 
 
 SECONDS = {"plain": 1.0, "ngram": 1.25, "transformers": 2.5, "prompt_lookup": 1.0, "compiled": 0.5, "assisted": 10.0}
+SECONDS |= {"speculative": 0.5, "plain_sampled": 1.2, "speculative_sampled": 1.0}
+SECONDS |= {"llamacpp": 0.8, "llamacpp_eagle3": 0.6}
+SECONDS |= {"plain_int4": 0.4, "speculative_int4": 0.5, "llamacpp_int4": 0.5, "llamacpp_ngram-mod_int4": 0.6}
 
 
 def full_report(plain: float = 1.0, memory: int = 120) -> dict:
@@ -123,6 +129,7 @@ def full_report(plain: float = 1.0, memory: int = 120) -> dict:
         runs += [
             probed("floor", *at, 1, 0.05, nbytes=100, bandwidth=2000.0), probed("verify8", *at, 8, 0.1),
             probed("prefill", *at, 1024, 2.0), probed("prefill_transformers", *at, 1024, 1.0),
+            probed("prefill_llamacpp", *at, 1024, 3.0),
         ]
     runs.append(
         Measurement(
@@ -143,24 +150,39 @@ def test_report_counts_wins_and_losses_alike():
         "plain_vs_transformers": 2.5, "plain_vs_compiled": 0.5, "plain_vs_floor": 0.5, "verify8_vs_floor": 2,
         "prefill_vs_transformers": 0.5, "ngram_vs_plain": 0.8, "ngram_vs_prompt_lookup": 0.8, "ngram_vs_assisted": 8,
         "overhead": 0.02, "memory_vs_model": 1.2,
+        # the run's own dtype is float32
+        "plain_float32_vs_llamacpp_float32": 0.8, "plain_bf16_vs_llamacpp_bf16": None,
+        "plain_int4_vs_llamacpp_q4": 1.25,
+        "plain_int4_vs_transformers": 6.25, "prefill_vs_llamacpp": 1.5, "speculative_vs_plain": 2,
+        "speculative_vs_plain_float32_greedy": 2, "speculative_vs_plain_float32_sampled": 1.2,
+        "speculative_vs_plain_int4_greedy": 0.8, "speculative_vs_plain_int4_sampled": None,
+        "speculative_vs_plain_bf16_greedy": None, "speculative_vs_plain_bf16_sampled": None,
+        "speculative_vs_plain_worst": 0.8,
+        # drafts help us in float32 and not in int4; them as well
+        "best_vs_llamacpp_best_float32": 1.2, "best_vs_llamacpp_best_int4": 1.25, "best_vs_llamacpp_best_bf16": None,
+        "best_vs_llamacpp_best": 1.2,
     })
     assert {name for name, met in report["goals_met"].items() if not met} == {
         "plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup",
+        "speculative_vs_plain_float32_sampled",
+        "speculative_vs_plain_int4_greedy", "speculative_vs_plain_worst",
     }
-    assert len(report["goals_met"]) == len(b.TARGETS) and report["targets"]["overhead"] == "at most 0.03"
+    assert b.TARGETS.keys() - report["goals_met"].keys() == {
+        name for name in b.TARGETS if report["ratios"][name] is None
+    } and report["targets"]["overhead"] == "at most 0.03"
     assert report["spread"]["ngram_vs_plain"]["above_one"] == 0 and report["startup_seconds"] == {
         "compiled": {"load": 2.0, "first_run": 40.0}
     }
     text = b.report_text(report)
     assert (
         all(name in text for name in report["ratios"])
-        and all(name in text for name in b.METHODS.values())
+        and all(b.METHODS[name] in text for name in SECONDS)
         and "0 of 2" in text
         and "42.0 s" in text
     )
     assert (
-        text.count(": missed") == 3
-        and "5 met, 3 missed: plain_vs_compiled, prefill_vs_transformers, ngram_vs_prompt_lookup." in text
+        text.count(": missed") == 6
+        and "10 met, 6 missed: plain_vs_compiled, prefill_vs_transformers, ngram_vs_prompt_lookup, spec" in text
     )
     assert "at 0.0 GB/s" in text and "measured 4 times" in text
 
@@ -168,7 +190,7 @@ def test_report_counts_wins_and_losses_alike():
 def test_a_missed_goal_is_said():
     report = full_report(plain=1.9, memory=140)
     assert not any(report["goals_met"][name] for name in ("plain_vs_transformers", "plain_vs_floor", "memory_vs_model"))
-    assert b.report_text(report).count(": missed") == 6
+    assert b.report_text(report).count(": missed") == 9
 
 
 def test_report_is_json_and_says_what_is_missing():
@@ -194,7 +216,7 @@ def test_report_is_json_and_says_what_is_missing():
 def test_columns_stand_below_each_other():
     lines = b.report_text(full_report()).splitlines()
     for starts, number in (
-        (("tokens/s", "specdec,", "transformers "), r"\d+\.\d"), (("ratio", *b.RATIOS), r"\d+\.\d{3}"),
+        (("tokens/s", "specdec,", "transformers "), r"\d+\.\d"), (("ratio", *b.RATIOS), r"(?:\d+\.\d{3}|-)"),
     ):
         rows = [line for line in lines if line.startswith(starts)]
         assert len(rows) > 5 and len({re.search(rf" (median|{number})(?= |$)", line).end() for line in rows}) == 1
@@ -302,6 +324,8 @@ def quick(monkeypatch):
     "No child processes, a pretend bandwidth, and a `torch.compile` that only notes what it was asked."
     monkeypatch.setattr(b, "memory_in_child", lambda config: {"after_imports": 1, "peak": 4, "weights": 2, "cache": 1})
     monkeypatch.setattr(b, "memory_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(b, "llamacpp_missing", lambda: ABSENT["llama.cpp"])
+    monkeypatch.setattr(b, "COMPARED", {"float32": "float32"})
     compiled = []
     monkeypatch.setattr(
         torch,
@@ -317,15 +341,20 @@ def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     report = b.bench_peers(config, tmp_path / "r.jsonl")
     assert (
         report["complete"]
-        and report["failed"] == {}
-        and set(report["methods"]) == set(b.METHODS) == set(report["startup_seconds"])
+        and report["failed"] == ABSENT
+        and set(report["methods"]) == THERE == set(report["startup_seconds"])
     )
     assert all(
         set(start) == {"load", "first_run"} and start["load"] > 0 for start in report["startup_seconds"].values()
     )
-    assert all(value is not None for value in report["ratios"].values()) and report["ratios"]["memory_vs_model"] == 1
+    others = ("llamacpp", "int4", "bf16")  # of other engines and precisions
+    assert all((value is None) == any(other in name for other in others) for name, value in report["ratios"].items())
+    assert report["ratios"]["memory_vs_model"] == 1
     # float32: the same greedy tokens everywhere
-    assert all(figures["texts_equal_to_plain"] == 2 for figures in report["methods"].values())
+    assert all(
+        figures["texts_equal_to_plain"] == (None if "sampled" in name else 2)
+        for name, figures in report["methods"].items()
+    )
     assert 0 < report["ratios"]["overhead"] < 1
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once
     assert report["floor"] == {
@@ -339,6 +368,49 @@ def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     assert again == report
 
 
+def test_the_best_mode_is_chosen_over_all_prompts():
+    "Not anew for each, which would flatter the side with more modes."
+    seconds = {"plain": (1.0, 4.0, 4.0), "speculative": (2.0, 1.0, 1.0), "llamacpp": (2.0, 2.0, 2.0)}
+    runs = [run_of(method, f"code_{i}", 0, s) for method, some in seconds.items() for i, s in enumerate(some)]
+    assert b.best_ratios(runs, "bfloat16") == {
+        "best_vs_llamacpp_best_int4": {}, "best_vs_llamacpp_best_float32": {},
+        "best_vs_llamacpp_best_bf16": {"code_0": 1.0, "code_1": 2.0, "code_2": 2.0},
+    }
+
+
+def test_where_texts_of_the_other_engine_leave_ours():
+    runs = [
+        run_of("llamacpp", f"code_{i}", 0, 1, parted_at=at, parted_gap=gap)
+        for i, (at, gap) in enumerate(((8, 0.0), (5, 0.25), (2, 0.5)))
+    ]
+    found = b.partings(runs, "llamacpp")
+    assert found == {"prompts": 2, "of": 3, "earliest": 2, "median_gap": 0.375, "largest_gap": 0.5}
+    assert b.partings([run_of("plain", "code_0", 0, 1)], "plain") is None
+    text = "\n".join(b.parting_lines({"methods": {"llamacpp": {"parted": found}, "plain": {"parted": None}, "x": {}}}))
+    assert "2 of 3 prompts, first at token 2; logit gap 0.38 in the median, at most 0.5" in text
+
+
+@pytest.mark.skipif(bool(llamacpp_missing()), reason=str(llamacpp_missing()))
+def test_the_real_engine_beside_ours_in_three_precisions(tiny, monkeypatch, quick):
+    monkeypatch.setattr(b, "llamacpp_missing", llamacpp_missing)
+    monkeypatch.setattr(b, "COMPARED", {"float32": "float32", "bfloat16": "bf16", "int4": "int4"})
+    modes = ["llamacpp_ngram-cache", "llamacpp_ngram-simple", "llamacpp_ngram-mod"]
+    unwanted = [name + end for name in modes for end in ("", "_bf16", "_int4")]
+    monkeypatch.setattr(b, "LLAMACPP_MODES", {"plain": "NONE"})
+    monkeypatch.setattr(b, "LLAMACPP", {name: b.LLAMACPP[name] for name in ("llamacpp", "llamacpp_sampled")})
+    config = b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=8, repeats=1)
+    report = b.bench_peers(config, leave_out=["compiled", "assisted", "prompt_lookup", *unwanted])
+    # a folder of safetensors comes from no file of four bits
+    assert "doesn't come from a GGUF file" in report["failed"]["llama.cpp in int4"] and report["complete"]
+    methods = report["methods"]
+    assert {"llamacpp", "llamacpp_sampled", "llamacpp_bf16", "plain_int4", "speculative_bf16"} <= methods.keys()
+    assert methods["llamacpp"]["texts_equal_to_plain"] == 1 and methods["llamacpp"]["parted"]["prompts"] == 0
+    for name in ("plain_float32_vs_llamacpp_float32", "plain_bf16_vs_llamacpp_bf16", "prefill_vs_llamacpp",
+                 "best_vs_llamacpp_best", "best_vs_llamacpp_best_bf16", "speculative_vs_plain_int4_sampled"):
+        assert report["ratios"][name] > 0
+    assert "specdec, plain, bf16" in b.report_text(report)
+
+
 def test_without_a_compiler_the_compiled_peer_says_so(tiny, monkeypatch, quick):
 
     def compile(work=None, **options):
@@ -346,8 +418,9 @@ def test_without_a_compiler_the_compiled_peer_says_so(tiny, monkeypatch, quick):
 
     monkeypatch.setattr(torch, "compile", compile)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
-    assert report["failed"] == {"compiled": "RuntimeError: No working C++ compiler found"} and report["complete"]
-    assert set(report["methods"]) == set(b.METHODS) - {"compiled"} and report["ratios"]["plain_vs_compiled"] is None
+    assert report["failed"] == ABSENT | {"compiled": "RuntimeError: No working C++ compiler found"}
+    assert report["complete"] and "llama.cpp is missing: not installed" in b.report_text(report)
+    assert set(report["methods"]) == THERE - {"compiled"} and report["ratios"]["plain_vs_compiled"] is None
     assert "transformers compiled is missing: RuntimeError: No working C++ compiler found" in b.report_text(report)
 
 
@@ -357,13 +430,13 @@ def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
         leave_out=["compiled", "memory", "floor", "assisted"],
     )
     assert (
-        set(report["failed"]) == {"compiled", "memory", "floor", "assisted"}
+        set(report["failed"]) == {"compiled", "memory", "floor", "assisted", *ABSENT}
         and quick == []
         and report["floor"] is None
         and report["memory_bytes"] is None
     )
     assert (
-        set(report["methods"]) == set(b.METHODS) - {"compiled", "assisted"}
+        set(report["methods"]) == THERE - {"compiled", "assisted"}
         and report["ratios"]["prefill_vs_transformers"] > 0
     )
 
@@ -394,10 +467,11 @@ def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch, quick):
     monkeypatch.setattr(b, "load_transformers", lambda *words: 1 / 0)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
     assert (
-        report["complete"] and set(report["methods"]) == {"plain", "ngram"} and report["ratios"]["plain_vs_floor"] > 0
+        report["complete"] and set(report["methods"]) == {*b.OURS, "ngram"} and report["ratios"]["plain_vs_floor"] > 0
     )
-    assert set(report["failed"]) == {*b.THEIRS, "memory"} and "no /proc here" in report["failed"]["memory"]
-    assert set(b.THEIRS) == (b.METHODS.keys() | b.PROBES.keys()) - {"plain", "ngram", "floor", "verify8", "prefill"}
+    assert set(report["failed"]) == {*b.THEIRS, "memory", *ABSENT} and "no /proc here" in report["failed"]["memory"]
+    ours = {*b.OURS, "ngram", "floor", "verify8", "prefill", "prefill_llamacpp"}
+    assert set(b.THEIRS) == (THERE | b.PROBES.keys()) - ours
 
 
 def test_memory_is_measured_in_a_fresh_process(tiny):

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import FAMILIES, random_model
+from safetensors.torch import load_file, save_file
 
+from families import FAMILIES, random_model
 from specdec.bench import llamacpp as e
 from specdec.core import InputError, ModelError
 from specdec.drafters.head_drafter import HeadDrafter
@@ -31,7 +32,8 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     special = ["<|end|>", "<|user|>"]
-    backend.train_from_iterator([p.text for p in prompts()], trainers.BpeTrainer(
+    texts = [p.text for p in prompts()[:15]] + ["12345 it's"] * 500  # digits are worth a token of their own
+    backend.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=WORDS - 2, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|end|>", pad_token="<|end|>", additional_special_tokens=["<|user|>"],
@@ -112,12 +114,16 @@ def other_head(target, ids, folder, option):
     head.load_state_dict(shipped_head.state_dict(), strict=False)
     features = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), layers=head.config.layers)[1][0, 1:]
     def size(x): return x.float().pow(2).mean(-1).sqrt().mean()
-    if option == "norm_before_fc": head.input_norm.weight.fill_(size(features))
+    if option == "norm_before_fc":  # it divides by the size, which its weight brings back; without it, fc reads noise
+        uneven = torch.rand(features.shape[-1], generator=torch.Generator().manual_seed(0)) * 10 + 0.1
+        head.input_norm.weight.copy_(uneven * size(features))
+        head.fc.weight /= uneven
     else:  # the residual stream begins with what this norm made: its weight brings the size back
         layer, typical = head.layers[0], size(shipped_head.fuse(features.float()[None]))
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
             projection.weight[:, len(layer.hidden_norm.weight):] *= layer.hidden_norm.weight / typical
         layer.hidden_norm.weight.fill_(typical)
+        head.fc.weight *= 100  # without the norm, nothing else would be heard
     save_head(head, folder, target)
     return folder
 
@@ -182,6 +188,15 @@ def test_models_that_the_format_or_we_have_no_place_for(tmp_path, kind, words):
     assert not list(tmp_path.glob("*.gguf*"))  # nothing half-written is left
 
 
+def test_a_file_that_cannot_be_finished_is_not_left(tmp_path, tokenizer):
+    folder = stored(FAMILIES["smollm2-tied"], tmp_path / "m", tokenizer)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="model.norm.weight.*quantised"): export_gguf(folder, tmp_path / "m.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
 @pytest.mark.parametrize("path", ["model.bin", "nowhere/model.gguf"])
 def test_a_path_that_cannot_be_is_refused_before_anything_is_read(tmp_path, path, monkeypatch):
     monkeypatch.setattr("specdec.gguf.find_model", lambda name: pytest.fail("a model was looked for"))
@@ -196,5 +211,6 @@ def test_a_tokenizer_whose_cuts_nobody_knows_is_refused(target):
     for model, cut in ((BPE(), Whitespace()), (WordLevel({"a": 0}, unk_token="a"), Whitespace()), (BPE(), None)):
         backend = Tokenizer(model)
         if cut: backend.pre_tokenizer = cut
-        with pytest.raises(ModelError, match="byte-level BPE"): cut_of(PreTrainedTokenizerFast(tokenizer_object=backend))
+        unknown = PreTrainedTokenizerFast(tokenizer_object=backend)
+        with pytest.raises(ModelError, match="byte-level BPE"): cut_of(unknown)
     assert cut_of(target.tokenizer) == "gpt-2"

@@ -17,7 +17,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 
-from ..core import GenerationResult, InputError, ModelError, TorchSource, check
+from ..core import GenerationResult, ModelError, TorchSource, check
 from ..drafters.base import Drafter
 from ..gguf import export_gguf, export_head, original_gguf
 from ..pairs import shipped
@@ -72,31 +72,10 @@ class Answer:
         "Its whole time, without the way there and back."
         return (self.prompt_ms + self.predicted_ms) / 1000
 
-# %% ../../nbs/bench/10_llamacpp.ipynb #0befaf56
-class LlamaCpp:
-    """llama.cpp with one GGUF file, in one of its modes (`LLAMACPP_MODES`). Raises `InputError` for
-    another mode, `ModelError` where it isn't installed or can't load the file. It keeps its memory
-    and threads until `close()`."""
-    def __init__(self, model: str | Path,   # a GGUF file
-                 mode: str = "plain",
-                 context: int = 2048,       # positions that it makes room for
-                 draft: Path | None = None, # for eagle3: what `export_head` wrote
-                 K: int | None = None,      # for eagle3: draft tokens; None: llama.cpp's own number
-                 threads: int | None = None # None: as many as PyTorch has
-                ):
-        check(mode in LLAMACPP_MODES,
-              f"llama.cpp has no mode {mode!r} here: expected {', '.join(LLAMACPP_MODES)}.")
-        check((draft is not None) == (mode == "eagle3"),
-              "The mode eagle3 needs a draft, the GGUF file of a head, and no other mode has one.")
-        missing = llamacpp_missing()
-        if missing: raise ModelError(missing)
-        import xllamacpp
-        self.mode, threads = mode, threads or torch.get_num_threads()
-        settings = parameters(Path(model), mode, threads, context, draft, K)
-        try: self.server = xllamacpp.Server(settings)
-        except RuntimeError as error: raise ModelError(
-            f"llama.cpp can't load {' and '.join(map(str, filter(None, (model, draft))))}: {error}"
-        ) from error
+# %% ../../nbs/bench/10_llamacpp.ipynb #a5k5erv1
+class _Server:
+    "A server in our process, and how it is asked."
+    server = None
 
     def ask(self, path: str, question: dict) -> dict:
         "One of its own questions, such as `/tokenize`; raises `ModelError` if it is refused."
@@ -122,6 +101,32 @@ class LlamaCpp:
     def close(self) -> None:
         "Give memory and threads back."
         self.server = None
+
+# %% ../../nbs/bench/10_llamacpp.ipynb #0befaf56
+class LlamaCpp(_Server):
+    """llama.cpp with one GGUF file, in one of its modes (`LLAMACPP_MODES`). Raises `InputError` for
+    another mode, `ModelError` where it isn't installed or can't load the file. It keeps its memory
+    and threads until `close()`."""
+    def __init__(self, model: str | Path,   # a GGUF file
+                 mode: str = "plain",
+                 context: int = 2048,       # positions that it makes room for
+                 draft: Path | None = None, # for eagle3: what `export_head` wrote
+                 K: int | None = None,      # for eagle3: draft tokens; None: llama.cpp's own number
+                 threads: int | None = None # None: as many as PyTorch has
+                ):
+        check(mode in LLAMACPP_MODES,
+              f"llama.cpp has no mode {mode!r} here: expected {', '.join(LLAMACPP_MODES)}.")
+        check((draft is not None) == (mode == "eagle3"),
+              "The mode eagle3 needs a draft, the GGUF file of a head, and no other mode has one.")
+        missing = llamacpp_missing()
+        if missing: raise ModelError(missing)
+        import xllamacpp
+        self.mode, threads = mode, threads or torch.get_num_threads()
+        settings = parameters(Path(model), mode, threads, context, draft, K)
+        try: self.server = xllamacpp.Server(settings)
+        except RuntimeError as error: raise ModelError(
+            f"llama.cpp can't load {' and '.join(map(str, filter(None, (model, draft))))}: {error}"
+        ) from error
 
 # %% ../../nbs/bench/10_llamacpp.ipynb #84a91665
 @dataclass(frozen=True)
