@@ -64,7 +64,7 @@ def no_model(monkeypatch):
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
     ["bench", "drafters"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["prompts"],
-    ["playground"],
+    ["audit"], ["playground"],
 ]
 
 
@@ -410,7 +410,7 @@ NAMED = [
     ["distill", "--out", "new", "--target"],
     ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
     ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"], ["playground", "--host"],
-    ["prompts", "--source"], ["prompts", "--target"],
+    ["prompts", "--source"], ["prompts", "--target"], ["audit"],
 ]
 
 
