@@ -9,7 +9,7 @@ __all__ = ['Checkpoint']
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .core import ModelError
-from .layouts import Int4Linear, Linear, has_layouts, has_same_rows
-from .models import INT4, pick_dtype
+from .layouts import Int4Linear, Linear, has_layouts, has_same_rows, stored_levels
+from .models import GRID, INT4, MANIFEST, pick_dtype
 
 # %% ../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
@@ -34,6 +34,34 @@ def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds
             raise ModelError(f"{path} is not a whole safetensors file ({error}). "
                              "Get the model again.") from error
     return files
+
+# %% ../nbs/engine/11_checkpoint.ipynb #85f3683c
+def _grid_of(folder: Path,
+            # of each weight that was quantised, its format; of those in four bits, the blocks
+            ) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What `keep_grid` has kept; raises `ModelError` for a model that was converted without it, and
+    for a file that isn't whole."""
+    path = folder / GRID
+    if not path.exists():
+        if not (folder / MANIFEST).exists(): return {}, {}
+        raise ModelError(f"The model in {folder} was converted by an earlier version, which kept "
+                         "no levels for int4. Delete that folder: it is then converted again.")
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is not a whole safetensors file ({error}). "
+                         "Delete its folder: it is then converted again.") from error
+
+def finer_numbers(folder: Path) -> int: # 0 too where nothing says so
+    "How many numbers are in matrices that were quantised to more than four bits: int4 leaves them."
+    kinds, blocks = _grid_of(folder)
+    files, found = _files_of(folder), 0
+    for name in kinds.keys() - blocks.keys():
+        if name == "model.embed_tokens.weight" and "lm_head.weight" in files: continue  # no product
+        with safe_open(files[name], "pt") as file: rows, width = file.get_slice(name).get_shape()
+        found += rows * width
+    return found
 
 # %% ../nbs/engine/11_checkpoint.ipynb #783deed5
 class Checkpoint:
@@ -51,6 +79,7 @@ class Checkpoint:
         self.pack = pack and (has_layouts(device, dtype) or has_same_rows(device, dtype))
         self.files = _files_of(folder)  # tensor → the file that holds it
         self.unread = set(self.files)
+        self.kinds, self.blocks = _grid_of(folder) if self.int4 else ({}, {})
 
     def __contains__(self, name: str) -> bool: return name in self.files
 
@@ -76,9 +105,17 @@ class Checkpoint:
         return self.read(name, self.empty(*shape))
 
     def linear(self, weight: Tensor, # [out, in]
+               names: Sequence[str], # of the tensors that it was put together from
                bias: Tensor | None = None) -> Linear | Int4Linear:
-        "A layer of such weights."
-        return Int4Linear(weight, bias) if self.int4 else Linear(weight, bias, self.pack)
+        """A layer of such weights. In four bits, weights that were quantised before keep their
+        levels if they have 16; if they have more, they are as they are."""
+        if not self.int4: return Linear(weight, bias, self.pack)
+        if not any(name in self.kinds for name in names): return Int4Linear(weight, bias)
+        if not all(name in self.blocks for name in names): return Linear(weight, bias)
+        parts = [stored_levels(self.blocks[name], self.kinds[name]) for name in names]
+        levels, scales = (torch.cat(part, i) for i, part in enumerate(zip(*parts)))
+        stored = levels.to(self.device), scales.to(self.device)
+        return Int4Linear(weight, bias, stored=stored)
 
     def check_all_read(self) -> None:
         """Raise `ModelError` if tensors are left over; old checkpoints store the rotary
@@ -117,7 +154,8 @@ def read_linear(tensor: Checkpoint,
             tensor.read(f"{prefix}{name}.{kind}", into=part)
         return whole
 
-    return tensor.linear(stacked("weight", inputs), stacked("bias") if bias else None)
+    names = [f"{prefix}{name}.weight" for name in parts]
+    return tensor.linear(stacked("weight", inputs), names, stacked("bias") if bias else None)
 
 # %% ../nbs/engine/11_checkpoint.ipynb #54836b99
 class StoredRows:
@@ -163,7 +201,8 @@ def read_vocabulary(config, tensor: Checkpoint,
     embedding = tensor(name, *shape)
     # if a head is stored although the config says tied, the two may differ
     tied = config.tie_word_embeddings and "lm_head.weight" not in tensor
-    head = tensor.linear(embedding if tied else tensor("lm_head.weight", *shape))
+    of_head = name if tied else "lm_head.weight"
+    head = tensor.linear(embedding if tied else tensor(of_head, *shape), [of_head])
     if head.packed and tensor.device.type == "cpu":
         return StoredRows(tensor.files[name], name, tensor.dtype), head
     return partial(F.embedding, weight=embedding), head

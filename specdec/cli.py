@@ -9,18 +9,19 @@ __all__ = ['main']
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # %% ../nbs/use/07_cli.ipynb #f06d5c13
 class ExitCode(IntEnum):
@@ -790,11 +791,11 @@ def peers(
     K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare with transformers, and with what the memory allows, on this machine: wins, losses and
-    targets alike.
+    """Compare with transformers, llama.cpp, and what the memory allows, on this machine: wins,
+    losses and targets alike.
 
-    All fifteen prompts take about twenty-five minutes on two CPU cores. A minute of it goes to
-    compiling one of the peers.
+    All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
+    minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]".
 
     Examples:
 
@@ -1149,6 +1150,136 @@ def prompts(
     titles = ["domain", "prompts", "words: least … median … most", "tokens"]
     print_table(titles, prompt_lines(found))
     for domain, where in dataset.sources.items(): typer.echo(f"{domain}: {where}", err=True)
+
+# %% ../nbs/use/07_cli.ipynb #b3nrun02
+_GridFile = Annotated[Path, typer.Argument(
+    metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.",
+    show_default=False)]
+_Records = Annotated[Optional[Path], typer.Option(
+    "--out", help="Keep each run as a line of this file, and skip those it holds.",
+    show_default=False)]
+_LogJson = Annotated[bool, typer.Option(
+    "--log-json", help="What happens, as JSON lines on standard error.")]
+_Ray = Annotated[Optional[str], typer.Option(
+    "--ray", metavar="[ADDRESS]", show_default=False,
+    help="Spread it over the machines of a Ray cluster: this machine's, or the one at HOST:PORT.")]
+
+class RayCommand(TyperCommand):
+    "A command whose option `--ray` may stand alone: the cluster of this machine."
+    def parse_args(self, ctx, args):
+        after = args.index("--ray") + 1 if "--ray" in args else 0
+        address = re.compile(r"auto|\S+:\d+")
+        if after and not address.fullmatch("".join(args[after:after + 1])):
+            args = [*args[:after], "auto", *args[after:]]
+        return super().parse_args(ctx, args)
+
+def bench_json(outcome) -> str: # a specdec.bench.run.Outcome
+    "What came of a grid, for a program; the runs themselves are in the file."
+    from specdec.bench.run import run_figures
+    return json.dumps({
+        "rows": run_figures(outcome.records), "made": outcome.made, "torn_bytes": outcome.torn,
+        "failed": outcome.failed, "complete": outcome.complete,
+        "grid": outcome.grid.model_dump(),
+    }, indent=1)
+
+# %% ../nbs/use/07_cli.ipynb #b3nrun03
+@bench.command(cls=RayCommand)
+def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
+        ray: _Ray = None, as_json: AsJson = False) -> None:
+    """Measure a grid: pairs, drafters and peers, K, temperatures, precisions, each with each.
+
+    Examples:
+
+    specdec bench run configs/quick.yaml --out quick.jsonl
+
+    specdec bench run configs/table.yaml --out table.jsonl --log-json 2> events.jsonl
+
+    specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379"""
+    from specdec.bench.cluster import over_ray
+    from specdec.bench.grid import read_grid
+    from specdec.bench.run import bench_run, in_turn, json_logs, run_text
+    grid = read_grid(config)
+    announce_conversion()
+    spread = over_ray(ray) if ray else in_turn
+    if ray and not grid.timing: typer.echo("Only acceptance is measured, so cells share machines.",
+                                           err=True)
+    def measured():
+        with json_logs() if log_json else nullcontext(): return bench_run(grid, out, spread)
+    outcome = or_rebuild(measured)
+    typer.echo(bench_json(outcome) if as_json else run_text(outcome))
+    if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)
+
+@bench.command(name="schema")
+def grid_schema_command() -> None:
+    """Print the JSON schema of a grid, by which an editor completes and checks one.
+
+    Examples:
+
+    specdec bench schema > grid.schema.json"""
+    from specdec.bench.grid import grid_schema
+    typer.echo(json.dumps(grid_schema(), indent=1))
+
+# %% ../nbs/use/07_cli.ipynb #92d062b9
+class Format(str, Enum):
+    "Of files for other engines."
+    gguf = "gguf"
+
+def is_head(name: str) -> bool:
+    "Whether that is the folder of a trained head, or one that comes with the package."
+    from specdec.models import local_path
+    from specdec.pairs import shipped
+    for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
+        if config.is_file(): return "speculators_model_type" in config.read_text("utf-8", "replace")
+    return False
+
+def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a head's
+    "What `specdec export --json` prints, once the file is written."
+    from specdec.gguf import export_gguf, export_head, original_gguf
+    if is_head(name):
+        from specdec.loading import load as load_by_name
+        from specdec.pairs import find_drafter
+        export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
+        serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
+    else:
+        serve = ["-m", str(out)]
+        if dtype == "int4": export_original(original_gguf(name), out)
+        else: export_gguf(name, out, dtype)
+    return {"file": str(out), "megabytes": out.stat().st_size / 1e6,
+            "serve": shlex.join(["llama-server", *serve])}
+
+def export_original(file: Path, out: Path) -> None:
+    "A copy of the file that a model comes from."
+    import shutil
+
+    from specdec.gguf import gguf_path
+    shutil.copyfile(file, gguf_path(out))
+
+# %% ../nbs/use/07_cli.ipynb #052e7f48
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(
+        metavar="MODEL|DRAFTER", help="A model as load takes it, or the folder of a trained head.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write: something.gguf.")],
+    format: Annotated[Format, typer.Option("--format", help="For which engine.")] = Format.gguf,
+    dtype: Annotated[str, typer.Option(
+        "--dtype", help="bfloat16, float32 or float16; or int4: the very file of four bits that "
+                        "the model comes from.")] = "bfloat16",
+    target: Annotated[str, typer.Option(
+        "--target", help="What a head drafts for; its tokenizer goes into the file.")] = "smollm2",
+    as_json: AsJson = False,
+) -> None:
+    """Write a model, or a trained EAGLE-3 head, as a GGUF file that llama.cpp loads.
+
+    Examples:
+
+    specdec export smollm2 --format gguf --out smollm2.gguf
+
+    specdec export smollm2-head --format gguf --out head.gguf"""
+    if "smollm2" in (name, target): announce_conversion()
+    found = or_rebuild(lambda: exported(name, out, dtype, target))
+    if as_json: return typer.echo(json.dumps(found))
+    typer.echo(f"{found['file']}  {found['megabytes']:,.0f} MB")
+    typer.echo(f"Serve it with: {found['serve']}", err=True)
 
 # %% ../nbs/use/07_cli.ipynb #p24au002
 @app.command()

@@ -193,9 +193,8 @@ def section_at(kind: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
     "The section that a path of keys leads to."
     for part in path:
         field = kind.model_fields.get(part)  # of an item in a list, the path holds the number
-        inside = (field.annotation, *get_args(field.annotation)) if field else ()
-        for part in inside:
-            if isinstance(part, type) and issubclass(part, BaseModel): kind = part
+        for inside in (field.annotation, *get_args(field.annotation)) if field else ():
+            if isinstance(inside, type) and issubclass(inside, BaseModel): kind = inside
     return kind
 
 def _told(error: dict, # of pydantic's
@@ -212,7 +211,8 @@ def _told(error: dict, # of pydantic's
         if homes: return f"{where}{path[-1]} belongs into the section {homes[0]}."
         return f"{where}unknown key {'.'.join(path)}: {meant(path[-1], known)}"
     if error["type"] == "missing": return f"{where}{'.'.join(path)} is missing."
-    words = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    said = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    words = said.rstrip(".")
     if error["type"] == "value_error": return f"{where}{'.'.join(path)}: {words}."
     return f"{where}{'.'.join(path)} should be {words}, not {error['input']!r}."
 

@@ -182,6 +182,7 @@ class GenerationResult(MethodStatistics, LatencyStatistics, SpeedStatistics):
     drafter: str | None = None       # what drafted, in words; None for plain decoding
     loop: str = "host"               # which loop ran: "host" or "device"
     device: str = "cpu"              # where the target computed: "cpu", "cuda:0", …
+    costs: dict | None = None        # measured ones that the choice of drafts went by; None: others
 
     def summary(self) -> str: # one line
         "The figures people ask for first."

@@ -305,6 +305,23 @@ def extras(findings: Findings) -> dict:
     return {"playground": all(find_spec(name) is not None for name in needs),
             "browser": next(filter(shutil.which, names), None)}
 
+# %% ../nbs/use/10_doctor.ipynb #9d8d156c
+def costs(findings: Findings) -> list[dict]:
+    "What guesses cost here, as far as it was measured: see `specdec.costs`."
+    from specdec.costs import kept_costs
+    return kept_costs()
+
+def costs_line(facts: dict) -> str:
+    "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
+    if not facts["costs"]: return f"{facts['file']} is damaged, and will be measured again"
+    about, found = facts["about"], facts["costs"]["greedy"]
+    v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in (1, 2, 4, 8))
+    c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
+                  for both in found["c"])
+    stale = " (stale: will be measured again)" * (facts["state"] == "stale")
+    return (f"{about['target']['name']} in {about['target']['dtype']}, threads: {about['threads']}: "
+            f"a step {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
+
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
 SHAPE = dict(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
@@ -492,7 +509,7 @@ def expect(findings: Findings) -> None:
 
 # %% ../nbs/use/10_doctor.ipynb #6a2a27fd
 QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, memory, devices, model,
-                                   loops, extras)
+                                   loops, costs, extras)
 
 # %% ../nbs/use/10_doctor.ipynb #caeff3b2
 def examine() -> Findings:
@@ -551,6 +568,7 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     lines += [(device["device"], device_line(device)) for device in facts.get("devices") or []]
     if facts.get("model"): lines.append(("model", model_line(facts["model"])))
     lines += [("loops", loop_line(pair)) for pair in facts.get("loops") or []]
+    lines += [("costs", costs_line(pair)) for pair in facts.get("costs") or []]
     if e := facts.get("extras"):
         lines.append(("playground", "can be served" if e["playground"] else
                       "not yet: pip install voila ipywidgets ipykernel"))
@@ -604,6 +622,7 @@ KEYS |= {
     "loops[].law_errors.host": "distance of the law from the target's, a fraction; only on a CPU",
     "loops[].law_errors.device": "the same, of the device's loop",
     "loops[].taken": "which loop a pair decodes with there: host or device",
+    "costs": "of each pair that was measured: file, state, what about, costs in plain steps",
     "extras.playground": "whether what serves the playground is installed",
     "extras.browser": "a browser that the tests can drive; null: none",
 }

@@ -31,13 +31,13 @@ def _zeros(t: Tensor, size: int) -> Tensor: # [B, kv_heads, size, head_dim]
 
 def _layout(t: Tensor) -> tuple:
     "What must stay the same from one append to the next: batch, heads, head size, dtype."
-    return (*t.shape[:2], t.shape[3], t.dtype)
+    batch, heads, _, size = t.shape
+    return batch, heads, size, t.dtype
 
 def _check_fits(keys: Tensor, values: Tensor, held_keys: Tensor, held_values: Tensor) -> None:
     "Raise `InputError` unless keys and values belong together, and into the buffers held."
-    together = keys.shape[:3] == values.shape[:3] and keys.dtype == values.dtype
     fit = _layout(keys) == _layout(held_keys) and _layout(values) == _layout(held_values)
-    if together and fit: return
+    if fit and keys.shape[2] == values.shape[2]: return
     raise InputError(
         f"This cache holds keys of {_layout(held_keys)} and values of {_layout(held_values)} "
         f"(batch, heads, head size, dtype). Keys {list(keys.shape)} in {keys.dtype} with values "
@@ -65,7 +65,7 @@ class _Buffers:
         "The layer's buffers for keys and values like these; raises `InputError` if they don't fit."
         held_keys, held_values = self.keys[layer], self.values[layer]
         if held_keys is None or held_values is None:
-            _check_fits(keys, values, keys, values)
+            _check_fits(keys, values, keys, keys.new_empty(*keys.shape[:3], values.shape[3]))
             size = self.span(self.capacity)
             held_keys, held_values = (_zeros(t, size) for t in (keys, values))
             self.keys[layer], self.values[layer] = held_keys, held_values

@@ -56,6 +56,7 @@ class Linear:
         self.half = has_layouts(device, dtype)
         self.same_rows = pack and has_same_rows(device, dtype)
         self.packed = self.same_rows or pack and self.half
+        self.product = torch.ops.mkldnn._linear_pointwise.default  # of packed weights
         self.weight = weight
         if self.packed:  # in float32 for a few rows: packing for one row leaves it as it is
             rows = FEW if self.same_rows else 1
@@ -64,9 +65,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
         single = x.numel() == self.inputs
         if self.same_rows and single: return self(x.expand(self.ALONE, *x.shape).contiguous())[0]
-        if self.packed:
-            product = torch.ops.mkldnn._linear_pointwise.default
-            return product(x, self.weight, self.bias, "none", [], "")
+        if self.packed: return self.product(x, self.weight, self.bias, "none", [], "")
         if self.half and single: return self.one_row(x)
         return F.linear(x, self.weight, self.bias)
 
@@ -90,8 +89,23 @@ def four_bits(weight: Tensor,   # [rows, in]
     low, high = groups.aminmax(dim=-1, keepdim=True)
     step = (high - low) / 15
     above = torch.where(step > 0, (groups - low) / step, 8)  # equal weights have no step
-    scales = torch.cat((step, low + 8 * step), -1).transpose(0, 1)
-    return above.round().flatten(-2).int(), scales.bfloat16().contiguous()
+    return above.round().flatten(-2).int(), group_scales(step, low)
+
+def group_scales(step: Tensor, low: Tensor, # of each group, [rows, in / group, 1]
+                ) -> Tensor: # [in / group, rows, 2], bfloat16
+    "Steps, and zeros: the weight of level 8, from which the kernels count."
+    return torch.cat((step, low + 8 * step), -1).transpose(0, 1).bfloat16().contiguous()
+
+# %% ../nbs/engine/05_layouts.ipynb #a8c94984
+def stored_levels(blocks: Tensor, # as GGUF has them, uint8 [rows, bytes]
+                  kind: str,      # "Q4_0" or "Q4_1"
+                 ) -> tuple[Tensor, Tensor]: # as `four_bits`, in groups of 32
+    "The levels, steps and zeros that weights have in their file."
+    groups = blocks.unflatten(1, (-1, {"Q4_0": 18, "Q4_1": 20}[kind]))
+    numbers = groups[..., :-16].contiguous().view(torch.float16).float()
+    step, pairs = numbers[..., :1], groups[..., -16:]
+    low = numbers[..., 1:] if kind == "Q4_1" else -8 * step
+    return torch.cat((pairs & 15, pairs >> 4), -1).flatten(1).int(), group_scales(step, low)
 
 # %% ../nbs/engine/05_layouts.ipynb #591c8eb9
 def pack_levels(levels: Tensor) -> Tensor: # [rows, in] → as the kernel of its device wants them
@@ -104,8 +118,8 @@ def pack_levels(levels: Tensor) -> Tensor: # [rows, in] → as the kernel of its
 
 def int4_product(device: torch.device):
     "PyTorch's kernel there: (x [rows, in], packed, group, scales) → [rows, out], in bfloat16."
-    if device.type == "cpu": return torch.ops.aten._weight_int4pack_mm_for_cpu
-    return torch.ops.aten._weight_int4pack_mm
+    if device.type == "cpu": return torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    return torch.ops.aten._weight_int4pack_mm.default
 
 # %% ../nbs/engine/05_layouts.ipynb #e449ea05
 class Int4Linear:
@@ -117,6 +131,8 @@ class Int4Linear:
     def __init__(self, weight: Tensor,       # [out, in]
                  bias: Tensor | None = None, # [out]
                  group: int = GROUP,         # 32, 64 or 128: weights that share a step and a zero
+                 # what `stored_levels` gives, if the weight is on levels; None: the nearest
+                 stored: tuple[Tensor, Tensor] | None = None,
                 ):
         check_int4(weight.device)
         self.outputs, self.inputs = weight.shape
@@ -125,15 +141,15 @@ class Int4Linear:
               f"A weight of shape {list(weight.shape)} can't be packed in four bits: its rows must "
               f"be a multiple of 16, its columns of {group}.")
         self.bias, self.group = bias, group
-        pieces = [four_bits(rows, group) for rows in weight.split(PIECE)]
+        pieces = [stored] if stored else [four_bits(rows, group) for rows in weight.split(PIECE)]
         self.weight = torch.cat([pack_levels(levels) for levels, _ in pieces])
         self.scales = torch.cat([scales for _, scales in pieces], 1)
         self.product = int4_product(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
-        rows = x.reshape(-1, self.inputs).bfloat16()
-        y = self.product(rows, self.weight, self.group, self.scales)
-        y = y.to(x.dtype).view(*x.shape[:-1], -1)
+        if x.dtype != torch.bfloat16: return self(x.bfloat16()).to(x.dtype)
+        y = self.product(x.reshape(-1, self.inputs), self.weight, self.group, self.scales)
+        y = y.view(*x.shape[:-1], self.outputs)
         return y if self.bias is None else y + self.bias
 
     def plain(self) -> Tensor: # [out, in], in bfloat16

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .adapter import TransformersLM, check_sizes, context_length, is_native
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, finer_numbers
 from .core import InputError, ModelError, SpecdecError, check, interrupts_kept, whole
 from .drafters.small import TOKENS_FILE, NarrowLM
 from .kvcache import cache_bytes
@@ -136,12 +136,20 @@ def memory_needed(model, # a name as `load` takes it, or a transformers config
     check_use(use)
     place = pick_device(device)
     kept = pick_dtype(dtype, place, STORED)
-    named = isinstance(model, (str, Path))
-    whole_config = read_config(find_config(model, revision))[0] if named else model
+    if not isinstance(model, (str, Path)): return _needed(model, place, kept, use, context)
+    folder = find_config(model, revision)
+    return _needed(read_config(folder)[0], place, kept, use, context, folder)
+
+def _needed(whole_config, place: torch.device, kept: torch.dtype, use: str,
+            context: int = 1024,
+            folder: Path | None = None, # which tells what int4 leaves as it is
+           ) -> MemoryNeeded:
+    "See `memory_needed`."
     config, native = whole_config.get_text_config(), is_native(whole_config)
     counts = native_counts(config) if native else (wrapped_count(config, kept), 0, 0)
     number = pick_dtype("auto", place) if kept == INT4 else kept
-    weights = weight_bytes(config, counts, place, kept, use)
+    finer = finer_numbers(folder) if folder and kept == INT4 else 0
+    weights = weight_bytes(config, counts, place, kept, use, finer)
     length = min(whole(context, "context", 1), context_length(config))
     cache = text_bytes(config, length, number)
     return MemoryNeeded(sum(counts), weights / 1e6, cache / 1e6, length)
@@ -171,9 +179,11 @@ def text_bytes(config, length: int, dtype: torch.dtype) -> int: # 0: it has no k
     return cache_bytes(config.num_hidden_layers, kv_heads, head_size(config), length, dtype)
 
 def weight_bytes(config, counts: tuple[int, int, int], # of `weight_counts`
-                 device: torch.device, dtype: torch.dtype, use: str) -> float:
+                 device: torch.device, dtype: torch.dtype, use: str,
+                 finer: int = 0, # numbers in matrices that int4 leaves as they are
+                ) -> float:
     "What weights take, laid out as for that use: see `read_vocabulary` for the embedding."
-    matrices, embedding, rest = counts
+    matrices, embedding, rest = counts[0] - finer, counts[1], counts[2] + finer
     four = dtype == INT4
     size = (pick_dtype("auto", device) if four else dtype).itemsize
     if four and not embedding: embedding = config.vocab_size * config.hidden_size  # two forms of it
@@ -243,7 +253,7 @@ def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name
     place = pick_device(device)
     number = pick_dtype(dtype, place, STORED)
     def fits(config: Path) -> None:
-        needed = memory_needed(read_config(config)[0], place, number, use)
+        needed = _needed(read_config(config)[0], place, number, use, folder=config)
         check_fits(str(name), needed, memory_free_mb(place), place, number)
 
     folder = find_model(name, revision, fits)

@@ -29,6 +29,7 @@ import torch
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 from safetensors import SafetensorError
+from torch import Tensor
 
 from .core import InputError, ModelError, check, interrupts_kept
 
@@ -246,11 +247,55 @@ def append_whole(path: Path, text: str) -> None:
             with suppress(OSError): file.truncate(end)
             raise
 
+# %% ../nbs/engine/02_models.ipynb #6eb1bcd7
+GRID = "grid.tensors" # beside a converted model's weights: the four bits that they came from
+FOUR_BITS = ("Q4_0", "Q4_1") # formats of GGUF whose weights are on 16 even levels in groups of 32
+
+def in_order(wanted: Tensor, # [rows, in], float32
+             found: Tensor,  # the same rows, in any order
+             blocks: Tensor, # what they are made from, [rows, bytes]
+            ) -> Tensor | None: # the blocks of the wanted rows; None: they are other numbers
+    "What each row was made from."
+    places = {row.tobytes(): i for i, row in enumerate(found.numpy())}
+    order = [places.get(row.tobytes()) for row in wanted.numpy()]
+    return None if None in order else blocks[order]  # type: ignore[index]
+
+# %% ../nbs/engine/02_models.ipynb #15748d1b
+def tensors_of(gguf: Path) -> Callable: # a weight's name in a checkpoint → its tensor, or None
+    "The tensors of a GGUF file, by the names that they have elsewhere."
+    from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+    reader = GGUFReader(gguf)
+    family = reader.get_field("general.architecture").contents()
+    layers = reader.get_field(f"{family}.block_count").contents()
+    architecture = next(a for a, name in MODEL_ARCH_NAMES.items() if name == family)
+    names = get_tensor_name_map(architecture, layers)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return lambda name: tensors.get(names.get_name(name, (".weight",)))
+
+def keep_grid(gguf: Path,
+              weights: dict[str, Tensor], # what it was turned into, by name
+              path: Path) -> None:
+    """Write the four bits of each weight that had so many, and of every quantised weight which
+    format it had."""
+    from gguf import dequantize
+    from safetensors.torch import save_file
+    tensor_of, kinds, kept = tensors_of(gguf), {}, {}
+    for name, weight in weights.items():
+        tensor = tensor_of(name)
+        if tensor is None or tensor.tensor_type.name in ("F64", "F32", "F16", "BF16"): continue
+        kinds[name] = tensor.tensor_type.name
+        if kinds[name] not in FOUR_BITS: continue
+        found = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+        blocks = in_order(weight, found, torch.from_numpy(tensor.data.copy()))
+        if blocks is not None: kept[name] = blocks.contiguous()
+    save_file(kept, path, kinds)
+
 # %% ../nbs/engine/02_models.ipynb #bb0eac4c
 def dequantise(gguf: Path,   # a GGUF file
                folder: Path, # existing, to be filled with float32 safetensors, config and tokenizer
               ) -> None:
-    "Write a GGUF model as one that any library loads; transformers shows its progress."
+    """Write a GGUF model as one that any library loads, and beside it the four bits that it came
+    from; transformers shows its progress."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
@@ -258,6 +303,7 @@ def dequantise(gguf: Path,   # a GGUF file
     plain = type(model)(model.config)
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder, max_shard_size="64MB")
+    keep_grid(gguf, plain.state_dict(), folder / GRID)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 def convert_gguf(gguf: Path,   # a GGUF file

@@ -27,7 +27,8 @@ from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_me
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from .drafters.adaptive import MOST, adaptive
+from .costs import Costs, MachineCosts, at_cost, choices, costs_of, weighs_costs
+from .drafters.adaptive import MOST
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import HybridDrafter
@@ -102,8 +103,10 @@ class RunSoFar:
     def __init__(self, answer: Answer, # takes their text
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  raise_interrupt: bool = False, # an interrupt is not kept for the result
+                 heard: bool = True, # False: nobody asks for the text before its end
                 ):
         self.answer, self.stream, self.raise_interrupt = answer, stream, raise_interrupt
+        self.heard = heard
         self.rounds, self.seconds = [], []  # one number of seconds for each round
         self.interrupted, self.total_time = False, 0.0
         self.rest = ""  # of the text: what was held back until the end
@@ -126,6 +129,7 @@ class RunSoFar:
 
     def hear(self, r: Round) -> list[Event]:
         "The tokens of a round, and what each made certain; what follows a stop string is cut off."
+        if not self.heard: return []
         pieces: list[str] = []
         for token in r.emitted:
             self.answer.read([token])
@@ -219,6 +223,7 @@ class Queue:
         try: yield
         finally: self.left.pop(thread, None)
 
+# %% ../nbs/use/01_pairs.ipynb #810f5077
 class Turns(Queue):
     "Threads come one after the other: a drafter remembers one text only, whatever pairs it is in."
     @contextmanager
@@ -354,6 +359,8 @@ class Couple:
                  # a model (one with another vocabulary is translated), any drafter, or None for the
                  # best there is
                  draft: CausalLM | Drafter | None = None,
+                 # what guesses cost, for a drafter that chooses; None: measured once on this machine
+                 costs: MachineCosts | None = None,
                 ):
         check(
             is_model(target),
@@ -361,7 +368,7 @@ class Couple:
             " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
         )
         self.target, self.tokenizer = target, target.tokenizer
-        self.eos_ids, self.stats = target.eos_ids, PairStats()
+        self.eos_ids, self.stats, self.costs = target.eos_ids, PairStats(), costs
         self.decoders: dict[int, DeviceDecoder] = {}  # by id of the drafter, with their recordings
         self.nothing = NoDrafter()
         self.named = draft is not None  # whether somebody said what drafts
@@ -383,13 +390,20 @@ class Couple:
         "Begin the running totals anew."
         self.stats = PairStats()
 
-
+    def priced(self, drafter: Drafter, adapts: bool, temperature: float) -> tuple[Drafter, Costs | None]:
+        "The drafter, choosing by what guesses cost here at this temperature if it chooses; and that."
+        if not weighs_costs(drafter, adapts): return at_cost(drafter, None, adapts), None
+        if self.costs is None:
+            with TURNS.of(drafter): self.costs = costs_of(self.target, choices(drafter))
+        costs = self.costs and self.costs.at(temperature)
+        return at_cost(drafter, costs, adapts), costs
 
 # %% ../nbs/use/01_pairs.ipynb #dec0d1n6
 class Decoding(Couple):
     "How a pair decodes: one way for all."
     def _events(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
                 method, verify, loop, ignore_eos, raise_interrupt,
+                told: bool = True, # whether each token is asked for
                ) -> Generator[Event, None, None]:
         "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
@@ -405,9 +419,11 @@ class Decoding(Couple):
         most = MOST if adapts else K
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
         drafter = self.nothing if method == "plain" else self.drafter
-        if adapts and drafter is not self.nothing: drafter = adaptive(drafter)
-        decoder = None
-        if chosen_loop(loop, self.target, drafter, verify, adapts) == "device":
+        decoder, costs = None, None
+        on_device = chosen_loop(loop, self.target, drafter, verify, adapts) == "device"
+        if not on_device and drafter is not self.nothing:
+            drafter, costs = self.priced(drafter, adapts, transform.temperature)
+        if on_device:
             decoder = self.decoder(drafter)
             rounds = decoder.speculate(
                 ids, transform, source.seed, most, max_new_tokens, ends, timer
@@ -421,8 +437,9 @@ class Decoding(Couple):
         if rule: settings["verify"] = rule
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
                      drafter=None if method == "plain" else drafter_name(drafter),
-                     loop="device" if decoder else "host")
-        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt)
+                     loop="device" if decoder else "host", costs=costs and costs.as_dict())
+        heard = told or bool(stops) or stream is not None
+        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt, heard)
         if method == "plain" and not decoder: drafter = NoDrafter()  # remembers no text: no turns
         return self._decoded(decoder or drafter, rounds, run, ends, timer, known)
 
@@ -488,7 +505,7 @@ class Pair(Described):
         *_, end = self._events(
             prompt, K=K, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop,
             max_new_tokens=max_new_tokens, stream=stream, method=method, verify=verify,
-            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt,
+            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt, told=False,
         )
         return end.result
 

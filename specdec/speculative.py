@@ -68,7 +68,8 @@ class _HostLoop:
     def decide(self, draft: Draft, logits: Tensor) -> tuple[int, list[int]]:
         "How many guesses are accepted, and what joins the text."
         check_logits(logits, f"The target, after {len(self.tokens)} tokens")
-        kept, own = decide(self.rule, self.transform(logits), draft.q, draft.tokens, self.source)
+        p = logits if self.rule is greedy_match else self.transform(logits)  # the same verdict
+        kept, own = decide(self.rule, p, draft.q, draft.tokens, self.source)
         return kept, _until([*draft.tokens[:kept], own], self.eos_ids)
 
     def commit(self, draft: Draft, decided: tuple, features: Tensor | None) -> Round:

@@ -33,7 +33,7 @@ def rms_norm(x: Tensor,      # [..., n]
     if x.dtype == torch.float32 or x.device.type != "cpu":
         return weight * F.rms_norm(x, (n,), None, eps)
     mirrored = torch.cat((x, -x), -1)  # has the mean 0
-    return weight * F.layer_norm(mirrored, (2 * n,), eps=eps).narrow(-1, 0, n)
+    return weight * torch.layer_norm(mirrored, (2 * n,), eps=eps).narrow(-1, 0, n)
 
 # %% ../nbs/engine/04_transformer.ipynb #49c21d72
 def head_size(config) -> int: # numbers per head

@@ -527,7 +527,7 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())
     for name in data:
-        if name not in ("settings", "is_lossless", "drafter", "loop", "device"):  # they have a default
+        if name not in ("settings", "is_lossless", "drafter", "loop", "device", "costs"):  # they have a default
             with pytest.raises(InputError): result_from_json(json.dumps({k: v for k, v in data.items() if k != name}))
     with pytest.raises(InputError, match="surprise"): result_from_json(json.dumps({**data, "surprise": 1}))
 

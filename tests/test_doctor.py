@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from helpers_cuda import FakeCuda
 from specdec import (
     checkpoint,
+    costs,
     device,
     device_drafters,
     device_loop,
@@ -70,6 +71,23 @@ def test_the_same_for_a_person(quick):
     assert all(any(line.startswith(title) for line in lines) for title in titles)
     # 30 GB/s over the bytes of the weights
     assert f"at most {3e10 / (doctor.WEIGHTS * models.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
+
+
+def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
+    "Whole, stale and damaged files, none of which is a problem."
+    both = costs.Costs(0.01, tuple(1 + n / 10 for n in range(1, 17)), ((0.0, 0.0), (0.3, 0.2)))
+    monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+    for name, processor in (("b.json", "an abacus"), ("a.json", costs.processor_name())):
+        about = {**costs.machine(), "processor": processor, "target": {"name": "smollm2", "dtype": "int4"}}
+        costs.write_costs(tmp_path / "costs" / name, about, costs.MachineCosts(both, both))
+    (tmp_path / "costs" / "c.json").write_text("{")
+    done = run()
+    lines = [line.removeprefix("costs").strip() for line in done.stdout.splitlines() if line.startswith("costs")]
+    assert done.exit_code == ExitCode.DONE and len(lines) == 3
+    assert "smollm2 in int4" in lines[0] and "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
+    assert lines[0].endswith("c = 0, c = 0.30, then 0.20") and lines[1] == f"{lines[0]} (stale: will be measured again)"
+    assert lines[2].endswith("c.json is damaged, and will be measured again")
+    assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
 
 
 def keys_of(value, path=""):

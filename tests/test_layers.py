@@ -18,21 +18,21 @@ LAYERS = {  # layer → its modules, in order
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "device_drafters", "device_loop",
+        "device_drafters", "device_loop", "gguf",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
         "lossless.audit",
     ],
-    "measures": ["speedup", "profiling"],
+    "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": [
-        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.peers", "bench.drafters", "bench.grid",
-        "bench.records",
+        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.peers",
+        "bench.drafters", "bench.grid", "bench.records", "bench.run", "bench.cluster",
     ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",

@@ -13,7 +13,7 @@ from specdec import loading
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM
-from specdec.layouts import Int4Linear
+from specdec.layouts import Int4Linear, Linear
 from specdec.loading import (
     MemoryNeeded,
     check_fits,
@@ -293,19 +293,29 @@ def test_what_is_free(tmp_path):
 # --- four bits
 
 def test_four_bits_are_a_dtype_of_load(tmp_path):
-    "The same numbers as a model that was quantised after loading; text continues in pieces with rollbacks."
+    "Nearer to the numbers of the file than if they are quantised again; text continues in pieces with rollbacks."
     from specdec.drafters.int4 import quantised
-    model = load("smollm2", "cpu", "int4")
-    assert model.int4 and model.precision == "int4" and isinstance(model.head, Int4Linear)
-    later = quantised(load("smollm2", "cpu", pick_dtype("auto", CPU)))
+    model, exact = load("smollm2", "cpu", "int4"), load("smollm2", "cpu", "float32")
+    assert model.int4 and model.precision == "int4" and isinstance(model.layers[0].mlp.down, Int4Linear)
+    assert isinstance(model.head, Linear)  # eight bits in the file
+    assert model.memory_footprint_mb == pytest.approx(memory_needed("smollm2", "cpu", "int4").weights_mb, rel=1e-3)
     ids = tokens(12, B=1)
-    logits = model.forward(ids)
-    assert torch.equal(logits, later.forward(ids))
+    logits, wanted = model.forward(ids), exact.forward(ids)
+    def far(other): return (other.float() - wanted).norm() / wanted.norm()
+    assert far(logits) < min(.025, .8 * far(quantised(exact).forward(ids)))
     cache = model.new_cache(20)
     model.forward(ids[:, :9], cache)
     cache.rollback(7)
     assert torch.allclose(model.forward(ids[:, 7:], cache), logits[:, 7:], atol=.5)
 
+def test_other_weights_are_quantised_when_they_are_loaded(tmp_path):
+    "The same numbers as of a model that is quantised after loading."
+    from specdec.drafters.int4 import quantised
+    sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=128)
+    stored(random_model(LlamaConfig(**SHAPE | sizes)), tmp_path)
+    ids = torch.arange(12)[None]
+    model, later = load_model(tmp_path, CPU, INT4), quantised(load_model(tmp_path, CPU, pick_dtype("auto", CPU)))
+    assert torch.equal(model.forward(ids), later.forward(ids))
 
 def test_four_bits_where_there_is_no_kernel(tmp_path, monkeypatch):
     stored(random_model(LOOKALIKES["gelu"]), tmp_path)

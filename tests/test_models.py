@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from helpers import on_a_disk_of
 from specdec import models
 from specdec.core import InputError, ModelError
+from specdec.layouts import Linear
+from specdec.loading import load_model, memory_needed
 from specdec.models import (
     GGUF_SHA256,
+    GRID,
     INSTALL,
     INT4,
     MANIFEST,
@@ -47,6 +50,8 @@ from specdec.models import (
     weights_digest,
     write_manifest,
 )
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -286,11 +291,10 @@ def test_a_download_unpacks_the_gguf(tmp_path, monkeypatch):
 
 # --- a small real GGUF file
 
-@pytest.fixture(scope="module")
-def tiny_gguf(tmp_path_factory):
-    "A Llama with two layers and a byte-level tokenizer, random weights; the tensors by their GGUF names beside it."
-    from gguf import GGUFWriter
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+def write_gguf(path, kinds):
+    """A Llama with two layers and a byte-level tokenizer, random weights, in the formats that `kinds` names by what a
+    tensor's name contains; the numbers that are stored, by their GGUF names."""
+    from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
     tokens = [
         "<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab",
         "cd",
@@ -318,9 +322,20 @@ def tiny_gguf(tmp_path_factory):
                  "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}
         shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     tensors = {f"{name}.weight": generator.normal(0, .1, shape).astype(np.float32) for name, shape in shapes.items()}
-    for name, tensor in tensors.items(): writer.add_tensor(name, tensor)
+    for name, tensor in tensors.items():
+        kind = next((GGMLQuantizationType[kind] for part, kind in kinds.items() if part in name), None)
+        if kind is None or tensor.ndim == 1: writer.add_tensor(name, tensor)
+        else:
+            packed = quantize(tensor, kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+            tensors[name] = dequantize(packed, kind)
     writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
-    return path, tensors
+    return tensors
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return path, write_gguf(path, {})
 
 def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
     path, tensors = tiny_gguf
@@ -335,6 +350,35 @@ def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
     assert find_model(path) == folder and (folder / MANIFEST).stat().st_mtime_ns == stamp  # the second time it is there
     flip(next(folder.glob("*.safetensors")))
     with pytest.raises(ModelError, match="Delete that folder"): find_model(path)
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_four_bits_of_a_gguf_file_are_kept(kind, home, tmp_path):
+    """Every weight stays on its own level, whatever its group uses of the sixteen: what differs from the file is the
+    rounding of a group's two numbers to bfloat16, and of the weight itself by `plain`. Eight bits are not quantised."""
+    write_gguf(tmp_path / "four.gguf", {"token_embd": "Q8_0", "blk.1.attn_v": "Q8_0", "blk": kind})
+    folder = find_model(tmp_path / "four.gguf")
+    model, exact = load_model(folder, CPU, INT4), load_transformers(folder, CPU, torch.float32)
+    for i, (layer, stored) in enumerate(zip(model.layers, exact.model.layers)):
+        attention, mlp = stored.self_attn, stored.mlp
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        pairs = [(layer.attention.qkv, qkv), (layer.attention.out, [attention.o_proj]),
+                 (layer.mlp.gate_up, [mlp.gate_proj, mlp.up_proj]), (layer.mlp.down, [mlp.down_proj])]
+        for ours, parts in pairs[i:]:  # in the second layer, values have eight bits
+            wanted = torch.cat([part.weight for part in parts])
+            largest = wanted.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
+            # eight steps, the zero and the weight are each rounded by 2^-9 of themselves; a level is 2^-4 or so
+            assert ((ours.plain() - wanted).abs() <= 3.5 * 2**-9 * largest).all()
+    plain = [model.layers[1].attention.qkv, model.head]
+    assert all(isinstance(linear, Linear) and linear.weight.dtype == model.dtype for linear in plain)
+    assert model.memory_footprint_mb == pytest.approx(memory_needed(str(folder), "cpu", "int4").weights_mb, rel=.15)
+
+def test_a_model_that_was_converted_without_its_four_bits(home, tiny_gguf):
+    folder = find_model(tiny_gguf[0])
+    (folder / GRID).write_bytes(b"damaged")
+    with pytest.raises(ModelError, match="grid.tensors is not a whole"): load_model(folder, CPU, INT4)
+    (folder / GRID).unlink()
+    with pytest.raises(ModelError, match="earlier version.*Delete that folder"): load_model(folder, CPU, INT4)
+    load_model(folder, CPU, torch.float32)
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a gguf file" * 100])
 def test_a_broken_gguf_file_is_a_model_error_and_leaves_nothing(home, tmp_path, content):

@@ -949,7 +949,7 @@ def test_a_pair_in_four_bits(name):
     "int4 is a dtype like the others: of the target, and where a draft is computed from it, of that."
     pair = load_pair(name, "cpu", "int4")
     assert pair.target.int4 and pair.target.precision == "int4"
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "How do bees make honey?"}]
     result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
     assert result.num_tokens == plain.num_tokens == 12
     assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # in bfloat16

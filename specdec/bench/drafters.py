@@ -117,18 +117,25 @@ def trained(config: DraftersConfig, kind: str, target: CausalLM) -> Drafter:
     )
     return load_drafter(drafter_folder(config, kind), target)
 
+def drafter_makers(
+    target: CausalLM,
+    head: Callable[[], Drafter], small: Callable[[], Drafter], # make the trained ones
+    skip: Sequence[int] = PAIRS["smollm2-skip"].skip,          # the layers that are left out
+) -> dict[str, Callable[[], Drafter]]:
+    "How each of the `DRAFTERS` is made for a target."
+    return {
+        "ngram": NGramDrafter, "suffix": SuffixDrafter, "model": small, "head": head,
+        "skip": lambda: ModelDrafter(target.skip(skip), target.vocab_size),
+        "int4": lambda: ModelDrafter(quantised(target), target.vocab_size),
+        "hybrid": lambda: HybridDrafter(SuffixDrafter(), head()),
+    }
+
 def find_drafters(
     config: DraftersConfig, target: CausalLM
 ) -> tuple[dict[str, Drafter], dict[str, str]]: # by name; why others are missing
     "Every drafter for the target that this machine has what it takes for."
-    def head() -> Drafter: return trained(config, "head", target)
-    makers: dict[str, Callable[[], Drafter]] = {
-        "ngram": NGramDrafter, "suffix": SuffixDrafter, "head": head,
-        "model": lambda: trained(config, "draft", target),
-        "skip": lambda: ModelDrafter(target.skip(PAIRS["smollm2-skip"].skip), target.vocab_size),
-        "int4": lambda: ModelDrafter(quantised(target), target.vocab_size),
-        "hybrid": lambda: HybridDrafter(SuffixDrafter(), head()),
-    }
+    makers = drafter_makers(target, lambda: trained(config, "head", target),
+                            lambda: trained(config, "draft", target))
     found, missing = {}, {}
     for name in config.drafters or DRAFTERS:
         try:

@@ -24,6 +24,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from specdec.bench.llamacpp import (
+    LLAMACPP_MODES, LlamaCppModes, llamacpp_missing, parting,
+)
 from specdec.bench.runner import (
     UNTIMED, Measurement, Method, Peer, Results, Runner, Sample, about, aligned, amount,
     check_counts, closing, environment, fingerprint, finished, first_prompts, interleaved, medians,
@@ -48,12 +51,35 @@ METHODS = {
     "prompt_lookup": "transformers prompt lookup",
     "assisted": "transformers assisted",
 }
+COMPARED = {"int4": "int4", "bfloat16": "bf16", "float32": "float32"} # dtype → in names
+OURS = {  # name → (method of `Pair.generate`, temperature)
+    "plain": ("plain", 0.0), "speculative": ("speculative", 0.0),
+    "plain_sampled": ("plain", 1.0), "speculative_sampled": ("speculative", 1.0),
+}
+LLAMACPP = {"llamacpp": ("plain", 0.0), "llamacpp_sampled": ("plain", 1.0)} # (mode, temperature)
+LLAMACPP |= {f"llamacpp_{mode}": (mode, 0.0) for mode in LLAMACPP_MODES if mode != "plain"}
+_WORDS = {"plain": "specdec, plain", "speculative": "specdec, default pair",
+          "plain_sampled": "specdec, plain, T = 1",
+          "speculative_sampled": "specdec, default pair, T = 1",
+          "llamacpp_sampled": "llama.cpp, plain, T = 1"}
+_WORDS |= {name: f"llama.cpp, {mode}" for name, (mode, t) in LLAMACPP.items() if not t}
+METHODS |= _WORDS
+METHODS |= {f"{name}_{short}": f"{words}, {short}"
+            for short in COMPARED.values() for name, words in _WORDS.items()}
+
+def measured_as(name: str, own: str) -> str: # such as "plain_bf16"; the run's own dtype
+    "Methods in the dtype of the run have no ending."
+    return name.removesuffix(f"_{COMPARED.get(own)}")
+
+def precision(name: str) -> str: # such as "int4"; "": that of the run
+    "The ending of a method's name."
+    return next((short for short in COMPARED.values() if name.endswith(f"_{short}")), "")
 
 # %% ../../nbs/bench/01_peers.ipynb #a58275ca
 @dataclass(frozen=True)
 class PeersConfig:
-    """What one comparison with peers runs. Everything is greedy, and every run makes the same
-    number of tokens."""
+    """What one comparison with peers runs. Everything is greedy unless its name says that it is
+    sampled, and every run makes the same number of tokens."""
     model: str = "smollm2"     # as `specdec.load` takes it
     device: str = "auto"       # "auto", "cpu", "cuda", "mps"
     dtype: str = "auto"        # "auto", "float32", "bfloat16", "float16"
@@ -76,12 +102,15 @@ class PeersConfig:
         )
 
 # %% ../../nbs/bench/01_peers.ipynb #f1e02c55
-def specdec_peer(pair: Pair, method: str, K: int) -> Peer: # method: "plain" or "speculative"
-    """Our greedy decoding, with end-of-sequence ignored; tells the time inside the model's
-    forwards, and the time of everything after the first token, in seconds."""
+def specdec_peer(pair: Pair, method: str, # "plain" or "speculative"
+                 temperature: float = 0.0,
+                 **options) -> Peer: # of `Pair.generate`, such as K
+    """Our decoding, with end-of-sequence ignored; tells the time inside the model's forwards, and
+    the time of everything after the first token, in seconds."""
     def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
         result = pair.generate(
-            ids, K=K, max_new_tokens=n, method=method, ignore_eos=True, raise_interrupt=True
+            ids, max_new_tokens=n, method=method, temperature=temperature, seed=seed,
+            ignore_eos=True, raise_interrupt=True, **options
         )
         details = {
             "model_seconds": (result.prefill_time_ms + result.verify_time_total_ms) / 1000,
@@ -145,6 +174,29 @@ def compiled_peer(model,        # a transformers causal LM
         with compile_folder(folder.name): return generate(ids, n, seed)
     return run
 
+# %% ../../nbs/bench/01_peers.ipynb #75145d9a
+def llamacpp_method(modes: LlamaCppModes, mode: str, temperature: float,
+                    target: CausalLM) -> Method: # ours, in the same precision
+    "One of llama.cpp's modes; a greedy text is compared with what our target would have said."
+    def run(ids: list[int], n: int, seed: int) -> Sample:
+        answer = modes[mode].generate(ids, n, temperature, seed)
+        made = len(answer.ids)
+        if made != n: raise ModelError(f"It made {made} tokens where {n} were asked for.")
+        details = {"drafted": answer.drafted, "accepted": answer.accepted}
+        if not temperature:
+            found = parting(target, ids, answer.ids)
+            details["parted_at"] = found.position if found else n
+            details["parted_gap"] = found.gap if found else 0.0
+        return Sample(n, answer.seconds, fingerprint(answer.ids), details)
+    return run
+
+def llamacpp_prefill(modes: LlamaCppModes, tokens: int = 1024) -> Method:
+    "The time that llama.cpp takes to read a long prompt: ours, repeated until it is that long."
+    def run(ids: list[int], *_: int) -> Sample:
+        answer = modes["plain"].generate((ids * tokens)[:tokens], 1)
+        return Sample(tokens, answer.prompt_ms / 1000, "", {})
+    return run
+
 # %% ../../nbs/bench/01_peers.ipynb #01ee0838
 def weight_bytes(folder: Path,       # a model's folder with safetensors
                  dtype: torch.dtype, # the dtype it is loaded in
@@ -163,6 +215,7 @@ PROBES = {
     "floor": "reading the weights once", "verify8": "specdec, verifying 8 tokens",
     "prefill": "specdec, a prompt of 1,024",
     "prefill_transformers": "transformers, a prompt of 1,024",
+    "prefill_llamacpp": "llama.cpp, a prompt of 1,024",
 }
 
 # %% ../../nbs/bench/01_peers.ipynb #f5fef818
@@ -251,36 +304,99 @@ class Loaded:
     methods: dict[str, Method]                             # peers and probes
     seconds: dict[str, float]                              # what loading took, by peer
     missing: dict[str, str] = field(default_factory=dict)  # why others are not there
+    # ours for plain decoding, by dtype: what other texts are compared with
+    plain: dict[str, CausalLM] = field(default_factory=dict)
+    engines: list[LlamaCppModes] = field(default_factory=list) # to be closed
+
+class OurModels:
+    "Our model in one precision: as it verifies drafts, and as it decodes alone."
+    def __init__(self, config: PeersConfig, dtype: str):
+        which = (config.model, config.device, dtype)
+        start = time.perf_counter()
+        self.target = load(*which)
+        between = time.perf_counter()
+        self.plain = for_plain_decoding(self.target, *which)
+        self.seconds = {"speculative": between - start, "plain": between - start}
+        if self.plain is not self.target: self.seconds["plain"] = time.perf_counter() - between
+
+    def loaded(self, ending: str) -> Loaded: # such as "_int4"
+        "The methods that every precision has."
+        pairs = {"plain": Pair(self.plain), "speculative": Pair(self.target)}
+        loaded = Loaded({}, {}, plain={self.target.precision: self.plain})
+        for name, (method, temperature) in OURS.items():
+            peer = specdec_peer(pairs[method], method, temperature)
+            loaded.methods[name + ending] = timed(peer)
+            loaded.seconds[name + ending] = self.seconds[method]
+        return loaded
 
 def load_ours(config: PeersConfig) -> Loaded:
-    "Our model, for plain and for speculative decoding."
-    which = (config.model, config.device, config.dtype)
-    start = time.perf_counter()
-    target = load(*which)
-    between = time.perf_counter()
-    plain = for_plain_decoding(target, *which)
-    seconds = {"ngram": between - start, "plain": between - start}
-    if plain is not target: seconds["plain"] = time.perf_counter() - between
+    "Our model in the precision of the run, with n-gram drafts and the probes as well."
+    models = OurModels(config, config.dtype)
+    loaded, target = models.loaded(""), models.target
     nbytes = weight_bytes(find_model(config.model), target.dtype)
-    return Loaded({
-        "plain": timed(specdec_peer(Pair(plain), "plain", config.K)),
-        "ngram": timed(specdec_peer(Pair(target, NGramDrafter()), "speculative", config.K)),
-        **specdec_probes(target, nbytes),
-    }, seconds)
+    ngram = specdec_peer(Pair(target, NGramDrafter()), "speculative", K=config.K)
+    loaded.methods |= {"ngram": timed(ngram), **specdec_probes(target, nbytes)}
+    loaded.seconds["ngram"] = models.seconds["speculative"]
+    return loaded
 
-def load_methods(config: PeersConfig, longest: int) -> Loaded: # positions of the longest run
-    "The model on both sides. A peer's failure is recorded, ours is raised."
-    loaded, start = load_ours(config), time.perf_counter()
-    try:
-        with interrupts_kept():
-            model = quiet_transformers(config.model, config.device, config.dtype)
-    except Exception as error:
-        loaded.missing = dict.fromkeys(THEIRS, reason(error))
-        return loaded
+# %% ../../nbs/bench/01_peers.ipynb #48097a34
+def load_theirs(config: PeersConfig, longest: int) -> Loaded: # positions of the longest run
+    "transformers, in the precision of the run."
+    start = time.perf_counter()
+    model = quiet_transformers(config.model, config.device, config.dtype)
     peers = their_peers(model, config.K, longest)
-    loaded.seconds |= dict.fromkeys(peers, time.perf_counter() - start)
-    loaded.methods |= {name: timed(peer) for name, peer in peers.items()}
-    loaded.methods["prefill_transformers"] = prefill_probe(transformers_read(model))
+    methods = {name: timed(peer) for name, peer in peers.items()}
+    methods["prefill_transformers"] = prefill_probe(transformers_read(model))
+    return Loaded(methods, dict.fromkeys(peers, time.perf_counter() - start))
+
+def load_llamacpp(target: CausalLM, dtype: str, # ours for plain decoding, and its dtype
+                  ending: str,                  # such as "_int4"
+                  longest: int) -> Loaded:      # positions of the longest run
+    "llama.cpp in all its modes, with the same weights."
+    modes = LlamaCppModes(target, dtype, context=max(longest, 1024) + 64)
+    loaded = Loaded({}, {}, engines=[modes])
+    for name, (mode, temperature) in LLAMACPP.items():
+        if mode not in list(modes): continue
+        start = time.perf_counter()
+        modes[mode]
+        loaded.seconds[name + ending] = time.perf_counter() - start
+        loaded.methods[name + ending] = llamacpp_method(modes, mode, temperature, target)
+    if not ending: loaded.methods["prefill_llamacpp"] = llamacpp_prefill(modes)
+    return loaded
+
+# %% ../../nbs/bench/01_peers.ipynb #7ce52de8
+def add_loaded(loaded: Loaded, names: Sequence[str], # under which a failure is recorded
+               work: Callable[[], Loaded]) -> None:
+    "Join what some loading brings, or note why it failed."
+    try:
+        with interrupts_kept(): more = work()
+    except Exception as error:
+        loaded.missing |= dict.fromkeys(names, reason(error))
+        return
+    for part in ("methods", "seconds", "missing", "plain"):
+        setattr(loaded, part, getattr(loaded, part) | getattr(more, part))
+    loaded.engines += more.engines
+
+def load_methods(config: PeersConfig, longest: int, # positions of the longest run
+                 unwanted: Iterable[str] = ()) -> Loaded: # methods that won't be run
+    "The model on all sides. A peer's failure is recorded, ours is raised."
+    loaded, unwanted = load_ours(config), set(unwanted)
+    own = next(iter(loaded.plain))
+    add_loaded(loaded, THEIRS, lambda: load_theirs(config, longest))
+    if pick_device(config.device).type != "cpu":
+        loaded.missing["llama.cpp"] = "it is compared on a CPU only, as other precisions are."
+        return loaded
+    absent = llamacpp_missing()
+    if absent: loaded.missing["llama.cpp"] = absent
+    for dtype in [own, *(other for other in COMPARED if other != own)]:
+        ending = "" if dtype == own else f"_{COMPARED[dtype]}"
+        if dtype != own and not unwanted.issuperset(name + ending for name in OURS):
+            ours = lambda: OurModels(config, dtype).loaded(ending)
+            add_loaded(loaded, [f"specdec in {dtype}"], ours)
+        if absent or dtype not in loaded.plain: continue
+        if unwanted.issuperset(name + ending for name in LLAMACPP): continue
+        theirs = lambda: load_llamacpp(loaded.plain[dtype], dtype, ending, longest)
+        add_loaded(loaded, [f"llama.cpp in {dtype}"], theirs)
     return loaded
 
 # %% ../../nbs/bench/01_peers.ipynb #19522447
@@ -338,7 +454,19 @@ RATIOS = {  # name → (method, method it is divided by, figure)
     "ngram_vs_plain": ("ngram", "plain", "tokens_per_second"),
     "ngram_vs_prompt_lookup": ("ngram", "prompt_lookup", "tokens_per_second"),
     "ngram_vs_assisted": ("ngram", "assisted", "tokens_per_second"),
+    "plain_int4_vs_llamacpp_q4": ("plain_int4", "llamacpp_int4", "tokens_per_second"),
+    "plain_bf16_vs_llamacpp_bf16": ("plain_bf16", "llamacpp_bf16", "tokens_per_second"),
+    "plain_float32_vs_llamacpp_float32":
+        ("plain_float32", "llamacpp_float32", "tokens_per_second"),
+    "plain_int4_vs_transformers": ("plain_int4", "transformers", "tokens_per_second"),
+    "prefill_vs_llamacpp": ("prefill", "prefill_llamacpp", "tokens_per_second"),
+    "speculative_vs_plain": ("speculative", "plain", "tokens_per_second"),
 }
+SPECULATIVE = {  # name → (method, method it is divided by), in each precision, at T = 0 and 1
+    f"speculative_vs_plain_{short}_{how}": (f"speculative{end}_{short}", f"plain{end}_{short}")
+    for short in COMPARED.values() for how, end in (("greedy", ""), ("sampled", "_sampled"))
+}
+RATIOS |= {name: (*which, "tokens_per_second") for name, which in SPECULATIVE.items()}
 TARGETS = {  # set for the default model in bfloat16 on two CPU cores, 128 new tokens
     "plain_vs_transformers": ("at least", 2.5),
     "plain_vs_compiled": ("at least", 1.2),
@@ -348,6 +476,18 @@ TARGETS = {  # set for the default model in bfloat16 on two CPU cores, 128 new t
     "ngram_vs_prompt_lookup": ("at least", 2.5),
     "overhead": ("at most", 0.03),
     "memory_vs_model": ("at most", 1.3),
+    "plain_int4_vs_llamacpp_q4": ("at least", 1.0),
+    "plain_bf16_vs_llamacpp_bf16": ("at least", 1.0),
+    "plain_int4_vs_transformers": ("at least", 4.5),
+    "prefill_vs_llamacpp": ("at least", 1.0),
+    "speculative_vs_plain_float32_greedy": ("at least", 1.7),
+    "speculative_vs_plain_float32_sampled": ("at least", 1.25),
+    "speculative_vs_plain_bf16_greedy": ("at least", 1.3),
+    "speculative_vs_plain_bf16_sampled": ("at least", 1.0),
+    "speculative_vs_plain_int4_greedy": ("at least", 1.0),
+    "speculative_vs_plain_int4_sampled": ("at least", 1.0),
+    "speculative_vs_plain_worst": ("at least", 0.97),
+    "best_vs_llamacpp_best": ("at least", 1.15),
 }
 
 # %% ../../nbs/bench/01_peers.ipynb #9fc058c5
@@ -360,7 +500,7 @@ def targets_met(ratios: dict[str, float | None]) -> dict[str, bool]:
     "Whether each target is met; what was not measured is neither met nor missed."
     return {name: is_met(name, ratios[name]) for name in TARGETS if ratios.get(name) is not None}
 
-# %% ../../nbs/bench/01_peers.ipynb #b7fdc0da
+# %% ../../nbs/bench/01_peers.ipynb #b0bfa323
 def by_prompt(
     measurements: Iterable[Measurement], method: str, value: Callable[[Measurement], float]
 ) -> dict[str, list[float]]:
@@ -370,6 +510,37 @@ def by_prompt(
         if m.method == method: found.setdefault(m.prompt, []).append(value(m))
     return found
 
+def fastest(measurements: Iterable[Measurement], methods: Iterable[str]) -> str | None:
+    "Which of some methods makes most tokens per second over the prompts; None: none was measured."
+    speeds = {}
+    for method in methods:
+        found = medians(by_prompt(measurements, method, lambda m: m.tokens_per_second))
+        if found: speeds[method] = float(np.median([*found.values()]))
+    return max(speeds, key=speeds.get, default=None)
+
+def best_ratios(measurements: Sequence[Measurement], own: str) -> dict[str, dict[str, float]]:
+    "Our fastest lossless greedy mode over llama.cpp's, by precision, then by prompt."
+    found = {}
+    for short in COMPARED.values():
+        ours = [measured_as(f"{name}_{short}", own) for name in ("plain", "speculative")]
+        if ours[0] == "plain": ours.append("ngram")
+        greedy = [name for name, (_, temperature) in LLAMACPP.items() if not temperature]
+        theirs = [measured_as(f"{name}_{short}", own) for name in greedy]
+        best, other = fastest(measurements, ours), fastest(measurements, theirs)
+        pairs = paired_ratios(measurements, best, other) if best and other else {}
+        found[f"best_vs_llamacpp_best_{short}"] = pairs
+    return found
+
+def smallest(values: Iterable[float | None]) -> float | None:
+    "Of what was measured."
+    return min((value for value in values if value is not None), default=None)
+
+def worst_domain(spread: dict[str, dict | None]) -> float | None:
+    "The smallest median of any domain of the ratios in `SPECULATIVE`."
+    there = [spread[name] for name in SPECULATIVE if spread.get(name)]
+    return smallest(d["median"] for found in there for d in found["domains"].values())
+
+# %% ../../nbs/bench/01_peers.ipynb #b7fdc0da
 def overheads(measurements: Iterable[Measurement], method: str = "ngram") -> dict[str, float]:
     "The share of the time (0 to 1, by prompt) that was spent outside the model's forwards."
     def outside(m: Measurement) -> float: return 1 - m.details["model_seconds"] / m.seconds
@@ -413,6 +584,19 @@ def noise(runs: dict[str, list[float]]) -> float | None:
     found = [(max(v) - min(v)) / float(np.median(v)) for v in runs.values() if len(v) > 1]
     return float(np.median(found)) if found else None
 
+def partings(measurements: Iterable[Measurement], method: str) -> dict | None:
+    """On how many prompts a greedy text of llama.cpp leaves ours, where at the earliest, and the
+    gaps between the two tokens' logits there; None for methods of which that isn't asked."""
+    positions = by_prompt(measurements, method, lambda m: m.details.get("parted_at", -1))
+    gaps = by_prompt(measurements, method, lambda m: m.details.get("parted_gap", 0.0))
+    if not positions or min(positions.values())[0] < 0: return None
+    found = {prompt: (positions[prompt][0], gap[0]) for prompt, gap in gaps.items() if gap[0] > 0}
+    parted = [gap for _, gap in found.values()]
+    return {"prompts": len(found), "of": len(positions),
+            "earliest": min((i for i, _ in found.values()), default=None),
+            "median_gap": float(np.median(parted)) if parted else None,
+            "largest_gap": max(parted, default=None)}
+
 def method_figures(measurements: Sequence[Measurement], domains: dict[str, str]) -> dict:
     "Tokens per second of each method: quartiles over prompts, each prompt's median, its noise."
     texts = {(m.method, m.prompt): m.text for m in measurements}
@@ -423,12 +607,14 @@ def method_figures(measurements: Sequence[Measurement], domains: dict[str, str])
         speeds = medians(runs)
         found[method] = {
             "tokens_per_second": summarise(speeds, domains),
-            "repeats_vary_by": noise(runs),
-            "texts_equal_to_plain": sum(
-                texts[method, prompt] == texts.get(("plain", prompt)) for prompt in runs
-            ),
-            "by_prompt": dict(sorted(speeds.items())),
+            "repeats_vary_by": noise(runs), "texts_equal_to_plain": None,
+            "by_prompt": dict(sorted(speeds.items())), "parted": partings(measurements, method),
         }
+        if "sampled" in method: continue
+        short = precision(method)
+        plain = f"plain_{short}" if short else "plain"
+        equal = [texts[method, prompt] == texts.get((plain, prompt)) for prompt in runs]
+        found[method]["texts_equal_to_plain"] = sum(equal)
     return found
 
 # %% ../../nbs/bench/01_peers.ipynb #40e53dfa
@@ -440,11 +626,15 @@ def make_report(
     runs = [m for m in measurements if m.method not in UNTIMED]
     domains = {m.prompt: m.domain for m in runs}
     memory = next((m.details for m in measurements if m.method == "memory"), None)
-    spread = {}
-    for name, which in RATIOS.items():
-        spread[name] = summarise(paired_ratios(runs, *which), domains)
-    spread["overhead"] = summarise(overheads(runs), domains)
+    own, spread = machine["dtype"], {}
+    for name, (a, b, figure) in RATIOS.items():
+        pairs = paired_ratios(runs, measured_as(a, own), measured_as(b, own), figure)
+        spread[name] = summarise(pairs, domains)
+    best = {name: summarise(pairs, domains) for name, pairs in best_ratios(runs, own).items()}
+    spread |= best | {"overhead": summarise(overheads(runs), domains)}
     ratios = {name: found["median"] if found else None for name, found in spread.items()}
+    ratios["best_vs_llamacpp_best"] = smallest(ratios[name] for name in best)
+    ratios["speculative_vs_plain_worst"] = worst_domain(spread)
     ratios["memory_vs_model"] = memory_ratio(memory) if memory else None
     return {
         "ratios": ratios,
@@ -467,23 +657,25 @@ def heading(report: dict) -> list[str]: # two lines
         f" {amount(machine['threads'], 'thread')}, torch {machine['torch']}, transformers"
         f" {machine['transformers']}",
         f"{amount(settings['prompts'], 'prompt')}, {settings['max_new_tokens']} tokens each,"
-        f" {amount(settings['repeats'], 'interleaved repeat')}, K = {settings['K']}, greedy",
+        f" {amount(settings['repeats'], 'interleaved repeat')}, K = {settings['K']}, greedy unless"
+        " T = 1 is said",
     ]
 
 def table_line(*cells: str) -> str: # up to six
     "Columns that stand below each other."
-    return aligned(cells, ("<27", ">8", ">17", ">22", ">14", ">9"))
+    return aligned(cells, ("<37", ">8", ">17", ">22", ">14", ">9"))
 
 def method_line(method: str, report: dict) -> str:
     """One method's speed, its spread over the prompts, its noise and the time before its first
     token at full speed."""
     found, start = report["methods"][method], report["startup_seconds"].get(method)
     speed, varies = found["tokens_per_second"], found["repeats_vary_by"]
+    equal = found["texts_equal_to_plain"]
     low, high = speed["quartiles"]
     return table_line(
         METHODS.get(method, method), f"{speed['median']:.1f}", f"{low:.1f} to {high:.1f}",
         "" if varies is None else f"{varies:.0%}",
-        f"{found['texts_equal_to_plain']} of {speed['prompts']}",
+        "" if equal is None else f"{equal} of {speed['prompts']}",
         "" if start is None else f"{sum(start.values()):.1f} s",
     )
 
@@ -497,6 +689,20 @@ def floor_line(floor: dict) -> str:
         f" {amount(floor['measured'], 'time')}) take {1000 * floor['seconds']:.2f} ms"
     )
 
+def parting_lines(report: dict) -> list[str]:
+    "Where greedy texts of llama.cpp leave ours."
+    lines = []
+    for method, figures in report["methods"].items():
+        found = figures.get("parted")
+        if found is None: continue
+        words = f"{METHODS[method]}: its text leaves ours on {found['prompts']} of {found['of']}"
+        if found["prompts"]: words += (
+            f" prompts, first at token {found['earliest']}; logit gap {found['median_gap']:.2g} in"
+            f" the median, at most {found['largest_gap']:.2g}")
+        else: words += " prompts"
+        lines.append(words)
+    return ["", *lines] if lines else []
+
 def ratio_line(name: str, report: dict) -> str:
     "One ratio, its spread over the prompts and its target."
     value, found = report["ratios"][name], report["spread"].get(name)
@@ -506,7 +712,7 @@ def ratio_line(name: str, report: dict) -> str:
     if name in report["targets"]:
         verdict = "met" if report["goals_met"][name] else "missed"
         target = f"{report['targets'][name]}: {verdict}"
-    if name in RATIOS and not name.endswith("_floor"):
+    if found and name != "overhead" and not name.endswith("_floor"):
         wins = f"{found['above_one']} of {found['prompts']}"
     return table_line(name, f"{value:.3f}", spread, target, wins)
 
@@ -528,6 +734,7 @@ def report_text(report: dict) -> str: # several lines
     if report["floor"]: lines.append(floor_line(report["floor"]))
     lines += ["", table_line("ratio", "median", "quartiles", "target", "above 1")]
     lines += [ratio_line(name, report) for name in report["ratios"]]
+    lines += parting_lines(report)
     lines += ["", targets_line(report["goals_met"]), *closing(report, METHODS | PROBES)]
     return "\n".join(lines)
 
@@ -549,23 +756,28 @@ def add_runs(config: PeersConfig, results: Results, run: str, failed: dict[str, 
     tokenizer = load_tokenizer(find_model(config.model))
     chosen = first_prompts(prompts(), config.prompts)
     ids = {prompt.id: prompt_ids(tokenizer, prompt) for prompt in chosen}
-    loaded = load_methods(config, max(map(len, ids.values())) + config.max_new_tokens)
+    longest = max(map(len, ids.values())) + config.max_new_tokens
+    loaded = load_methods(config, longest, failed)
     failed |= loaded.missing
     for method, seconds in loaded.seconds.items():
         if (run, "load", method, 0) not in results.by_key:
             results.add(Measurement(run, "load", method, "", 0, 0, seconds, ""))
     runner = Runner(loaded.methods, lambda prompt: ids[prompt.id], config.max_new_tokens, results,
                     run, failed)
-    there = [method for method in loaded.methods if method not in failed]
-    runner.do(interleaved(chosen, config.repeats, there))
+    groups: dict[str, list[str]] = {}  # methods of one precision are neighbours
+    for method in loaded.methods:
+        if method not in failed: groups.setdefault(precision(method), []).append(method)
+    try: runner.do(interleaved(chosen, config.repeats, *groups.values()))
+    finally:
+        for engine in loaded.engines: engine.close()
 
 # %% ../../nbs/bench/01_peers.ipynb #c5765749
 def bench_peers(config: PeersConfig,
                 out: Path | None = None, # keep measurements in this file, and skip those it holds
                 leave_out: Sequence[str] = (), # methods, probes or "memory": not to be measured
                ) -> dict: # see `make_report`
-    """Compare with transformers on this machine, in one run. An interrupt returns what there is,
-    with `complete` false."""
+    """Compare with transformers and llama.cpp on this machine, in one run. An interrupt returns
+    what there is, with `complete` false."""
     results = Results(out, lambda method: NEEDS.get(method, ()))
     machine = environment(config.device, config.dtype)
     run = run_fingerprint(config, machine)

@@ -234,7 +234,7 @@ def environment(device: str, dtype: str) -> dict: # names and numbers; nothing a
         "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
         "threads": torch.get_num_threads(), "python": platform.python_version(),
         "torch": torch.__version__, "transformers": transformers.__version__,
-        "system": platform.system(), "code": _code_digest(),
+        "system": platform.system(), "code": code_digest(),
     }
 
 def _processor_name() -> str:
@@ -245,7 +245,7 @@ def _processor_name() -> str:
         if line.startswith("model name"): return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
-def _code_digest() -> str: # 12 hexadecimal digits
+def code_digest() -> str: # 12 hexadecimal digits
     "A fingerprint of this package's source, sub-packages and all."
     root = Path(str(resources.files("specdec")))
     files = {f.relative_to(root).as_posix(): f.read_text(encoding="utf-8")

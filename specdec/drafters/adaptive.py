@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core import Source, check, number, whole
-from .base import Draft, Drafter, Informed, ModelDrafter
-from .hybrid import COST, PRIOR, VERIFY, Chooser, HybridDrafter, usual_cost
+from .base import Draft, Drafter, Informed, ModelDrafter, WrapperDrafter
+from specdec.drafters.hybrid import (
+    COST, PRIOR, VERIFY, Chooser, Cost, HybridDrafter, drafting, usual_cost,
+)
 from .lookup import outcome
 from ..protocol import CausalLM
 from ..sampling import Transform
@@ -121,7 +123,9 @@ class PayingLookahead(Chooser):
     `InputError` for numbers out of range."""
     keep = 0.985
     def __init__(self,
-                 c: float = COST,       # cost of a drafted token, in plain steps; see `draft_cost`
+                 # cost of a drafted token, in plain steps, see `draft_cost`; or of the first one,
+                 # and of each further one
+                 c: Cost = COST,
                  # what a guess adds to the target's forward, likewise; or v(1), v(2), …, as
                  # `verification_cost` measures them
                  verify: float | Sequence[float] = VERIFY,
@@ -139,7 +143,7 @@ class PayingLookahead(Chooser):
         "Learn from the guesses that were tried: the accepted ones, and the first rejected one."
         proposed = whole(proposed, "proposed, the tokens of a draft,", 0)
         accepted = whole(accepted, "accepted, the tokens that were right,", 0, proposed)
-        time = 1 + proposed * self.c[0]  # dear mistakes are corrected sooner
+        time = 1 + drafting(self.c[0], proposed)  # dear mistakes are corrected sooner
         self.learn(0, range(proposed), accepted, min(accepted + 1, proposed), time)
 
     def reset(self) -> None:
@@ -147,26 +151,26 @@ class PayingLookahead(Chooser):
         self.forget()
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #e1b50386
-class AdaptiveDrafter:
+class AdaptiveDrafter(WrapperDrafter):
     """Any drafter, and a controller that says before each draft how long it may be. What it goes by
     is known before anything is drawn, so the text stays the target's."""
     def __init__(self, drafter: Drafter,
                  controller: Lookahead, # may be read, and replaced, while it is in use
                  carried: bool = False): # whether a new text goes on with what was learned
-        self.drafter, self.controller, self.carried = drafter, controller, carried
-        self.layers = drafter.layers
+        super().__init__(drafter)
+        self.controller, self.carried = controller, carried
 
     def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
                 eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text: no text depends on what others were like, unless asked to."
         if not self.carried: self.controller.reset()
         self.drafted: list[int] = []
-        self.drafter.prefill(tokens, features, limit, eos_ids)
+        super().prefill(tokens, features, limit, eos_ids)
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "As many of the drafter's guesses as the controller says; perhaps none."
         n = min(K, self.controller.lookahead)
-        draft = self.drafter.propose(n, transform, source) if n else Draft([])
+        draft = super().propose(n, transform, source) if n else Draft([])
         self.drafted = draft.tokens
         return draft
 
@@ -177,16 +181,18 @@ class AdaptiveDrafter:
         proposed = len(self.drafted) if accepted < tried else tried
         self.controller.observe_step(proposed, accepted)
         self.drafted = []
-        self.drafter.commit(tokens, features)
+        super().commit(tokens, features)
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #63e1c77c
-def adaptive(drafter: Drafter) -> Drafter:
-    """The drafter with as many guesses as pay, by the costs that are usual for its kind; one that
-    chooses by itself already stays as it is."""
+def adaptive(drafter: Drafter,
+             c: Cost | None = None, # of its guesses, in plain steps; None: what its kind usually costs
+             verify: float | Sequence[float] = VERIFY, # what a guess adds to a forward; or v(1), …
+            ) -> Drafter:
+    "The drafter with as many guesses as pay; one that chooses by itself already stays as it is."
     if isinstance(drafter, (AdaptiveDrafter, HybridDrafter)): return drafter
-    cost = usual_cost(drafter)
-    if isinstance(drafter, Informed): return HybridDrafter(drafter, c=(cost,))
-    return AdaptiveDrafter(drafter, PayingLookahead(cost))
+    cost = usual_cost(drafter) if c is None else c
+    if isinstance(drafter, Informed): return HybridDrafter(drafter, c=(cost,), verify=verify)
+    return AdaptiveDrafter(drafter, PayingLookahead(cost, verify))
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #fadd881e
 class ConfidentDrafter(ModelDrafter):

@@ -8,7 +8,6 @@ __all__ = ['HybridDrafter']
 # %% ../../nbs/drafters/10_hybrid.ipynb #560fe275
 from collections.abc import Hashable, Mapping, Sequence, Set
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,11 +48,16 @@ class Acceptance:
         accepted, tried = self.counts.get(evidence, (0.0, 0.0))
         return (accepted + self.weight * prior) / (tried + self.weight)
 
-    def expected(self, evidence: Sequence[Hashable]) -> np.ndarray: # τ for 1, 2, … guesses
+    def expected(self, evidence: Sequence[Hashable]) -> list[float]: # τ for 1, 2, … guesses
         "Tokens of a round with the first 1, 2, … of these guesses: 1 + Σ Π α."
-        alphas: list[float] = []
-        for known in evidence: alphas.append(self.alpha(known, alphas[-1] if alphas else None))
-        return 1 + np.cumsum(np.cumprod(alphas))
+        tokens: list[float] = []
+        alpha, together, total = None, 1.0, 0.0
+        for known in evidence:
+            alpha = self.alpha(known, alpha)
+            together *= alpha
+            total += together
+            tokens.append(1 + total)
+        return tokens
 
     def observe(self, evidence: Sequence[Hashable], accepted: int, tried: int,
                 rounds: float = 1.0, # for so many rounds old tries fade
@@ -83,24 +87,30 @@ def _share(features: Tensor | None, # [m, F], of the layers `given`, one after t
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #8a119b9e
 def most_for_its_cost(
-    expected: Sequence[np.ndarray], # τ with 1, 2, … guesses, for each drafter
-    prices: Sequence[np.ndarray],   # what such a round costs, in plain steps
+    expected: Sequence[Sequence[float]], # τ with 1, 2, … guesses, for each drafter
+    prices: Sequence[Sequence[float]],   # what such a round costs, in plain steps
 ) -> tuple[int, int]: # which drafter, how many guesses; (0, 0): none
     """The choice with the most tokens per cost, the first of equals. No guess to make is a plain
     step, which counts as one of the choices."""
     best, chosen = 1.0, (0, 0)
     for who, (offers, price) in enumerate(zip(expected, prices)):
-        for n, rate in enumerate(offers / price, start=1):
-            if rate > best: best, chosen = float(rate), (who, n)
+        for n, (tokens, cost) in enumerate(zip(offers, price), start=1):
+            if tokens / cost > best: best, chosen = tokens / cost, (who, n)
     return chosen
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #637d6efa
-def _prices(c: float, verify: float | Sequence[float], n: int) -> np.ndarray: # [n], or fewer
+Cost = float | tuple[float, float] # c: of each guess; or of the first one, and of each further one
+
+def drafting(c: Cost, n: int) -> float: # in plain steps
+    "What n guesses cost."
+    if not isinstance(c, tuple): return n * c
+    return c[0] + (n - 1) * c[1] if n else 0.0
+
+def _prices(c: Cost, verify: float | Sequence[float], n: int) -> list[float]: # [n], or fewer
     "What a round with 1, 2, … n guesses costs, in plain steps; no longer than what v is known for."
-    measured = isinstance(verify, Sequence)
-    guesses = np.arange(1, 1 + (min(n, len(verify)) if measured else n))
-    if measured: return np.array(verify[:len(guesses)]) + guesses * c
-    return 1 + guesses * (verify + c)
+    if isinstance(verify, Sequence): forwards = list(verify[:n])
+    else: forwards = [1 + i * verify for i in range(1, n + 1)]
+    return [v + drafting(c, i) for i, v in enumerate(forwards, start=1)]
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #5f1e7a7a
 # α of a SuffixDrafter by length of the match, for a start
@@ -119,10 +129,13 @@ def usual_prior(drafter: Drafter) -> float | Mapping[Hashable, float]: # see `Ac
     return SUFFIX_PRIOR if isinstance(drafter, SuffixDrafter) else PRIOR
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #e01cc17b
-def _check_costs(c: Sequence[float], verify: float | Sequence[float], priors: Sequence) -> None:
+def _check_costs(c: Sequence[Cost], verify: float | Sequence[float], priors: Sequence) -> None:
     "Raise `InputError` for costs that can't be, or not one cost and one prior for each drafter."
+    def is_cost(one) -> bool:
+        both = one if isinstance(one, tuple) and len(one) == 2 else (one,)
+        return all(number(cost) >= 0 for cost in both)
     listed = isinstance(c, Sequence) and isinstance(priors, Sequence)
-    check(listed and len(c) == len(priors) > 0 and all(number(cost) >= 0 for cost in c),
+    check(listed and len(c) == len(priors) > 0 and all(map(is_cost, c)),
           "Costs must not be negative, and there is one of them and one prior for each drafter: "
           f"not c = {c} and priors = {priors}.")
     several = isinstance(verify, Sequence) and len(verify) > 0
@@ -138,7 +151,7 @@ class Chooser:
     same seed gives the same tokens. Raises `InputError` for costs that can't be."""
     keep = 0.98  # of `Acceptance`
     def __init__(self,
-                 c: Sequence[float],               # cost of a guess of each drafter, in plain steps
+                 c: Sequence[Cost],                # of the guesses of each drafter, in plain steps
                  verify: float | Sequence[float],  # what a guess adds to a forward; or v(1), v(2)…
                  priors: Sequence): # α of each to begin with; see `Acceptance`
         if hasattr(verify, "tolist"): verify = verify.tolist()  # as `verification_cost` gives it
@@ -182,13 +195,16 @@ class HybridDrafter(Chooser):
     is known before anything is drawn, so the text stays the target's. Raises `InputError` for costs
     that can't be."""
     def __init__(self, *members: Drafter,
-                 c: Sequence[float] | None = None, # of a guess of each, in plain steps; None: usual
+                 # of the guesses of each, in plain steps: one number, or that of the first guess
+                 # and that of each further one; None: the usual ones
+                 c: Sequence[Cost] | None = None,
                  verify: float | Sequence[float] = VERIFY, # likewise: what a guess adds; or v(1), …
                  priors: Sequence | None = None,   # α of each to begin with; None: the usual ones
                  carried: bool = False): # whether a new text goes on with what was learned
         check(len(members) > 0 and all(hasattr(member, "propose") for member in members),
               "A hybrid is made of drafters, one at least, and other things go by their name: "
               f"HybridDrafter(drafter, other, c=(0, 0.1)), not {members!r}.")
+        self.usual = c is None  # nobody has said what the members cost
         if c is None: c = tuple(usual_cost(member) for member in members)
         if priors is None: priors = tuple(usual_prior(member) for member in members)
         super().__init__(c, verify, priors)

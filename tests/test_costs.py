@@ -1,0 +1,346 @@
+"What guesses cost: measured from rounds, kept in a file that is never believed too long, and data to whoever chooses."
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from helpers_drafters import packable_llama
+from specdec import costs as module
+from specdec.core import InputError, ModelError, TorchSource
+from specdec.costs import (
+    BusyError,
+    Costs,
+    MachineCosts,
+    TimedRound,
+    at_cost,
+    check_steady,
+    choices,
+    costs_of,
+    kept_costs,
+    measure_costs,
+    member_cost,
+    read_costs,
+    timed_rounds,
+    verify_costs,
+    weighs_costs,
+    write_costs,
+)
+from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.hybrid import VERIFY, HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
+from specdec.pairs import Pair
+from specdec.sampling import Transform
+from specdec.speculative import speculate
+
+CHEAP = Costs(0.01, (1.02, 1.04, 1.06, 1.08), ((0.0, 0.0), (0.1, 0.05)))  # drafting pays soon
+DEAR = Costs(0.01, (9.0, 9.0, 9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))        # it never does
+BOTH = MachineCosts(CHEAP, DEAR)
+
+
+@pytest.fixture(scope="module")
+def tiny(): return packable_llama()
+
+
+@pytest.fixture
+def named(tiny, monkeypatch, tmp_path):
+    "A target with a name, a cache folder of its own, and a measurement that is counted and takes no time."
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setattr(tiny, "name", "tiny", raising=False)
+    measured = []
+    def measure(target, drafters):
+        measured.append(len(drafters))
+        return BOTH
+    monkeypatch.setattr(module, "measure_costs", measure)
+    return tiny, measured
+
+
+def hybrid(target=None):
+    return HybridDrafter(SuffixDrafter(), ModelDrafter(target, 96) if target else NoDrafter())
+
+# from rounds to costs
+
+
+def test_rounds_have_the_lengths_of_the_timetable(tiny):
+    lengths = (0, 3, 1, 0, 2)
+    for drafter in (module.Same(), ModelDrafter(tiny, 96)):
+        for temperature in (0.0, 1.0):
+            rounds = timed_rounds(tiny, drafter, lengths, temperature, held=8)
+            assert [r.guesses for r in rounds] == list(lengths)
+            assert all(r.forward > 0 and r.decide > 0 and r.draft >= 0 for r in rounds)
+
+
+def test_each_phase_goes_to_its_place(tiny, monkeypatch):
+    "A forward, a drafter and a rule that each take their own time."
+    clock = [0.0]
+    monkeypatch.setattr("specdec.core.time.perf_counter", lambda: clock[0])
+    class Slow(module.Same):
+        def propose(self, K, transform, source):
+            clock[0] += 1 + K
+            return super().propose(K, transform, source)
+        def commit(self, tokens, features): clock[0] += 100
+    class Clocked:
+        vocab_size, context_length, device = tiny.vocab_size, tiny.context_length, tiny.device
+        def new_cache(self, capacity): return tiny.new_cache(capacity)
+        def forward(self, ids, cache, **more):
+            clock[0] += 10_000 * ids.shape[1]
+            return tiny.forward(ids, cache, **more)
+    rounds = timed_rounds(Clocked(), Slow(), (0, 2, 1), 0.0, held=8)
+    assert rounds == [TimedRound(0, 100, 10_000, 0), TimedRound(2, 103, 30_000, 0), TimedRound(1, 102, 20_000, 0)]
+
+
+@pytest.mark.parametrize("draft, expected", [
+    ({0: 1.0}, (0.0, 0.0)), ({0: 1.0, 1: 2.0}, (0.5, 0.5)), ({0: 1.0, 3: 4.0}, (0.5, 0.5)),
+    ({0: 1.0, 1: 3.0, 3: 4.0}, (1.0, 0.25)), ({0: 1.0, 1: 0.5, 2: 0.5}, (0.0, 0.0)),
+], ids=["says nothing", "one length", "one longer", "the first is dearer", "quicker than nothing"])
+def test_cost_of_a_drafter(draft, expected):
+    rounds = [TimedRound(n, seconds, 9.0, 9.0) for n, seconds in draft.items() for _ in range(3)]
+    assert member_cost(rounds, 2.0) == expected
+
+
+def test_one_odd_round_changes_nothing():
+    rounds = [TimedRound(n, 1.0 + n, 1.0, 1.0) for n in (0, 1) for _ in range(5)]
+    assert member_cost([*rounds, TimedRound(1, 99.0, 1, 1)], 1.0) == (1.0, 1.0)
+
+
+def test_lengths_between_those_that_were_timed():
+    assert verify_costs({0: 2.0, 1: 2.2, 3: 3.0, 4: 3.1}) == (1.1, 1.3, 1.5, 1.55)
+
+
+@pytest.mark.parametrize("wrong", [
+    dict(step=0.0), dict(step=float("nan")), dict(verify=()), dict(verify=(1.0, 0.0)), dict(verify=("1",)),
+    dict(c=((0.1,),)), dict(c=((0.1, -0.1),)), dict(c=((True, 0.0),)), dict(verify=(float("inf"),)),
+], ids=str)
+def test_what_no_costs_can_be(wrong):
+    with pytest.raises(InputError, match="Costs are positive"): Costs(**(asdict(CHEAP) | wrong))
+
+
+def test_a_busy_machine_measures_nothing(named, monkeypatch):
+    target, _ = named
+    steady = [TimedRound(0, 0, seconds, 0) for seconds in (1.0, 1.1, 1.2, 1.3)]
+    check_steady([*steady, TimedRound(5, 0, 99.0, 0)])
+    with pytest.raises(BusyError, match="other programs"): check_steady([*steady, TimedRound(0, 0, 3.0, 0)] * 3)
+    def busy(*_): raise BusyError("so much to do")
+    monkeypatch.setattr(module, "measure_costs", busy)
+    assert costs_of(target, choices(hybrid())) is None and kept_costs() == []
+
+
+def test_measured_for_both_kinds_of_text(tiny, monkeypatch):
+    monkeypatch.setattr(module, "check_steady", lambda rounds: None)
+    found = measure_costs(tiny, choices(hybrid(tiny)), repeats=2)
+    for costs in asdict(found).values():
+        assert len(costs["verify"]) == 16 and costs["c"][0] == (0, 0) and costs["c"][1][0] > 0.2  # the target itself
+
+# the file
+
+
+def test_measured_once_and_read_after_that(named):
+    target, measured = named
+    drafters = choices(hybrid(target))
+    assert [costs_of(target, drafters) for _ in range(3)] == [BOTH] * 3 and measured == [2]
+    only, = kept_costs()
+    assert only["state"] == "ready" and only["costs"]["greedy"]["step"] == 0.01
+    assert "digest" in only["about"]["target"] and only["about"]["drafters"][1]["model"]["name"] == "tiny"
+    costs_of(target, choices(HybridDrafter(SuffixDrafter())))  # another pair
+    assert measured == [2, 1] and len(kept_costs()) == 2
+
+
+def test_nothing_for_a_model_without_a_name(tiny, monkeypatch):
+    monkeypatch.setattr(module, "measure_costs", None)
+    assert tiny.name is None and costs_of(tiny, (SuffixDrafter(),)) is None
+
+
+WAYS_TO_BREAK = {
+    "torn": lambda text: text[:150], "empty": lambda text: "", "not JSON": lambda text: "costs",
+    "a list": lambda text: "[]", "another version": lambda text: text.replace('"version": 1', '"version": 2'),
+    "NaN": lambda text: text.replace("1.02", "NaN"), "negative": lambda text: text.replace("1.02", "-1.02"),
+    "no greedy ones": lambda text: text.replace('"greedy"', '"gready"'),
+    "no numbers": lambda text: text.replace("1.02", '"1.02"'), "bytes": None,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_BREAK)
+def test_a_damaged_file_is_said_and_measured_again(named, way, capsys):
+    target, measured = named
+    drafters = choices(hybrid())
+    costs_of(target, drafters)
+    file = Path(kept_costs()[0]["file"])
+    if way == "bytes": file.write_bytes(b"\xff\xfe\x00")
+    else: file.write_text(WAYS_TO_BREAK[way](file.read_text()))
+    with pytest.raises(ModelError, match="holds no costs"): read_costs(file)
+    assert kept_costs() == [{"file": str(file), "state": "damaged", "about": None, "costs": None}]
+    assert costs_of(target, drafters) == BOTH and measured == [2, 2]
+    assert "holds no costs" in capsys.readouterr().err and kept_costs()[0]["state"] == "ready"
+
+
+@pytest.mark.parametrize("change", ["code", "weights", "processor", "torch", "threads"])
+def test_stale_costs_are_measured_again(named, monkeypatch, capsys, change):
+    target, measured = named
+    drafters = choices(hybrid())
+    costs_of(target, drafters)
+    if change == "code": monkeypatch.setattr(module, "code_digest", lambda: "0" * 12)
+    if change == "weights": monkeypatch.setattr(target, "digest", "f" * 64, raising=False)
+    if change == "processor": monkeypatch.setattr(module, "processor_name", lambda: "an abacus")
+    if change == "torch": monkeypatch.setattr(torch, "__version__", "9.9")
+    if change == "threads": monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    if change in ("code", "processor", "torch"): assert kept_costs()[0]["state"] == "stale"
+    assert costs_of(target, drafters) == BOTH and measured == [2, 2]
+    said = capsys.readouterr().err
+    if change == "threads": assert len(kept_costs()) == 2 and not said  # both are kept
+    else: assert "something changed (" in said and len(kept_costs()) == 1
+    assert costs_of(target, drafters) == BOTH and len(measured) == 2
+
+
+def test_many_at_once_measure_once(named, monkeypatch):
+    target, measured = named
+    real = module.measure_costs
+    def slowly(*arguments):
+        module.np.random.default_rng(0).random(200_000).sort()
+        return real(*arguments)
+    monkeypatch.setattr(module, "measure_costs", slowly)
+    found = []
+    threads = [Thread(target=lambda: found.append(costs_of(target, choices(hybrid())))) for _ in range(6)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert found == [BOTH] * 6 and measured == [2]
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "costs.json"
+    write_costs(file, {"processor": "one"}, BOTH)
+    def full(*_): raise OSError("the disk is full")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(ModelError, match="full"): write_costs(file, {"processor": "two"}, BOTH)
+    assert read_costs(file) == ({"processor": "one"}, BOTH)
+    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
+
+
+def test_where_nothing_can_be_kept(named, monkeypatch, tmp_path, capsys):
+    target, _ = named
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "file"))
+    assert costs_of(target, choices(hybrid())) is None and "can't be kept" in capsys.readouterr().err
+
+
+def test_people_can_read_it(tmp_path):
+    write_costs(tmp_path / "costs.json", {"processor": "an abacus"}, BOTH)
+    text = (tmp_path / "costs.json").read_text()
+    assert text.isascii() and json.loads(text)["costs"] == json.loads(json.dumps(asdict(BOTH)))
+    assert len(text.splitlines()) == 10 and '  "processor": "an abacus"' in text.splitlines()
+
+# who goes by them
+
+
+def test_who_goes_by_measured_costs():
+    usual, own, carried = hybrid(), HybridDrafter(NoDrafter(), c=(0.1,)), HybridDrafter(SuffixDrafter(), carried=True)
+    adapting = AdaptiveDrafter(NoDrafter(), HeuristicLookahead())
+    assert [weighs_costs(d, False) for d in (usual, own, carried, NGramDrafter(), adapting)] == [True] + [False] * 4
+    assert [weighs_costs(d, True) for d in (usual, own, carried, NGramDrafter(), adapting)] == [
+        True, False, False, True, False]
+    priced = at_cost(usual, CHEAP)
+    assert (priced.members, priced.c, priced.verify, priced.priors) == (
+        usual.members, CHEAP.c, CHEAP.verify, usual.priors)
+    one = Costs(1.0, (1.5, 2.0), ((0.3, 0.2),))
+    for drafter in (NGramDrafter(), ModelDrafter(None, 4)):
+        controller = at_cost(drafter, one, True).controller
+        assert controller.c == ((0.3, 0.2),) and controller.verify == (1.5, 2.0)
+        assert at_cost(drafter, None, True).controller.verify == VERIFY
+    for same in (own, carried, NGramDrafter()): assert at_cost(same, one) is same
+    with pytest.raises(InputError, match="for 1 drafters"): at_cost(usual, one)
+
+
+def text_of(pair, seed=5, **more):
+    return pair.generate([1, 2, 3, 1, 2, 3, 1], temperature=1.0, seed=seed, max_new_tokens=40, **more)
+
+
+def test_the_same_costs_give_the_same_tokens(tiny, monkeypatch):
+    "On a busy day, too; and a result says which costs they were."
+    def pair(costs): return Pair(tiny, hybrid(tiny.skip([2])), costs=costs)
+    pays, doesnt = MachineCosts(DEAR, CHEAP), MachineCosts(CHEAP, DEAR)
+    quiet, other = text_of(pair(pays)), text_of(pair(doesnt))
+    assert quiet.num_drafted > 10 and other.num_drafted <= 3 and quiet.generated_ids != other.generated_ids
+    assert quiet.costs == json.loads(json.dumps(asdict(CHEAP))) and quiet.costs != other.costs
+    real = type(tiny).forward
+    def slow(self, ids, cache, **more):
+        sum(range(20_000 * ids.shape[1] ** 2))  # a day on which several tokens take far longer
+        return real(self, ids, cache, **more)
+    monkeypatch.setattr(type(tiny), "forward", slow)
+    busy = text_of(pair(pays))
+    assert [r.drafted for r in busy.rounds] == [r.drafted for r in quiet.rounds]
+    assert busy.generated_ids == quiet.generated_ids
+
+
+def test_a_pair_asks_once(named, monkeypatch):
+    target, measured = named
+    pair = Pair(target, hybrid())
+    assert text_of(pair, method="plain").costs is None and measured == []  # nothing is chosen
+    first = [text_of(pair).costs, text_of(pair).costs]
+    assert first == [DEAR.as_dict()] * 2 and measured == [2] and pair.costs == BOTH
+    assert pair.generate([1, 2], max_new_tokens=4).costs == CHEAP.as_dict()  # greedy text has costs of its own
+    fixed = Pair(target, NGramDrafter())
+    assert fixed.generate([1, 2], max_new_tokens=4).costs is None and measured == [2]  # K is fixed
+    own = Pair(target, HybridDrafter(NoDrafter(), c=(0.1,)))
+    assert own.generate([1, 2], max_new_tokens=4).costs is None and measured == [2]
+
+
+def test_none_at_all_is_a_choice(tiny):
+    "Where nothing can pay, what is drafted is a guess now and then."
+    pair = Pair(tiny, hybrid(tiny), costs=MachineCosts(DEAR, DEAR))
+    result = pair.generate([1, 2, 1, 2], max_new_tokens=100)
+    assert result.num_drafted <= 1
+    cheap = Pair(tiny, hybrid(tiny), costs=MachineCosts(CHEAP, CHEAP)).generate([1, 2, 1, 2], max_new_tokens=100)
+    assert cheap.num_drafted > 30 and cheap.generated_ids == result.generated_ids
+
+# the executed proof
+
+
+PROVEN = {
+    "pays": Costs(1.0, (1.0, 1.0, 1.0), ((0.0, 0.0), (0.1, 0.0))),
+    "a dear first guess": Costs(1.0, (1.1, 1.15, 1.2), ((0.0, 0.0), (0.3, 0.05))),
+    "hardly ever pays": Costs(1.0, (1.4, 1.5, 1.6), ((0.0, 0.0), (0.3, 0.3))),
+}
+
+
+@pytest.mark.parametrize("name", PROVEN)
+@pytest.mark.parametrize("K, V", [(1, 3), (2, 2), (3, 2)])
+def test_the_law_is_the_targets(K, V, name):
+    "Of hybrids and of adaptive drafters that go by measured costs."
+    costs = PROVEN[name]
+    for case, p, q in language_pairs(V, f"costs {K}", most=max(2, 5 - K), halves=True):
+        width = V - 1 if case == "smaller draft vocabulary" else V
+        def model(): return ModelDrafter(ExactModel(q, width), V)
+        def both(): return at_cost(HybridDrafter(SuffixDrafter(), model()), costs)
+        def alone(): return at_cost(model(), replace(costs, c=costs.c[1:]), True)
+        assert [loop_error(speculate, make, p, K, V, case).error for make in (both, alone)] == [0, 0], case
+
+
+class Regretful(ModelDrafter):
+    "Wrong: weighs what a draft costs when it is drawn already, and throws an unlikely one away."
+    def propose(self, K, transform, source):
+        draft = super().propose(K, transform, source)
+        worth = all(row[token] == max(row) for token, row in zip(draft.tokens, draft.q))
+        return draft if worth else Draft([])
+
+
+def test_weighing_after_the_draw_is_caught():
+    "The negative control of the proof above."
+    errors = []
+    for seed in range(4):
+        p, q = Language(3, f"p{seed}"), Language(3, f"q{seed}")
+        def wrong(q=q): return Regretful(ExactModel(q, 3), 3)
+        errors.append(loop_error(speculate, wrong, p, 1, 3, "regret").error)
+    assert max(errors) > 0
+
+
+def test_the_source_is_not_asked_by_the_choice(tiny):
+    "A choice draws nothing: with guesses that are certain, costs change the rounds and no random number."
+    texts = [list(speculate(tiny, at_cost(HybridDrafter(SuffixDrafter()), Costs(1.0, v, ((0.0, 0.0),))),
+                            [1, 2, 1, 2], Transform(), TorchSource(0), 3, 30)) for v in ((1.0,) * 3, (9.0,) * 3)]
+    one, other = ([token for r in rounds for token in r.emitted] for rounds in texts)
+    assert one == other
