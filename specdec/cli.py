@@ -1315,6 +1315,39 @@ def report(
     page = compare_reports(*compare, out) if compare else report_on(results, out)
     typer.echo(f"The page is {page}; the same without pictures is {page.with_suffix('.md')}.")
 
+# %% ../nbs/use/07_cli.ipynb #p24au002
+@app.command()
+def audit(
+    names: Annotated[Optional[list[str]], typer.Argument(
+        metavar="[NAME]...", help="Packages; all that are audited, if none is named.",
+        show_default=False)] = None,
+    out: Annotated[Optional[Path], typer.Option(
+        "--out", help="Write the verdicts to this file, as --json prints them.",
+        show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what public decoders really sample: install each as it is published, walk its rule by
+    exact enumeration, and compare the law with the target's.
+
+    Examples:
+
+    specdec audit
+
+    specdec audit rotalabs-accel
+
+    specdec audit --out audit.json"""
+    from specdec.lossless.audit import audit as verdicts_on
+    from specdec.lossless.audit import audit_row
+    from specdec.train.resume import write_json
+    found = []
+    for each in verdicts_on(*(names or [])):
+        found.append(each)
+        typer.echo(f"{each['name']}: {audit_row(each)[2]}", err=True)
+    report = {"command": " ".join(["specdec audit", *(names or [])]), "verdicts": found}
+    if out: write_json(out, report)
+    if as_json: return typer.echo(json.dumps(report))
+    print_table(["package", "version", "verdict", "TV at most", "s"], [*map(audit_row, found)])
+
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()
 def playground(

@@ -63,9 +63,8 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["distill"], ["load"], ["config", "schema"],
-    ["ollama"], ["export"], ["prompts"],
-    ["playground"],
+    ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
+    ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["playground"],
 ]
 
 
@@ -411,7 +410,7 @@ NAMED = [
     ["distill", "--out", "new", "--target"],
     ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
     ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"], ["playground", "--host"],
-    ["prompts", "--source"], ["prompts", "--target"],
+    ["prompts", "--source"], ["prompts", "--target"], ["audit"],
 ]
 
 

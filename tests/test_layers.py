@@ -20,7 +20,10 @@ LAYERS = {  # layer → its modules, in order
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
         "device_drafters", "device_loop", "gguf",
     ],
-    "lossless": ["lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance"],
+    "lossless": [
+        "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
+        "lossless.audit",
+    ],
     "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
