@@ -63,8 +63,8 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["distill"], ["load"], ["config", "schema"], ["ollama"], ["prompts"],
-    ["playground"],
+    ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["distill"], ["load"], ["config", "schema"],
+    ["ollama"], ["prompts"], ["playground"],
 ]
 
 
