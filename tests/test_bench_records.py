@@ -17,9 +17,10 @@ CONFIG = BenchmarkConfig(pair="smollm2", method="suffix", K=4, temperature=0, ma
 RESULT = GenerationResult(
     prompt_ids=[1, 2], generated_ids=[5, 6, 7],
     text="ab\n\u2028\ud800 \"ć", finish_reason="length",
-    method="speculative", rounds=[Round([6, 9], 1, [6, 7])], per_token_latencies=[.2, .05, 5e-05], round_latencies=[.2, .1],
-    time_to_first_token=.2, total_time=.3, prefill_time_ms=190., draft_time_total_ms=2., verify_time_total_ms=90.,
-    sampling_time_total_ms=5., peak_memory_mb=None, settings={"K": 4, "stop": []}, is_lossless=True, drafter="suffix")
+    method="speculative", rounds=[Round([6, 9], 1, [6, 7])], per_token_latencies=[.2, .05, 5e-05],
+    round_latencies=[.2, .1], time_to_first_token=.2, total_time=.3, prefill_time_ms=190.,
+    draft_time_total_ms=2., verify_time_total_ms=90., sampling_time_total_ms=5., peak_memory_mb=None,
+    settings={"K": 4, "stop": []}, is_lossless=True, drafter="suffix")
 RECORD = Record(CONFIG, {"target": "a" * 64, "drafter": None}, {"processor": "some", "load": .5}, RESULT,
                 Parted(1, .01, 8, 6))
 
