@@ -21,7 +21,7 @@ class Simulated:
     "A crew whose machines take some ticks for a cell and die, and come back, as told; it counts who works at a time."
     def __init__(self, ticks, deaths=(), curses=None):
         self.ticks, self.deaths, self.curses = ticks, deaths, curses or {}
-        self.now, self.tickets, self.open, self.stopped = 0, {}, set(), False
+        self.now, self.tickets, self.open, self.hired, self.stopped = 0, {}, set(), set(), False
 
     def alive(self, name, since=None):
         "Now; or without a break since then."
@@ -29,8 +29,12 @@ class Simulated:
         return not any(who == name and start <= self.now and since < end for who, start, end in self.deaths)
 
     def places(self): return [c.Place(name) for name in self.ticks if self.alive(name)]
-    def start(self, place): return self.issue(place.machine, "ready", 0)
-    def give(self, place, cell): return self.issue(place.machine, cell, self.ticks[place.machine])
+    def start(self, place):
+        self.hired.add(place.machine)
+        return self.issue(place.machine, "ready", 0)
+    def give(self, place, cell):
+        assert place.machine in self.hired, "its worker died, and no other was started"
+        return self.issue(place.machine, cell, self.ticks[place.machine])
 
     def issue(self, name, cell, ticks):
         number = len(self.tickets)
@@ -48,6 +52,7 @@ class Simulated:
             outcome = self.curses.get(cell, ("done", cell)) if self.alive(name, since) else c.Lost("died")
             came.append((ticket, outcome))
             self.open.discard(ticket)
+            if isinstance(outcome, c.Lost): self.hired.discard(name)
         return came
 
     def stop(self): self.stopped = True
@@ -117,6 +122,24 @@ def test_an_interrupt_keeps_what_had_come_back(interruptible):
             kept.append(result)
     with pytest.raises(KeyboardInterrupt): interrupted()
     assert crew.stopped and sorted(kept) == [("done", cell) for cell in range(4)]  # the fourth came with the third
+
+
+def test_what_comes_back_with_the_interrupt_is_kept(interruptible):
+    class Late(Simulated):
+        def wait(self, tickets, seconds):
+            came = super().wait(tickets, seconds or 1)
+            if seconds and len(self.tickets) == 3: signal.raise_signal(signal.SIGINT)  # nothing came within the second
+            return came if not seconds or len(self.tickets) < 3 else []
+    kept = []
+    def interrupted():
+        for result in c.Spread(Late({"A": 1})).do(range(9)): kept.append(result)
+    with pytest.raises(KeyboardInterrupt): interrupted()
+    assert kept == [("done", 0), ("done", 1)]
+
+
+def test_ctrl_c_is_as_before_afterwards(interruptible):
+    list(c.Spread(Simulated({"A": 1})).do(range(2)))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_interrupt_is_one_at_once(interruptible):
