@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from families import FAMILIES, random_model
+
 from specdec.bench import llamacpp as e
 from specdec.core import InputError, ModelError
 from specdec.drafters.head_drafter import HeadDrafter
