@@ -108,6 +108,13 @@ def test_the_best_K_is_the_fastest_and_without_times_the_one_with_most_tokens_a_
     assert {line.method: line.K for line in alone.best(setting)}["model"] == 4
 
 
+def test_a_plain_run_whose_time_does_not_count_is_no_partner(records, tmp_path):
+    half = [each | {"environment": each["environment"] | {"timed": each["config"]["method"] != "plain"}}
+            for each in records]
+    mixed = study(read_runs(write(tmp_path / "r.jsonl", half)).runs)
+    assert mixed.figures[the_line(mixed, "model", 4)].speedup is None
+
+
 def test_without_plain_runs_there_is_no_speedup(records, tmp_path):
     ours = [each for each in records if each["config"]["method"] != "plain"]
     alone = study(read_runs(write(tmp_path / "r.jsonl", ours)).runs)
@@ -163,6 +170,7 @@ BAD = {
     "a time below 0": (spoilt(lambda m, r: r.update(total_time=-1)) + "\n", "times must be finite"),
     "no tokens": (spoilt(lambda m, r: r.update(generated_ids=[])) + "\n", "without time or tokens"),
     "more accepted than drafted": (spoilt(lambda m, r: r["rounds"][0].update(accepted=9)) + "\n", "accepted more"),
+    "NaN where no figure looks": (spoilt(lambda m, r: r.update(prefill_time_ms=float("nan"))) + "\n", "line 1"),
     "half a token accepted": (spoilt(lambda m, r: r["rounds"][0].update(accepted=0.5)) + "\n", "whole number"),
     "no result": (spoilt(lambda m, r: m.pop("result")) + "\n", "line 1 .*result"),
     "no config": (spoilt(lambda m, r: m["config"].pop("pair")) + "\n", "line 1 .*pair' is missing"),
