@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Round', 'GenerationResult', 'fates', 'Event', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError',
-           'promises', 'finite', 'fits', 'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
+           'promises', 'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
 import json
@@ -409,7 +409,7 @@ def _annotations(kind: type) -> dict: # they are asked for again for each round
 
 def _checked(record):
     "The record, once each field holds what its annotation says; or `InputError` naming the field."
-    for name, kind in _annotations(type(record)).items():
+    for name, kind in _annotations(type(record)).items():  # type: ignore[arg-type]
         if fits(getattr(record, name), kind): continue
         raise InputError(f"{name} must be {kind if get_args(kind) else kind.__name__}")
     return record

@@ -192,8 +192,9 @@ def at_cost(drafter: Drafter,
     drafters."""
     known = costs is not None and weighs_costs(drafter, adapts)
     if not known: return adaptive(drafter) if adapts else drafter
-    check(len(costs.c) == len(choices(drafter)), f"These costs are for {len(costs.c)} drafters, and "
-          f"there are {len(choices(drafter))}: measure them for this pair.")
+    check(len(costs.c) == len(choices(drafter)),
+          f"These costs are for {len(costs.c)} drafters, and there are {len(choices(drafter))}:"
+          " measure them for this pair.")
     if not isinstance(drafter, HybridDrafter): return adaptive(drafter, costs.c[0], costs.verify)
     return HybridDrafter(*drafter.members, c=costs.c, verify=costs.verify, priors=drafter.priors)
 
@@ -281,7 +282,7 @@ def write_costs(file: Path, subject: dict, costs: MachineCosts) -> None:
 
 # %% ../nbs/engine/16_costs.ipynb #b500c53b
 def look_up(file: Path, subject: dict) -> tuple[MachineCosts | None, str]:
-    "The costs in a file if they are about this, or None and what is wrong; without a file, nothing."
+    "The costs in a file if they are about this, or None and what is wrong; no file, nothing."
     if not file.exists(): return None, ""
     try: about, costs = read_costs(file)
     except ModelError as error: return None, f"{error} They are measured again."
@@ -306,8 +307,13 @@ def costs_of(target: CausalLM,
             ) -> MachineCosts | None:
     """What guesses cost on this machine: as it was measured before, or measured now, in some
     seconds, and kept in the cache folder. None where nothing is measured: for a target without a
-    name, on a GPU, and while the machine is too busy. If nothing can be kept, that is said."""
-    if target.name is None or target.device.type != "cpu": return None
+    name, on a GPU, while the machine is too busy, and where the environment's `SPECDEC_COSTS` is
+    "usual". If nothing can be kept, that is said. Raises `InputError` for another `SPECDEC_COSTS`
+    than that and "measured"."""
+    wanted = os.environ.get("SPECDEC_COSTS") or "measured"
+    check(wanted in ("measured", "usual"),
+          f"SPECDEC_COSTS is {wanted!r}: expected measured (as if it weren't set) or usual.")
+    if wanted == "usual" or target.name is None or target.device.type != "cpu": return None
     subject = json.loads(json.dumps(subject_of(target, drafters)))  # as a file would hold it
     file = costs_file(subject)
     costs, problem = look_up(file, subject)

@@ -319,8 +319,9 @@ def costs_line(facts: dict) -> str:
     c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
                   for both in found["c"])
     stale = " (stale: will be measured again)" * (facts["state"] == "stale")
-    return (f"{about['target']['name']} in {about['target']['dtype']}, threads: {about['threads']}: "
-            f"a step {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
+    target = about["target"]
+    return (f"{target['name']} in {target['dtype']}, threads: {about['threads']}: a step"
+            f" {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
 
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
 SHAPE = dict(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3,

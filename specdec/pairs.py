@@ -359,7 +359,7 @@ class Couple:
                  # a model (one with another vocabulary is translated), any drafter, or None for the
                  # best there is
                  draft: CausalLM | Drafter | None = None,
-                 # what guesses cost, for a drafter that chooses; None: measured once on this machine
+                 # what guesses cost, for a drafter that chooses; None: measured once on a machine
                  costs: MachineCosts | None = None,
                 ):
         check(
@@ -390,8 +390,10 @@ class Couple:
         "Begin the running totals anew."
         self.stats = PairStats()
 
-    def priced(self, drafter: Drafter, adapts: bool, temperature: float) -> tuple[Drafter, Costs | None]:
-        "The drafter, choosing by what guesses cost here at this temperature if it chooses; and that."
+    def priced(
+        self, drafter: Drafter, adapts: bool, temperature: float
+    ) -> tuple[Drafter, Costs | None]:
+        "The drafter, choosing by what guesses cost here and at this temperature; and that cost."
         if not weighs_costs(drafter, adapts): return at_cost(drafter, None, adapts), None
         if self.costs is None:
             with TURNS.of(drafter): self.costs = costs_of(self.target, choices(drafter))

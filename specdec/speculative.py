@@ -115,8 +115,7 @@ def speculate(
     prompt = token_ids(prompt)
     K, max_new_tokens, eos_ids = check_request(target, prompt, K, max_new_tokens, eos_ids)
     if verify is None: verify = greedy_match if transform.temperature == 0 else speculative_sampling
-    room = min(max_new_tokens, target.context_length - len(prompt))
     timer = timer or PhaseTimer(target.device)
-    limit = len(prompt) + room
+    limit = min(len(prompt) + max_new_tokens, target.context_length)
     loop = _HostLoop(target, drafter, transform, source, K, limit, eos_ids, verify)
     return loop.rounds(prompt, timer)

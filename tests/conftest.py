@@ -1,5 +1,6 @@
 """What several test files share: a real browser, and a file server for the committed site."""
 import gc
+import os
 import shutil
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,9 @@ CHROMIUMS = (
 )
 FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync").split()
+
+# what a text costs here doesn't decide how it is drafted: the same text on every machine, and nothing is measured
+os.environ.setdefault("SPECDEC_COSTS", "usual")
 
 
 @pytest.fixture(scope="session")

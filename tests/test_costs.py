@@ -51,6 +51,7 @@ def tiny(): return packable_llama()
 def named(tiny, monkeypatch, tmp_path):
     "A target with a name, a cache folder of its own, and a measurement that is counted and takes no time."
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("SPECDEC_COSTS", raising=False)
     monkeypatch.setattr(tiny, "name", "tiny", raising=False)
     measured = []
     def measure(target, drafters):
@@ -118,6 +119,16 @@ def test_lengths_between_those_that_were_timed():
 ], ids=str)
 def test_what_no_costs_can_be(wrong):
     with pytest.raises(InputError, match="Costs are positive"): Costs(**(asdict(CHEAP) | wrong))
+
+
+def test_who_asks_for_the_usual_costs_waits_for_no_measurement(named, monkeypatch):
+    target, measured = named
+    monkeypatch.setenv("SPECDEC_COSTS", "usual")
+    assert costs_of(target, choices(hybrid())) is None and measured == [] and kept_costs() == []
+    monkeypatch.setenv("SPECDEC_COSTS", "none")
+    with pytest.raises(InputError, match="'none': expected measured .* or usual"): costs_of(target, choices(hybrid()))
+    monkeypatch.setenv("SPECDEC_COSTS", "measured")
+    assert costs_of(target, choices(hybrid())) == BOTH
 
 
 def test_a_busy_machine_measures_nothing(named, monkeypatch):

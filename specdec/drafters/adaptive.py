@@ -185,7 +185,8 @@ class AdaptiveDrafter(WrapperDrafter):
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #63e1c77c
 def adaptive(drafter: Drafter,
-             c: Cost | None = None, # of its guesses, in plain steps; None: what its kind usually costs
+             # of its guesses, in plain steps; None: what its kind usually costs
+             c: Cost | None = None,
              verify: float | Sequence[float] = VERIFY, # what a guess adds to a forward; or v(1), …
             ) -> Drafter:
     "The drafter with as many guesses as pay; one that chooses by itself already stays as it is."
