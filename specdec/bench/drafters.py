@@ -20,7 +20,7 @@ from pathlib import Path
 from .peers import for_plain_decoding, quiet_transformers, transformers_peer
 from specdec.bench.runner import (
     Job, Measurement, Method, Peer, Results, Runner, about, aligned, amount, check_counts, closing,
-    environment, fingerprint, finished, first_prompts, interleaved, medians, paired_ratios,
+    environment, fingerprint, finished, first_prompts, interleaved, locked, medians, paired_ratios,
     prompt_ids, quartiles, reason, summarise, timed,
 )
 from ..core import Round, check, interrupts_kept, number, whole
@@ -477,15 +477,16 @@ def bench_drafters(config: DraftersConfig,
                   ) -> dict: # see `make_drafters_report`
     """Compare drafters with each other, with plain decoding and with transformers, in one run. An
     interrupt returns what there is, with `complete` false."""
-    results, machine = Results(out, needed_details), environment(config.device, config.dtype)
-    run = run_fingerprint(config, machine)
-    failed: dict[str, str] = {}
-    def work() -> None:
-        target = load(config.model, config.device, config.dtype)
-        methods = our_methods(config, target, failed) | their_methods(config, failed)
-        def encoded(prompt: Prompt) -> list[int]: return prompt_ids(target.tokenizer, prompt)
-        runner = Runner(methods, encoded, config.max_new_tokens, results, run, failed)
-        runner.do(drafter_jobs(config, methods))
-    complete = finished(work)
-    measurements = [m for m in results.of(run) if is_asked_for(m, config)]
-    return make_drafters_report(config, machine, measurements, failed, complete)
+    with locked(out):
+        results, machine = Results(out, needed_details), environment(config.device, config.dtype)
+        run = run_fingerprint(config, machine)
+        failed: dict[str, str] = {}
+        def work() -> None:
+            target = load(config.model, config.device, config.dtype)
+            methods = our_methods(config, target, failed) | their_methods(config, failed)
+            def encoded(prompt: Prompt) -> list[int]: return prompt_ids(target.tokenizer, prompt)
+            runner = Runner(methods, encoded, config.max_new_tokens, results, run, failed)
+            runner.do(drafter_jobs(config, methods))
+        complete = finished(work)
+        measurements = [m for m in results.of(run) if is_asked_for(m, config)]
+        return make_drafters_report(config, machine, measurements, failed, complete)

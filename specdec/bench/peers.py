@@ -29,8 +29,8 @@ from specdec.bench.llamacpp import (
 )
 from specdec.bench.runner import (
     UNTIMED, Measurement, Method, Peer, Results, Runner, Sample, about, aligned, amount,
-    check_counts, closing, environment, fingerprint, finished, first_prompts, interleaved, medians,
-    paired_ratios, prompt_ids, quartiles, reason, summarise, timed,
+    check_counts, closing, environment, fingerprint, finished, first_prompts, interleaved, locked,
+    medians, paired_ratios, prompt_ids, quartiles, reason, summarise, timed,
 )
 from ..core import ModelError, interrupts_kept
 from ..drafters.base import NGramDrafter
@@ -778,16 +778,17 @@ def bench_peers(config: PeersConfig,
                ) -> dict: # see `make_report`
     """Compare with transformers and llama.cpp on this machine, in one run. An interrupt returns
     what there is, with `complete` false."""
-    results = Results(out, lambda method: NEEDS.get(method, ()))
-    machine = environment(config.device, config.dtype)
-    run = run_fingerprint(config, machine)
-    failed = dict.fromkeys(leave_out, "it was to be left out.")
-    def work() -> None:
-        add_memory(config, results, run, failed)
-        add_runs(config, results, run, failed)
-    complete = finished(work)
-    chosen = {prompt.id for prompt in first_prompts(prompts(), config.prompts)}
-    def is_asked_for(m: Measurement) -> bool:
-        return m.method in UNTIMED or (m.prompt in chosen and m.repeat < config.repeats)
-    measurements = [m for m in results.of(run) if is_asked_for(m)]
-    return make_report(config, machine, measurements, failed, complete)
+    with locked(out):
+        results = Results(out, lambda method: NEEDS.get(method, ()))
+        machine = environment(config.device, config.dtype)
+        run = run_fingerprint(config, machine)
+        failed = dict.fromkeys(leave_out, "it was to be left out.")
+        def work() -> None:
+            add_memory(config, results, run, failed)
+            add_runs(config, results, run, failed)
+        complete = finished(work)
+        chosen = {prompt.id for prompt in first_prompts(prompts(), config.prompts)}
+        def is_asked_for(m: Measurement) -> bool:
+            return m.method in UNTIMED or (m.prompt in chosen and m.repeat < config.repeats)
+        measurements = [m for m in results.of(run) if is_asked_for(m)]
+        return make_report(config, machine, measurements, failed, complete)
