@@ -1,4 +1,5 @@
 "A line for each run: nothing is lost there and back, no damage goes unnoticed, no kill costs more than a run."
+import gzip
 import json
 import multiprocessing
 import time
@@ -171,6 +172,17 @@ def hold(file, held):
     with locked(file):
         held.set()
         time.sleep(60)
+
+
+def test_a_packed_file_is_read_and_never_written(file):
+    packed = file.with_name("packed.jsonl.gz")
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert of(packed) == of(file) and of(file)
+    with pytest.raises(InputError, match="is packed"): Records(packed)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(InputError, match="packed.jsonl.gz can't be used"): read_records(packed)
+    packed.write_bytes(b"{}")
+    with pytest.raises(InputError, match="Not a gzipped file"): read_records(packed)
 
 
 def test_one_process_writes_at_a_time(file):

@@ -6,6 +6,7 @@
 __all__ = ['Job', 'interleaved', 'timed', 'Measurement', 'Results', 'Runner']
 
 # %% ../../nbs/bench/00_runner.ipynb #79001364
+import gzip
 import hashlib
 import json
 import math
@@ -13,6 +14,7 @@ import os
 import platform
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -149,13 +151,16 @@ def unusable(file: Path, error: Exception) -> InputError:
     "What to tell of a file that can't be read or written."
     return InputError(f"The results in {file} can't be used ({error}): give another file.")
 
-def read_lines(file: Path, begin: bytes, # how each line begins
+def read_lines(file: Path,   # one whose name ends in .gz is unpacked
+               begin: bytes, # how each line begins
               ) -> tuple[list[bytes], int]:
     "The lines of a file, and the length of a torn last one, which is none of them."
     try:
         if file.exists() and not file.is_file(): raise OSError("it is not a file")
-        *lines, rest = (file.read_bytes() if file.exists() else b"").split(b"\n")
-    except OSError as error: raise unusable(file, error) from error
+        held = file.read_bytes() if file.exists() else b""
+        if file.suffix == ".gz": held = gzip.decompress(held)
+    except (OSError, EOFError, zlib.error) as error: raise unusable(file, error) from error
+    *lines, rest = held.split(b"\n")
     if is_torn(rest, begin): return lines, len(rest)
     return [*lines, *([rest] if rest else [])], 0
 
@@ -169,6 +174,7 @@ def mend(file: Path, torn: int) -> None: # torn: bytes of a last line that a kil
     """Cut a torn line off, and end a last one that has no line break. What can't be written is
     known here, and not after the first run."""
     try:
+        if file.suffix == ".gz": raise OSError("it is packed, and can only be read")
         if torn: os.truncate(file, file.stat().st_size - torn)
         ended = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
         append_whole(file, "" if ended else "\n")
