@@ -16,7 +16,7 @@ demo: setup model           ## answer a prompt by plain and by speculative decod
 
 test: setup                 ## everything that must hold before a commit lands
 	$(MAKE) --no-print-directory --jobs 2 check test-pages
-	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile --durations 40 --durations-min 3 --ignore tests/test_playground_browser.py
+	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 3 --ignore tests/test_playground_browser.py
 	$(TESTING) $(BIN)/python -m pytest tests/test_playground_browser.py  # alone: it asks how soon a click is answered
 
 test-pages: model           # the notebooks without a number; those with one are run with their solutions, by pytest

@@ -1192,7 +1192,7 @@ def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
 
     specdec bench run configs/quick.yaml --out quick.jsonl
 
-    specdec bench run configs/table.yaml --out table.jsonl --log-json 2> events.jsonl
+    specdec bench run configs/table.yaml --out table.jsonl --log-json
 
     specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379"""
     from specdec.bench.cluster import over_ray

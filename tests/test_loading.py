@@ -277,7 +277,8 @@ def test_what_to_do_about_a_model_that_is_too_large(kept, device, advice):
 
 def test_what_is_free(tmp_path):
     "By the system, and by a container's limit in either version; files that are held can be given back."
-    assert 1e6 < min(system_free()) < 1e14 and 1 < memory_free_mb(CPU) <= min(system_free()) / 1e6
+    free = min(system_free())  # others take and give back meanwhile
+    assert 1e6 < free < 1e14 and 1 < memory_free_mb(CPU) <= 2 * free / 1e6
     assert group_free(tmp_path) == []
     for name, text in (("memory.max", "max"), ("memory.current", "900"), ("memory.stat", "anon 700\nfile 200\n")):
         (tmp_path / name).write_text(text)

@@ -186,7 +186,9 @@ def locked(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    try: lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)
+    try:
+        if not file.parent.is_dir(): raise FileNotFoundError(f"there is no folder {file.parent}")
+        lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)
     except Timeout:
         raise InputError(
             f"Another run is writing to {file}: wait until it has ended, or give another file."
