@@ -275,10 +275,12 @@ def test_what_to_do_about_a_model_that_is_too_large(kept, device, advice):
     check_fits("m", MemoryNeeded(10, 100., 1., 8), 101., torch.device(device), kept)
 
 
-def test_what_is_free(tmp_path):
+def test_what_is_free(tmp_path, monkeypatch):
     "By the system, and by a container's limit in either version; files that are held can be given back."
-    free = min(system_free())  # others take and give back meanwhile
-    assert 1e6 < free < 1e14 and 1 < memory_free_mb(CPU) <= 2 * free / 1e6
+    found = system_free()
+    assert 1e6 < min(found) < 1e14
+    monkeypatch.setattr(loading, "system_free", lambda: found)  # others take and give back meanwhile
+    assert 1 < memory_free_mb(CPU) <= min(found) / 1e6
     assert group_free(tmp_path) == []
     for name, text in (("memory.max", "max"), ("memory.current", "900"), ("memory.stat", "anon 700\nfile 200\n")):
         (tmp_path / name).write_text(text)
