@@ -122,17 +122,20 @@ class MatcherState:
         return self.matcher.compute_ff_tokens()
 
 # %% ../nbs/lossless/14_grammars.ipynb #3756c7a5
-def matcher_state(model: CausalLM, source: str, # a grammar as llguidance has it
-                  what: str,                    # named in errors
-                 ) -> MatcherState:
-    "The state of an empty text; raises `InputError` if the grammar is wrong, or nothing fits it."
+def possible(source: str, # a grammar as llguidance has it
+             what: str,   # named in the error
+            ) -> str:
+    "The same; raises `InputError` if it is wrong, or contradicts itself."
+    wrong, why = library().LLMatcher.validate_grammar_with_warnings(source)
+    check(not wrong, f"No text can fit {what}: {' '.join(why).strip()}.")
+    return source
+
+def matcher_state(model: CausalLM, source: str, what: str) -> MatcherState:
+    "The state of an empty text in this model's tokens; raises `InputError` if nothing fits."
     check(model.tokenizer is not None and len(model.eos_ids) > 0,
-          f"{what} is about characters, and ends: it needs a model with a tokenizer and a token "
-          "that ends a text.")
+          f"To fit {what}, a model needs a tokenizer, and a token that ends a text.")
     tokens = vocabulary(model.tokenizer, model.vocab_size, model.eos_ids)
-    matcher = library().LLMatcher(tokens, source, log_level=0)
-    check(not matcher.is_error(), f"No text can fit {what}: {matcher.get_error().strip()}.")
-    state = MatcherState(matcher)
+    state = MatcherState(library().LLMatcher(tokens, source, log_level=0))
     check(bool(state.allowed().any()), f"No text can fit {what}: it allows no first token.")
     return state
 
@@ -140,27 +143,44 @@ def matcher_state(model: CausalLM, source: str, # a grammar as llguidance has it
 @dataclass(frozen=True)
 class JSONSchema:
     """JSON that fits a schema, written as `json.dumps` writes it (one space after a comma or a
-    colon, no line breaks). Needs the extra `grammars`."""
+    colon, no line breaks). Raises `InputError` for a schema that is wrong or that nothing fits.
+    Needs the extra `grammars`."""
     schema: dict[str, Any] # see json-schema.org; what llguidance doesn't know is an error
 
-    def start(self, model: CausalLM) -> MatcherState:
-        "The state of an empty text; raises `InputError` for a schema that nothing fits."
+    def __post_init__(self):
         check(isinstance(self.schema, dict),
               f"A JSON schema is a dict, not {self.schema!r}: json.loads makes one of text.")
-        spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        source = library().LLMatcher.grammar_from_json_schema(self.schema, overrides=spaces)
-        return matcher_state(model, source, "this schema")
+        possible(self.source, "this schema")
 
+    @property
+    def source(self) -> str:
+        "The grammar as llguidance has it."
+        spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        return library().LLMatcher.grammar_from_json_schema(self.schema, overrides=spaces)
+
+    def start(self, model: CausalLM) -> MatcherState:
+        "The state of an empty text; raises `InputError` for a model without text."
+        return matcher_state(model, self.source, "this schema")
+
+# %% ../nbs/lossless/14_grammars.ipynb #03ccc663
 @dataclass(frozen=True)
 class Regex:
-    "Text that a regular expression matches from its beginning to its end. Needs `grammars`."
+    """Text that a regular expression matches from its beginning to its end. Raises `InputError` for
+    a pattern that is wrong. Needs the extra `grammars`."""
     pattern: str # in the syntax of Rust's regex crate, which knows no look-around
+
+    def __post_init__(self):
+        check(isinstance(self.pattern, str), f"A pattern is text, not {self.pattern!r}.")
+        possible(self.source, f"the pattern {self.pattern}")
+
+    @property
+    def source(self) -> str:
+        "The grammar as llguidance has it."
+        return library().LLMatcher.grammar_from_regex(self.pattern)
 
     def start(self, model: CausalLM) -> MatcherState:
         "The state of an empty text; raises `InputError` for a pattern that nothing matches."
-        check(isinstance(self.pattern, str), f"A pattern is text, not {self.pattern!r}.")
-        source = library().LLMatcher.grammar_from_regex(self.pattern)
-        return matcher_state(model, source, f"the pattern {self.pattern}")
+        return matcher_state(model, self.source, f"the pattern {self.pattern}")
 
 # %% ../nbs/lossless/14_grammars.ipynb #f76258e1
 class GrammarDrafter(WrapperDrafter):
