@@ -26,7 +26,7 @@ class GrammarState(Protocol):
     def allowed(self) -> Tensor: # [V], bool, on the CPU
         "Which tokens may follow."
     def after(self, token: int) -> "GrammarState":
-        "The state after one more token, which must be an allowed one."
+        "The state after one more token, an allowed one. After an end nothing is asked any more."
     def forced(self) -> list[int]:
         "Tokens that follow whatever happens, as far as the grammar can tell; often none."
 
@@ -45,8 +45,8 @@ class GrammarLM(WrapperLM):
         check(hasattr(grammar, "start"),
               f"A grammar is a JSONSchema, a Regex, or has a `start` of its own, not {grammar!r}.")
         self.start, self.prompt = grammar.start(model), 0
-        self.states: list[GrammarState | None] = []  # after each token of the answer; None: a
-                                                     # text that the grammar has no place for
+        # after each token of the answer; None: the text has ended, or doesn't fit
+        self.states: list[GrammarState | None] = []
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
@@ -68,12 +68,13 @@ class GrammarLM(WrapperLM):
         del self.states[before - self.prompt + 1:]  # what was rolled back
         for token in tokens:
             state = self.states[-1]
-            self.states.append(state.after(token) if state and state.allowed()[token] else None)
+            if token in self.eos_ids or not (state and state.allowed()[token]): state = None
+            self.states.append(state and state.after(token))
         return self.states[-len(tokens):]
 
 # %% ../nbs/lossless/14_grammars.ipynb #c2d16827
 def mask(row: Tensor, # logits, [V]
-         state: GrammarState | None, # None: no row of a text that can be
+         state: GrammarState | None, # None: of a row that nobody will look at
         ) -> Tensor: # logits, [V]
     "The row, without what the grammar forbids; raises `ModelError` where it forbids everything."
     if state is None: return row
@@ -195,7 +196,13 @@ class GrammarDrafter(WrapperDrafter):
                 eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text: the last of the tokens is the first of the answer."
         super().prefill(tokens, features, limit, eos_ids)
-        self.state = self.start.after(tokens[-1])
+        self.state, self.ends = self.start, eos_ids
+        self.follow(tokens[-1:])
+
+    def follow(self, tokens: list[int]) -> None:
+        "Move the state on, up to the end of the text."
+        for token in tokens:
+            if token not in self.ends: self.state = self.state.after(token)
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
         "What is forced, else the drafter's guesses."
@@ -205,4 +212,4 @@ class GrammarDrafter(WrapperDrafter):
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "The text grew."
         super().commit(tokens, features)
-        for token in tokens: self.state = self.state.after(token)
+        self.follow(tokens)
