@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,10 +146,11 @@ class LlamaCpp(_Server):
               "The mode eagle3 needs a draft, the GGUF file of a head, and no other mode has one.")
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
-        self.mode = mode
+        self.mode, start = mode, time.perf_counter()
         self.start(
             model=str(model), kind=LLAMACPP_MODES[mode], context=context, K=K,
             draft=str(draft) if draft else None, threads=threads or torch.get_num_threads())
+        self.seconds = time.perf_counter() - start # s, until it listened
 
 # %% ../../nbs/bench/10_llamacpp.ipynb #84a91665
 @dataclass(frozen=True)
