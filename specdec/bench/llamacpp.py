@@ -78,8 +78,8 @@ class Answer:
         return (self.prompt_ms + self.predicted_ms) / 1000
 
 # %% ../../nbs/bench/10_llamacpp.ipynb #a5k5erv1
-class _Server:
-    "A server in a process of its own, and how it is asked."
+class _Process:
+    "A server in a process of its own."
     process: subprocess.Popen | None = None
     address = ""
 
@@ -101,6 +101,15 @@ class _Server:
                 files = " and ".join(filter(None, (wanted["model"], wanted["draft"])))
                 raise ModelError(f"llama.cpp can't load {files}: {reason[-1].strip()}")
 
+    def close(self) -> None:
+        "Give memory and threads back."
+        if self.process:
+            with self.process: pass  # closes what it reads, and waits for its end
+        self.process = None
+
+# %% ../../nbs/bench/10_llamacpp.ipynb #db781f39
+class _Server(_Process):
+    "The same, and how it is asked."
     def ask(self, path: str, question: dict) -> dict:
         "One of its own questions, such as `/tokenize`; raises `ModelError` if it is refused."
         request = Request(self.address + path, json.dumps(question).encode(),
@@ -121,12 +130,6 @@ class _Server:
         times = found["timings"]
         return Answer(found["tokens"], found["content"], times["prompt_ms"], times["predicted_ms"],
                       times.get("draft_n", 0), times.get("draft_n_accepted", 0))
-
-    def close(self) -> None:
-        "Give memory and threads back."
-        if self.process:
-            with self.process: pass  # closes what it reads, and waits for its end
-        self.process = None
 
 # %% ../../nbs/bench/10_llamacpp.ipynb #0befaf56
 class LlamaCpp(_Server):
