@@ -119,6 +119,7 @@ class OurSide:
         self.loading = time.perf_counter() - start # s
         self.environment = environment(device, "auto") | {"dtype": dtype}
         self.pairs: dict[str, Pair] = {}
+        self.seconds: dict[str, float] = {} # method, or "theirs" → what loading took
 
     def small(self) -> Drafter:
         "The small model that drafts."
@@ -136,6 +137,7 @@ class OurSide:
     def pair(self, method: str) -> Pair:
         "What decodes by one of our methods."
         if method not in self.pairs:
+            start = time.perf_counter()
             if method == "plain":
                 made = Pair(for_plain_decoding(self.target, *self.which), NoDrafter())
             elif method == "default": made = Pair(self.target)
@@ -143,7 +145,8 @@ class OurSide:
                 skip = skipped(self.spec) if method == "skip" else ()
                 makers = drafter_makers(self.target, self.head, self.small, skip)
                 made = Pair(self.target, makers[method]())
-            self.pairs[method] = made
+            self.pairs[method], spent = made, time.perf_counter() - start
+            self.seconds[method] = spent + (self.loading if made.target is self.target else 0.0)
         return self.pairs[method]
 
 # %% ../../nbs/bench/07_run.ipynb #82555755
@@ -153,7 +156,6 @@ class Bench(OurSide):
         super().__init__(spec, dtype, device)
         self.engines: LlamaCppModes | None = None
         self.compiled: dict[int, Peer] = {}       # positions → the compiled peer
-        self.seconds: dict[str, float] = {}       # method → what loading took
         self.warm: set[tuple] = set()             # ways that have run
         self.broken: dict[tuple, Exception] = {}  # ways that can't, and why
         self.greedy: dict[tuple, list[int]] = {}  # (prompt, n) → the plain text
@@ -161,7 +163,10 @@ class Bench(OurSide):
     @cached_property
     def theirs(self):
         "The target in transformers."
-        return quiet_transformers(*self.which)
+        start = time.perf_counter()
+        made = quiet_transformers(*self.which)
+        self.seconds["theirs"] = time.perf_counter() - start
+        return made
 
     def llamacpp(self, positions: int) -> LlamaCppModes:
         "The target in llama.cpp, with room for texts of so many positions."
@@ -369,16 +374,13 @@ def remember(bench: Bench, record: Record) -> None:
 
 def loaded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> float: # s
     "Load what decodes by a method, if it isn't there, and say what that took."
+    if run.method in LLAMACPP:
+        mode, modes = llamacpp_mode(run.method), bench.llamacpp(longest(run, ids))
+        return modes[mode].seconds
     ours = run.method in ("plain", *DRAFTING)
-    part = run.method if ours or run.method in LLAMACPP else "theirs"
-    if part not in bench.seconds:
-        start = time.perf_counter()
-        if ours: shares = bench.pair(run.method).target is bench.target
-        elif part in LLAMACPP: bench.llamacpp(longest(run, ids))[llamacpp_mode(part)]
-        else: bench.theirs
-        spent = time.perf_counter() - start
-        bench.seconds[part] = spent + (bench.loading if ours and shares else 0.0)
-    return bench.seconds[part]
+    if ours: bench.pair(run.method)
+    else: bench.theirs
+    return bench.seconds[run.method if ours else "theirs"]
 
 def warmed_up(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> dict[str, float]: # s; {}: was
     "What the first run of a way to decode pays for, once; raises what it breaks by."
