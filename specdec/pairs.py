@@ -36,6 +36,7 @@ from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
 from .grammars import Grammar, GrammarDrafter, GrammarLM
+from .layouts import release_workers
 from .loading import load, load_model, memory_free_mb, memory_needed
 from .logprobs import WatchedLM
 from .models import TextStream, encode, find_model, local_path, pick_device
@@ -254,6 +255,7 @@ class Turns(Queue):
             with self.changed:
                 for part in parts: del self.users[part]
                 self.changed.notify_all()
+            release_workers()  # else they slow down whoever decodes next, in another thread
 
 TURNS = Turns()
 
@@ -392,6 +394,7 @@ class Couple:
         self.named = draft is not None  # whether somebody said what drafts
         if draft is not None:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
+        release_workers()  # loading has used them, and another thread may decode
 
     @cached_property
     def drafter(self) -> Drafter:
