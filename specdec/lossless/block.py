@@ -38,7 +38,7 @@ def block_residual(
     weight: float,          # theirs, of `block_weights`
 ) -> Tensor:                # weights, [V]; their sum is how likely exactly so many are to stay
     """max(w p - q, 0): what the target gives after a prefix that the draft does not bring (Sun et
-    al. 2024, equation 4); after the last draft token w p, since nothing was drafted there."""
+    al. 2024); after the last draft token w p, since nothing was drafted there."""
     if kept == len(tokens): return weight * p[kept]
     row = delta(p[kept], tokens[kept]) if q is None else q[kept]
     return (weight * p[kept] - row).clip(min=0)

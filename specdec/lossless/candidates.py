@@ -24,7 +24,7 @@ def recursive_rejection(
 ) -> tuple[int, int]:       # which candidate is accepted (0…n - 1; n: none), and the token
     """Try one candidate after another, each against the residual that those before it have left;
     after the last draw from the residual. The token is distributed as p (Miao et al. 2024,
-    "SpecInfer", algorithm 3). With one candidate this is `speculative_sampling`. Raises
+    "SpecInfer"). With one candidate this is `speculative_sampling`. Raises
     `InputError` for a candidate that can't have been drawn from its q."""
     for i, token in enumerate(tokens):
         q_token = _probability(i, token, p, q)
