@@ -676,10 +676,12 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
     from specdec.lossless.proof import prove_loop, prove_rule
     from specdec.rejection import speculative_sampling
+    from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
     from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.speculative import speculate
-    for rule in (speculative_sampling, sample_and_match): yield from prove_rule(rule)
+    rules = speculative_sampling, sample_and_match, block_verification
+    for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken

@@ -13,7 +13,7 @@ LAYERS = {  # layer → its modules, in order
     "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
-    "rules": ["rejection", "lossless.rules"],
+    "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates"],
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
