@@ -1,6 +1,7 @@
 """White boxes: a verdict says "lossless" of rules and rounds that are, of no others, and takes what goes wrong for no
 verdict."""
 import json
+import sys
 from fractions import Fraction
 from functools import partial
 
@@ -11,7 +12,16 @@ from specdec.lossless import white_boxes as module
 from specdec.lossless.conformance import check_verify, verify_cases
 from specdec.lossless.proof import Language, sampled
 from specdec.lossless.white_boxes import (
-    WHITE_BOXES, Audited, as_round, at_zero, check_round, findings, judge_open, judge_round, judge_rule, without_zeros,
+    WHITE_BOXES,
+    Audited,
+    as_round,
+    at_zero,
+    check_round,
+    findings,
+    judge_open,
+    judge_round,
+    judge_rule,
+    without_zeros,
 )
 
 
@@ -158,3 +168,19 @@ def test_names_are_told_apart_and_versions_are_pinned():
 
 def test_what_is_wrong_is_explained_and_only_that():
     for each in WHITE_BOXES: assert bool(each.does) == bool(each.mistake) == bool(each.mend)
+
+
+def test_a_package_of_our_name_is_imported_beside_ours(tmp_path, monkeypatch):
+    ours = sys.modules["specdec"]
+    (tmp_path / "specdec").mkdir()
+    (tmp_path / "specdec" / "__init__.py").write_text("from .decoder import SpecDecoder\n")
+    (tmp_path / "specdec" / "decoder.py").write_text("class SpecDecoder: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    theirs = module._theirs("specdec")
+    assert theirs.__file__.startswith(str(tmp_path)) and theirs.SpecDecoder and sys.modules["specdec"] is ours
+
+
+def test_the_same_question_always_has_the_same_answer():
+    "Nothing is drawn, so that there is no false alarm by chance."
+    answers = [{**asked(a_round()), "seconds": 0} for _ in range(10)]
+    assert all(found == answers[0] and found["lossless"] for found in answers) and answers[0]["false_alarm"] == 0
