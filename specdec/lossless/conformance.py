@@ -427,28 +427,39 @@ def _alternatives(expected: np.ndarray, # [bins]
             yield expected * np.where(gains, more, less)
 
 # %% ../../nbs/lossless/07_conformance.ipynb #46a82eb5
+def _shares(
+    jury: list[Bettor], samples: int, alarm: float, distance: float, runs: int = 400
+) -> Iterator[float]:
+    "For each of `_alternatives`, the share of simulated runs that so many samples reject."
+    rng = np.random.default_rng(0)
+    for wrong in _alternatives(jury[0].expected, distance):
+        wealth = log_wealth(jury, rng.multinomial(samples, wrong, size=runs))
+        yield (wealth >= -math.log(alarm)).mean()
+
 def power_of(
     jury: list[Bettor], samples: int, alarm: float, distance: float, runs: int = 400
 ) -> float:
     """In which share of simulated runs a decoder at this distance has been rejected after so many
     samples: the worst of `_alternatives`."""
-    rng, expected = np.random.default_rng(0), jury[0].expected
-    powers = []
-    for wrong in _alternatives(expected, distance):
-        wealth = log_wealth(jury, rng.multinomial(samples, wrong, size=runs))
-        powers.append((wealth >= -math.log(alarm)).mean())
-    if not powers and expected.max() < 1: return 0.0  # nothing so far away could be made up
+    powers = list(_shares(jury, samples, alarm, distance, runs))
+    # nothing so far away could be made up
+    if not powers and jury[0].expected.max() < 1: return 0.0
     # a certain text: any other is proof
     return float(min(powers)) if powers else 1 - (1 - distance) ** samples
 
 def samples_needed(jury: list[Bettor], alarm: float, distance: float, power: float = 0.9) -> int:
     "How many samples give that power, up to a few per cent."
+    def enough(samples):
+        if next(_alternatives(jury[0].expected, distance), None) is None:
+            return power_of(jury, samples, alarm, distance) >= power
+        # the first that escapes settles it
+        return all(share >= power for share in _shares(jury, samples, alarm, distance))
+
     low, high = 0, 16
-    while power_of(jury, high, alarm, distance) < power and high < 2**24:
-        low, high = high, 2 * high
+    while not enough(high) and high < 2**24: low, high = high, 2 * high
     while high - low > max(1, high // 20):
         middle = (low + high) // 2
-        if power_of(jury, middle, alarm, distance) >= power: high = middle
+        if enough(middle): high = middle
         else: low = middle
     return high
 
