@@ -13,11 +13,19 @@ from typer.testing import CliRunner
 
 from specdec.cli import ExitCode, app
 from specdec.core import InputError, ModelError
+from specdec.lossless import server as module
 from specdec.lossless.conformance import BrokenDecoder, NotLossless
 from specdec.lossless.gallery import GALLERY
 from specdec.lossless.proof import Language, target_law
 from specdec.lossless.server import (
-    LISTED, Ranks, check_server, post, practice_answer, practice_server, read_answer, server_url,
+    LISTED,
+    Ranks,
+    check_server,
+    post,
+    practice_answer,
+    practice_server,
+    read_answer,
+    server_url,
 )
 
 V, FEW = 3, dict(length=2, samples=300, distance=.3, progress=False)
@@ -76,6 +84,20 @@ def test_nothing_drafted_is_no_badge(passed):
         return report
     assert "NOTHING" in told(0).summary() and "doesn't say" in told(None).summary()
     with pytest.raises(InputError, match="drafted nothing"): told(0).badge()
+
+
+def test_every_filter_is_off_and_each_answer_has_a_seed_of_its_own(monkeypatch):
+    asked = []
+    def answer(url, path, question):
+        asked.append(question)
+        return practice_answer(question, RIGHT, P, "objects")
+    monkeypatch.setattr(module, "post", answer)
+    check_server("localhost:1", [0], model="m", ahead=5, settings={"n_max": 4}, seed=7, **FEW)
+    off = dict(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, model="m", n_max=4)
+    assert all(question.items() >= off.items() for question in asked)
+    texts = [question["seed"] for question in asked if question["max_tokens"] == 2 + 5]
+    assert texts == list(range(7, 307)) and {question["max_tokens"] for question in asked} == {1, 7}
+    assert all(question["prompt"] == [0] for question in asked if question["max_tokens"] > 1)
 
 
 # Ranks
@@ -165,7 +187,8 @@ def test_a_lost_token_ends_the_check():
 
 
 def test_nobody_there():
-    with pytest.raises(ModelError, match="No server answers at http://127.0.0.1:9"): post(server_url("127.0.0.1:9"), "/", {})
+    with pytest.raises(ModelError, match="No server answers at http://127.0.0.1:9"):
+        post(server_url("127.0.0.1:9"), "/", {})
 
 
 @pytest.mark.parametrize("wrong", [
@@ -183,8 +206,9 @@ def test_the_command_prints_the_report_and_fails_with_a_bad_verdict():
     def run(url, *more):
         line = ["check-server", url, "--prompt", "Hi", "--samples", "300", "--distance", "0.3", *more]
         return CliRunner().invoke(app, line, catch_exceptions=False)
+    broken = BrokenDecoder(BY_NAME["accept everything"], P, Q, V, 1).law(3)
     with practice_server(RIGHT, P) as url: right = run(url)
-    with practice_server(BrokenDecoder(BY_NAME["accept everything"], P, Q, V, 1).law(3), P) as url: wrong = run(url, "--json")
+    with practice_server(broken, P) as url: wrong = run(url, "--json")
     assert right.exit_code == ExitCode.DONE and "no difference" in right.stdout
     found = json.loads(wrong.stdout)
     assert wrong.exit_code == ExitCode.UNEXPECTED and found["lossless"] is False and found["samples"] < 300

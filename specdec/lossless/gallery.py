@@ -402,7 +402,7 @@ short_residual = _replace_from(lambda p, q: _without_last(residual(p, q)))
 GALLERY += [
     Broken("top-p not reported", "Draws within top-p, reports q before it.",
            "transformers issue 47932, with every filter that was asked for", draft=within_top_p),
-    Broken("top-p on the residual", "Filters the residual by top-p, as if it were the target's row.",
+    Broken("top-p on the residual", "Filters the residual by top-p, as if it were a target's row.",
            "our own", cuts_residual),
     Broken("residual cut to the draft's size",
            "After a rejection leaves out what the draft's vocabulary is too short for.",

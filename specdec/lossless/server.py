@@ -175,12 +175,12 @@ class Server:
             self.drafts.update(told=1, drafted=said.drafted, accepted=said.accepted)
         return said
 
-    def text(self, prompt: list[int], n: int, ahead: int, seed: int) -> list[int]: # at most n + ahead
-        "New tokens; raises `ModelError` if one of the first n is lost."
+    def text(self, prompt: list[int], n: int, ahead: int, seed: int) -> list[int]:
+        "At most n + ahead new tokens; raises `ModelError` if one of the first n is lost."
         said = self.says(prompt, n + ahead, seed)
         if said.lost and len(said.ids) < n: raise ModelError(
-            f"The server at {self.url} left out a token that is no whole character. Choose a prompt "
-            "after which the text is plain.")
+            f"The server at {self.url} left out a token that is no whole character. Choose a "
+            "prompt after which the text is plain.")
         return said.ids
 
     def lists(self, prompt: list[int]) -> dict[int, float]: # token → probability
