@@ -676,10 +676,12 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
     from specdec.lossless.proof import prove_loop, prove_rule
     from specdec.rejection import speculative_sampling
+    from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
     from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.speculative import speculate
-    for rule in (speculative_sampling, sample_and_match): yield from prove_rule(rule)
+    rules = speculative_sampling, sample_and_match, block_verification
+    for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
@@ -1322,12 +1324,14 @@ def audit(
         metavar="[NAME]...", help="Packages; all that are audited, if none is named.",
         show_default=False)] = None,
     out: Annotated[Optional[Path], typer.Option(
-        "--out", help="Write the verdicts to this file, as --json prints them.",
+        "--out", help="Keep the verdicts in this file; what it knows is not asked again.",
         show_default=False)] = None,
+    runs: Annotated[int, typer.Option(
+        "--runs", help="How often each is asked, with other seeds where anything is drawn.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Say what public decoders really sample: install each as it is published, walk its rule by
-    exact enumeration, and compare the law with the target's.
+    exact enumeration or test its texts, and compare the law with the target's.
 
     Examples:
 
@@ -1336,17 +1340,25 @@ def audit(
     specdec audit rotalabs-accel
 
     specdec audit --out audit.json"""
+    from specdec.core import ModelError
     from specdec.lossless.audit import audit as verdicts_on
-    from specdec.lossless.audit import audit_row
+    from specdec.lossless.audit import audit_row, in_order, kept_verdicts
     from specdec.train.resume import write_json
+    known = kept_verdicts(out) if out else []
     found = []
-    for each in verdicts_on(*(names or [])):
+    for each in verdicts_on(*(names or []), runs=runs, known=known):
         found.append(each)
-        typer.echo(f"{each['name']}: {audit_row(each)[2]}", err=True)
-    report = {"command": " ".join(["specdec audit", *(names or [])]), "verdicts": found}
-    if out: write_json(out, report)
-    if as_json: return typer.echo(json.dumps(report))
-    print_table(["package", "version", "verdict", "TV at most", "s"], [*map(audit_row, found)])
+        why = f" ({each['raised']})" if each["lossless"] is None else ""
+        typer.echo(f"{each['name']}: {audit_row(each)[2]}{why}", err=True)
+        if out: write_json(out, _audited(in_order([*known, *found])))
+    if as_json: typer.echo(json.dumps(_audited(found)))
+    else:
+        titles = ["package", "version", "verdict", "TV at most", "s"]
+        print_table(titles, [audit_row(each) for each in found])
+    silent = [each["name"] for each in found if each["lossless"] is None]
+    if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
+
+def _audited(verdicts: list[dict]) -> dict: return {"command": "specdec audit", "verdicts": verdicts}
 
 # %% ../nbs/use/07_cli.ipynb #k1tsrv02
 _ServerPrompt = Annotated[str, typer.Option(
