@@ -1358,7 +1358,8 @@ def audit(
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
-def _audited(verdicts: list[dict]) -> dict: return {"command": "specdec audit", "verdicts": verdicts}
+def _audited(verdicts: list[dict]) -> dict:
+    return {"command": "specdec audit", "verdicts": verdicts}
 
 # %% ../nbs/use/07_cli.ipynb #k1tsrv02
 _ServerPrompt = Annotated[str, typer.Option(
