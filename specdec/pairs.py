@@ -35,6 +35,7 @@ from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
+from .drafters.trees import TreeDrafter, speculate_tree
 from .layouts import release_workers
 from .loading import load, load_model, memory_free_mb, memory_needed
 from .models import TextStream, encode, find_model, local_path, pick_device
@@ -424,6 +425,9 @@ class Decoding(Couple):
         most = MOST if adapts else K
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
         drafter = self.nothing if method == "plain" else self.drafter
+        trees = isinstance(drafter, TreeDrafter)
+        check(not trees or (verify is None and not adapts), "A tree needs no verify rule, and no "
+              "adaptive K: leave `verify` out, and give K, the nodes of a tree, as a number.")
         decoder, costs = None, None
         on_device = chosen_loop(loop, self.target, drafter, verify, adapts) == "device"
         if not on_device and drafter is not self.nothing:
@@ -433,6 +437,9 @@ class Decoding(Couple):
             rounds = decoder.speculate(
                 ids, transform, source.seed, most, max_new_tokens, ends, timer
             )
+        elif trees: rounds = speculate_tree(
+            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, timer
+        )
         else: rounds = speculate(
             self.target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
         )
