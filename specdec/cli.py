@@ -1322,12 +1322,14 @@ def audit(
         metavar="[NAME]...", help="Packages; all that are audited, if none is named.",
         show_default=False)] = None,
     out: Annotated[Optional[Path], typer.Option(
-        "--out", help="Write the verdicts to this file, as --json prints them.",
+        "--out", help="Keep the verdicts in this file; what it knows is not asked again.",
         show_default=False)] = None,
+    runs: Annotated[int, typer.Option(
+        "--runs", help="How often each is asked, with other seeds where anything is drawn.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Say what public decoders really sample: install each as it is published, walk its rule by
-    exact enumeration, and compare the law with the target's.
+    exact enumeration or test its texts, and compare the law with the target's.
 
     Examples:
 
@@ -1336,17 +1338,25 @@ def audit(
     specdec audit rotalabs-accel
 
     specdec audit --out audit.json"""
+    from specdec.core import ModelError
     from specdec.lossless.audit import audit as verdicts_on
-    from specdec.lossless.audit import audit_row
+    from specdec.lossless.audit import audit_row, in_order, kept_verdicts
     from specdec.train.resume import write_json
+    known = kept_verdicts(out) if out else []
     found = []
-    for each in verdicts_on(*(names or [])):
+    for each in verdicts_on(*(names or []), runs=runs, known=known):
         found.append(each)
-        typer.echo(f"{each['name']}: {audit_row(each)[2]}", err=True)
-    report = {"command": " ".join(["specdec audit", *(names or [])]), "verdicts": found}
-    if out: write_json(out, report)
-    if as_json: return typer.echo(json.dumps(report))
-    print_table(["package", "version", "verdict", "TV at most", "s"], [*map(audit_row, found)])
+        why = f" ({each['raised']})" if each["lossless"] is None else ""
+        typer.echo(f"{each['name']}: {audit_row(each)[2]}{why}", err=True)
+        if out: write_json(out, _audited(in_order([*known, *found])))
+    if as_json: typer.echo(json.dumps(_audited(found)))
+    else:
+        titles = ["package", "version", "verdict", "TV at most", "s"]
+        print_table(titles, [audit_row(each) for each in found])
+    silent = [each["name"] for each in found if each["lossless"] is None]
+    if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
+
+def _audited(verdicts: list[dict]) -> dict: return {"command": "specdec audit", "verdicts": verdicts}
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()

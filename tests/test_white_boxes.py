@@ -1,0 +1,113 @@
+"""White boxes: a verdict says "lossless" of rules and rounds that are, of no others, and takes what goes wrong for no
+verdict."""
+import json
+from fractions import Fraction
+
+import pytest
+import torch
+
+from specdec.lossless import white_boxes as module
+from specdec.lossless.conformance import check_verify, verify_cases
+from specdec.lossless.proof import sampled
+from specdec.lossless.white_boxes import WHITE_BOXES, Audited, check_round, findings, judge_round, judge_rule
+
+
+def a_round(ratio=lambda p, q, x: p[x] / q[x], resample=lambda p, q: (p - q).clamp(0), bonus=lambda p, q: p[-1]):
+    "A round of two models, right unless a part of it is given."
+    def fn(target, draft, K):
+        ids = module.PROMPT
+        for _ in range(K): ids = torch.cat([ids, torch.multinomial(draft(ids)[0, -1].softmax(-1), 1)[None]], -1)
+        p, q, tokens = target(ids)[0].softmax(-1), draft(ids)[0].softmax(-1), ids[0, 1:].tolist()
+        for i, x in enumerate(tokens):
+            if torch.rand(()) < ratio(p[i], q[i], x): continue
+            return [*tokens[:i], int(torch.multinomial(resample(p[i], q[i]), 1))]
+        return [*tokens, int(torch.multinomial(bonus(p, q), 1))]
+    return fn
+
+
+WRONG = {
+    "resample from p": a_round(resample=lambda p, q: p), "accepts too much": a_round(lambda p, q, x: 2 * p[x] / q[x]),
+    "bonus one row early": a_round(bonus=lambda p, q: p[-2]), "bonus from the draft": a_round(bonus=lambda p, q: q[-1]),
+}
+
+
+@pytest.fixture(scope="module")
+def cases(): return list(verify_cases([(1, 3), (2, 2)], seeds=1, draft=sampled))
+
+
+def test_a_right_round_is_lossless_on_every_case(cases):
+    report = check_round("right", a_round(), cases)
+    assert report.lossless and report.cases == len(cases) and report.error < 1e-6
+
+
+@pytest.mark.parametrize("fn", WRONG.values(), ids=WRONG)
+def test_a_wrong_round_is_not(cases, fn):
+    report = check_round("wrong", fn, cases)
+    assert not report.lossless and report.error > .01 and report.cases == len(cases)
+
+
+def test_models_say_the_laws_of_the_case(cases):
+    case = cases[0]
+    logits = module.model_of(case.p)(torch.tensor([[0, 1]]))
+    assert logits.shape == (1, 2, case.V)
+    for text, row in (((), logits[0, 0]), ((1,), logits[0, 1])):
+        assert row.softmax(-1).tolist() == pytest.approx(case.p(text).astype(float).tolist())
+
+
+@pytest.fixture
+def few(monkeypatch): monkeypatch.setattr(module, "SIZES", [(1, 3)])
+
+
+def asked(fn, judge=judge_round, **more) -> dict:
+    "The verdict on a rule or a round of ours."
+    return Audited("ours", "1.0", "ours.verify", lambda: fn, judge, does="It errs.", **more).ask()
+
+
+def test_a_verdict_explains_what_is_wrong_and_only_then(few):
+    good, bad = asked(a_round()), asked(WRONG["resample from p"])
+    assert good["lossless"] is True and "does" not in good and good["case"] is None
+    assert bad["lossless"] is False and bad["does"] == "It errs." and bad["lossy_cases"] > 0 and "K = 1" in bad["case"]
+    assert json.loads(json.dumps(bad)) == bad and bad["command"] == "specdec audit ours"
+
+
+def test_a_verdict_shows_the_text_that_is_furthest_off(cases):
+    report = check_round("wrong", WRONG["bonus from the draft"], cases)
+    found = findings(report)
+    text = tuple(found["text"])
+    assert found["has"] == report.found.get(text, 0) and found["due"] == report.expected.get(text, 0)
+    assert abs(found["has"] - found["due"]) == max(abs(report.found.get(x, 0) - report.expected.get(x, 0))
+                                                   for x in report.found | report.expected)
+
+
+def test_an_error_is_a_fraction_only_where_it_is_one():
+    report = check_verify(lambda p, q, tokens, source: (0, tokens[0]), sizes=[(1, 3)], seeds=1, route="tensors")
+    exact = report.error
+    assert findings(report)["fraction"] == str(exact)
+    report.error = exact + Fraction(1, 10 ** 7)
+    assert findings(report)["fraction"] is None
+
+
+def test_a_rule_is_asked_as_one():
+    def rule(p, q, tokens, source): return 0, int(torch.multinomial(p[0], 1))
+    def broken(p, q, tokens, source): return 1, int(torch.multinomial(p[1], 1))
+    assert asked(rule, judge_rule)["lossless"] is True and asked(broken, judge_rule)["lossless"] is False
+
+
+@pytest.mark.parametrize("judge", [judge_rule, judge_round], ids=["rule", "round"])
+def test_what_raises_gets_no_verdict(few, judge):
+    def raises(*_): raise ZeroDivisionError("of theirs")
+    found = asked(raises, judge)
+    assert found["lossless"] is None and "of theirs" in found["raised"] and "does" not in found
+
+
+def test_a_package_that_cannot_be_imported_gets_no_verdict():
+    found = Audited("ours", "1.0", "ours.verify", lambda: __import__("nobody")).ask()
+    assert found["lossless"] is None and found["raised"] == "ModuleNotFoundError: No module named 'nobody'"
+
+
+# The entries
+
+def test_names_are_told_apart_and_versions_are_pinned():
+    names = [each.name for each in WHITE_BOXES]
+    assert len(set(names)) == len(names)
+    assert all(wanted.count("==") == 1 for each in WHITE_BOXES for wanted in each.requirements)
