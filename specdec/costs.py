@@ -87,6 +87,7 @@ def in_steps(rounds: Iterable[TimedRound], # a plain one first
              seconds: Callable[[TimedRound], float]) -> dict[int, float]: # guesses → plain steps
     "What rounds with so many guesses take, each beside the plain step last before it; medians."
     found: dict[int, list[float]] = {}
+    step = np.nan  # none before the first plain round
     for r in rounds:
         if r.guesses: found.setdefault(r.guesses, []).append(seconds(r) / step)
         else: step = seconds(r)
