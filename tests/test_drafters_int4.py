@@ -63,7 +63,7 @@ def test_weights_on_sixteen_levels_are_kept():
     assert (error / bound).max() > 0.5  # the bound is not a loose one
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_levels_are_those_of_the_library(dtype):
     "Its own numbers for Q4_1, but for the rounding of each group's step and zero to bfloat16."
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def test_levels_are_those_of_the_library(dtype):
     assert levels.dtype == torch.int32 and scales.shape == (3, 48, 2) and scales.dtype == torch.bfloat16
     step, zero = scales.float().repeat_interleave(32, 0).unbind(-1)
     largest = theirs.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
-    # up to eight steps and the zero are each rounded by 2^-9 of themselves; together they are at most 2.5 of the largest
+    # up to eight steps and the zero are each rounded by 2^-9 of themselves; together at most 2.5 of the largest
     assert (((levels - 8) * step.T + zero.T - theirs).abs() <= 2.5 * 2**-9 * largest).all()
 
 

@@ -316,8 +316,8 @@ def test_four_bits_are_a_dtype_of_load(tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "two tables"])
 def test_other_weights_are_quantised_when_they_are_loaded(tied, tmp_path):
-    """The same numbers as of a model that is quantised after loading, and the vocabulary's as they are, be there as many
-    tokens as there may; what is the way in only stays in its file."""
+    """The same numbers as of a model that is quantised after loading, and the vocabulary's as they are, whatever their
+    number; what is the way in only stays in its file."""
     from specdec.drafters.int4 import quantised
     sizes = dict(vocab_size=515, hidden_size=64, intermediate_size=128, tie_word_embeddings=tied)
     stored(random_model(LlamaConfig(**SHAPE | sizes)), tmp_path)
