@@ -154,12 +154,16 @@ class Line(NamedTuple):
 
 # %% ../../nbs/bench/09_estimates.ipynb #dd717652
 METHODS = ("plain", "ngram", "suffix", "model", "head", "hybrid", "skip", "int4")
+PRECISIONS = ("float32", "bfloat16", "float16", "int4")
 
 def order(line: Line) -> tuple:
-    "By setting; plain decoding, then ours, then peers; by K, `adaptive` last."
+    """By setting, those with more bits first; plain decoding, then ours, then peers; by K,
+    `adaptive` last."""
+    setting = line.setting
+    bits = PRECISIONS.index(setting.dtype) if setting.dtype in PRECISIONS else len(PRECISIONS)
     place = METHODS.index(line.method) if line.method in METHODS else len(METHODS)
     K = float("inf") if line.K == "adaptive" else line.K or 0
-    return *line.setting, place, line.method, K
+    return setting.pair, bits, *setting[1:], place, line.method, K
 
 def lines_of(runs: Iterable[Run]) -> dict[Line, list[Run]]:
     "The runs of each line, in the order of a report."
