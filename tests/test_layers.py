@@ -22,7 +22,7 @@ LAYERS = {  # layer → its modules, in order
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
-        "lossless.white_boxes", "lossless.audit", "lossless.server",
+        "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
     "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
