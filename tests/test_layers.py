@@ -13,12 +13,12 @@ LAYERS = {  # layer → its modules, in order
     "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
-    "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates"],
+    "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "device_drafters", "device_loop", "gguf",
+        "device_drafters", "device_loop", "gguf", "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
