@@ -23,7 +23,7 @@ from ..protocol import CausalLM
 from ..requests import check_request, token_ids
 from ..sampling import Transform, check_logits, likeliest
 from ..speculative import _HostLoop, _read, _until
-from ..transformer import Llama, Positions, rms_norm
+from ..transformer import Llama, Positions
 
 # %% ../../nbs/drafters/25_trees.ipynb #f1f7dcf3
 @dataclass
