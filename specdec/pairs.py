@@ -35,6 +35,7 @@ from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
+from .layouts import release_workers
 from .loading import load, load_model, memory_free_mb, memory_needed
 from .models import TextStream, encode, find_model, local_path, pick_device
 from .models import vocabulary_difference
@@ -247,6 +248,7 @@ class Turns(Queue):
             with self.changed:
                 for part in parts: del self.users[part]
                 self.changed.notify_all()
+            release_workers()  # else they slow down whoever decodes next, in another thread
 
 TURNS = Turns()
 
@@ -374,6 +376,7 @@ class Couple:
         self.named = draft is not None  # whether somebody said what drafts
         if draft is not None:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
+        release_workers()  # loading has used them, and another thread may decode
 
     @cached_property
     def drafter(self) -> Drafter:
