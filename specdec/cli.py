@@ -1381,7 +1381,8 @@ def audit(
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
-def _audited(verdicts: list[dict]) -> dict:
+# %% ../nbs/use/07_cli.ipynb #p24au004
+def _audited(verdicts: list[dict]) -> dict: # for JSON
     return {"command": "specdec audit", "verdicts": verdicts}
 
 # %% ../nbs/use/07_cli.ipynb #k1tsrv02

@@ -179,7 +179,9 @@ def test_the_command_goes_on_where_it_was_ended(asks, tmp_path, monkeypatch):
 def test_no_verdict_is_a_failure_that_says_why(monkeypatch):
     monkeypatch.setattr(module, "verdict_apart", lambda each, run: (
         each.about() | no_verdict("it hid") | {"run": run, "seconds": 0.}))
-    with pytest.raises(ModelError, match="no verdict on dflash"): run_cli("dflash")
+    done = run_cli("dflash")
+    assert done.exit_code == 2
+    assert "dflash: no verdict (it hid)" in done.stderr and "no verdict on dflash" in done.stderr
 
 
 def test_verdicts_stand_in_the_order_of_the_audit_and_the_last_counts():
