@@ -699,10 +699,12 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
     from specdec.lossless.proof import prove_loop, prove_rule
     from specdec.rejection import speculative_sampling
+    from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
     from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.speculative import speculate
-    for rule in (speculative_sampling, sample_and_match): yield from prove_rule(rule)
+    rules = speculative_sampling, sample_and_match, block_verification
+    for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
@@ -1379,7 +1381,52 @@ def audit(
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
-def _audited(verdicts: list[dict]) -> dict: return {"command": "specdec audit", "verdicts": verdicts}
+# %% ../nbs/use/07_cli.ipynb #p24au004
+def _audited(verdicts: list[dict]) -> dict: # for JSON
+    return {"command": "specdec audit", "verdicts": verdicts}
+
+# %% ../nbs/use/07_cli.ipynb #k1tsrv02
+_ServerPrompt = Annotated[str, typer.Option(
+    "--prompt", help="What is continued; choose one after which something is drafted.")]
+_Ends = Annotated[Optional[list[int]], typer.Option(
+    "--end", help="The id of a token that ends a text; may be given several times.",
+    show_default=False)]
+
+@app.command("check-server")
+def check_served(
+    url: Annotated[str, typer.Argument(help="Where it listens, such as http://127.0.0.1:8080.")],
+    prompt: _ServerPrompt,
+    model: Annotated[Optional[str], typer.Option(
+        "--model", help="Its name there, where a server has several.", show_default=False)] = None,
+    samples: Annotated[int, typer.Option(
+        "--samples", min=1, help="Answers that are asked for, at most.")] = 3000,
+    distance: Annotated[float, typer.Option(
+        "--distance", help="The total variation to catch with probability 0.9.")] = 0.1,
+    alarm: Annotated[float, typer.Option(
+        "--alarm", help="The probability of a bad verdict on a right server, at most.")] = 1e-6,
+    ends: _Ends = None, as_json: AsJson = False,
+) -> None:
+    """Test an OpenAI-compatible server from outside, at temperature 1: does what it drafts change
+    what it says? Exit code 1 if it does.
+
+    Examples:
+
+    specdec check-server http://127.0.0.1:8080 --prompt "one two one two one" --distance 0.2
+
+    specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
+    from specdec.lossless.server import check_server
+    report = check_server(url, prompt, model=model, samples=samples, distance=distance, alarm=alarm,
+                          ends=frozenset(ends or ()))
+    found = report.found
+    if as_json: typer.echo(json.dumps({
+        "url": report.url, "law": report.law, "lossless": report.lossless, "proof": found.proof,
+        "samples": found.samples, "planned": found.planned, "alarm": found.alarm,
+        "distance": found.distance, "power": found.power, "takes": report.takes,
+        "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,
+        "looks_like": [suspect.name for suspect in found.suspects[:3]]}))
+    else: typer.echo(report.summary())
+    if found.interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
+    if not report.lossless: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()

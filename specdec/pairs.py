@@ -35,6 +35,7 @@ from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
+from .drafters.trees import TreeDrafter, speculate_tree
 from .grammars import Grammar, GrammarDrafter, GrammarLM
 from .layouts import release_workers
 from .loading import load, load_model, memory_free_mb, memory_needed
@@ -443,7 +444,11 @@ class Decoding(Couple):
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
         target = wrapped(self.target, transform, ends, logprobs, grammar)
         drafter = self.nothing if method == "plain" else self.drafter
+        trees = isinstance(drafter, TreeDrafter)
         decoder, costs, as_it_is = None, None, target is self.target
+        check(not trees or (verify is None and not adapts and as_it_is), "With a tree of guesses "
+              "there is no verify rule, adaptive K, grammar or log-probability: leave them out, and "
+              "give K, the nodes of the tree, as a number.")
         where = chosen_loop(loop, self.target, drafter, verify, adapts, not as_it_is)
         on_device = where == "device"
         if not on_device and drafter is not self.nothing:
@@ -454,6 +459,9 @@ class Decoding(Couple):
             rounds = decoder.speculate(
                 ids, transform, source.seed, most, max_new_tokens, ends, timer
             )
+        elif trees: rounds = speculate_tree(
+            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, timer
+        )
         else: rounds = speculate(
             target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
         )

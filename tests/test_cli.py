@@ -64,7 +64,8 @@ def no_model(monkeypatch):
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
     ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
-    ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["playground"],
+    ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["check-server"],
+    ["playground"],
 ]
 
 
@@ -633,7 +634,8 @@ def test_prove_covers_every_size_and_finds_no_error(no_model):
         line["error"] for line in report["lines"]
     } == {"0"}
     assert {line["what"] for line in report["lines"]} > {
-        "speculative_sampling", "sample_and_match", "speculate, ModelDrafter", "speculate, NGramDrafter",
+        "speculative_sampling", "sample_and_match", "block_verification", "speculate, ModelDrafter",
+        "speculate, NGramDrafter",
     }
     assert len(report["mutants"]) >= 15 and all(mutant["caught"] for mutant in report["mutants"])
     assert all(mutant["raised"] or Fraction(mutant["error"]) > 0 for mutant in report["mutants"])
