@@ -6,7 +6,10 @@
 __all__ = ['Linear']
 
 # %% ../nbs/engine/05_layouts.ipynb #b009541a
+import ctypes
 import threading
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -228,3 +231,18 @@ def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head
     causal, grouped = mask is None and T > 1, q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
     return y.reshape(B, heads, T, size)
+
+# %% ../nbs/engine/05_layouts.ipynb #thr0005e
+PAUSE_SOFT = 1  # OpenMP's `omp_pause_soft`: what was set stays set
+
+@lru_cache
+def _pause() -> Callable[[int], int] | None:
+    "OpenMP's function, out of the library that PyTorch uses; None where it has none."
+    return getattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all", None)
+
+def release_workers() -> None:
+    """Let go of the threads that share the calling thread's work (OpenMP 5.0,
+    `omp_pause_resource_all`); it gets new ones when it needs them. Where that can't be, nothing
+    happens."""
+    pause = _pause()
+    if pause: pause(PAUSE_SOFT)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import Failing, Untouchable, assert_same_text, greedy, tiny
+from helpers import Failing, Untouchable, assert_same_text, greedy, tiny, workers_kept
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
@@ -175,6 +175,21 @@ def test_threads_take_turns():
             for prompt in prompts
         ]
     assert [run.result().generated_ids for run in found] == alone * 4
+
+
+@pytest.mark.parametrize("work", ["together", "text", "left early"])
+def test_no_thread_keeps_workers_that_would_slow_down_the_next(work):
+    "Whoever waits keeps none of OpenMP's threads: neither after putting a pair together nor after a text."
+    if not workers_kept(lambda: None): pytest.skip("no libgomp here: no thread keeps workers")
+    target, pair = talker(), Pair(talker(), NGramDrafter())
+    def left_early():
+        for _ in pair.stream("Hello", max_new_tokens=8): break
+    done = {
+        "together": lambda: Pair(target, NGramDrafter()),
+        "text": lambda: pair.generate("Hello", max_new_tokens=4),
+        "left early": left_early,
+    }
+    assert workers_kept(done[work]) == 0
 
 
 def own_model(): return ModelDrafter(tiny(seed=1, context=600), 24)
