@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from families import CPU, FAMILIES, LOOKALIKES, OTHERS, check_interface, random_model, stored, tokens
 from specdec import loading
 from specdec.adapter import TransformersLM
-from specdec.checkpoint import StoredRows
+from specdec.checkpoint import StoredRows, finer_numbers
 from specdec.core import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM
 from specdec.layouts import Int4Linear, Linear
@@ -26,7 +26,7 @@ from specdec.loading import (
     memory_needed,
     system_free,
 )
-from specdec.models import INT4, STORED, fetch, load_tokenizer, load_transformers, pick_dtype
+from specdec.models import GRID, INT4, STORED, fetch, load_tokenizer, load_transformers, pick_dtype
 from specdec.transformer import Llama
 
 
@@ -214,6 +214,21 @@ def test_four_bits_on_a_gpu_keep_a_plain_table_besides(monkeypatch):
         counts = 800, embedding, 10
         taken = loading.weight_bytes(LlamaConfig(**SHAPE), counts, torch.device("cuda"), INT4, "target")
         assert taken == 500 + 2 * (24 * 16 + 10)
+        # a way out that stays as it is: one matrix if tied, two if not
+        taken = loading.weight_bytes(LlamaConfig(**SHAPE), counts, torch.device("cuda"), INT4, "target", 24 * 16)
+        assert taken == (800 - 24 * 16) * 5 / 8 + 2 * (24 * 16 + embedding + 10)
+
+
+@pytest.mark.parametrize("levels, left", [(["layer"], 100), (["layer", "lm_head"], 0), ([], 164)],
+                         ids=["a layer has levels", "the way out too", "nothing has"])
+def test_what_four_bits_leave_as_it_is(levels, left, tmp_path):
+    "More than sixteen levels, and the way out, unless it has sixteen; the way in is multiplied by nothing."
+    names = ["model.embed_tokens.weight", "lm_head.weight", "layer.weight"]
+    shapes = dict(zip(names, [(20, 5), (20, 5), (8, 8)]))
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    blocks = {f"{name}.weight": torch.zeros(1) for name in levels}
+    save_file(blocks, tmp_path / GRID, {name: "Q4_0" if name in blocks else "Q8_0" for name in names})
+    assert finer_numbers(tmp_path, 100) == left
 
 
 def test_a_model_says_how_large_it_is(tmp_path):
