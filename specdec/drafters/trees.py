@@ -18,7 +18,7 @@ from .head_drafter import _HeadReader
 from .heads import Head
 from ..kvcache import KVCache
 from ..layouts import FEW
-from ..protocol import CausalLM
+from ..protocol import CausalLM, WrapperLM
 from ..requests import check_request, token_ids
 from ..sampling import Transform, check_logits, likeliest
 from ..speculative import _HostLoop, _read, _until
@@ -247,9 +247,19 @@ class TreeDrafter(_HeadReader):
         return self.head.say_all(self.head.read(ids, x, where, self.cache))
 
 # %% ../../nbs/drafters/25_trees.ipynb #275635e2
+class _Roomy(WrapperLM):
+    "A target whose caches have room for a tree, too."
+    def __init__(self, model: Llama, nodes: int):
+        super().__init__(model)
+        self.nodes = nodes
+
+    def new_cache(self, capacity: int) -> KVCache:
+        "Room for so many positions, and the tree."
+        return self.model.new_cache(capacity + self.nodes)
+
 class _TreeLoop(_HostLoop):
     "One text, whose guesses are trees."
-    spare = property(lambda self: self.K, doc="Positions beyond the limit that guesses may take.")
+    target: _Roomy
 
     def draft(self) -> Tree:
         "No guess stands where the text can't reach; one place is kept for the target's own token."
@@ -261,7 +271,7 @@ class _TreeLoop(_HostLoop):
         "The target reads its own last token, and all guesses."
         layers, cache = self.drafter.layers, self.cache
         if not draft.tokens: return _read(self.target, self.tokens[-1:], cache, layers)
-        return read_tree(self.target, self.tokens[-1], draft, cache, layers)
+        return read_tree(self.target.model, self.tokens[-1], draft, cache, layers)
 
     def decide(self, draft: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
         "Which nodes are passed, and what joins the text."
@@ -307,5 +317,5 @@ def speculate_tree(
     K, max_new_tokens, eos_ids = check_request(target, prompt, K, max_new_tokens, eos_ids)
     timer = timer or PhaseTimer(target.device)
     limit = min(len(prompt) + max_new_tokens, target.context_length)
-    loop = _TreeLoop(target, drafter, transform, source, K, limit, eos_ids, walk)
-    return loop.rounds(prompt, timer)
+    roomy = _Roomy(target, K)
+    return _TreeLoop(roomy, drafter, transform, source, K, limit, eos_ids, walk).rounds(prompt, timer)
