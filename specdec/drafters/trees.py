@@ -317,5 +317,6 @@ def speculate_tree(
     K, max_new_tokens, eos_ids = check_request(target, prompt, K, max_new_tokens, eos_ids)
     timer = timer or PhaseTimer(target.device)
     limit = min(len(prompt) + max_new_tokens, target.context_length)
-    roomy = _Roomy(target, K)
-    return _TreeLoop(roomy, drafter, transform, source, K, limit, eos_ids, walk).rounds(prompt, timer)
+    room = _Roomy(target, K)
+    loop = _TreeLoop(room, drafter, transform, source, K, limit, eos_ids, walk)
+    return loop.rounds(prompt, timer)
