@@ -114,7 +114,8 @@ def test_cost_of_a_drafter(beyond, expected, part):
 def test_one_odd_round_changes_nothing():
     rounds = [TimedRound(n, 1.0 * n, 1.0, 1.0) for _ in range(5) for n in (0, 1)]
     assert member_cost([*rounds, TimedRound(0, 0, 1, 1), TimedRound(1, 99.0, 1, 1)], (1.0,)) == (0.5, 0.5)
-    assert plain_step([*rounds, TimedRound(0, 0, 99.0, 1)]) == 2.0
+    dear = [TimedRound(4, 0, 50.0, 1.0)] * 9
+    assert plain_step([*rounds, *dear, TimedRound(0, 0, 99.0, 1.0)]) == 2.0
 
 
 def test_a_machine_that_slows_down_on_the_way_changes_no_ratio():
