@@ -64,7 +64,7 @@ class GrammarLM(WrapperLM):
         "The states after each of these tokens, which stand after `before` others."
         if before == 0:
             self.prompt, self.states = len(tokens), [self.start]
-            return self.states
+            return [*[None] * (self.prompt - 1), self.start]
         del self.states[before - self.prompt + 1:]  # what was rolled back
         for token in tokens:
             state = self.states[-1]

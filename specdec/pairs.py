@@ -447,8 +447,8 @@ class Decoding(Couple):
         trees = isinstance(drafter, TreeDrafter)
         decoder, costs, as_it_is = None, None, target is self.target
         check(not trees or (verify is None and not adapts and as_it_is), "With a tree of guesses "
-              "there is no verify rule, adaptive K, grammar or log-probability: leave them out, and "
-              "give K, the nodes of the tree, as a number.")
+              "there is no verify rule, adaptive K, grammar or log-probability: leave them out, "
+              "and give K, the nodes of the tree, as a number.")
         where = chosen_loop(loop, self.target, drafter, verify, adapts, not as_it_is)
         on_device = where == "device"
         if not on_device and drafter is not self.nothing:

@@ -141,6 +141,11 @@ def test_rows_that_nobody_looks_at_stay_as_they_are():
     plain, wanted = model.forward(torch.tensor([[3, 0, 3, 0]]), other, layers=(1,))
     assert torch.allclose(features, wanted[:, 1:], atol=1e-5) and features.shape == wanted[:, 1:].shape
     assert rows[0, 0].isinf().any() and torch.allclose(rows[0, 1:], plain[0, 2:], atol=1e-5)
+    prompt = torch.tensor([[3, 3, 3]])
+    inside, after = GrammarLM(model, Left()).forward(prompt, model.new_cache(16))[0].split([2, 1])
+    assert torch.isfinite(inside).all() and after[0].isinf().tolist() == [False, True, False, True]
+    last = GrammarLM(model, Left()).forward(prompt, model.new_cache(16), last=1)[0]
+    assert torch.equal(last.isinf(), after.isinf())
 
 
 @pytest.mark.parametrize("settings", [{}, dict(temperature=1.0, top_k=5, top_p=0.9)], ids=["greedy", "sampled"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import ids_of
-from helpers_drafters import DRAFT, random_head, random_target
+from helpers_drafters import random_head, random_target
 from specdec.core import InputError, TorchSource, exact_law
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.head_drafter import HeadDrafter
@@ -114,22 +114,43 @@ def test_a_tree_accepts_more_than_a_chain_of_its_head(target, head):
     assert rounds(speculate_tree, TreeDrafter(head, target), 15) < rounds(speculate, HeadDrafter(head, target), 4)
 
 
-def test_the_head_reads_each_node_along_its_path(target, head):
+def test_the_head_reads_each_node_along_its_path(target, head, monkeypatch):
     "A level's logits are those of the chain that leads there."
-    drafter = TreeDrafter(head, target, width=3, depth=3)
+    drafter, seen = TreeDrafter(head, target, width=3, depth=3), []
+    def told(tree, level, *rest):
+        logits, states = read_level(tree, level, *rest)
+        seen.extend((said(tree, path_to(tree, node)), row) for node, row in zip(level, logits))
+        return logits, states
+    read_level = drafter.read_level
+    monkeypatch.setattr(drafter, "read_level", told)
     _, features = target.forward(torch.tensor([PROMPT]), layers=drafter.layers)
     drafter.prefill([*PROMPT, 3], features[0], 40)
-    tree = drafter.propose(12, Transform(), TorchSource(0))
-    assert len(tree.tokens) == 12 and max(tree.depths()) > 1
-    for node in range(12):
-        if tree.depths()[node] == 3: continue
+    drafter.propose(12, Transform(), TorchSource(0))
+    assert len(seen) == 6 and len({len(path) for path, _ in seen}) == 2
+    for path, row in seen:
         alone = HeadDrafter(head, target)
         alone.prefill([*PROMPT, 3], features[0], 40)
         logits, state = alone.catch_up()
-        for each in path_to(tree, node): logits, state = alone.head.step([tree.tokens[each]], state, alone.cache)
-        likely = DRAFT[logits.topk(3).indices].tolist()
-        followers = [tree.tokens[i] for i in range(12) if tree.parents[i] == node]
-        assert followers == [token for token in likely if token in followers] == likely[:len(followers)]
+        for token in path: logits, state = alone.head.step([token], state, alone.cache)
+        torch.testing.assert_close(row, logits, rtol=0, atol=1e-5)
+
+
+def test_the_drafter_gets_the_features_of_the_path(target, head):
+    class Told(TreeDrafter):
+        def prefill(self, tokens, features, *rest):
+            self.told = [features]
+            super().prefill(tokens, features, *rest)
+
+        def commit(self, tokens, features):
+            if tokens is not None and hasattr(self, "cache"): self.told.append(features)
+            super().commit(tokens, features)
+    drafter = Told(head, target)
+    rounds = list(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 30))
+    text = [*PROMPT, *ids_of(rounds)]
+    told = torch.cat([drafter.told[0], *drafter.told[2:]])  # prefill commits what it was given
+    _, due = target.forward(torch.tensor([text[:-1]]), layers=drafter.layers)
+    torch.testing.assert_close(told, due[0, :len(told)], rtol=0, atol=1e-4)
+    assert len(told) == len(text) - 1
 
 
 def test_a_tree_of_one_node_is_a_chain_of_one(target, head):

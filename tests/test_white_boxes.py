@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec.lossless import white_boxes as module
-from specdec.lossless.conformance import check_verify, verify_cases
+from specdec.lossless.conformance import VerifyReport, check_verify, verify_cases
 from specdec.lossless.proof import Language, sampled
 from specdec.lossless.white_boxes import (
     WHITE_BOXES,
@@ -82,13 +82,12 @@ def test_a_verdict_explains_what_is_wrong_and_only_then():
     assert json.loads(json.dumps(bad)) == bad and bad["command"] == "specdec audit ours"
 
 
-def test_a_verdict_shows_the_text_that_is_furthest_off(cases):
-    report = check_round("wrong", WRONG["bonus from the draft"], cases)
-    found = findings(report)
-    text = tuple(found["text"])
-    assert found["has"] == report.found.get(text, 0) and found["due"] == report.expected.get(text, 0)
-    assert abs(found["has"] - found["due"]) == max(abs(report.found.get(x, 0) - report.expected.get(x, 0))
-                                                   for x in report.found | report.expected)
+def test_a_verdict_shows_the_text_that_is_furthest_off():
+    expected, found = ({(i,): Fraction(w, 10) for i, w in enumerate(law)} for law in ([6, 1, 3], [5, 4, 1]))
+    report = VerifyReport("by hand", "tensors", 1e-6)
+    report.add("case", found, expected)
+    shown = findings(report)
+    assert shown["text"] == [1] and shown["has"] == .4 and shown["due"] == .1 and shown["fraction"] == "3/10"
 
 
 def test_an_error_is_a_fraction_only_where_it_is_one():
@@ -153,9 +152,14 @@ def test_a_rule_is_a_round_with_a_draft_before_it(cases):
     assert not check_round("wrong", as_round(wrong), cases).lossless
 
 
-def test_a_package_that_cannot_be_imported_gets_no_verdict():
-    found = Audited("ours", "1.0", "ours.verify", lambda: __import__("nobody")).ask()
-    assert found["lossless"] is None and found["raised"] == "ModuleNotFoundError: No module named 'nobody'"
+ADAPTERS = {"missing": (lambda: __import__("nobody"), "ModuleNotFoundError: No module named 'nobody'"),
+            "another one": (lambda: 1 / 0, "ZeroDivisionError: division by zero")}
+
+
+@pytest.mark.parametrize("adapter, why", ADAPTERS.values(), ids=ADAPTERS)
+def test_a_package_that_cannot_be_imported_gets_no_verdict(adapter, why):
+    found = Audited("ours", "1.0", "ours.verify", adapter).ask()
+    assert found["lossless"] is None and found["raised"] == why
 
 
 # The entries

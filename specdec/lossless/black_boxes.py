@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #c32fe4a2
+# %% ../../nbs/lossless/09_black_boxes.ipynb #2a3a27e6
 import json
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ from specdec.lossless.conformance import (
 from .white_boxes import Audited, no_verdict
 from ..sampling import Transform
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #fdabd0fd
+# %% ../../nbs/lossless/09_black_boxes.ipynb #5bf81203
 LETTERS = "abc"
 PROMPT_TEXT = "abacbcbbcabacbcbbcaba"  # repeats itself, so that lookup finds something
 
@@ -45,7 +45,7 @@ def letters_tokenizer(mirrored: bool = False):
     end = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|end|>")
     return PreTrainedTokenizerFast(tokenizer_object=inner, **end)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #05c8a5eb
+# %% ../../nbs/lossless/09_black_boxes.ipynb #fdf89aec
 def letters_model(tokenizer, noise: float = 0.0): # of every weight, to make a draft
     "A Llama that says letters and nothing else; its weights fit float16, so every format has them."
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -73,7 +73,7 @@ def _only_letters(model, ids: list[int]) -> None:
     model.lm_head.weight[:, 0] = -10000
     model.lm_head.weight[ids, 0] = 0
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #405eaeb7
+# %% ../../nbs/lossless/09_black_boxes.ipynb #cab7c1d7
 @dataclass(frozen=True)
 class Checkpoints:
     "Where the models lie."
@@ -100,7 +100,7 @@ def write_checkpoints(folder: Path) -> Checkpoints:
         words.save_pretrained(path)
     return found
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #dec02462
+# %% ../../nbs/lossless/09_black_boxes.ipynb #5050699b
 LENGTH, WIDTH, SAMPLES, ALARM = 4, 2, 2000, 1e-6
 DRAFTED = 2  # tokens in a round, so that a text is longer than a full one
 
@@ -110,7 +110,7 @@ def smallest_seen(jury, samples: int = SAMPLES) -> float: # total variation
     caught = (d for d in tried if power_of(jury, samples, ALARM, d) >= 0.99)
     return next(caught, 1.0)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #92b8f45b
+# %% ../../nbs/lossless/09_black_boxes.ipynb #1838a5ea
 @dataclass
 class Engine:
     "An engine that has loaded its models."
@@ -138,7 +138,7 @@ def judge_engine(opened: Opened, run: int, samples: int = SAMPLES) -> dict: # fi
         jury = bettors(found.bins, law_after(target, prompt, Transform(1.0)))
         return engine_findings(found, smallest_seen(jury, samples), engine.accepted)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #9b49ebcd
+# %% ../../nbs/lossless/09_black_boxes.ipynb #ca08d20e
 def engine_findings(report: DecoderReport, seen: float, accepted: int) -> dict:
     "A report for JSON. The error is at least what is written there, with confidence .99."
     _, low, high = report.tv
@@ -158,7 +158,7 @@ def engine_findings(report: DecoderReport, seen: float, accepted: int) -> dict:
         "has": float(report.counts[worst] / report.samples), "due": float(report.expected[worst]),
     }
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #ca179c04
+# %% ../../nbs/lossless/09_black_boxes.ipynb #197d3f0d
 def _transformers(drafting: Callable[[Checkpoints], dict]) -> Opened:
     "An engine of transformers with these arguments for `generate`."
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -202,7 +202,7 @@ def transformers_universal() -> Opened:
         "assistant_model": _assistant(files.mirrored), "tokenizer": letters_tokenizer(),
         "assistant_tokenizer": letters_tokenizer(mirrored=True)})
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #3513b65f
+# %% ../../nbs/lossless/09_black_boxes.ipynb #95f1794e
 def _converted(genai, checkpoint: Path) -> Path:
     "The model in OpenVINO's format, by OpenVINO."
     folder = checkpoint.with_name(f"{checkpoint.name}-openvino")
@@ -214,7 +214,8 @@ def _converted(genai, checkpoint: Path) -> Path:
 def _openvino(lookup: bool) -> Opened:
     import openvino
     import openvino_genai as genai
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32",
+             "INFERENCE_NUM_THREADS": 1}
     def opened(files: Checkpoints, drafts: bool) -> Engine:
         scheduler, more = genai.SchedulerConfig(), {}
         scheduler.cache_size, scheduler.enable_prefix_caching = 1, False
@@ -231,7 +232,9 @@ def _openvino(lookup: bool) -> Opened:
             if drafts: settings.num_assistant_tokens = DRAFTED
             if drafts and lookup: settings.max_ngram_size = 3
             found = pipe.generate(openvino.Tensor(np.array([ids], dtype=np.int64)), settings)
-            if drafts: engine.accepted += found.extended_perf_metrics.get_num_accepted_tokens()
+            forwards = len(found.perf_metrics.raw_metrics.token_infer_durations)
+            told = found.extended_perf_metrics  # None without a draft model
+            engine.accepted += told.get_num_accepted_tokens() if told else n - forwards
             return [int(token) for token in found.tokens[0]]
         engine = Engine(generate)
         return engine
@@ -241,14 +244,18 @@ def openvino_draft() -> Opened: return _openvino(lookup=False)
 
 def openvino_lookup() -> Opened: return _openvino(lookup=True)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #a19044fc
+# %% ../../nbs/lossless/09_black_boxes.ipynb #d46f6e3d
 def _onnx(checkpoint: Path) -> Path:
     "The model in ONNX, by the package's own converter."
     folder = checkpoint.with_name(f"{checkpoint.name}-onnx")
     words = ["-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint), "-o", str(folder),
              "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
-    if not folder.exists(): subprocess.run([sys.executable, *words], check=True,
-                                           capture_output=True)
+    if folder.exists(): return folder
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    about = folder / "genai_config.json"
+    settings = json.loads(about.read_text(encoding="utf-8"))
+    settings["model"]["decoder"]["session_options"]["intra_op_num_threads"] = 1
+    about.write_text(json.dumps(settings), encoding="utf-8")
     return folder
 
 def _onnx_pair(files: Checkpoints) -> Path:
@@ -288,7 +295,7 @@ def onnxruntime_draft() -> Opened: return _onnxruntime(lookup=False)
 
 def onnxruntime_lookup() -> Opened: return _onnxruntime(lookup=True)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #7a7ab7c6
+# %% ../../nbs/lossless/09_black_boxes.ipynb #f43e1d49
 def mlx_draft() -> Opened:
     import mlx.core as mx
     from mlx_lm.generate import generate_step, speculative_generate_step
@@ -309,7 +316,7 @@ def mlx_draft() -> Opened:
         return engine
     return opened
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #b86929cb
+# %% ../../nbs/lossless/09_black_boxes.ipynb #7468265a
 def _llamacpp_started(files: Checkpoints, kind: str, probabilistic: bool):
     "llama.cpp as a server object, which also listens; one slot, one thread, float32 throughout."
     import xllamacpp
@@ -335,7 +342,7 @@ def _over_http(address: str, question: dict) -> dict:
                       {"Content-Type": "application/json"})
     with build_opener(ProxyHandler({})).open(request) as answer: return json.load(answer)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #31c8791d
+# %% ../../nbs/lossless/09_black_boxes.ipynb #e3d95f5d
 def _llamacpp(kind: str, probabilistic: bool = False, served: bool = False) -> Opened:
     import xllamacpp  # noqa: F401  (so that its absence is said before anything is written)
     ids_of = dict(zip(LETTERS, letters_tokenizer().convert_tokens_to_ids(list(LETTERS))))
@@ -360,7 +367,7 @@ def llamacpp_lookup() -> Opened: return _llamacpp("NGRAM_CACHE")
 
 def llamacpp_server() -> Opened: return _llamacpp("DRAFT_SIMPLE", served=True)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #a1427705
+# %% ../../nbs/lossless/09_black_boxes.ipynb #76492e0a
 _HF = ("transformers", "5.23.0", ())
 _OPENVINO = ("openvino-genai", "2026.4.1.0", (
     "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", "openvino-telemetry==2025.2.0"))
@@ -377,7 +384,7 @@ def _engine(package: tuple, mode: str, function: str, adapter: Callable, **more)
     return Audited(f"{name}/{mode}", version, function, adapter, judge_engine, kind="black box",
                    needs=needs, unseen=_UNSEEN, **more)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #ce2d621f
+# %% ../../nbs/lossless/09_black_boxes.ipynb #5969ff62
 BLACK_BOXES = (
     _engine(_HF, "assisted", "generate(assistant_model=…)", transformers_assisted),
     _engine(_HF, "lookup", "generate(prompt_lookup_num_tokens=…)",
