@@ -187,6 +187,12 @@ TopP = Annotated[Optional[float], _option(
 Seed = Annotated[Optional[int], _option(
     "Sampling", "--seed", show_default=False,
     help="The same seed, the same text; else a fresh one, which --json tells.")]
+Logprobs = Annotated[Optional[int], _option(
+    "Sampling", "--logprobs", min=0, metavar="N", show_default=False,
+    help="With --json: how likely each token was, and the N likeliest in its place.")]
+SchemaFile = Annotated[Optional[Path], _option(
+    "Sampling", "--json-schema", exists=True, dir_okay=False, show_default=False,
+    help="A file with a JSON schema: the answer is JSON that fits it.")]
 ConfigFile = Annotated[Optional[Path], _option(
     "Model", "--config", exists=True, dir_okay=False, show_default=False,
     help="A YAML or TOML file with a pair and its settings; options given besides go before it.")]
@@ -239,6 +245,18 @@ def read_settings(
     return dict(
         stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
     )
+
+# %% ../nbs/use/07_cli.ipynb #l0gpr0b5
+def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dict:
+    "More arguments for `Pair.generate`; raises `InputError` for a file that is no schema."
+    from specdec.core import InputError, check
+    check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
+    if schema is None: return dict(logprobs=logprobs)
+    from specdec.grammars import JSONSchema
+    try: data = json.loads(schema.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeError and JSONDecodeError are two of them
+        raise InputError(f"{schema} holds no JSON: {error}.") from error
+    return dict(logprobs=logprobs, grammar=JSONSchema(data))
 
 # %% ../nbs/use/07_cli.ipynb #591a68e0
 def check_models(pair: str | None, target: str | None, draft: str | None, drafter: Path | None,
@@ -379,8 +397,8 @@ def generate(
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
     method: HowToDecode = Method.speculative, K: RoundLength = 5,
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, config: ConfigFile = None,
-    as_json: AsJson = False,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, logprobs: Logprobs = None,
+    json_schema: SchemaFile = None, config: ConfigFile = None, as_json: AsJson = False,
 ) -> None:
     """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
     standard error.
@@ -399,8 +417,12 @@ def generate(
 
     specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool
 
+    specdec generate "Why?" --logprobs 3 --json
+
+    specdec generate "Describe Paris as JSON." --json-schema city.json
+
     specdec generate "Why?" --config run.toml --seed 2"""
-    texts = read_prompts(prompt, prompts, raw)
+    texts, wanted = read_prompts(prompt, prompts, raw), read_wanted(logprobs, json_schema, as_json)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
@@ -410,6 +432,7 @@ def generate(
         settings = file.decoding.settings()
         how = settings.pop("method")
     opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
+    settings |= wanted
     answer_all(texts, lambda text: print_answer(opened, text, how, settings, as_json), as_json)
 
 # %% ../nbs/use/07_cli.ipynb #7c077dd7
@@ -1358,7 +1381,9 @@ def audit(
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
-def _audited(verdicts: list[dict]) -> dict: return {"command": "specdec audit", "verdicts": verdicts}
+# %% ../nbs/use/07_cli.ipynb #p24au004
+def _audited(verdicts: list[dict]) -> dict: # for JSON
+    return {"command": "specdec audit", "verdicts": verdicts}
 
 # %% ../nbs/use/07_cli.ipynb #k1tsrv02
 _ServerPrompt = Annotated[str, typer.Option(

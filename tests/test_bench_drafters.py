@@ -236,6 +236,9 @@ def test_counts_come_from_the_rounds_of_a_record(live):
         assert ("verify_seconds" in timing.details) == bool(rounds)
         assert ("step_seconds" in timing.details) == any(one.drafted for one in rounds)
         if rounds: assert timing.details["emitted"] == 8
+        if timing.details["drafted"]:
+            in_all = timing.details["step_seconds"] * sum(len(one.drafted) for one in rounds)
+            assert in_all == pytest.approx(record.result.draft_time_total_ms / 1000)
     assert {timing_of(record).details["rounds"] for record in records if record.config.method == "plain"} == {8}
 
 

@@ -314,9 +314,13 @@ def test_a_cell_may_hold_several_precisions(grid):
     assert [record.config.dtype for record in records] == ["float32"] * 2 + ["bfloat16"] * 2
     assert [record.environment["dtype"] for record in records] == [record.config.dtype for record in records]
     assert len({record.key for record in records}) == 4
-    known = {record.key: record for record in records[:3]}
+    known = {record.key: record for record in reversed(records[:3])}
     [last] = r.do_cell(replace(cell, runs=(*cell.runs, *other)), known)
     assert last.config == other[1] and last.result.generated_ids == records[3].result.generated_ids
+    first = replace(records[0], result=replace(records[0].result, generated_ids=[0] * 12))  # another text, in float32
+    r.put_away()
+    [last] = r.do_cell(replace(cell, runs=(*cell.runs, *other)), {**known, first.key: first})
+    assert last.parted is None
 
 
 def test_the_default_drafter_is_what_a_pair_drafts_with(grid):

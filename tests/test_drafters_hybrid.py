@@ -7,7 +7,7 @@ from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter
-from specdec.drafters.hybrid import Acceptance, HybridDrafter, Informed, most_for_its_cost
+from specdec.drafters.hybrid import Acceptance, HybridDrafter, Informed, drafting, most_for_its_cost
 from specdec.drafters.lookup import SuffixDrafter, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform
@@ -163,6 +163,11 @@ def test_features_are_shared_out():
     hybrid = HybridDrafter(third, second)
     hybrid.prefill([1, 2, 3], features[:, :4], 10)
     assert third.log[0][2] is None and second.log[-1][2].tolist() == features[:, :4].tolist()
+
+
+@pytest.mark.parametrize("c, expected", [(0.1, [0, 0.1, 0.3]), ((0.3, 0.1), [0, 0.3, 0.5])], ids=["each", "the first"])
+def test_what_guesses_cost(c, expected):
+    assert [drafting(c, n) for n in (0, 1, 3)] == pytest.approx(expected)
 
 
 def test_wrong_costs():

@@ -961,10 +961,13 @@ def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, t
 
 @pytest.mark.parametrize("name", ["smollm2-ngram", "smollm2-head"])
 def test_a_pair_in_four_bits(name):
-    "int4 is a dtype like the others: of the target, and where a draft is computed from it, of that."
+    """int4 is a dtype like the others: of the target, and where a draft is computed from it, of that. One answer goes
+    on, the other ends by itself."""
     pair = load_pair(name, "cpu", "int4")
     assert pair.target.int4 and pair.target.precision == "int4"
-    question = [{"role": "user", "content": "How do bees make honey?"}]
-    result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
-    assert result.num_tokens == plain.num_tokens == 12
-    assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # in bfloat16
+    for asked, ends in [("How do bees make honey?", False), ("What is the capital of France?", True)]:
+        question = [{"role": "user", "content": asked}]
+        result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
+        assert (plain.generated_ids[-1] in pair.target.eos_ids) == ends and ends == (plain.num_tokens < 12)
+        assert result.num_tokens == plain.num_tokens
+        assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # bfloat16

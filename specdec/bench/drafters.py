@@ -109,7 +109,8 @@ def chosen_prompts(config: DraftersConfig) -> list[Prompt]: # domains in turn
 def drafters_cells(config: DraftersConfig) -> Iterator[Cell]:
     "All methods at one temperature on a prompt, in one repeat, are a cell."
     for cell in cells(drafters_grid(config), chosen_prompts(config)):
-        runs = (run for run in cell.runs if run.method != "prompt_lookup" or run.K == max(config.Ks))
+        longest = max(config.Ks)
+        runs = (run for run in cell.runs if run.method != "prompt_lookup" or run.K == longest)
         yield replace(cell, runs=tuple(runs))
 
 # %% ../../nbs/bench/02_drafters.ipynb #d42d1fad

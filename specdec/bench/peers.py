@@ -91,7 +91,8 @@ class PeersConfig:
         )
 
 # %% ../../nbs/bench/01_peers.ipynb #cda2ba44
-LEFT_OUT, ON_CPU = "it was to be left out.", "it is compared on a CPU only, as other precisions are."
+LEFT_OUT = "it was to be left out."
+ON_CPU = "it is compared on a CPU only, as other precisions are."
 
 def peers_ways(
     config: PeersConfig, own: str,     # the dtype of the run

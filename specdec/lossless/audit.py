@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..core import ModelError, check, whole
+from .black_boxes import BLACK_BOXES
 from .white_boxes import WHITE_BOXES, Audited, no_verdict
 from ..models import cache_home
 
 # %% ../../nbs/lossless/10_audit.ipynb #au000002
-AUDITED = {each.name: each for each in WHITE_BOXES}
+AUDITED = {each.name: each for each in (*WHITE_BOXES, *BLACK_BOXES)}
 
 # %% ../../nbs/lossless/10_audit.ipynb #6409bded
 def installed(each: Audited) -> Path:

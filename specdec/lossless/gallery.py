@@ -516,6 +516,21 @@ GALLERY += [
            "litgpt issue 2238, in its sampler", softmax_at_zero),
 ]
 
+# %% ../../nbs/lossless/02_gallery.ipynb #gr4m0002
+def one_mask(p, q, tokens, source):
+    "The first row is verified as it should be, the others against what they were before a mask."
+    V = p.shape[-1]
+    rows = (3 * V * p + 1) / (4 * V)
+    rows[0] = p[0]
+    return speculative_sampling(rows, q, tokens, source)
+
+# %% ../../nbs/lossless/02_gallery.ipynb #gr4m0003
+GALLERY += [
+    Broken("one mask a round",
+           "Applies the grammar's mask to the first row of a round, and to no other.",
+           "vllm pull request 44297, where the grammar begins inside a round", one_mask),
+]
+
 # %% ../../nbs/lossless/02_gallery.ipynb #a9aec1ea
 def evidence(broken: Broken,
              # what `specdec.speculative.speculate` is; walked for broken caches

@@ -6,12 +6,15 @@
 __all__ = []
 
 # %% ../../nbs/lossless/08_white_boxes.ipynb #wb000004
+import importlib
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -22,7 +25,7 @@ from specdec.lossless.conformance import (
 )
 from .draws import drawn_from
 from .proof import Next, completed, sampled, target_law
-from ..rejection import VerifyRule
+from ..rejection import VerifyRule, delta
 
 # %% ../../nbs/lossless/08_white_boxes.ipynb #wb000007
 Logits = Callable[[Tensor], Tensor]               # ids [1, n] → logits [1, n, V]
@@ -54,6 +57,35 @@ def check_round(
             break
         report.add(case, found, target_law(law, case.K + 1))
     return report
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000019
+def without_zeros(law: Next) -> Next:
+    "A law that gives every token something, and no two of them the same."
+    def mixed(text):
+        row = law(text)
+        ramp = [Fraction(2 * i, len(row) * (len(row) + 1)) for i in range(1, len(row) + 1)]
+        return (row + ramp) / 2
+    return mixed
+
+def at_zero(law: Next) -> Next:
+    "What temperature 0 leaves of a law: its likeliest token."
+    def sure(text):
+        row = law(text)
+        return delta(row, int(row.argmax()))
+    return sure
+
+def as_round(rule: VerifyRule) -> WholeRound:
+    "A rule, with a draft that samples before it."
+    def fn(target, draft, K):
+        ids = PROMPT
+        for _ in range(K):
+            token = torch.multinomial(draft(ids)[0, -1].softmax(-1), 1)
+            ids = torch.cat([ids, token[None]], -1)
+        p, q = target(ids)[0].softmax(-1), draft(ids)[0, :K].softmax(-1)
+        tokens = ids[0, 1:].tolist()
+        accepted, following = rule(p, q, tokens, None)
+        return [*tokens[:accepted], following]
+    return fn
 
 # %% ../../nbs/lossless/08_white_boxes.ipynb #ccfa8881
 def rotalabs_accel() -> VerifyRule:
@@ -130,6 +162,236 @@ def sequential_speculative_decoding() -> WholeRound:
         return ids[0, 1:].tolist()
     return step
 
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000020
+def rotalabs_verify_tokens() -> WholeRound:
+    from rotalabs_accel.speculative.core import verify_tokens
+    def verify(p, q, tokens, source):
+        def model(ids, **_): return SimpleNamespace(logits=p.log()[None], past_key_values=None)
+        drafted = torch.tensor(tokens)
+        told = q[range(len(tokens)), drafted]  # the draft's probability of each token, no more
+        said, accepted, _ = verify_tokens(model, PROMPT, drafted, told, None)
+        return accepted, int(said[accepted])
+    return as_round(verify)
+
+def rotalabs_eagle_verify() -> WholeRound:
+    from rotalabs_accel.speculative.eagle import eagle_verify
+    def verify(p, q, tokens, source):
+        def model(ids, **_): return SimpleNamespace(logits=p.log()[None], past_key_values=None)
+        drafted = torch.tensor([tokens])
+        told = q[range(len(tokens)), drafted[0]][None]
+        said, accepted, _ = eagle_verify(model, PROMPT, drafted, told, None, use_sampling=True)
+        return accepted, int(said[accepted])
+    return as_round(verify)
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000021
+def capped_hsd() -> WholeRound:
+    from seqspecdecod.capped_hsd import capped_hsd_step
+    def named(model): return lambda ids: SimpleNamespace(logits=model(ids))
+    def step(target, draft, K):
+        ids, _, _ = capped_hsd_step(named(draft), named(target), PROMPT, K, 1.0, 1.0)
+        return ids[0, 1:].tolist()
+    return step
+
+def other_specdec() -> VerifyRule:
+    SpecDecoder = _theirs("specdec").SpecDecoder
+    def verify(p, q, tokens, source):
+        decoder = SpecDecoder.__new__(SpecDecoder)  # without loading its models
+        decoder.device = "cpu"
+        decoder.big_model = lambda ids: SimpleNamespace(logits=p.log()[None])
+        said = decoder.verify(PROMPT, list(tokens), [row[None] for row in q])
+        return len(said) - 1, said[-1]
+    return verify
+
+def _theirs(name: str) -> ModuleType:
+    "A package that has our name, beside ours."
+    ours = {each: sys.modules.pop(each) for each in list(sys.modules)
+            if each.partition(".")[0] == name}
+    try: return importlib.import_module(name)
+    finally: sys.modules.update(ours)
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000022
+class _Placed:
+    "A model that keeps what it has read by position, as litgpt's do."
+    def __init__(self, logits: Logits): self.logits, self.read = logits, PROMPT
+    def __call__(self, idx: Tensor, input_pos: Tensor, input_pos_maxp1=None) -> Tensor:
+        before = int(input_pos[0])
+        self.read = torch.cat([self.read[:, :before], idx], -1)
+        return self.logits(self.read)[:, before:]
+
+def litgpt(temperature: float = 1.0) -> WholeRound:
+    from litgpt.generate.speculative_decoding import speculative_decoding
+    def step(target, draft, K):
+        said = speculative_decoding(
+            _Placed(draft), _Placed(target), PROMPT[0], torch.tensor([0]), 1, K,
+            temperature=temperature)
+        return said.tolist()
+    return step
+
+def csaq_quant() -> WholeRound:
+    from csaq.inference import CSAQInferenceEngine
+    def step(target, draft, K):
+        engine = CSAQInferenceEngine.__new__(CSAQInferenceEngine)
+        def model(input_ids, past_key_values, use_cache):
+            read = () if past_key_values is None else (past_key_values[0][0][:, 0, :, 0],)
+            ids = torch.cat([*read, input_ids], -1)
+            logits = (target if engine._in_verify else draft)(ids)[:, -input_ids.shape[1]:]
+            return SimpleNamespace(logits=logits, past_key_values=((ids[:, None, :, None],),))
+        model.eval = lambda: None
+        engine.model, engine.tokenizer, engine.device = model, None, torch.device("cpu")
+        engine._hooks, engine._in_verify, engine.verbose = [(None,) * 4], False, False
+        counted = ["total_tokens", "accepted_tokens", "backpressure_events"]
+        engine.telemetry = dict.fromkeys(counted, 0)
+        ids, _ = engine.generate(PROMPT, speculative=True, lookahead=K, max_new_tokens=K)
+        return ids[0, 1:].tolist()
+    return step
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000023
+def medusa_llm() -> WholeRound:
+    from medusa.model.utils import evaluate_posterior, generate_candidates
+    def step(target, draft, K):
+        ids = torch.cat([PROMPT, target(PROMPT)[:, -1:].argmax(-1)], -1)
+        heads = []  # each head's logits for the place after the last
+        for _ in range(K):
+            heads.append(draft(ids)[:, -1:])
+            ids = torch.cat([ids, heads[-1].argmax(-1)], -1)
+        candidates, _ = generate_candidates(
+            torch.stack(heads), target(PROMPT), [1] * K, list(range(K + 1)), 1.0)
+        logits = target(torch.cat([PROMPT, candidates], -1))[:, 1:]
+        best, accepted = evaluate_posterior(logits, candidates, 1.0, .09, .3)  # its own defaults
+        return candidates[best, :int(accepted) + 1].tolist()
+    return step
+
+def eagle_llm() -> WholeRound:
+    from eagle.model import utils
+    from eagle.model.cnets import Model
+    utils.random = SimpleNamespace(random=lambda: torch.rand(()))  # it draws with Python's
+    def as_is(ids, logits): return logits
+    def step(target, draft, K):
+        first, told, row = Model.sample(None, draft(PROMPT)[:, -1], as_is, k=2)
+        paths = [torch.cat([PROMPT, first[:, i:i + 1]], -1) for i in range(2)]
+        probs, rows = [[1., float(prob)] for prob in told[0]], [row]
+        for _ in range(K - 1):  # two children of the root, then a chain below each
+            drawn = [Model.sample(None, draft(path)[:, -1], as_is) for path in paths]
+            paths = [torch.cat([path, x], -1) for path, (x, _, _) in zip(paths, drawn)]
+            for each, (_, prob, _) in zip(probs, drawn): each.append(float(prob))
+            rows.append(torch.cat([row for _, _, row in drawn]))
+        candidates = torch.cat(paths)
+        tree = torch.cat([PROMPT[0], first[0]])[None]
+        rest = [[]] * (K - 1)  # below the root's children nobody has a sibling
+        best, accepted, following = utils.evaluate_posterior(
+            torch.cat([target(path) for path in paths]), candidates, as_is,
+            torch.tensor(probs, dtype=row.dtype), rows,
+            [[0, 0] + [i] * (K - 1) for i in range(2)], tree, [[[], [], *rest], [[], [1], *rest]])
+        said = candidates[best, 1:1 + int(accepted)].tolist()
+        return [*said, int(torch.multinomial(following, 1))]
+    return step
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000024
+def speculative_decoding() -> WholeRound:
+    module = importlib.import_module("speculative_decoding.speculative_decoding")
+    module.log = torch.log  # theirs keeps u from 0, which has probability 0
+    def net(logits):
+        def call(ids, **_): return logits(ids), (torch.zeros(1, 1, ids.shape[1], 1), None)
+        return call
+    def step(target, draft, K):
+        said, _ = module.speculative_decoding(
+            net(target), net(draft), PROMPT, K + 2, gamma=K, filter_thres=0.)
+        return said[0].tolist()
+    return step
+
+def flashmap() -> WholeRound:
+    from flashmap.modeling_flashmap import FlashMapDraftModel
+    def step(target, draft, K):
+        read = []
+        def model(ids, position_ids=None, **_):
+            del read[0 if position_ids is None else int(position_ids[0, 0]):]
+            read.extend(ids[0].tolist())
+            return SimpleNamespace(logits=target(torch.tensor([read]))[:, -ids.shape[1]:])
+        model.generation_config = SimpleNamespace(eos_token_id=None)
+        model.get_input_embeddings = model.get_output_embeddings = lambda: None
+        drafter = SimpleNamespace(
+            check_target=lambda target: None, device=torch.device("cpu"), dtype=torch.float32,
+            config=SimpleNamespace(block_size=K, hidden_size=1, num_attention_heads=1,
+                                   num_hidden_layers=1),
+            target_features=lambda target: nullcontext(lambda: PROMPT),
+            extend_context=lambda cache, features: None,
+            # its places don't know each other's tokens: the draft's rows after token 0 serve
+            draft=lambda *_, **__: draft(torch.zeros(1, K, dtype=torch.long)))
+        found = FlashMapDraftModel.spec_generate(drafter, model, PROMPT, K + 1, temperature=1.0)
+        return found.sequences[0, 1:].tolist()
+    return step
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000025
+def transformers_sampling(weight: float | None = None) -> VerifyRule:
+    from transformers.generation.utils import _speculative_sampling
+    def verify(p, q, tokens, source):
+        said, accepted = _speculative_sampling(
+            torch.tensor([[0, *tokens]]), q.log()[None], len(tokens), p.log()[None], weight)
+        return int(accepted), int(said[0, -1])
+    return verify
+
+class _Gemma4Assistant:
+    "A function with the name and the settings that the generator looks for."
+    device = torch.device("cpu")
+    def __init__(self, call: Callable, settings): self.call, self.generation_config = call, settings
+    def __call__(self, **inputs): return self.call(**inputs)
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000027
+def transformers_single_position() -> WholeRound:
+    from transformers import GenerationConfig
+    from transformers.generation.candidate_generator import (
+        SinglePositionMultiTokenCandidateGenerator,
+    )
+    rule, nothing = transformers_sampling(), torch.zeros(1, 1, 1)
+    def step(target, draft, K):
+        ids = [0]
+        def assistant(**_):
+            logits = draft(torch.tensor([ids]))[:, -1:]
+            ids.append(int(logits.argmax()))  # what the generator takes, too
+            return SimpleNamespace(logits=logits, last_hidden_state=nothing)
+        generator = SinglePositionMultiTokenCandidateGenerator(
+            _Gemma4Assistant(assistant, GenerationConfig(num_assistant_tokens=K)),
+            lambda ids: nothing, GenerationConfig(max_length=99, do_sample=True))
+        states = SimpleNamespace(hidden_states=(torch.zeros(1, 2, 1),), shared_kv_states={})
+        drafted, logits = generator.get_candidates(
+            PROMPT, model_kwargs={}, model_outputs=states, is_first_iteration=False,
+            n_last_matches=0)
+        p, q = target(drafted)[0].softmax(-1), logits[0].softmax(-1)
+        tokens = drafted[0, 1:].tolist()
+        accepted, following = rule(p, q, tokens, None)
+        return [*tokens[:accepted], following]
+    return step
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000026
+class _Trimmed:
+    "A cache that holds the tokens themselves, as mlx-lm asks for one."
+    state: tuple = ()
+    def __init__(self): self.read = []
+    def is_trimmable(self) -> bool: return True
+    def trim(self, n: int) -> int:
+        del self.read[len(self.read) - n:]
+        return n
+
+def mlx_lm() -> WholeRound:
+    import mlx.core as mx
+    from mlx_lm.generate import speculative_generate_step
+    def model(logits):
+        def call(ids, cache):
+            cache[0].read += ids[0].tolist()
+            rows = logits(torch.tensor([cache[0].read]))[:, -ids.shape[1]:]
+            return mx.array(rows.float().numpy())
+        call.layers = [None]
+        return call
+    def sampler(logprobs):  # mlx's own random numbers can't be followed; torch's can
+        rows = torch.tensor(logprobs.tolist(), dtype=torch.float64).exp()
+        return mx.array(torch.multinomial(rows, 1)[:, 0].tolist(), dtype=mx.uint32)
+    def step(target, draft, K):
+        said = speculative_generate_step(
+            mx.array([0]), model(target), model(draft), num_draft_tokens=K, max_tokens=K + 1,
+            sampler=sampler, prompt_cache=[_Trimmed(), _Trimmed()])
+        return [int(token) for token, _, _ in said]
+    return step
+
 # %% ../../nbs/lossless/08_white_boxes.ipynb #wb000011
 def findings(report: VerifyReport) -> dict: # the part of a verdict that says what was found
     "A report for JSON."
@@ -157,22 +419,36 @@ def judge_rule(rule: VerifyRule, run: int) -> dict: # findings; `run` is for tho
     "The exact law of a verify function."
     return findings(check_verify(rule, route="tensors"))
 
-def judge_round(fn: WholeRound, run: int) -> dict: # findings
+def judge_round(
+    fn: WholeRound, run: int,
+    sizes: Sequence[tuple[int, int]] = SIZES,          # (K, V)
+    given: Callable[[Next], Next] = lambda law: law,   # what is made of both models' laws
+    wanted: Callable[[Next], Next] = lambda law: law,  # what the options make of the target's
+) -> dict: # findings
     "The exact law of a whole round."
-    cases = list(verify_cases(SIZES, draft=sampled))
-    return findings(check_round("round", fn, cases))
+    cases = [replace(case, p=given(case.p), q=given(case.q))
+             for case in verify_cases(sizes, draft=sampled)]
+    return findings(check_round("round", fn, cases, wanted))
+
+FEW = [(1, 2), (1, 3), (2, 2)]  # for what goes on for several rounds, or has a tree
+judge_open = partial(judge_round, sizes=FEW, given=without_zeros)
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000032
+LITGPT_NEEDS = tuple(f"{name}=={version}" for name, version in {
+    "lightning": "2.6.6", "lightning-utilities": "0.15.3", "pytorch-lightning": "2.6.6",
+    "torchmetrics": "1.9.0", "jsonargparse": "4.53.0",
+}.items())
 
 # %% ../../nbs/lossless/08_white_boxes.ipynb #wb000012
 @dataclass(frozen=True)
 class Audited:
     "A package on the index, and how to ask it."
-    name: str                     # by which `specdec audit` knows it
+    name: str                     # on the index; what follows a slash tells its functions apart
     version: str
     function: str                 # the one that is asked
     adapter: Callable             # imports it; gives what `judge` takes
     judge: Callable[..., dict] = judge_rule  # (what the adapter gives, run) → findings
     kind: str = "white box"       # or "black box"
-    package: str = ""             # its name on the index, if that is another
     needs: tuple[str, ...] = ()   # other packages that it can't do without, "name==version"
     temperature: float = 1.0      # with which it is asked
     options: str = ""             # others that are not the package's own choice
@@ -185,7 +461,7 @@ class Audited:
     @property
     def requirements(self) -> tuple[str, ...]: # for pip
         "All that is installed to ask it."
-        return (f"{self.package or self.name}=={self.version}", *self.needs)
+        return (f"{self.name.partition('/')[0]}=={self.version}", *self.needs)
 
     def about(self) -> dict: # for JSON
         "What a verdict says before anything was asked."
@@ -217,27 +493,124 @@ def no_verdict(why: str) -> dict: # findings
             "false_alarm": 0.0}
 
 # %% ../../nbs/lossless/08_white_boxes.ipynb #wb000013
-WHITE_BOXES = (
+_RIGHT = (
+    Audited("dflash", "0.1.0", "dflash.model._rejection_sample", dflash,
+            unseen="its draft model and its loop"),
+    Audited("flashspec", "0.3.1", "flashspec.sampling.rejection.rejection_sample", flashspec,
+            unseen="the bonus token, which its caller draws"),
+    Audited("economize", "0.3.2", "economize.decoding.verifiers.RejectionVerifier.verify",
+            economize, unseen="its selectors other than temperature 1, and its trees"),
+    Audited("mini-infer", "0.2.5", "mini_infer.speculative.verifier.speculative_step", mini_infer,
+            judge_round, unseen="its caches"),
+    Audited("sequential-speculative-decoding", "0.1.1",
+            "seqspecdecod.standard_sd.standard_speculative_step", sequential_speculative_decoding,
+            judge_round, unseen="its loop over rounds"),
+    Audited("specdec", "0.2.0", "specdec.decoder.SpecDecoder.verify", other_specdec,
+            unseen="its loop and its tokenizer; it has no temperature"),
+    Audited("speculative-decoding", "0.2.0",
+            "speculative_decoding.speculative_decoding.speculative_decoding", speculative_decoding,
+            partial(judge_round, sizes=FEW), needs=("beartype==0.23.1", "einops==0.8.2"),
+            options="filter_thres 0", unseen="batches, its caches, and the guard of its Gumbel "
+            "noise against the logarithm of 0"),
+    Audited("flashmap", "0.1.0", "flashmap.modeling_flashmap.FlashMapDraftModel.spec_generate",
+            flashmap, partial(judge_round, sizes=FEW),
+            unseen="its draft model, its caches, and the kernels for other engines"),
+    Audited("eagle-llm", "1.2.1", "eagle.model.utils.evaluate_posterior, cnets.Model.sample",
+            eagle_llm, judge_open, options="two children of the root, chains below; laws without "
+            "zeros", unseen="larger trees, filters, its caches"),
+    Audited("litgpt", "0.5.13", "litgpt.generate.speculative_decoding.speculative_decoding",
+            litgpt, partial(judge_round, sizes=FEW), needs=LITGPT_NEEDS,
+            unseen="its caches and its loop; top-p"),
+    Audited("transformers", "5.23.0", "transformers.generation.utils._speculative_sampling",
+            transformers_sampling, unseen="candidate generators and caches"),
+    Audited("mlx-lm", "0.32.2", "mlx_lm.generate.speculative_generate_step", mlx_lm,
+            partial(judge_round, sizes=FEW), needs=("mlx==0.32.4", "mlx-cpu==0.32.4"),
+            options="exact match", unseen="its own sampler, and its caches"),
+)
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000029
+_WRONG = (
     Audited("rotalabs-accel", "1.1.1", "rotalabs_accel.speculative.sampling.rejection_sample",
-            rotalabs_accel,
-            unseen="its bonus token, which the caller draws",
+            rotalabs_accel, unseen="its bonus token, which the caller draws",
             does="After a rejection it takes the draft's probability away from the rejected token, "
                  "and from no other.",
             mistake="the residual of a sure draft, for a draft that was sampled",
             mend="subtract the draft's whole row, which the function would have to be given"),
+    Audited("rotalabs-accel/verify_tokens", "1.1.1",
+            "rotalabs_accel.speculative.core.verify_tokens", rotalabs_verify_tokens, judge_open,
+            options="top_p .9, its default, which takes no token from these laws",
+            does="The same residual; and the bonus token is the likeliest one, since the threshold "
+                 "of top-p arrives at its sampler as the k of top-k.",
+            mistake="bonus token from another law than the target's",
+            mend="name the arguments in that call; hand the draft's rows over"),
+    Audited("rotalabs-accel/eagle_verify", "1.1.1",
+            "rotalabs_accel.speculative.eagle.eagle_verify", rotalabs_eagle_verify, judge_open,
+            options="use_sampling; laws without zeros",
+            does="After a rejection it takes the probability of the drafted token away from every "
+                 "token, and its bonus token is always the likeliest.",
+            mistake="a residual of something else than q; bonus token from another law",
+            mend="subtract the draft's row; draw the bonus token from the target's"),
     Audited("tightwad", "0.5.4", "tightwad.speculation.verify_draft_tokens", tightwad,
+            unseen="the server that it asks, which decides what the target's token is",
             does="After a rejection it says the target's own token for that place (read here as a "
                  "sample of the target, the kindest reading), and not one from the residual.",
             mistake="resample from p",
             mend="draw from the residual, for which the server must send the target's whole row"),
-    Audited("dflash", "0.1.0", "dflash.model._rejection_sample", dflash),
-    Audited("flashspec", "0.3.1", "flashspec.sampling.rejection.rejection_sample", flashspec,
-            unseen="the bonus token, which its caller draws"),
-    Audited("economize", "0.3.2", "economize.decoding.verifiers.RejectionVerifier.verify",
-            economize),
-    Audited("mini-infer", "0.2.5", "mini_infer.speculative.verifier.speculative_step", mini_infer,
-            judge_round),
-    Audited("sequential-speculative-decoding", "0.1.1",
-            "seqspecdecod.standard_sd.standard_speculative_step", sequential_speculative_decoding,
-            judge_round),
 )
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000030
+_WRONG_ROUNDS = (
+    Audited("sequential-speculative-decoding/capped_hsd", "0.1.1",
+            "seqspecdecod.capped_hsd.capped_hsd_step", capped_hsd, judge_open,
+            options="laws without zeros", unseen="laws with zeros, for which it fails",
+            does="Its prefixes are one token too short: the chance to keep all draft tokens "
+                 "comes from all but the last, and what is drawn after a rejection belongs to the "
+                 "place before.",
+            mistake="off by one",
+            mend="count prefixes as its helpers do: ask them at gamma, not gamma − 1, and at "
+                 "tau + 1, not tau"),
+    Audited("litgpt/greedy", "0.5.13",
+            "litgpt.generate.speculative_decoding.speculative_decoding", partial(litgpt, 0.),
+            partial(judge_open, wanted=at_zero), needs=LITGPT_NEEDS, temperature=0.0,
+            options="laws without zeros and ties",
+            does="At temperature 0 it drafts the likeliest token, but accepts it with the ratio of "
+                 "the two softmax probabilities, as if it had been drawn.",
+            mistake="greedy draft with a softmax q, on both sides",
+            mend="make both distributions one-hot at temperature 0: accept what is the target's "
+                 "likeliest token, and nothing else"),
+    Audited("csaq-quant", "0.6.0", "csaq.inference.CSAQInferenceEngine.generate", csaq_quant,
+            partial(judge_round, sizes=FEW), unseen="its quantised layers",
+            does="Each draft token is judged by the target's row after it, which is about the next "
+                 "token; and between rounds the cache keeps one token too many.",
+            mistake="off by one in the rows of the logits",
+            mend="judge draft token k by row k of the verifying pass, and keep one token less "
+                 "in the cache"),
+    Audited("transformers/single_position", "5.23.0", "transformers.generation."
+            "candidate_generator.SinglePositionMultiTokenCandidateGenerator",
+            transformers_single_position, partial(judge_round, sizes=FEW),
+            options="do_sample", unseen="the models that use it",
+            does="It drafts the likeliest token each time, and reports the softmax as the law it "
+                 "was drawn from.",
+            mistake="greedy draft with a softmax q",
+            mend="draw the token from that softmax, or report a one-hot q"),
+)
+
+# %% ../../nbs/lossless/08_white_boxes.ipynb #wb000031
+_LOSSY_BY_DESIGN = (
+    Audited("medusa-llm", "0.1", "medusa.model.utils.evaluate_posterior", medusa_llm, judge_open,
+            options="its default thresholds; one candidate; laws without zeros", promises=False,
+            unseen="trees",
+            does="Typical acceptance: a draft token that the target finds likely enough is kept, "
+                 "whatever the draft's probability; nothing is drawn at all.",
+            mistake="none: its authors say that it is not the target's law",
+            mend="rejection sampling, where the target's law is wanted"),
+    Audited("transformers/ensemble", "5.23.0",
+            "transformers.generation.utils._speculative_sampling",
+            partial(transformers_sampling, .5), options="assistant_ensemble_weight .5",
+            promises=False,
+            does="It verifies against a mixture of the target and the draft, so that more draft "
+                 "tokens are kept.",
+            mistake="none: its documentation calls it a controlled bias",
+            mend="leave the weight unset"),
+)
+WHITE_BOXES = (*_WRONG, *_WRONG_ROUNDS, *_RIGHT, *_LOSSY_BY_DESIGN)

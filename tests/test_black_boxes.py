@@ -1,0 +1,184 @@
+"""Black boxes: the tiny model says letters and nothing else in every vocabulary, the judge accepts engines that are
+right and no others, and says nothing where it can't know."""
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.core import TorchSource
+from specdec.loading import load
+from specdec.lossless import black_boxes as module
+from specdec.lossless import conformance
+from specdec.lossless.black_boxes import BLACK_BOXES, DRAFTED, LETTERS, PROMPT_TEXT, Engine, judge_engine
+from specdec.lossless.conformance import law_after
+from specdec.rejection import residual, speculative_sampling
+from specdec.sampling import Transform
+
+SAMPLES = 500  # enough for what is wrong here
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory): return module.write_checkpoints(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture(scope="module")
+def prompt(): return module.letters_tokenizer()(PROMPT_TEXT).input_ids
+
+
+@pytest.fixture(scope="module")
+def laws(files, prompt):
+    "Of the target and the draft, after the prompt."
+    return [law_after(load(path, dtype="float32"), prompt, Transform(1.0)) for path in (files.target, files.draft)]
+
+
+# The model
+
+def test_only_letters_have_a_probability_and_the_draft_is_neither_right_nor_hopeless(laws):
+    ids = module.letters_tokenizer().convert_tokens_to_ids(list(LETTERS))
+    rows = [[law(text) for law in laws] for text in ((), (ids[0],), (ids[1], ids[2]))]
+    for p, q in rows:
+        assert set(np.flatnonzero(p)) == set(np.flatnonzero(q)) == set(ids)
+        assert .2 < np.minimum(p, q).sum() < .97
+    assert np.abs(rows[0][0] - rows[1][0]).sum() > .02 and np.abs(rows[1][0] - rows[2][0]).sum() > .02
+
+
+def test_every_weight_fits_float16(files):
+    target = module.letters_model(module.letters_tokenizer())
+    assert all(torch.equal(weight, weight.half().float()) for weight in target.parameters())
+
+
+def test_the_mirrored_draft_says_the_same_text_in_other_numbers(files, laws, prompt):
+    other = module.letters_tokenizer(mirrored=True)
+    ids = other(PROMPT_TEXT).input_ids
+    mirrored = law_after(load(files.mirrored, dtype="float32"), ids, Transform(1.0))(())
+    assert ids == [257 - token for token in prompt] and other.decode(ids) == PROMPT_TEXT
+    assert mirrored[257::-1] == pytest.approx(laws[1](()), abs=1e-6) and mirrored[258] == 0
+
+
+def test_writing_models_leaves_the_callers_randomness_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    module.letters_model(module.letters_tokenizer())
+    assert torch.equal(torch.rand(3), expected)
+
+
+# The judge
+
+@pytest.fixture
+def quick(files, monkeypatch):
+    "The models are written already; how many samples would be enough is conformance's to find out, and tested there."
+    monkeypatch.setattr(module, "write_checkpoints", lambda folder: files)
+    monkeypatch.setattr(conformance, "_powers", lambda *_: (1.0, 1))
+    monkeypatch.setattr(module, "smallest_seen", lambda jury, samples: .2)
+
+
+def an_engine(laws, rule, plain=None, accepts=True):
+    "An engine with a rule; plain decoding is right, or as it is given."
+    def opened(files, drafts):
+        def rows(law, said, new): return torch.tensor(np.stack([law((*said, *new[:i])) for i in range(len(new) + 1)]))
+        def generate(ids, n, seed):
+            source, said = TorchSource(seed), []
+            while len(said) < n:
+                tokens = []
+                for _ in range(DRAFTED if drafts else 0):
+                    tokens.append(source.categorical(torch.tensor(laws[1]((*said, *tokens)))))
+                p, q = (rows(law, said, tokens) for law in laws)
+                kept, following = (rule if drafts else plain or speculative_sampling)(p, q, tokens, source)
+                engine.accepted += kept if accepts else 0
+                said += [*tokens[:kept], int(following)]
+            return said[:n]
+        engine = Engine(generate)
+        return engine
+    return opened
+
+
+def rejection(ratio=lambda p, q, i, x: p[i][x] / q[i][x], resample=lambda p, q, i: residual(p[i], q[i]),
+              bonus=lambda p, q: p[-1]):
+    "Rejection sampling, right unless a part of it is given."
+    def rule(p, q, tokens, source):
+        for i, x in enumerate(tokens):
+            if not source.bernoulli(min(1, float(ratio(p, q, i, x)))): return i, source.categorical(resample(p, q, i))
+        return len(tokens), source.categorical(bonus(p, q))
+    return rule
+
+
+WRONG = {
+    "resample from p": rejection(resample=lambda p, q, i: p[i]),
+    "the row after": rejection(resample=lambda p, q, i: p[i + 1]),
+    "ratio upside down": rejection(ratio=lambda p, q, i, x: q[i][x] / p[i][x]),
+}
+
+
+def test_a_right_engine_is_lossless_and_what_was_seen_is_said(quick, laws):
+    found = judge_engine(an_engine(laws, rejection()), 0, SAMPLES)
+    assert found["lossless"] is True and found["error"] == 0 and found["accepted"] > SAMPLES
+    assert found["samples"] == SAMPLES and found["false_alarm"] == module.ALARM and found["case"] is None
+    assert found["smallest_error_seen"] == .2
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("rule", WRONG.values(), ids=WRONG)
+def test_a_wrong_engine_is_not(quick, laws, rule):
+    found = judge_engine(an_engine(laws, rule), 0, SAMPLES)
+    assert found["lossless"] is False and found["error"] > .01 and found["lossy_cases"] == 1
+    assert PROMPT_TEXT in found["case"] and abs(found["has"] - found["due"]) > .01
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_plain_decoding_that_has_another_law_leaves_no_verdict_about_drafts(quick, laws):
+    def hot(p, q, tokens, source): return 0, source.categorical(p[0].sqrt())
+    found = judge_engine(an_engine(laws, WRONG["the row after"], plain=hot), 0, SAMPLES)
+    assert found["lossless"] is None and "plain decoding" in found["raised"] and "REJECTED" in found["raised"]
+
+
+def test_an_engine_that_accepts_nothing_was_not_tested(quick, laws):
+    found = judge_engine(an_engine(laws, rejection(), accepts=False), 0, 20)
+    assert found["lossless"] is None and "never accepted" in found["raised"]
+
+
+def test_runs_have_seeds_of_their_own(quick, laws):
+    seeds = []
+    def opened(files, drafts):
+        engine = an_engine(laws, rejection())(files, drafts)
+        texts = engine.generate
+        def generate(ids, n, seed):
+            seeds.append(seed)
+            return texts(ids, n, seed)
+        engine.generate = generate
+        return engine
+    for run in (0, 1): judge_engine(opened, run, 20)
+    assert seeds == [*range(20), *range(20), *range(20, 40), *range(20, 40)]
+
+
+def test_more_texts_see_smaller_errors(laws):
+    jury = conformance.bettors(conformance.Bins(laws[0], 2, 2), laws[0])
+    few, some, many = (module.smallest_seen(jury, samples) for samples in (50, 800, 4000))
+    assert many < some < .3 < few == 1
+
+
+# The engines
+
+HERE = {"transformers": "transformers", "xllamacpp": "xllamacpp"}  # on the index → imported
+
+
+def test_every_engine_is_named_once_and_pinned():
+    names = [each.name for each in BLACK_BOXES]
+    assert len(set(names)) == len(names) >= 5 and any("server" in name for name in names)
+    for each in BLACK_BOXES:
+        assert each.kind == "black box" and all("==" in needed for needed in each.requirements)
+        assert each.requirements[0] == f"{each.name.split('/')[0]}=={each.version}"
+
+
+@pytest.mark.parametrize("each", [e for e in BLACK_BOXES if e.name.split("/")[0] in HERE], ids=lambda e: e.name)
+def test_an_engine_that_is_here_says_letters_by_its_seed_and_accepts_drafts(each, files, prompt):
+    pytest.importorskip(HERE[each.name.split("/")[0]])
+    ids = set(module.letters_tokenizer().convert_tokens_to_ids(list(LETTERS)))
+    plain, drafting = (each.adapter()(files, drafts) for drafts in (False, True))
+    for engine in (plain, drafting):
+        texts = [engine.generate(prompt, 8, seed) for seed in (1, 1, 2, 3, 4)]
+        assert "universal" in each.name or texts[0] == texts[1]  # that one has a state from text to text
+        assert len({tuple(text) for text in texts}) > 2
+        assert all(len(text) == 8 and set(text) <= ids for text in texts)
+    assert plain.accepted == 0 < drafting.accepted <= 5 * 8
