@@ -194,6 +194,30 @@ def test_the_stated_power_holds():
     assert power_of(JURY, 10 ** 6, 1e-6, .95) == 0  # no law is so far away: no claim
 
 
+SEEN = [
+    "accept everything", "first token unverified", "greedy draft, softmax q", "top-p not reported",
+    "verified by the row after", "residual cut to the draft's size", "end token thrown away",
+    "one number for draft and verdict",
+]
+
+
+def test_three_thousand_samples_catch_the_controls_with_power_99_in_100():
+    "Texts of three tokens, two of them drafted; the page of the kit shows it for the whole gallery."
+    def rejected(law):
+        weights = np.zeros(len(BINS))
+        for text, weight in law.items(): weights[BINS(text)] += float(weight)
+        counts = np.random.default_rng(4).multinomial(3000, weights, size=400)
+        return (log_wealth(JURY, counts) >= math.log(1e6)).mean()
+    for name in SEEN:
+        assert rejected(BrokenDecoder(BY_NAME[name], P, Q, V, 2, drafts_first=True).law(3)) >= 0.99, name
+    assert rejected(target_law(P, 3)) == 0
+
+
+def test_how_many_samples_a_report_says():
+    report = check_decoder(sampler(P), logits_of(P), START, samples=60, weak=True, distance=.2)
+    assert report.samples_for(.2) == report.needed < report.samples_for(.1) and report.samples_for(.95) is None
+
+
 def test_the_interval_covers():
     rng = np.random.default_rng(3)
     for beta in (1, 1.5):
