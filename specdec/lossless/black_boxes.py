@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #2a3a27e6
+# %% ../../nbs/lossless/09_black_boxes.ipynb #9e193732
 import json
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ from specdec.lossless.conformance import (
 from .white_boxes import Audited, no_verdict
 from ..sampling import Transform
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #5bf81203
+# %% ../../nbs/lossless/09_black_boxes.ipynb #44669ba5
 LETTERS = "abc"
 PROMPT_TEXT = "abacbcbbcabacbcbbcaba"  # repeats itself, so that lookup finds something
 
@@ -45,7 +45,7 @@ def letters_tokenizer(mirrored: bool = False):
     end = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|end|>")
     return PreTrainedTokenizerFast(tokenizer_object=inner, **end)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #fdf89aec
+# %% ../../nbs/lossless/09_black_boxes.ipynb #d9703511
 def letters_model(tokenizer, noise: float = 0.0): # of every weight, to make a draft
     "A Llama that says letters and nothing else; its weights fit float16, so every format has them."
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -73,7 +73,7 @@ def _only_letters(model, ids: list[int]) -> None:
     model.lm_head.weight[:, 0] = -10000
     model.lm_head.weight[ids, 0] = 0
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #cab7c1d7
+# %% ../../nbs/lossless/09_black_boxes.ipynb #175b90b3
 @dataclass(frozen=True)
 class Checkpoints:
     "Where the models lie."
@@ -100,7 +100,7 @@ def write_checkpoints(folder: Path) -> Checkpoints:
         words.save_pretrained(path)
     return found
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #5050699b
+# %% ../../nbs/lossless/09_black_boxes.ipynb #163c2d3e
 LENGTH, WIDTH, SAMPLES, ALARM = 4, 2, 2000, 1e-6
 DRAFTED = 2  # tokens in a round, so that a text is longer than a full one
 
@@ -110,7 +110,7 @@ def smallest_seen(jury, samples: int = SAMPLES) -> float: # total variation
     caught = (d for d in tried if power_of(jury, samples, ALARM, d) >= 0.99)
     return next(caught, 1.0)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #1838a5ea
+# %% ../../nbs/lossless/09_black_boxes.ipynb #659c028a
 @dataclass
 class Engine:
     "An engine that has loaded its models."
@@ -138,7 +138,7 @@ def judge_engine(opened: Opened, run: int, samples: int = SAMPLES) -> dict: # fi
         jury = bettors(found.bins, law_after(target, prompt, Transform(1.0)))
         return engine_findings(found, smallest_seen(jury, samples), engine.accepted)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #ca08d20e
+# %% ../../nbs/lossless/09_black_boxes.ipynb #af0b7567
 def engine_findings(report: DecoderReport, seen: float, accepted: int) -> dict:
     "A report for JSON. The error is at least what is written there, with confidence .99."
     _, low, high = report.tv
@@ -158,7 +158,7 @@ def engine_findings(report: DecoderReport, seen: float, accepted: int) -> dict:
         "has": float(report.counts[worst] / report.samples), "due": float(report.expected[worst]),
     }
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #197d3f0d
+# %% ../../nbs/lossless/09_black_boxes.ipynb #eb2cddd1
 def _transformers(drafting: Callable[[Checkpoints], dict]) -> Opened:
     "An engine of transformers with these arguments for `generate`."
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -202,7 +202,7 @@ def transformers_universal() -> Opened:
         "assistant_model": _assistant(files.mirrored), "tokenizer": letters_tokenizer(),
         "assistant_tokenizer": letters_tokenizer(mirrored=True)})
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #95f1794e
+# %% ../../nbs/lossless/09_black_boxes.ipynb #40bcc008
 def _converted(genai, checkpoint: Path) -> Path:
     "The model in OpenVINO's format, by OpenVINO."
     folder = checkpoint.with_name(f"{checkpoint.name}-openvino")
@@ -244,7 +244,7 @@ def openvino_draft() -> Opened: return _openvino(lookup=False)
 
 def openvino_lookup() -> Opened: return _openvino(lookup=True)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #d46f6e3d
+# %% ../../nbs/lossless/09_black_boxes.ipynb #213c2d0e
 def _onnx(checkpoint: Path) -> Path:
     "The model in ONNX, by the package's own converter."
     folder = checkpoint.with_name(f"{checkpoint.name}-onnx")
@@ -295,7 +295,7 @@ def onnxruntime_draft() -> Opened: return _onnxruntime(lookup=False)
 
 def onnxruntime_lookup() -> Opened: return _onnxruntime(lookup=True)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #f43e1d49
+# %% ../../nbs/lossless/09_black_boxes.ipynb #0d43a5f8
 def mlx_draft() -> Opened:
     import mlx.core as mx
     from mlx_lm.generate import generate_step, speculative_generate_step
@@ -316,7 +316,7 @@ def mlx_draft() -> Opened:
         return engine
     return opened
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #7468265a
+# %% ../../nbs/lossless/09_black_boxes.ipynb #c72b9b68
 def _llamacpp_started(files: Checkpoints, kind: str, probabilistic: bool):
     "llama.cpp as a server object, which also listens; one slot, one thread, float32 throughout."
     import xllamacpp
@@ -342,7 +342,7 @@ def _over_http(address: str, question: dict) -> dict:
                       {"Content-Type": "application/json"})
     with build_opener(ProxyHandler({})).open(request) as answer: return json.load(answer)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #e3d95f5d
+# %% ../../nbs/lossless/09_black_boxes.ipynb #dc67b67f
 def _llamacpp(kind: str, probabilistic: bool = False, served: bool = False) -> Opened:
     import xllamacpp  # noqa: F401  (so that its absence is said before anything is written)
     ids_of = dict(zip(LETTERS, letters_tokenizer().convert_tokens_to_ids(list(LETTERS))))
@@ -367,7 +367,7 @@ def llamacpp_lookup() -> Opened: return _llamacpp("NGRAM_CACHE")
 
 def llamacpp_server() -> Opened: return _llamacpp("DRAFT_SIMPLE", served=True)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #76492e0a
+# %% ../../nbs/lossless/09_black_boxes.ipynb #c0dc0553
 _HF = ("transformers", "5.23.0", ())
 _OPENVINO = ("openvino-genai", "2026.4.1.0", (
     "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", "openvino-telemetry==2025.2.0"))
@@ -384,13 +384,18 @@ def _engine(package: tuple, mode: str, function: str, adapter: Callable, **more)
     return Audited(f"{name}/{mode}", version, function, adapter, judge_engine, kind="black box",
                    needs=needs, unseen=_UNSEEN, **more)
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #5969ff62
+# %% ../../nbs/lossless/09_black_boxes.ipynb #fb109f8b
 BLACK_BOXES = (
     _engine(_HF, "assisted", "generate(assistant_model=…)", transformers_assisted),
     _engine(_HF, "lookup", "generate(prompt_lookup_num_tokens=…)",
             transformers_lookup),
     _engine(_HF, "universal", "generate(assistant_model=…, assistant_tokenizer=…)",
-            transformers_universal),
+            transformers_universal,
+            does="Where the draft has tokens that the target lacks, it cuts the draft's last layer "
+                 "to the shared ones in the order of the tokenizer's dictionary, and reads the "
+                 "logits in the order of the ids: the q that it reports is of other tokens.",
+            mistake="a q that the token was not drawn from",
+            mend="build the map between the vocabularies in the order of the draft's ids"),
     _engine(_OPENVINO, "draft", "LLMPipeline(draft_model=…)", openvino_draft,
             does="It draws a token of its own from the target and compares the draft's probability "
                  "of one with the target's of the other; after a rejection, what follows is drawn "
