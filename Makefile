@@ -8,16 +8,24 @@ QUIET  := SPECDEC_COSTS=usual HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELE
 TESTING := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUIET)
 NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
-.PHONY: demo test setup model browser check check-site check-code check-texts test-pages notebooks badges record \
+.PHONY: demo test setup model browser check check-site check-code check-texts test-pages test-waiting test-working notebooks badges record \
         mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
 test: setup                 ## everything that must hold before a commit lands
-	$(MAKE) --no-print-directory --jobs 2 check test-pages
-	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 3 --ignore tests/test_playground_browser.py
+	$(MAKE) --no-print-directory --jobs 3 test-waiting test-working
 	$(TESTING) $(BIN)/python -m pytest tests/test_playground_browser.py  # alone: it asks how soon a click is answered
+
+# Those that mostly wait for other processes to end: beside all others they cost next to nothing.
+WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py
+test-waiting: model
+	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(WAITING)
+
+test-working: check test-pages
+	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 3 \
+	  $(addprefix --ignore ,$(WAITING) tests/test_playground_browser.py)
 
 test-pages: model           # the notebooks without a number; those with one are run with their solutions, by pytest
 	$(TESTING) $(BIN)/nbdev_test --n_workers 1 --timing --skip_file_re '^[0-9_.]'

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['GenerationResult', 'InputError', 'ModelError', 'NumericalError', 'SpecdecError', 'prompts', 'load', 'Pair',
            'PairSpec', 'list_pairs', 'get_pair', 'load_pair', 'NGramDrafter', 'ModelDrafter', 'SuffixDrafter',
-           'HybridDrafter', 'AdaptiveDrafter', 'AdaptiveLookahead', 'HeadDrafter', 'check_verify', 'check_decoder']
+           'HybridDrafter', 'AdaptiveDrafter', 'AdaptiveLookahead', 'HeadDrafter', 'block_verification', 'check_verify',
+           'check_decoder']
 
 # %% ../nbs/use/08_package.ipynb #a44b7713
 from importlib import import_module
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.drafters.lookup import SuffixDrafter
     from specdec.drafters.head_drafter import HeadDrafter
     from specdec.loading import load
+    from specdec.lossless.block import block_verification
     from specdec.lossless.conformance import check_decoder, check_verify
     from specdec.models import prompts
     from specdec.pairs import Pair, load_pair
@@ -49,6 +51,7 @@ _HOMES = {
     "AdaptiveDrafter": "drafters.adaptive",
     "AdaptiveLookahead": "drafters.adaptive",
     "HeadDrafter": "drafters.head_drafter",
+    "block_verification": "lossless.block",
     "check_verify": "lossless.conformance",
     "check_decoder": "lossless.conformance",
 }  # name → the module that defines it
@@ -56,7 +59,7 @@ _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
     "load", "Pair", "PairSpec", "list_pairs", "get_pair", "load_pair", "NGramDrafter",
     "ModelDrafter", "SuffixDrafter", "HybridDrafter", "AdaptiveDrafter",
-    "AdaptiveLookahead", "HeadDrafter", "check_verify", "check_decoder",
+    "AdaptiveLookahead", "HeadDrafter", "block_verification", "check_verify", "check_decoder",
 ]
 # nbdev makes __all__ of it, and needs it spelled out
 

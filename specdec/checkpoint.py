@@ -53,12 +53,16 @@ def _grid_of(folder: Path,
         raise ModelError(f"{path} is not a whole safetensors file ({error}). "
                          "Delete its folder: it is then converted again.") from error
 
-def finer_numbers(folder: Path) -> int: # 0 too where nothing says so
-    "How many numbers are in matrices that were quantised to more than four bits: int4 leaves them."
+def finer_numbers(folder: Path,
+                  vocabulary: int, # numbers in the matrix of the way out
+                 ) -> int:
+    """How many numbers int4 leaves as they are: those of matrices that were quantised to more than
+    four bits, and the vocabulary's, unless that was quantised to four."""
     kinds, blocks = _grid_of(folder)
-    files, found = _files_of(folder), 0
-    for name in kinds.keys() - blocks.keys():
-        if name == "model.embed_tokens.weight" and "lm_head.weight" in files: continue  # no product
+    files, embedding = _files_of(folder), "model.embed_tokens.weight"
+    head = "lm_head.weight" if "lm_head.weight" in files else embedding
+    found = 0 if head in blocks else vocabulary
+    for name in kinds.keys() - blocks.keys() - {head, embedding}:
         with safe_open(files[name], "pt") as file: rows, width = file.get_slice(name).get_shape()
         found += rows * width
     return found
@@ -106,11 +110,13 @@ class Checkpoint:
 
     def linear(self, weight: Tensor, # [out, in]
                names: Sequence[str], # of the tensors that it was put together from
-               bias: Tensor | None = None) -> Linear | Int4Linear:
+               bias: Tensor | None = None,
+               whole: bool = False,  # whether weights without levels are left so
+              ) -> Linear | Int4Linear:
         """A layer of such weights. In four bits, weights that were quantised before keep their
         levels if they have 16; if they have more, they are as they are."""
         if not self.int4: return Linear(weight, bias, self.pack)
-        if not any(name in self.kinds for name in names): return Int4Linear(weight, bias)
+        if not (whole or any(name in self.kinds for name in names)): return Int4Linear(weight, bias)
         if not all(name in self.blocks for name in names): return Linear(weight, bias)
         parts = [stored_levels(self.blocks[name], self.kinds[name]) for name in names]
         levels, scales = (torch.cat(part, i) for i, part in enumerate(zip(*parts)))
@@ -196,13 +202,15 @@ def read_vocabulary(config, tensor: Checkpoint,
                    # ids → [B, T, hidden]; → logits
                    ) -> tuple[Callable[[Tensor], Tensor], Linear | Int4Linear]:
     """The way in and the way out of the model, tied or not; of a matrix that is packed for the way
-    out, no plain copy is kept."""
+    out, no plain copy is kept. In four bits the way out stays as it is, but for levels of its own,
+    and a matrix that is the way in only stays in its file."""
     name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     embedding = tensor(name, *shape)
     # if a head is stored although the config says tied, the two may differ
     tied = config.tie_word_embeddings and "lm_head.weight" not in tensor
     of_head = name if tied else "lm_head.weight"
-    head = tensor.linear(embedding if tied else tensor(of_head, *shape), [of_head])
-    if head.packed and tensor.device.type == "cpu":
+    head = tensor.linear(embedding if tied else tensor(of_head, *shape), [of_head], whole=True)
+    spare = head.packed or tensor.int4 and not tied
+    if spare and tensor.device.type == "cpu":
         return StoredRows(tensor.files[name], name, tensor.dtype), head
     return partial(F.embedding, weight=embedding), head

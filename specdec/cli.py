@@ -187,6 +187,12 @@ TopP = Annotated[Optional[float], _option(
 Seed = Annotated[Optional[int], _option(
     "Sampling", "--seed", show_default=False,
     help="The same seed, the same text; else a fresh one, which --json tells.")]
+Logprobs = Annotated[Optional[int], _option(
+    "Sampling", "--logprobs", min=0, metavar="N", show_default=False,
+    help="With --json: how likely each token was, and the N likeliest in its place.")]
+SchemaFile = Annotated[Optional[Path], _option(
+    "Sampling", "--json-schema", exists=True, dir_okay=False, show_default=False,
+    help="A file with a JSON schema: the answer is JSON that fits it.")]
 ConfigFile = Annotated[Optional[Path], _option(
     "Model", "--config", exists=True, dir_okay=False, show_default=False,
     help="A YAML or TOML file with a pair and its settings; options given besides go before it.")]
@@ -239,6 +245,18 @@ def read_settings(
     return dict(
         stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
     )
+
+# %% ../nbs/use/07_cli.ipynb #l0gpr0b5
+def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dict:
+    "More arguments for `Pair.generate`; raises `InputError` for a file that is no schema."
+    from specdec.core import InputError, check
+    check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
+    if schema is None: return dict(logprobs=logprobs)
+    from specdec.grammars import JSONSchema
+    try: data = json.loads(schema.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeError and JSONDecodeError are two of them
+        raise InputError(f"{schema} holds no JSON: {error}.") from error
+    return dict(logprobs=logprobs, grammar=JSONSchema(data))
 
 # %% ../nbs/use/07_cli.ipynb #591a68e0
 def check_models(pair: str | None, target: str | None, draft: str | None, drafter: Path | None,
@@ -379,8 +397,8 @@ def generate(
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
     method: HowToDecode = Method.speculative, K: RoundLength = 5,
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, config: ConfigFile = None,
-    as_json: AsJson = False,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, logprobs: Logprobs = None,
+    json_schema: SchemaFile = None, config: ConfigFile = None, as_json: AsJson = False,
 ) -> None:
     """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
     standard error.
@@ -399,8 +417,12 @@ def generate(
 
     specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool
 
+    specdec generate "Why?" --logprobs 3 --json
+
+    specdec generate "Describe Paris as JSON." --json-schema city.json
+
     specdec generate "Why?" --config run.toml --seed 2"""
-    texts = read_prompts(prompt, prompts, raw)
+    texts, wanted = read_prompts(prompt, prompts, raw), read_wanted(logprobs, json_schema, as_json)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
@@ -410,6 +432,7 @@ def generate(
         settings = file.decoding.settings()
         how = settings.pop("method")
     opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
+    settings |= wanted
     answer_all(texts, lambda text: print_answer(opened, text, how, settings, as_json), as_json)
 
 # %% ../nbs/use/07_cli.ipynb #7c077dd7
@@ -676,10 +699,12 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
     from specdec.lossless.proof import prove_loop, prove_rule
     from specdec.rejection import speculative_sampling
+    from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
     from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.speculative import speculate
-    for rule in (speculative_sampling, sample_and_match): yield from prove_rule(rule)
+    rules = speculative_sampling, sample_and_match, block_verification
+    for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
@@ -1356,7 +1381,52 @@ def audit(
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
-def _audited(verdicts: list[dict]) -> dict: return {"command": "specdec audit", "verdicts": verdicts}
+# %% ../nbs/use/07_cli.ipynb #p24au004
+def _audited(verdicts: list[dict]) -> dict: # for JSON
+    return {"command": "specdec audit", "verdicts": verdicts}
+
+# %% ../nbs/use/07_cli.ipynb #k1tsrv02
+_ServerPrompt = Annotated[str, typer.Option(
+    "--prompt", help="What is continued; choose one after which something is drafted.")]
+_Ends = Annotated[Optional[list[int]], typer.Option(
+    "--end", help="The id of a token that ends a text; may be given several times.",
+    show_default=False)]
+
+@app.command("check-server")
+def check_served(
+    url: Annotated[str, typer.Argument(help="Where it listens, such as http://127.0.0.1:8080.")],
+    prompt: _ServerPrompt,
+    model: Annotated[Optional[str], typer.Option(
+        "--model", help="Its name there, where a server has several.", show_default=False)] = None,
+    samples: Annotated[int, typer.Option(
+        "--samples", min=1, help="Answers that are asked for, at most.")] = 3000,
+    distance: Annotated[float, typer.Option(
+        "--distance", help="The total variation to catch with probability 0.9.")] = 0.1,
+    alarm: Annotated[float, typer.Option(
+        "--alarm", help="The probability of a bad verdict on a right server, at most.")] = 1e-6,
+    ends: _Ends = None, as_json: AsJson = False,
+) -> None:
+    """Test an OpenAI-compatible server from outside, at temperature 1: does what it drafts change
+    what it says? Exit code 1 if it does.
+
+    Examples:
+
+    specdec check-server http://127.0.0.1:8080 --prompt "one two one two one" --distance 0.2
+
+    specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
+    from specdec.lossless.server import check_server
+    report = check_server(url, prompt, model=model, samples=samples, distance=distance, alarm=alarm,
+                          ends=frozenset(ends or ()))
+    found = report.found
+    if as_json: typer.echo(json.dumps({
+        "url": report.url, "law": report.law, "lossless": report.lossless, "proof": found.proof,
+        "samples": found.samples, "planned": found.planned, "alarm": found.alarm,
+        "distance": found.distance, "power": found.power, "takes": report.takes,
+        "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,
+        "looks_like": [suspect.name for suspect in found.suspects[:3]]}))
+    else: typer.echo(report.summary())
+    if found.interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
+    if not report.lossless: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
 @app.command()

@@ -183,6 +183,9 @@ class GenerationResult(MethodStatistics, LatencyStatistics, SpeedStatistics):
     loop: str = "host"               # which loop ran: "host" or "device"
     device: str = "cpu"              # where the target computed: "cpu", "cuda:0", …
     costs: dict | None = None        # measured ones that the choice of drafts went by; None: others
+    # for each token of the answer: id → natural logarithm of its probability in the target's law,
+    # for that token and for the likeliest (see `specdec.logprobs`); None: nobody asked
+    logprobs: list[dict[int, float]] | None = None
 
     def summary(self) -> str: # one line
         "The figures people ask for first."
@@ -258,6 +261,7 @@ class Event:
     fate: str | None   # a key of `FATE_STYLES`; a "rejected" draft is not in the text
     text: str          # what became certain with it, often nothing; all together are the text
     result: GenerationResult | None = None # of the last event only
+    logprobs: dict[int, float] | None = None # of a token of the text, as in the result
 
 # %% ../nbs/engine/01_core.ipynb #75315caf
 def fate_span(text: str, fate: str) -> str: # HTML
@@ -415,13 +419,21 @@ def _checked(record):
     return record
 
 # %% ../nbs/engine/01_core.ipynb #f81ffab0
+def by_id(table: dict) -> dict:
+    "The same table with token ids for keys, which JSON writes as text."
+    return {int(token): value for token, value in table.items()}
+
 def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line holds
     "The result; raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is none."
     rounds = [_checked(Round(**r)) for r in data["rounds"]]
-    token_text = {int(token): text for token, text in data["token_text"].items()}
-    result = _checked(GenerationResult(**data | {"rounds": rounds, "token_text": token_text}))
+    token_text, odds = by_id(data["token_text"]), data.get("logprobs")
+    logprobs = None if odds is None else [by_id(of_one) for of_one in odds]
+    parts = {"rounds": rounds, "token_text": token_text, "logprobs": logprobs}
+    result = _checked(GenerationResult(**data | parts))
     check(all(0 <= r.accepted <= len(r.drafted) for r in result.rounds),
           "a round accepted more than was drafted")
+    check(logprobs is None or len(logprobs) == result.num_tokens,
+          "logprobs are not those of the tokens")
     return result
 
 def result_from_json(line: str, # what `to_json` wrote

@@ -31,7 +31,8 @@ from .sampling import Transform
 from .speculative import speculate
 
 # %% ../nbs/engine/16_costs.ipynb #60e99909
-LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, MOST)  # guesses of the rounds that are timed
+LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # guesses of the rounds that are timed
+OWN = (0, 0, 1, 0, 0, 3)                   # of those with a drafter that computes its guesses
 KINDS = {"greedy": 0.0, "sampled": 1.0}    # kind of text → temperature that stands for it
 
 class Timetable(WrapperDrafter):
@@ -66,7 +67,7 @@ class TimedRound:
 def timed_rounds(target: CausalLM, drafter: Drafter,
                  lengths: Sequence[int],    # guesses of the rounds, in this order
                  temperature: float,
-                 held: int = 64,            # tokens of the text before them, at random
+                 held: int = 256,           # tokens of the text before them, at random
                 ) -> list[TimedRound]: # fewer where the target's context ends
     "Play rounds of given lengths, and say what each took."
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
@@ -82,11 +83,14 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
         found.append(TimedRound(len(r.drafted), ask + tell, forward, decide))
     return found
 
-def medians(rounds: Iterable[TimedRound],
-            seconds: Callable[[TimedRound], float]) -> dict[int, float]: # guesses → s
-    "What rounds with so many guesses take."
+def in_steps(rounds: Iterable[TimedRound], # a plain one first
+             seconds: Callable[[TimedRound], float]) -> dict[int, float]: # guesses → plain steps
+    "What rounds with so many guesses take, each beside the plain step last before it; medians."
     found: dict[int, list[float]] = {}
-    for r in rounds: found.setdefault(r.guesses, []).append(seconds(r))
+    step = np.nan  # none before the first plain round
+    for r in rounds:
+        if r.guesses: found.setdefault(r.guesses, []).append(seconds(r) / step)
+        else: step = seconds(r)
     return {n: float(np.median(found[n])) for n in sorted(found)}
 
 # %% ../nbs/engine/16_costs.ipynb #88c351f0
@@ -131,22 +135,26 @@ def check_steady(rounds: Sequence[TimedRound]) -> None:
         f"Equal steps take from {1000 * quick:.1f} to {1000 * slow:.1f} ms: other programs are at "
         "work, so what drafting costs can't be measured now.")
 
-def member_cost(rounds: Sequence[TimedRound], step: float) -> tuple[float, float]:
-    "c of a drafter, by its rounds: of the first guess and of each further one, in plain steps."
-    spent = medians(rounds, lambda r: r.draft)
-    idle = spent.pop(0)
-    if not spent: return 0.0, 0.0  # it had nothing to say
-    each = {n: max(0.0, seconds - idle) / step for n, seconds in spent.items()}
+def member_cost(rounds: Sequence[TimedRound],
+                verify: Sequence[float], # v(1), v(2), …
+               ) -> tuple[float, float]: # of the first guess and each further one, in plain steps
+    "c of a drafter: what its rounds take beyond v."
+    prices = in_steps(rounds, lambda r: r.draft + r.forward + r.decide)
+    if not prices: return 0.0, 0.0  # it had nothing to say
+    each = {n: max(0.0, price - verify[n - 1]) for n, price in prices.items()}
     fewest, most = min(each), max(each)
     further = max(0.0, each[most] - each[fewest]) / max(1, most - fewest)
     if fewest == most: further = each[most] / most
     return round(max(0.0, each[fewest] - (fewest - 1) * further), 4), round(further, 4)
 
-def verify_costs(whole: dict[int, float]) -> tuple[float, ...]: # s of rounds → v(1), v(2), …
+def verify_costs(known: dict[int, float]) -> tuple[float, ...]: # of some n → v(1), v(2), …
     "Lengths that weren't timed lie on the line between their neighbours."
-    lengths = [n for n in whole if n]
-    at = np.interp(range(1, 1 + max(lengths)), lengths, [whole[n] / whole[0] for n in lengths])
+    at = np.interp(range(1, 1 + max(known)), list(known), list(known.values()))
     return tuple(round(float(v), 4) for v in at)
+
+def plain_step(rounds: Sequence[TimedRound]) -> float: # s
+    "The median of the rounds without a guess."
+    return float(np.median([r.forward + r.decide for r in rounds if not r.guesses]))
 
 # %% ../nbs/engine/16_costs.ipynb #6502e08e
 def measure_costs(target: CausalLM,
@@ -161,17 +169,14 @@ def measure_costs(target: CausalLM,
         return timed_rounds(target, drafter, lengths * (repeats + 1), temperature)[len(lengths):]
 
     check_steady(timed_rounds(target, Same(layers), (0,) * 12, 0.0)[2:])
-    plain = {kind: rounds(Same(layers), LENGTHS, t) for kind, t in KINDS.items()}
-    together = [r for some in plain.values() for r in some]
-    check_steady(together)
-    forward = medians(together, lambda r: r.forward)
     found = {}
     for kind, temperature in KINDS.items():
-        decide = medians(plain[kind], lambda r: r.decide)
-        whole = {n: forward[n] + decide[n] for n in decide}
-        c = [member_cost(rounds(drafter, (0, 1, 3), temperature), whole[0])
+        free = rounds(Same(layers), LENGTHS, temperature)
+        check_steady(free)
+        verify = verify_costs(in_steps(free, lambda r: r.forward + r.decide))
+        c = [member_cost(rounds(drafter, OWN, temperature), verify)
              if usual_cost(drafter) else (0.0, 0.0) for drafter in drafters]
-        found[kind] = Costs(round(whole[0], 6), verify_costs(whole), tuple(c))
+        found[kind] = Costs(round(plain_step(free), 6), verify, tuple(c))
     return MachineCosts(**found)
 
 # %% ../nbs/engine/16_costs.ipynb #48fbf59d

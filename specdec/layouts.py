@@ -6,7 +6,10 @@
 __all__ = ['Linear']
 
 # %% ../nbs/engine/05_layouts.ipynb #b009541a
+import ctypes
 import threading
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -81,16 +84,6 @@ class Linear:
 GROUP = 32   # weights of a row that share a step and a zero
 PIECE = 4096 # rows that are brought onto levels at once: it takes several copies of them
 
-def four_bits(weight: Tensor,   # [rows, in]
-              group: int = GROUP, # divides `in`
-             ) -> tuple[Tensor, Tensor]: # levels, int32 [rows, in]; [in / group, rows, 2], bfloat16
-    "The nearest of 16 levels for each weight, and each group's step and zero."
-    groups = weight.float().unflatten(-1, (-1, group))
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    step = (high - low) / 15
-    above = torch.where(step > 0, (groups - low) / step, 8)  # equal weights have no step
-    return above.round().flatten(-2).int(), group_scales(step, low)
-
 def group_scales(step: Tensor, low: Tensor, # of each group, [rows, in / group, 1]
                 ) -> Tensor: # [in / group, rows, 2], bfloat16
     "Steps, and zeros: the weight of level 8, from which the kernels count."
@@ -99,13 +92,24 @@ def group_scales(step: Tensor, low: Tensor, # of each group, [rows, in / group, 
 # %% ../nbs/engine/05_layouts.ipynb #a8c94984
 def stored_levels(blocks: Tensor, # as GGUF has them, uint8 [rows, bytes]
                   kind: str,      # "Q4_0" or "Q4_1"
-                 ) -> tuple[Tensor, Tensor]: # as `four_bits`, in groups of 32
-    "The levels, steps and zeros that weights have in their file."
+                 # levels, int32 [rows, in]; [in / 32, rows, 2], bfloat16
+                 ) -> tuple[Tensor, Tensor]:
+    "The levels that weights have in their file, and each group's step and zero."
     groups = blocks.unflatten(1, (-1, {"Q4_0": 18, "Q4_1": 20}[kind]))
     numbers = groups[..., :-16].contiguous().view(torch.float16).float()
     step, pairs = numbers[..., :1], groups[..., -16:]
     low = numbers[..., 1:] if kind == "Q4_1" else -8 * step
     return torch.cat((pairs & 15, pairs >> 4), -1).flatten(1).int(), group_scales(step, low)
+
+# %% ../nbs/engine/05_layouts.ipynb #f0ur8175
+def four_bits(weight: Tensor, # [rows, in]; `GROUP` divides `in`
+             ) -> tuple[Tensor, Tensor]: # levels, int32 [rows, in]; [in / 32, rows, 2], bfloat16
+    "The levels, steps and zeros that the `gguf` library finds for weights that have none."
+    from gguf import GGMLQuantizationType, quantize
+    numbers = weight.detach().float().cpu().numpy()
+    blocks = torch.from_numpy(quantize(numbers, GGMLQuantizationType.Q4_1))
+    levels, scales = stored_levels(blocks, "Q4_1")
+    return levels.to(weight.device), scales.to(weight.device)
 
 # %% ../nbs/engine/05_layouts.ipynb #591c8eb9
 def pack_levels(levels: Tensor) -> Tensor: # [rows, in] → as the kernel of its device wants them
@@ -130,18 +134,16 @@ class Int4Linear:
 
     def __init__(self, weight: Tensor,       # [out, in]
                  bias: Tensor | None = None, # [out]
-                 group: int = GROUP,         # 32, 64 or 128: weights that share a step and a zero
-                 # what `stored_levels` gives, if the weight is on levels; None: the nearest
+                 # what `stored_levels` gives, if the weight is on levels; None: levels are sought
                  stored: tuple[Tensor, Tensor] | None = None,
                 ):
         check_int4(weight.device)
         self.outputs, self.inputs = weight.shape
-        check(group in (32, 64, 128), f"A group has 32, 64 or 128 weights, not {group}.")
-        check(self.inputs % group == 0 and self.outputs % 16 == 0,
+        check(self.inputs % GROUP == 0 and self.outputs % 16 == 0,
               f"A weight of shape {list(weight.shape)} can't be packed in four bits: its rows must "
-              f"be a multiple of 16, its columns of {group}.")
-        self.bias, self.group = bias, group
-        pieces = [stored] if stored else [four_bits(rows, group) for rows in weight.split(PIECE)]
+              f"be a multiple of 16, its columns of {GROUP}.")
+        self.bias, self.group = bias, GROUP
+        pieces = [stored] if stored else [four_bits(rows) for rows in weight.split(PIECE)]
         self.weight = torch.cat([pack_levels(levels) for levels, _ in pieces])
         self.scales = torch.cat([scales for _, scales in pieces], 1)
         self.product = int4_product(weight.device)
@@ -229,3 +231,18 @@ def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head
     causal, grouped = mask is None and T > 1, q.shape[1] != k.shape[1]
     y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
     return y.reshape(B, heads, T, size)
+
+# %% ../nbs/engine/05_layouts.ipynb #thr0005e
+PAUSE_SOFT = 1  # OpenMP's `omp_pause_soft`: what was set stays set
+
+@lru_cache
+def _pause() -> Callable[[int], int] | None:
+    "OpenMP's function, out of the library that PyTorch uses; None where it has none."
+    return getattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all", None)
+
+def release_workers() -> None:
+    """Let go of the threads that share the calling thread's work (OpenMP 5.0,
+    `omp_pause_resource_all`); it gets new ones when it needs them. Where that can't be, nothing
+    happens."""
+    pause = _pause()
+    if pause: pause(PAUSE_SOFT)

@@ -148,7 +148,10 @@ def _needed(whole_config, place: torch.device, kept: torch.dtype, use: str,
     config, native = whole_config.get_text_config(), is_native(whole_config)
     counts = native_counts(config) if native else (wrapped_count(config, kept), 0, 0)
     number = pick_dtype("auto", place) if kept == INT4 else kept
-    finer = finer_numbers(folder) if folder and kept == INT4 else 0
+    finer = 0
+    if kept == INT4:  # without a folder nothing tells of levels that the vocabulary might have
+        vocabulary = config.vocab_size * config.hidden_size
+        finer = finer_numbers(folder, vocabulary) if folder else vocabulary
     weights = weight_bytes(config, counts, place, kept, use, finer)
     length = min(whole(context, "context", 1), context_length(config))
     cache = text_bytes(config, length, number)
@@ -186,7 +189,8 @@ def weight_bytes(config, counts: tuple[int, int, int], # of `weight_counts`
     matrices, embedding, rest = counts[0] - finer, counts[1], counts[2] + finer
     four = dtype == INT4
     size = (pick_dtype("auto", device) if four else dtype).itemsize
-    if four and not embedding: embedding = config.vocab_size * config.hidden_size  # two forms of it
+    if four and not (embedding or finer):  # one matrix in two forms
+        embedding = config.vocab_size * config.hidden_size
     stays = device.type == "cpu" and (four or will_pack(device, dtype, use))  # in its file
     if stays: embedding = 0
     return matrices * ((4 + 2 * 16 / GROUP) / 8 if four else size) + (embedding + rest) * size

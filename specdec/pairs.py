@@ -35,7 +35,11 @@ from .drafters.hybrid import HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
+from .drafters.trees import TreeDrafter, speculate_tree
+from .grammars import Grammar, GrammarDrafter, GrammarLM
+from .layouts import release_workers
 from .loading import load, load_model, memory_free_mb, memory_needed
+from .logprobs import WatchedLM
 from .models import TextStream, encode, find_model, local_path, pick_device
 from .models import vocabulary_difference
 from .protocol import CausalLM
@@ -104,9 +108,11 @@ class RunSoFar:
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  raise_interrupt: bool = False, # an interrupt is not kept for the result
                  heard: bool = True, # False: nobody asks for the text before its end
+                 watched: WatchedLM | None = None, # the target, where its logits are looked at
                 ):
         self.answer, self.stream, self.raise_interrupt = answer, stream, raise_interrupt
-        self.heard = heard
+        self.heard, self.watched = heard, watched
+        self.logprobs: list[dict[int, float]] = []  # of each token, where the target is watched
         self.rounds, self.seconds = [], []  # one number of seconds for each round
         self.interrupted, self.total_time = False, 0.0
         self.rest = ""  # of the text: what was held back until the end
@@ -129,14 +135,17 @@ class RunSoFar:
 
     def hear(self, r: Round) -> list[Event]:
         "The tokens of a round, and what each made certain; what follows a stop string is cut off."
+        if self.watched: self.logprobs += self.watched.logprobs(r.emitted)
         if not self.heard: return []
+        odds = iter(self.logprobs[-len(r.emitted):])
         pieces: list[str] = []
         for token in r.emitted:
             self.answer.read([token])
             pieces.append(self.answer.new())
             if self.answer.end is not None: break
         r.emitted, certain = r.emitted[:len(pieces)], iter(pieces)
-        return [Event(token, fate, "" if fate == "rejected" else next(certain))
+        return [Event(token, fate, "") if fate == "rejected"
+                else Event(token, fate, next(certain), logprobs=next(odds, None))
                 for token, fate in r.fates()]
 
     def finish(self) -> str: # what was held back
@@ -247,6 +256,7 @@ class Turns(Queue):
             with self.changed:
                 for part in parts: del self.users[part]
                 self.changed.notify_all()
+            release_workers()  # else they slow down whoever decodes next, in another thread
 
 TURNS = Turns()
 
@@ -328,11 +338,21 @@ class PairStats(Totals):
         return ratio(self.round_tokens * self.plain_seconds / self.plain_steps, spent)
 
 # %% ../nbs/use/01_pairs.ipynb #1oops0cd
+def wrapped(target: CausalLM, transform: Transform, ends: frozenset[int],
+            logprobs: int | None, grammar: Grammar | None) -> CausalLM:
+    """The target under its grammar, and watched, where that is asked for; raises `InputError` for
+    what can't be."""
+    check(grammar is None or ends != frozenset(), "A text under a grammar ends with a token that "
+          "ends a text: leave out ignore_eos, or take a target that has such a token.")
+    if grammar is not None: target = GrammarLM(target, grammar)
+    return target if logprobs is None else WatchedLM(target, transform, logprobs)
+
 LOOPS = (None, "host", "device")
 
 def chosen_loop(loop: str | None, # what was asked for
                 target: CausalLM, drafter: Drafter, verify: VerifyRule | None = None,
                 adapts: bool = False, # whether K changes from round to round
+                wrapped: bool = False, # whether each round's logits are looked at, or masked
                ) -> str: # "host" or "device"
     """The loop that a pair decodes with, unless told otherwise: on a GPU the device's, where the
     pair has no `obstacle`; on a CPU the host's, since nobody waits there. Raises `InputError` for a
@@ -341,6 +361,7 @@ def chosen_loop(loop: str | None, # what was asked for
     on_host = obstacle(target, drafter)
     if adapts: on_host = "a K that changes would need a recording for each"
     if verify: on_host = "a rule of one's own works on the host"
+    if wrapped: on_host = "log-probabilities and grammars want each round's logits on the host"
     check(not (loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if loop: return loop
@@ -374,6 +395,7 @@ class Couple:
         self.named = draft is not None  # whether somebody said what drafts
         if draft is not None:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
+        release_workers()  # loading has used them, and another thread may decode
 
     @cached_property
     def drafter(self) -> Drafter:
@@ -404,7 +426,7 @@ class Couple:
 class Decoding(Couple):
     "How a pair decodes: one way for all."
     def _events(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
-                method, verify, loop, ignore_eos, raise_interrupt,
+                method, verify, loop, ignore_eos, raise_interrupt, logprobs, grammar,
                 told: bool = True, # whether each token is asked for
                ) -> Generator[Event, None, None]:
         "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
@@ -420,28 +442,40 @@ class Decoding(Couple):
         adapts = isinstance(K, str) and K == "adaptive"
         most = MOST if adapts else K
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
+        target = wrapped(self.target, transform, ends, logprobs, grammar)
         drafter = self.nothing if method == "plain" else self.drafter
-        decoder, costs = None, None
-        on_device = chosen_loop(loop, self.target, drafter, verify, adapts) == "device"
+        trees = isinstance(drafter, TreeDrafter)
+        decoder, costs, as_it_is = None, None, target is self.target
+        check(not trees or (verify is None and not adapts and as_it_is), "With a tree of guesses "
+              "there is no verify rule, adaptive K, grammar or log-probability: leave them out, and "
+              "give K, the nodes of the tree, as a number.")
+        where = chosen_loop(loop, self.target, drafter, verify, adapts, not as_it_is)
+        on_device = where == "device"
         if not on_device and drafter is not self.nothing:
             drafter, costs = self.priced(drafter, adapts, transform.temperature)
+            if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
         if on_device:
             decoder = self.decoder(drafter)
             rounds = decoder.speculate(
                 ids, transform, source.seed, most, max_new_tokens, ends, timer
             )
+        elif trees: rounds = speculate_tree(
+            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, timer
+        )
         else: rounds = speculate(
-            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
+            target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
         )
         settings = dict(K=K if adapts else most, **asdict(transform),
                         max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         if rule: settings["verify"] = rule
+        if grammar is not None: settings["grammar"] = str(grammar)
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
                      drafter=None if method == "plain" else drafter_name(drafter),
                      loop="device" if decoder else "host", costs=costs and costs.as_dict())
         heard = told or bool(stops) or stream is not None
-        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt, heard)
+        watched = target if isinstance(target, WatchedLM) else None
+        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt, heard, watched)
         if method == "plain" and not decoder: drafter = NoDrafter()  # remembers no text: no turns
         return self._decoded(decoder or drafter, rounds, run, ends, timer, known)
 
@@ -496,6 +530,10 @@ class Pair(Described):
                  verify: VerifyRule | None = None,
                  loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
+                 # tell of each token, and of so many of the likeliest, how likely the target
+                 # found them: the `logprobs` of the result
+                 logprobs: int | None = None,
+                 grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
                 ) -> GenerationResult:
         """Decode a prompt. Everything is checked before any model runs (`InputError`); later errors
@@ -507,7 +545,8 @@ class Pair(Described):
         *_, end = self._events(
             prompt, K=K, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop,
             max_new_tokens=max_new_tokens, stream=stream, method=method, verify=verify,
-            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt, told=False,
+            loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt,
+            logprobs=logprobs, grammar=grammar, told=False,
         )
         return end.result
 
@@ -629,7 +668,9 @@ def result_of(pair: Couple, run: Run, ends: frozenset[int], timer: PhaseTimer,
     "The record of a run; `known` holds what is known besides."
     ids = run.ids
     reason = finish_reason(run, ends, known["settings"]["max_new_tokens"])
+    odds = run.logprobs[:len(ids)] if run.watched else None
     seen, texts = {*ids, *(token for r in run.rounds for token in r.drafted)}, {}
+    for of_one in odds or (): seen |= of_one.keys()
     if pair.tokenizer: texts = {token: pair.tokenizer.decode([token]) for token in sorted(seen)}
     return GenerationResult(
         **known,
@@ -647,6 +688,7 @@ def result_of(pair: Couple, run: Run, ends: frozenset[int], timer: PhaseTimer,
         sampling_time_total_ms=1000 * timer.seconds("sample"),
         token_text=texts,
         device=device_name(pair.target.device),
+        logprobs=odds,
     )
 
 def device_name(device: torch.device) -> str:

@@ -56,6 +56,7 @@ class _HostLoop:
     limit: int         # the length that the text can grow to
     eos_ids: Set[int]
     rule: VerifyRule
+    spare = 0          # positions beyond the limit that guesses may take
     def draft(self) -> Draft:
         "One place is kept for the target's own token."
         n = min(self.K, self.limit - len(self.tokens) - 1)
@@ -83,7 +84,7 @@ class _HostLoop:
     def rounds(self, prompt: list[int], timer: PhaseTimer) -> Iterator[Round]:
         "The token that the prompt's forward gives, then one round after another."
         with timer.phase("prefill"):
-            self.cache = self.target.new_cache(self.limit)
+            self.cache = self.target.new_cache(self.limit + self.spare)
             logits, features = _read(self.target, prompt, self.cache, self.drafter.layers, last=1)
         with timer.phase("sample"):
             check_logits(logits, "The target, after the prompt")

@@ -1,5 +1,9 @@
 """What several test files share: tiny random models, what they say without speculation, fakes that fail, rounds that
 were tossed."""
+import os
+import threading
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -113,3 +117,29 @@ def on_a_disk_of(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try: yield
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def workers_kept(then: Callable[[], object]) -> int:
+    """How many of OpenMP's threads a Python thread still has when it has shared out an operation over two cores, and
+    done something then: those that end with it. (Linux lists the threads of a process; elsewhere 0.)"""
+    folder = Path("/proc/self/task")
+    if not folder.is_dir(): return 0
+    def threads():
+        time.sleep(0.1)  # one that was told to end takes a moment
+        return set(os.listdir(folder))
+    usual, ready, over = torch.get_num_threads(), threading.Event(), threading.Event()
+    def work():
+        try:
+            torch.set_num_threads(2)
+            torch.ones(2 * 10**6).add(1)
+            then()
+        finally: ready.set()
+        over.wait()
+    before, thread = threads(), threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    waiting = threads()
+    over.set()
+    thread.join()
+    torch.set_num_threads(usual)
+    return len(waiting - before - threads()) - 1  # without the thread itself

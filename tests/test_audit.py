@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from specdec.cli import app
 from specdec.core import InputError, ModelError
 from specdec.lossless import audit as module
-from specdec.lossless.audit import AUDITED, audit, audit_row
+from specdec.lossless.audit import AUDITED, audit, audit_row, in_order, kept_verdicts
+from specdec.lossless.white_boxes import no_verdict
 
 STORED = json.loads((Path(__file__).parents[1] / "nbs" / "data" / "audit.json").read_text(encoding="utf-8"))
 
@@ -107,8 +108,10 @@ def test_what_is_known_is_not_asked_again(asks):
     assert list(audit("tightwad", "dflash", runs=2, known=first)) == first[2:] + first[:2] and len(asks) == 4
 
 
-STALE = {"no verdict": {"lossless": None}, "another version": {"version": "0.0.9"}, "other options": {"options": "K = 9"},
-         "another run": {"run": 3}, "other needs": {"requirements": ["dflash==0.1.0", "x==1"]}}
+STALE = {
+    "no verdict": {"lossless": None}, "another version": {"version": "0.0.9"}, "other options": {"options": "K = 9"},
+    "another run": {"run": 3}, "other needs": {"requirements": ["dflash==0.1.0", "x==1"]},
+}
 
 
 @pytest.mark.parametrize("changed", STALE.values(), ids=STALE)
@@ -149,7 +152,7 @@ def test_what_says_that_it_is_lossy_is_not_accused():
 def run_cli(*words: str): return CliRunner().invoke(app, ["audit", *words], catch_exceptions=False)
 
 
-def test_the_command_prints_and_writes_the_same(asks, tmp_path, monkeypatch):
+def test_the_command_prints_and_writes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "verdict_apart", lambda each, run: next(
         found for found in STORED["verdicts"] if found["name"] == each.name))
     done = run_cli("dflash", "--json", "--out", str(tmp_path / "a.json"))
@@ -157,3 +160,37 @@ def test_the_command_prints_and_writes_the_same(asks, tmp_path, monkeypatch):
     assert done.exit_code == 0 and report == json.loads((tmp_path / "a.json").read_text())
     assert report["command"] == "specdec audit" and [v["name"] for v in report["verdicts"]] == ["dflash"]
     assert done.stderr == "dflash: lossless\n"
+
+
+def test_the_command_goes_on_where_it_was_ended(asks, tmp_path, monkeypatch):
+    out = tmp_path / "a.json"
+    answer = module.verdict_apart
+    def ended(each, run):
+        if each.name == "dflash": raise RuntimeError("ended")
+        return answer(each, run) | {"error": 0.0, "seconds": 1.0}
+    monkeypatch.setattr(module, "verdict_apart", ended)
+    with pytest.raises(RuntimeError, match="ended"): run_cli("tightwad", "dflash", "--out", str(out))
+    monkeypatch.setattr(module, "verdict_apart", lambda each, run: answer(each, run) | {"error": 0.0, "seconds": 1.0})
+    run_cli("tightwad", "dflash", "--out", str(out))
+    assert asks == [("tightwad", 0), ("dflash", 0)]
+    assert [found["name"] for found in kept_verdicts(out)] == ["tightwad", "dflash"]
+
+
+def test_no_verdict_is_a_failure_that_says_why(monkeypatch):
+    monkeypatch.setattr(module, "verdict_apart", lambda each, run: (
+        each.about() | no_verdict("it hid") | {"run": run, "seconds": 0.}))
+    done = run_cli("dflash")
+    assert done.exit_code == 2
+    assert "dflash: no verdict (it hid)" in done.stderr and "no verdict on dflash" in done.stderr
+
+
+def test_verdicts_stand_in_the_order_of_the_audit_and_the_last_counts():
+    old, new = ({"name": "dflash", "run": 0, "error": error} for error in (1, 2))
+    first = {"name": list(AUDITED)[0], "run": 0}
+    assert in_order([old, {"name": "gone", "run": 0}, new, first]) == [first, new]
+
+
+def test_a_file_that_holds_no_verdicts_is_refused(tmp_path):
+    assert kept_verdicts(tmp_path / "none.json") == []
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ModelError, match="a.json can't be read"): kept_verdicts(tmp_path / "a.json")

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec.bench.cluster as c
-from specdec.bench.grid import BenchmarkConfig, Cell
-from specdec.bench.records import Record
-from specdec.bench.run import Failure
+from specdec.bench.grid import BenchmarkConfig, Cell, Grid
+from specdec.bench.records import Record, read_records
+from specdec.bench.run import Failure, bench_run
 from specdec.core import GenerationResult, InputError
+from specdec.models import fetch
 
 
 class Simulated:
@@ -314,20 +315,31 @@ def second(cluster, address):
         if node in cluster.list_all_nodes(): cluster.remove_node(node, allow_graceful=False)
 
 
-def noting(file, seconds=.1):
+def noting(file, do, name=str):
     "Work that notes in a file when it began and ended, on which machine, in which process."
     def work(cell):
+        import os
+
+        import ray
+        def note(what):
+            with open(file, "a") as f: f.write(f"{what} {name(cell)} {ray.util.get_node_ip_address()} {os.getpid()}\n")
+        note("begin")
+        found = do(cell)
+        note("end")
+        return found
+    return work
+
+
+def pretending(seconds):
+    "Work that takes its time, and tells which cell it was, and where."
+    def do(cell):
         import os
         import time
 
         import ray
-        def note(what):
-            with open(file, "a") as f: f.write(f"{what} {cell} {ray.util.get_node_ip_address()} {os.getpid()}\n")
-        note("begin")
         time.sleep(seconds)
-        note("end")
         return cell, ray.get_runtime_context().get_node_id(), os.getpid()
-    return work
+    return do
 
 
 def most_at_once(file) -> dict[str, int]:
@@ -342,28 +354,40 @@ def most_at_once(file) -> dict[str, int]:
     return most
 
 
-def spread_on(cluster, work, cells, keep, **how):
-    "Spread cells and keep what comes back."
-    with c.spread_over(cluster.address, work, **how) as spread:
-        for result in spread.do(cells): keep(result)
-    return spread
+def test_the_real_pairs_cells_of_a_killed_node_are_done_again(head, tmp_path, monkeypatch):
+    "As `specdec bench run CONFIG --ray` does it; the second machine is killed with a cell in its hands."
+    fetch()
+    grid = Grid(methods=["plain", "head"], K=[3], dtypes=["float32"], device="cpu", threads=1, prompts="quick", count=1,
+                max_new_tokens=4)
+    file, notes, killed, spreads, spread_over = tmp_path / "r.jsonl", tmp_path / "notes", [], [], c.spread_over
+    @contextmanager
+    def watched(*how):
+        with spread_over(*how) as spread:
+            spreads.append(spread)
+            yield spread
+    monkeypatch.setattr(c, "spread_over", watched)
+    monkeypatch.setattr(c, "whole_cell", noting(notes, c.whole_cell, lambda work: work[0].prompt.id))
 
-
-def test_the_cells_of_a_killed_node_are_done_again(head, tmp_path):
-    kept, killed = [], []
-    with second(head, "127.0.0.2") as doomed:
-        def keep(result):
-            kept.append(result)
-            if killed or result[1] != doomed.node_id: return
-            killed.append(len(kept))  # it has the next cell in its hands, or gets it now
-            time.sleep(.2)
+    def spread_on_both(work, keep):
+        def keep_and_kill(one):
+            keep(one)
+            [spread] = spreads
+            if spread.starting: spread.crew.ray.wait(list(spread.starting), timeout=60)  # until both are ready
+            working = {place.node: number for place, number in spread.working.values()}
+            if killed or doomed.node_id not in working: return
+            killed.append(working[doomed.node_id])
             head.remove_node(doomed, allow_graceful=False)  # SIGKILL to each of its processes
-            with_signal(result[2], signal.SIGKILL)
-        spread = spread_on(head, noting(tmp_path / "notes", .4), range(6), keep)
-    assert killed and sorted(cell for cell, *_ in kept) == list(range(6))
-    assert spread.failed == spread.refused == {} and sum(spread.lost.values()) >= 1
-    assert most_at_once(tmp_path / "notes") == dict.fromkeys(most_at_once(tmp_path / "notes"), 1)
-    assert {node for _, node, _ in kept[-2:]} == {head.head_node.node_id}
+            with_signal(int(notes.read_text().rpartition("127.0.0.2 ")[2].split()[0]), signal.SIGKILL)
+        c.over_ray(head.address)(work, keep_and_kill)
+
+    with second(head, "127.0.0.2") as doomed: outcome = bench_run(grid, file, spread_on_both)
+    assert outcome.complete and outcome.failed == {} and outcome.made == 3 * 2
+    assert killed and spreads[0].refused == {} and spreads[0].lost == {killed[0]: 1}
+    assert most_at_once(notes) == dict.fromkeys(most_at_once(notes), 1)
+    records = read_records(file)
+    assert sorted(record.key for record in records) == sorted({record.key for record in outcome.records})
+    assert {record.parted for record in records} == {None} and len(records) == 6  # the head's text is the plain one
+    assert bench_run(grid, file).made == 0
 
 
 def with_signal(pid, number):
@@ -373,7 +397,7 @@ def with_signal(pid, number):
 
 def test_a_shared_machine_a_killed_worker_and_ctrl_c(head, tmp_path, interruptible):
     "Two cells at a time, until an interrupt: what is finished is kept, and the machine is free."
-    kept, timers, noted = [], [], noting(tmp_path / "notes", .3)
+    kept, timers, noted = [], [], noting(tmp_path / "notes", pretending(.3))
     def work(cell):
         if cell == 1: raise ValueError("no such prompt")
         return noted(cell)
@@ -399,7 +423,7 @@ def test_a_shared_machine_a_killed_worker_and_ctrl_c(head, tmp_path, interruptib
 
 def test_a_cluster_without_a_gpu(head):
     with pytest.raises(InputError, match="no machine with a GPU"):
-        spread_on(head, print, [1], print, device="cuda")
+        with c.spread_over(head.address, print, device="cuda"): pass
 
 
 @pytest.mark.parametrize("name", ["specdec", "torch", "transformers"])

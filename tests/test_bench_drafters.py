@@ -1,39 +1,37 @@
-"""The comparison of drafters: its order, its figures from made-up measurements, resuming, and one tiny live run of our
-side."""
+"""The comparison of drafters: its order, its figures from made-up times, resuming, and one tiny live run."""
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-import torch
 
-from specdec.bench import drafters
+from helpers_training import make_target
+from specdec.bench import run as r
 from specdec.bench.drafters import (
-    DRAFTERS,
     DraftersConfig,
     alphas,
+    bench_drafters,
     best_of,
     chosen_prompts,
     counts,
     draft_costs,
-    drafter_jobs,
-    drafter_peer,
+    drafters_cells,
+    drafters_grid,
     drafters_text,
-    find_drafters,
     held_out_prompts,
-    is_asked_for,
     make_drafters_report,
     method_name,
+    timing_of,
 )
-from specdec.bench.runner import Measurement, Results, Runner, timed
+from specdec.bench.methods import DRAFTERS
+from specdec.bench.records import read_records
+from specdec.bench.runner import Timing
 from specdec.core import InputError, Round
-from specdec.drafters.base import Draft, NoDrafter
 from specdec.models import prompts
-from specdec.protocol import CausalLM
 
 
 def made_up(method, prompt, repeat, seconds, **details):
-    return Measurement("r", method, prompt, prompt.split("_")[0], repeat, 10, seconds, "t", details)
+    return Timing(method, prompt, prompt.split("_")[0], repeat, 10, seconds, "", details)
 
 
 def speculated(method, prompt, seconds, repeat=0, **more):
@@ -65,13 +63,21 @@ def test_thirty_prompts():
 
 
 def test_order_is_interleaved_and_everyone_goes_first():
-    config = DraftersConfig(prompts=4, held_out=2, repeats=2, temperatures=(0.0, 1.0))
-    methods = [f"{m}@{t}" for t in "01" for m in "ABC"]
-    order = list(drafter_jobs(config, methods))
-    assert len(order) == len(set(order)) == 2 * 6 * 6
-    blocks = [order[i:i + 3] for i in range(0, len(order), 3)]
-    assert all(len({(r, p.id, m[-1]) for r, p, m in block}) == 1 for block in blocks)
-    assert {block[0][2] for block in blocks} == set(methods)
+    config = DraftersConfig(drafters=("suffix", "head"), Ks=(2, 4), prompts=4, held_out=2, repeats=2, device="cpu")
+    some = list(drafters_cells(config))
+    every = [run for cell in some for run in cell.runs]
+    assert len(some) == 2 * 6 * 2 and len(every) == len({*every}) == len(some) * (1 + 2 * 2 + 3)
+    assert all(len({(run.repeat, run.prompt, run.temperature) for run in cell.runs}) == 1 for cell in some)
+    assert {(cell.runs[0].method, cell.runs[0].temperature) for cell in some} >= {("plain", 0), ("suffix", 1)}
+    assert [cell.prompt.id for cell in some[:12:2]] == [prompt.id for prompt in chosen_prompts(config)]
+    assert {run.K for run in every if run.method == "prompt_lookup"} == {4}  # the largest
+
+
+def test_the_settings_are_a_grid_and_trained_folders_its_pairs_parts():
+    grid = drafters_grid(DraftersConfig(head="my-head", draft="my-draft", dtype="float32"))
+    [pair] = grid.pairs
+    assert (pair.spec.target, pair.spec.drafter, pair.spec.draft) == ("smollm2", "my-head", "my-draft")
+    assert [name for name in grid.methods if name in DRAFTERS] == [*DRAFTERS] and grid.dtypes == ["float32"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_an_unknown_drafter_is_refused_before_anything_is_loaded():
 def test_the_command_repeats_the_settings():
     from typer.testing import CliRunner
 
-    from specdec.bench import drafters as bench_drafters
+    from specdec.bench import drafters
     from specdec.cli import app
     config, seen = (
         DraftersConfig(
@@ -106,7 +112,7 @@ def test_the_command_repeats_the_settings():
     )
     def instead(given, out): return seen.append(given) or {"complete": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_drafters, "bench_drafters", instead)
+        patch.setattr(drafters, "bench_drafters", instead)
         assert CliRunner().invoke(app, config.command.split()[1:]).exit_code == 0
     assert seen == [config]
 
@@ -188,108 +194,54 @@ def test_costs_are_ratios_on_the_same_prompt():
     assert alphas(some, "plain@0") == []
 
 
-def test_a_run_goes_on_where_it_stopped():
-    calls = []
-    def good(ids, n, seed):
-        calls.append((n, seed))
-        return list(range(n)), {"rounds": 1.0}
-    def bad(ids, n, seed): raise RuntimeError("out of luck")
-    config = DraftersConfig(prompts=1, held_out=1, repeats=2, temperatures=(0.0,), max_new_tokens=12)
-    methods = {"good@0": timed(good), "bad@0": timed(bad)}
-    runner = Runner(methods, lambda prompt: [1], config.max_new_tokens, Results(), "r")
-    runner.do(drafter_jobs(config, methods))
-    assert runner.failed == {"bad@0": "RuntimeError: out of luck"}
-    assert len(runner.results.of("r")) == 1 + 4  # the start-up, and two prompts twice
-    assert calls == [(8, 0), (8, 0), (12, 0), (12, 0), (12, 1), (12, 1)]
-    calls.clear()
-    runner.do(drafter_jobs(config, ["good@0"]))
-    assert calls == []
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target"))
 
 
-@pytest.mark.parametrize(
-    "method, prompt, repeat, expected",
-    [
-        ("head/4@0", "code_000", 0, True), ("plain@0", "code_005", 0, True), ("suffix/4@0", "code_000", 0, False),
-        ("head/4@1", "code_000", 0, False), ("head/4@0", "code_001", 0, False), ("head/4@0", "code_000", 1, False),
-        ("startup", "head/4@0", 0, False),
-    ],
-    ids=["drafter", "plain", "other drafter", "other temperature", "other prompt", "other repeat", "start-up"],
-)
-def test_a_report_takes_what_it_was_asked_for(method, prompt, repeat, expected):
-    config = DraftersConfig(drafters=("head",), prompts=1, held_out=1, repeats=1, temperatures=(0.0,))
-    assert is_asked_for(made_up(method, prompt, repeat, 1.0), config) is expected
+@pytest.fixture(scope="module")
+def live(folder, tmp_path_factory):
+    "One run of a small random model: its settings, its file, and what the report said."
+    config = DraftersConfig(model=str(folder), draft=str(folder), drafters=("suffix", "model", "head"), Ks=(3,),
+                            prompts=1, held_out=1, max_new_tokens=9, repeats=1, device="cpu", dtype="float32")
+    file = tmp_path_factory.mktemp("run") / "r.jsonl"
+    return config, file, bench_drafters(config, file)
 
 
-def test_drafters_that_cannot_be_had_say_why(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    class Target: vocab_size, device, dtype = 10, torch.device("cpu"), torch.float32
-    found, missing = find_drafters(
-        DraftersConfig(drafters=("ngram", "suffix", "head", "int4"), head=str(tmp_path)), Target()
-    )
-    assert set(found) == {"ngram", "suffix"} and set(missing) == {"head", "int4"} and all(missing.values())
-    assert (
-        "no trained head for other" in find_drafters(DraftersConfig(model="other", drafters=("head",)), Target())[1][
-            "head"
-        ]
-    )
-    assert (
-        "no trained drafter"
-        in find_drafters(DraftersConfig(drafters=("model",), draft=str(tmp_path / "nowhere")), Target())[1]["model"]
-    )
-    assert {name for some in find_drafters(DraftersConfig(model="other"), Target()) for name in some} == {*DRAFTERS}
+def test_a_live_run_of_both_sides(live):
+    _, file, report = live
+    assert report["complete"] and set(report["failed"]) == {"head"} and "There is no head" in report["failed"]["head"]
+    assert set(report["alpha"]["0"]) == set(report["alpha"]["1"]) == {"suffix", "model"}
+    assert report["alpha"]["0"]["model"] == 1 and report["tau"]["0"]["model"] == 4  # it drafts for itself
+    for name in ("sd_vs_plain", "sd_vs_transformers", "sd_vs_best_assisted", "c"):
+        assert report[name]["0"]["model"] > 0
+    assert {"plain@0", "suffix/3@1", "assisted@0", "prompt_lookup@1"} <= report["tokens_per_second"].keys()
+    assert len(read_records(file)) == 2 * 2 * 6
 
 
-class Recital(CausalLM):
-    "A target that counts up."
-    vocab_size, context_length, device = 50, 100, torch.device("cpu")
-    def new_cache(self, capacity):
-        from specdec.kvcache import KVCache
-        return KVCache(1, capacity)
-    def forward(self, ids, cache, last=None, layers=()):
-        cache.append(0, torch.zeros(1, 1, ids.shape[1], 1), torch.zeros(1, 1, ids.shape[1], 1))
-        logits = 9.0 * torch.nn.functional.one_hot((ids + 1) % 50, 50)
-        return logits[:, -last:] if last else logits
+def test_a_run_goes_on_where_it_stopped(live, monkeypatch):
+    config, file, report = live
+    monkeypatch.setattr(r, "decoded", lambda *words: pytest.fail("measured again"))
+    again = bench_drafters(replace(config, drafters=("suffix", "model")), file)
+    assert again["failed"] == {} and again["sets"] == report["sets"]
+    assert "head" not in drafters_text(again)
 
 
-class Knows:
-    layers = ()
-    def prefill(self, tokens, features, limit, eos_ids): self.last = tokens[-1]
-    def commit(self, tokens, features): self.last = tokens[-1]
-    def propose(self, K, transform, source): return Draft([(self.last + 1 + i) % 50 for i in range(K)])
+def test_counts_come_from_the_rounds_of_a_record(live):
+    records = read_records(live[1])
+    for record in records:
+        run, timing = record.config, timing_of(record)
+        rounds = record.result.rounds
+        assert timing.method == method_name(run.method, run.temperature, run.K if run.method in DRAFTERS else None)
+        assert (timing.tokens, timing.details["rounds"]) == (9, len(rounds))
+        assert ("verify_seconds" in timing.details) == bool(rounds)
+        assert ("step_seconds" in timing.details) == any(one.drafted for one in rounds)
+        if rounds: assert timing.details["emitted"] == 8
+        if timing.details["drafted"]:
+            in_all = timing.details["step_seconds"] * sum(len(one.drafted) for one in rounds)
+            assert in_all == pytest.approx(record.result.draft_time_total_ms / 1000)
+    assert {timing_of(record).details["rounds"] for record in records if record.config.method == "plain"} == {8}
 
 
-@pytest.mark.parametrize("t", [0.0, 1.0])
-def test_our_peer_counts_what_the_loop_did(t):
-    ids, details = drafter_peer(Recital(), Knows(), 3, t)([1, 2, 3], 17, 0)
-    assert len(ids) == 17 and details["emitted"] == 16 and details["accepted_1"] <= details["tried_1"]
-    if t == 0: assert details["accepted_1"] == details["tried_1"]
-    if t == 0: assert ids == list(range(4, 21)) and details["rounds"] == 4 and details["step_seconds"] > 0
-    ids, details = drafter_peer(Recital(), NoDrafter(), 1, t)([1, 2, 3], 5, 0)
-    assert len(ids) == 5 and details["rounds"] == 4 and details["drafted"] == 0
-    assert method_name("head", t, 4) == f"head/4@{t:g}"
-
-
-@pytest.mark.parametrize(
-    "method, details",
-    [
-        ("plain@0", {}), ("plain@0", {"rounds": 3, "emitted": 3}), ("suffix/2@0", {"rounds": 3}),
-        ("plain@0", {"rounds": 0, "emitted": 3, "verify_seconds": 1.0}),
-    ],
-    ids=["nothing", "no time", "no tokens", "no rounds"],
-)
-def test_a_measurement_without_what_the_report_needs_is_named(tmp_path, monkeypatch, method, details):
-    line = {"run": "r", "method": method, "prompt": "code_000", "domain": "code", "repeat": 0, "tokens": 8}
-    line |= {"seconds": 1.0, "text": "t", "details": details}
-    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
-    def refuse(*arguments): raise AssertionError("a model was loaded")
-    monkeypatch.setattr(drafters, "load", refuse)
-    with pytest.raises(InputError, match="r.jsonl, line 1 is not a measurement"):
-        drafters.bench_drafters(DraftersConfig(), tmp_path / "r.jsonl")
-
-
-def test_what_has_no_details_needs_none():
-    for method in ("transformers@0", "assisted@1", "startup", "load", "plain"):
-        assert drafters.needed_details(method) == ()
 def test_numbers_of_numpy_become_plain_ones():
     config = DraftersConfig(prompts=np.int64(2), Ks=(np.int64(3),), temperatures=(np.float32(0.5),))
     plain = DraftersConfig(prompts=2, Ks=(3,), temperatures=(0.5,))

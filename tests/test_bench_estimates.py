@@ -93,6 +93,10 @@ def test_lines_stand_in_the_order_of_a_report(tmp_path):
     names = [line.name for line in study(read_runs(write(tmp_path / "r.jsonl", made)).runs).runs]
     assert names[:5] == ["plain", "suffix, K = 2", "suffix, K = 8", "suffix, adaptive", "hybrid, K = 2"]
     assert names[-1] == "transformers, adaptive"
+    made = grid(1, ("suffix",), (2,), dtypes=("bfloat16", "int4", "float32"))
+    settings = study(read_runs(write(tmp_path / "p.jsonl", made)).runs).settings
+    bits = ["float32"] * 2 + ["bfloat16"] * 2 + ["int4"] * 2  # the most first
+    assert [setting.dtype for setting in settings] == bits and [s.temperature for s in settings] == [0, 1] * 3
 
 
 def test_the_best_K_is_the_fastest_and_without_times_the_one_with_most_tokens_a_round(known, records, tmp_path):

@@ -247,6 +247,89 @@ def test_too_few_tokens_are_no_measurement(grid, monkeypatch):
     assert outcome.records == [] and "It made 1 tokens" in outcome.failed["plain, small in float32"]
 
 
+def test_an_interrupt_that_a_library_takes_for_an_error_is_no_failure(grid, monkeypatch):
+    def swallowed(bench, run, ids):
+        try: signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt: raise ValueError("could not determine the shape") from None
+    monkeypatch.setattr(r, "decoded", swallowed)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try: outcome = r.bench_run(grid)
+    finally: signal.signal(signal.SIGINT, before)
+    assert not outcome.complete and outcome.failed == {}
+    r.put_away()
+
+
+# Starting
+
+def test_start_up_is_what_the_first_run_takes_longer_and_is_told_once(grid, tmp_path, monkeypatch):
+    true, calls = r.decoded, []
+    def slow_at_first(bench, run, ids):
+        result = true(bench, run, ids)
+        first = run.method not in [other.method for other in calls]
+        calls.append(run)
+        return replace(result, total_time=40.0 if first else 1.0)
+    monkeypatch.setattr(r, "decoded", slow_at_first)
+    r.put_away()
+    some = grid.model_copy(update={"K": [3], "temperatures": [0.0], "methods": ["plain", "suffix"]})
+    records = r.bench_run(some, tmp_path / "r.jsonl").records
+    startups = {record.config.method: record.environment.get("startup") for record in reversed(records)}
+    assert {method: found["first_run"] for method, found in startups.items()} == {"plain": 39, "suffix": 39}
+    assert all(found["load"] > 0 for found in startups.values())
+    assert sum("startup" in record.environment for record in records) == 2 < len(records)
+    assert {record.result.total_time for record in records} == {1.0}
+    assert [run.max_new_tokens for run in calls[:3]] == [8, 8, 12]
+
+
+def test_what_breaks_at_its_start_is_not_tried_again(grid, monkeypatch):
+    calls, true = [], r.our_result
+    def broken(bench, run, ids):
+        if run.method == "plain": return true(bench, run, ids)
+        calls.append(run)
+        raise InputError("of this prompt") if run.method == "model" else RuntimeError("no compiler")
+    monkeypatch.setattr(r, "our_result", broken)
+    r.put_away()
+    outcome = r.bench_run(grid.model_copy(update={"K": [3], "temperatures": [0.0], "repeats": 2}))
+    assert outcome.failed["suffix, small in float32"] == "RuntimeError: no compiler"
+    assert [run.method for run in calls].count("suffix") == 1 and [run.method for run in calls].count("model") == 4
+    r.put_away()
+
+
+def test_a_target_that_breaks_is_loaded_once_and_fails_for_all(grid, monkeypatch):
+    loads = []
+    def broken(*which, **more):
+        loads.append(which)
+        raise MemoryError("no room")
+    monkeypatch.setattr(r, "load", broken)
+    r.put_away()
+    outcome = r.bench_run(grid)
+    assert len(loads) == 1 and set(outcome.failed.values()) == {"MemoryError: no room"} and len(outcome.failed) == 3
+    r.put_away()
+
+
+def test_a_cell_may_hold_several_precisions(grid):
+    "Then what is compared across them is done side by side, and a text is compared with the plain one of its own."
+    [cell, *_] = cells(grid.model_copy(update={"methods": ["plain", "suffix"], "K": [3]}))
+    other = [run.model_copy(update={"dtype": "bfloat16"}) for run in cell.runs]
+    records = list(r.do_cell(replace(cell, runs=(*cell.runs, *other))))
+    assert [record.config.dtype for record in records] == ["float32"] * 2 + ["bfloat16"] * 2
+    assert [record.environment["dtype"] for record in records] == [record.config.dtype for record in records]
+    assert len({record.key for record in records}) == 4
+    known = {record.key: record for record in reversed(records[:3])}
+    [last] = r.do_cell(replace(cell, runs=(*cell.runs, *other)), known)
+    assert last.config == other[1] and last.result.generated_ids == records[3].result.generated_ids
+    first = replace(records[0], result=replace(records[0].result, generated_ids=[0] * 12))  # another text, in float32
+    r.put_away()
+    [last] = r.do_cell(replace(cell, runs=(*cell.runs, *other)), {**known, first.key: first})
+    assert last.parted is None
+
+
+def test_the_default_drafter_is_what_a_pair_drafts_with(grid):
+    small = grid.model_copy(update={"methods": ["plain", "default"], "K": [4], "domains": ["code"]})
+    records = [record for record in r.bench_run(small).records if record.config.method == "default"]
+    assert len(records) == 2 and {record.decoder_label for record in records} == {"SD-K4"}
+    assert {record.result.drafter for record in records} == {"lookup"}
+
+
 # The plain text
 
 def test_a_text_that_leaves_the_plain_one_says_where_and_how_far(grid, monkeypatch):
@@ -261,7 +344,7 @@ def test_a_text_that_leaves_the_plain_one_says_where_and_how_far(grid, monkeypat
     assert not any(record.parted for record in r.bench_run(greedy).records)
     monkeypatch.setattr(r, "our_result", wrong)
     records = r.bench_run(greedy).records
-    r.bench_of.cache_clear()
+    r.put_away()
     assert {record.config.method for record in records if record.parted} == {"suffix"}
     for record in records:
         if not record.parted: continue
@@ -315,7 +398,7 @@ def test_acceptance_only_is_marked_and_not_warmed_up(grid, monkeypatch):
         made.append(run.max_new_tokens)
         return true(bench, run, ids)
     monkeypatch.setattr(r, "decoded", counted)
-    r.bench_of.cache_clear()
+    r.put_away()
     records = r.bench_run(grid.model_copy(update={"timing": False})).records
     assert {record.environment["timed"] for record in records} == {False} and set(made) == {12}
 

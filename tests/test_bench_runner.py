@@ -1,35 +1,19 @@
-"""What both benchmarks share: the order of runs, what is kept, what is refused, and the arithmetic. Nothing here
-asserts a time."""
+"""What all benchmarks share: the order of runs, lines that survive, and the arithmetic. Nothing here asserts a time."""
 import json
-import math
-import signal
 import socket
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from helpers import on_a_disk_of
+from specdec import costs
 from specdec.bench import runner as r
 from specdec.core import InputError
 from specdec.models import prompts
 
 
-def measured(method: str, prompt: str = "code_0", repeat: int = 0, seconds: float = 1.0, **details) -> r.Measurement:
-    return r.Measurement("run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, "t", details)
-
-
-def peer(ids: list[int], n: int, seed: int): return list(range(n)), {}
-def one_id(prompt): return [1]
-
-
-def jobs(*methods: str, repeats: int = 2) -> list[r.Job]:
-    "On two prompts."
-    return list(r.interleaved(r.first_prompts(prompts(), 2), repeats, methods))
-
-
-def runner(methods: dict[str, r.Method], results: r.Results | None = None, tokens: int = 4) -> r.Runner:
-    return r.Runner(methods, one_id, tokens, results or r.Results(), "run")
+def measured(method: str, prompt: str = "code_0", repeat: int = 0, seconds: float = 1.0, **details) -> r.Timing:
+    return r.Timing(method, prompt, prompt.split("_")[0], repeat, 8, seconds, "t", details)
 
 
 # Order
@@ -65,24 +49,26 @@ def test_groups_of_methods_stay_together():
 
 
 def test_without_methods_there_is_nothing_to_do():
-    assert jobs() == []
-    runner({}).do([])
+    assert list(r.interleaved(r.first_prompts(prompts(), 2), 2, [])) == []
 
 
 # Which run it was
 
 def test_other_code_is_another_run(monkeypatch, tmp_path):
-    def code(): return r.environment("cpu", "float32")["code"]
+    def code():
+        costs.code_digest.cache_clear()
+        return r.environment("cpu", "float32")["code"]
     before = code()
     assert before == code()
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "one.py").write_text("x = 1")
-    monkeypatch.setattr(r.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(costs.resources, "files", lambda package: tmp_path)
     changed = code()
     (tmp_path / "notes.txt").write_text("not code")
     assert changed != before and code() == changed
     (tmp_path / "part" / "one.py").write_text("x = 2")  # sub-packages count
     assert code() != changed
+    costs.code_digest.cache_clear()
 
 
 def test_environment_names_no_host_and_no_path():
@@ -90,158 +76,61 @@ def test_environment_names_no_host_and_no_path():
     assert socket.gethostname() not in said and ":/" not in said and '"/' not in said
 
 
-# Results that are kept
+# Lines that are kept
 
-def test_results_come_back_and_go_on(tmp_path):
-    file, first = tmp_path / "results.jsonl", measured("plain", seconds=1.5, model_seconds=1.25)
-    r.Results(file).add(first)
-    file.write_text(file.read_text().rstrip("\n"))  # an editor that drops the last newline
-    results = r.Results(file)
-    assert results.of("run") == [first] and results.of("other") == []
-    results.add(replace(first, repeat=1))
-    assert len(r.Results(file).of("run")) == 2 and file.read_text().count("\n") == 2
+BEGIN = b'{"run": '
 
 
-NAN = math.nan
+def lines(file: Path) -> list[bytes]:
+    "What the file holds, mended."
+    found, torn = r.read_lines(file, BEGIN)
+    r.mend(file, torn)
+    return found
 
-def wrong(**fields): return json.dumps(asdict(measured("plain")) | fields)
-WRONG = wrong(seconds="1.0")
 
-@pytest.mark.parametrize(
-    "damage",
-    [WRONG, '{"run": "x', '{"run": "x"}', "[]", "", '{"a": 1}', "nonsense", "5", "[" * 10**5, "\xff",
-     wrong(seconds=0), wrong(seconds=-1), wrong(seconds=NAN), wrong(seconds=math.inf), wrong(seconds=True),
-     wrong(tokens=0), wrong(repeat=-1), wrong(details={"rounds": NAN}), wrong(details={"rounds": "3"})],
-    ids=["wrong type", "cut off", "too few fields", "a list", "empty", "other fields", "no JSON", "a number",
-         "too deep", "no UTF-8", "no time", "time back", "NaN", "for ever", "a truth", "no tokens", "before the first",
-         "NaN inside", "a text inside"],
-)
-def test_a_damaged_line_is_named(tmp_path, damage):
+def test_lines_come_back_and_go_on(tmp_path):
     file = tmp_path / "results.jsonl"
-    r.Results(file).add(measured("plain"))
-    with open(file, "a", encoding="latin-1") as f: f.write(damage + "\n")
-    before = file.read_bytes()
-    with pytest.raises(InputError, match="results.jsonl, line 2"): r.Results(file)
-    assert file.read_bytes() == before
+    assert lines(file) == [] and file.read_bytes() == b""
+    r.add_line(file, '{"run": 1}')
+    file.write_text(file.read_text().rstrip("\n"))  # an editor that drops the last newline
+    assert lines(file) == [b'{"run": 1}']
+    r.add_line(file, '{"run": 2}')
+    assert lines(file) == [b'{"run": 1}', b'{"run": 2}']
 
 
 def test_a_file_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(InputError, match="another file"): r.Results(tmp_path)
-    with pytest.raises(InputError, match="another file"): r.Results(tmp_path / "no" / "folder.jsonl")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="another file"): r.Results(tmp_path / "bytes")
-    assert (tmp_path / "bytes").read_bytes() == b"\xff\xfe"
-    with pytest.raises(InputError, match="not a file"): r.Results(Path("/dev/full"))
+    for file in (tmp_path, Path("/dev/full")):
+        with pytest.raises(InputError, match="not a file.*another file"): lines(file)
+    with pytest.raises(InputError, match="another file"): lines(tmp_path / "no" / "folder.jsonl")
 
 
 @pytest.mark.parametrize("rest", ['{', '{"run": "r', '{"run": "run", "method": "plain", "sec'])
 def test_a_line_torn_by_a_kill_is_cut_off(tmp_path, rest):
-    file, first = tmp_path / "results.jsonl", measured("plain")
-    r.Results(file).add(first)
+    file = tmp_path / "results.jsonl"
+    r.add_line(file, '{"run": 1}')
     whole = file.read_bytes()
     with open(file, "a") as f: f.write(rest)
-    assert r.Results(file).of("run") == [first] and file.read_bytes() == whole
+    assert lines(file) == [b'{"run": 1}'] and file.read_bytes() == whole
 
 
-def test_another_file_is_not_taken_for_a_torn_line(tmp_path):
-    (tmp_path / "letter").write_text("Dear Sir")
-    with pytest.raises(InputError, match="line 1 is not a measurement"): r.Results(tmp_path / "letter")
-    assert (tmp_path / "letter").read_text() == "Dear Sir"
-
-
-def test_details_that_the_report_divides_by_must_be_there(tmp_path):
-    file = tmp_path / "results.jsonl"
-    def needs(method): return ("rounds",) if method == "plain" else ()
-    r.Results(file).add(measured("other"))
-    r.Results(file, needs).add(measured("plain", rounds=3))
-    assert len(r.Results(file, needs).of("run")) == 2
-    for rounds in ({}, {"rounds": 0}):
-        r.Results(file).add(measured("plain", repeat=1, **rounds))
-        with pytest.raises(InputError, match="line 3 is not a measurement .rounds is not above 0"):
-            r.Results(file, needs)
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+@pytest.mark.parametrize("rest", ["Dear Sir", '{"ran": 1', '{"run": 2}', "\xff"],
+                         ids=["letter", "other", "whole", "no UTF-8"])
+def test_anything_else_is_not_taken_for_a_torn_line(tmp_path, rest):
+    file = tmp_path / "letter"
+    file.write_bytes(rest.encode("latin-1"))
+    assert lines(file) == [rest.encode("latin-1")] and file.read_bytes() == rest.encode("latin-1") + b"\n"
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path):
     file = tmp_path / "results.jsonl"
-    results = r.Results(file)
-    results.add(measured("plain"))
+    r.add_line(file, '{"run": 1}')
     before = file.read_bytes()
-    with on_a_disk_of(len(before) + 20):
-        with pytest.raises(InputError, match="File too large"): results.add(measured("plain", repeat=1))
+    with on_a_disk_of(len(before) + 5):
+        with pytest.raises(InputError, match="File too large"): r.add_line(file, '{"run": 2}')
     assert file.read_bytes() == before
 
 
-# The runner
-
-def test_a_rerun_measures_only_what_is_missing(tmp_path):
-    calls = []
-    def counted(ids, n, seed):
-        calls.append((n, seed))
-        return peer(ids, n, seed)
-    for repeats, seeds in ((2, [0, 0, 1, 1]), (2, []), (3, [2, 2])):
-        calls.clear()
-        runner({"p": r.timed(counted)}, r.Results(tmp_path / "r.jsonl"), 12).do(jobs("p", repeats=repeats))
-        warm_up = [(8, 0), (8, 0)] if seeds else []
-        assert calls == warm_up + [(12, seed) for seed in seeds]
-    assert [m.method for m in r.Results(tmp_path / "r.jsonl").of("run")].count("p") == 6
-
-
-def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
-    calls = []
-    def interrupted(ids, n, seed):
-        calls.append(n)
-        if len(calls) == 5: raise KeyboardInterrupt
-        return peer(ids, n, seed)
-    with pytest.raises(KeyboardInterrupt):
-        runner({"p": r.timed(interrupted)}, r.Results(tmp_path / "r.jsonl")).do(jobs("p"))
-    # of four: two to warm up, two runs, the interrupt
-    assert [m.method for m in r.Results(tmp_path / "r.jsonl").of("run")] == ["startup", "p", "p"]
-
-
-def test_an_interrupt_that_a_library_takes_for_an_error_is_no_failure():
-    def swallowed(ids, n, seed):
-        try: signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt: raise ValueError("could not determine the shape") from None
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    bench = runner({"p": swallowed})
-    try:
-        with pytest.raises(KeyboardInterrupt): bench.do(jobs("p"))
-    finally: signal.signal(signal.SIGINT, before)
-    assert bench.failed == {}
-
-
-def test_a_method_that_fails_says_why_and_the_rest_goes_on():
-    def broken(ids, n, seed): raise RuntimeError("out of\nluck")
-    def short(ids, n, seed): return [1], {}
-    bench = runner({"broken": r.timed(broken), "short": r.timed(short), "good": r.timed(peer)})
-    bench.do(jobs(*bench.methods))
-    assert bench.failed == {
-        "broken": "RuntimeError: out of luck", "short": "ModelError: It made 1 tokens where 4 were asked for.",
-    }
-    assert [m.method for m in bench.results.of("run")] == ["startup", "good", "good", "good", "good"]
-
-
-def test_a_probes_start_up_is_nobodys():
-    def broken(ids, n, seed): raise RuntimeError("no such memory")
-    def probe(ids, n, seed): return r.Sample(8, 0.5, "", {})
-    bench = runner({"good": r.timed(peer), "floor": broken, "probe": probe})
-    bench.do(jobs(*bench.methods))
-    assert bench.failed == {"floor": "RuntimeError: no such memory"}
-    assert sorted(m.method for m in bench.results.of("run")) == ["good"] * 4 + ["probe"] * 4 + ["startup"]
-
-
-def test_start_up_is_what_the_first_run_takes_longer(monkeypatch):
-    clock = iter([0, 40, 40, 41, 41, 42, 42, 43, 43, 44, 44, 45, 45, 46, 46, 47, 47, 48, 48, 49])  # 40 s, then 1 s each
-    monkeypatch.setattr(r.time, "perf_counter", lambda: next(clock))
-    bench = runner({"p": r.timed(peer)})
-    def found(): return [(m.method, m.prompt, m.seconds) for m in bench.results.of("run") if m.repeat == 0]
-    expected = [("startup", "p", 39), ("p", "code_000", 1), ("p", "conversation_000", 1)]
-    bench.do(jobs("p"))
-    assert found() == expected
-    bench.do(jobs("p", repeats=3))  # a warm start later doesn't replace it
-    assert found() == expected
-
+# What is said
 
 def test_a_long_reason_is_cut():
     assert r.reason(RuntimeError("a\n b")) == "RuntimeError: a b" and len(r.reason(RuntimeError("word " * 500))) < 310
@@ -260,7 +149,6 @@ def test_ratios_are_taken_within_a_repeat():
         measured("a", repeat=1, seconds=10), measured("b", repeat=1, seconds=15),  # 1.5, on a slower machine
         measured("a", repeat=2, seconds=1), measured("b", repeat=2, seconds=9),    # 9: an outlier
         measured("a", repeat=3), measured("b", "code_1", repeat=3),                # no partners
-        measured("startup", "a", seconds=0.0),                                     # nobody asks for its speed
     ]
     assert r.paired_ratios(runs, "a", "b") == {"code_0": 2.0}
     assert r.paired_ratios(runs, "a", "c") == {}

@@ -8,9 +8,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from specdec.bench import methods as m
 from specdec.bench import peers as b
+from specdec.bench import run as r
+from specdec.bench.estimates import read_runs
 from specdec.bench.llamacpp import llamacpp_missing
-from specdec.bench.runner import Measurement, Runner, environment
+from specdec.bench.runner import Timing, environment
 from specdec.cli import ExitCode, app
 from specdec.core import InputError, ModelError
 from specdec.kvcache import cache_bytes
@@ -18,19 +21,20 @@ from specdec.models import fetch, load_tokenizer
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp
+THEIRS = {"transformers", "compiled", "prompt_lookup", "assisted", "prefill_transformers"}
 ABSENT = {"llama.cpp": "not installed"}  # as `quick` pretends
 
 
 def run_of(
     method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t", **more
-) -> Measurement:
-    return Measurement(
-        "run", method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more}
+) -> Timing:
+    return Timing(
+        method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more}
     )
 
 
-def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> Measurement:
-    return Measurement("run", method, prompt, prompt.split("_")[0], repeat, tokens, seconds, "", details)
+def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> Timing:
+    return Timing(method, prompt, prompt.split("_")[0], repeat, tokens, seconds, "", details)
 
 
 # Settings
@@ -52,14 +56,35 @@ def test_more_prompts_than_there_are_names_the_limit():
     with pytest.raises(InputError, match="at most 15, not 16"): b.PeersConfig(prompts=16)
 
 
-def test_fingerprint_ignores_how_many_and_nothing_else():
-    machine = {"torch": "1"}
-    run = b.run_fingerprint(SMALL, machine)
-    assert len(run) == 12 and run == b.run_fingerprint(replace(SMALL, repeats=9, prompts=15), machine)
-    assert run not in {
-        b.run_fingerprint(replace(SMALL, K=2), machine), b.run_fingerprint(replace(SMALL, max_new_tokens=5), machine),
-        b.run_fingerprint(SMALL, {"torch": "2"}),
-    }
+def runs_of(config):
+    "Everything that is run, on a CPU in float32."
+    cells = list(b.peers_cells(config, b.peers_ways(config, "float32")[0]))
+    runs = [run for cell in cells for run in cell.runs]
+    assert len(cells) == config.prompts * config.repeats and len(runs) == len({*runs})
+    return {*runs}
+
+
+def test_more_of_the_same_is_the_same_and_more():
+    config = replace(SMALL, device="cpu")
+    few, more = runs_of(config), runs_of(replace(config, repeats=3, prompts=4))
+    assert few < more and not few & runs_of(replace(config, max_new_tokens=5))
+    assert {run.method for run in few - runs_of(replace(config, K=2))} == {"ngram", "prompt_lookup"}
+    assert sum(run.method == "memory" for run in more) == 1  # it is asked for once
+
+
+def test_methods_of_one_precision_are_neighbours(monkeypatch):
+    monkeypatch.setattr(b, "llamacpp_missing", lambda: None)
+    config = replace(SMALL, device="cpu", repeats=1)
+    ways, missing = b.peers_ways(config, "float32", leave_out=["assisted"])
+    assert missing == {"assisted": b.LEFT_OUT} and {name for name in b.METHODS if name not in ways} == {
+        "assisted", *(f"{name}_float32" for name in b.OURS | b.LLAMACPP)}
+    for cell in b.peers_cells(config, ways):
+        dtypes = [run.dtype for run in cell.runs]
+        assert sorted(dtypes, key=[*dict.fromkeys(dtypes)].index) == dtypes and len({*dtypes}) == 3
+        assert {run.prompt for run in cell.runs} == {cell.prompt.id}
+    other = b.peers_ways(replace(config, model="elsewhere"), "float32")[0]
+    assert {name for name in ways if name not in other} == {
+        f"llamacpp_eagle3{end}" for end in ("", "_bf16", "_int4")}  # its head was trained for one model
 
 
 # Arithmetic
@@ -132,15 +157,14 @@ def full_report(plain: float = 1.0, memory: int = 120) -> dict:
             probed("prefill_llamacpp", *at, 1024, 3.0),
         ]
     runs.append(
-        Measurement(
-            "run", "memory", "longest", "", 0, 128, 0.0, "",
+        Timing(
+            "memory", "code_0", "code", 0, 128, 0.0, "",
             {"after_imports": 50, "peak": 50 + memory, "weights": 80, "cache": 20},
         )
     )
-    runs += [
-        Measurement("run", "load", "compiled", "", 0, 0, 2.0, ""),
-        Measurement("run", "startup", "compiled", "", 0, 8, 40.0, ""),
-    ]
+    first = next(i for i, run in enumerate(runs) if run.method == "compiled")
+    for i, start in ((first, {"load": 2.0, "first_run": 40.0}), (first + 1, {"load": 0.1, "first_run": 0.2})):
+        runs[i] = replace(runs[i], details=runs[i].details | start)  # it was started a second time, warmer
     return b.make_report(SMALL, environment("cpu", "float32"), runs, {}, True)
 
 
@@ -248,7 +272,7 @@ class Shortened:
 
 def test_an_early_exit_that_breaks_leaves_the_model_whole():
     model = Shortened()
-    with pytest.raises(KeyboardInterrupt): b.transformers_peer(model, assistant_early_exit=4)([1], 2)
+    with pytest.raises(KeyboardInterrupt): m.transformers_peer(model, assistant_early_exit=4)([1], 2)
     assert model.config.num_hidden_layers == 30
 
 
@@ -257,7 +281,7 @@ def test_compile_folder_is_put_back(monkeypatch):
     for before in (None, "mine"):
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         if before: monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
-        with pytest.raises(RuntimeError), b.compile_folder("other"):
+        with pytest.raises(RuntimeError), m.compile_folder("other"):
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "other"
             raise RuntimeError
         assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
@@ -284,23 +308,23 @@ class Cache:
 
 def test_verifying_stands_on_the_prompt_and_asks_for_all_logits():
     model = Counting()
-    tokens, seconds, text, _ = b.verify_probe(model, repeats=3)([5, 6, 7])
-    assert (tokens, text) == (8, "") and seconds > 0
+    tokens, seconds, details = m.verify_probe(model, repeats=3)([5, 6, 7])
+    assert (tokens, details) == (8, {}) and seconds > 0
     assert model.seen == [(0, 3, 1)] + [(3, 8, None)] * 3
 
 
 def test_prefill_reads_a_thousand_tokens_for_the_last_logits():
     model = Counting()
-    tokens, seconds, _, _ = b.specdec_probes(model, 1)["prefill"]([5, 6, 7])
+    tokens, seconds, _ = m.specdec_probes(model, 1)["prefill"]([5, 6, 7])
     assert tokens == 1024 and seconds > 0 and model.seen == [(0, 1024, 1)]
     seen = []
-    b.prefill_probe(lambda ids: seen.append(ids) or torch.zeros(1, 1, 1), tokens=7)([5, 6, 7])
+    m.prefill_probe(lambda ids: seen.append(ids) or torch.zeros(1, 1, 1), tokens=7)([5, 6, 7])
     assert seen[0].tolist() == [[5, 6, 7, 5, 6, 7, 5]]
 
 
 def test_the_floor_probe_divides_bytes_by_bandwidth(monkeypatch):
-    monkeypatch.setattr(b, "memory_bandwidth", lambda device: 4e9)
-    assert b.floor_probe(10**9, torch.device("cpu"))([1]) == (1, 0.25, "", {"nbytes": 10**9, "bandwidth": 4e9})
+    monkeypatch.setattr(m, "memory_bandwidth", lambda device: 4e9)
+    assert m.floor_probe(10**9, torch.device("cpu"))([1]) == (1, 0.25, {"nbytes": 10**9, "bandwidth": 4e9})
 
 
 # A tiny model, end to end
@@ -322,8 +346,9 @@ def tiny(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     "No child processes, a pretend bandwidth, and a `torch.compile` that only notes what it was asked."
-    monkeypatch.setattr(b, "memory_in_child", lambda config: {"after_imports": 1, "peak": 4, "weights": 2, "cache": 1})
-    monkeypatch.setattr(b, "memory_bandwidth", lambda device: 1e9)
+    figures = {"after_imports": 1, "peak": 4, "weights": 2, "cache": 1}
+    monkeypatch.setattr(m, "memory_in_child", lambda *words: figures)
+    monkeypatch.setattr(m, "memory_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(b, "llamacpp_missing", lambda: ABSENT["llama.cpp"])
     monkeypatch.setattr(b, "COMPARED", {"float32": "float32"})
     compiled = []
@@ -359,11 +384,13 @@ def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once
     assert report["floor"] == {
         "weight_bytes": 4 * parameters, "bandwidth": {"median": 1e9, "quartiles": [1e9, 1e9]}, "measured": 4,
-        "seconds": 4 * parameters / 1e9,
+        "seconds": pytest.approx(4 * parameters / 1e9, abs=1e-6),
     }
     # compiled once, and every step but the prompt's goes through it
     assert quick[0]["mode"] == "reduce-overhead" and quick.count("step") == len(quick) - 1 == 2 * 7 + 4 * 11
-    monkeypatch.setattr(Runner, "_attempt", lambda *words: pytest.fail("measured again"))
+    there = read_runs(tmp_path / "r.jsonl").runs  # the page is made of texts only
+    assert {run.method for run in there} == {b.WAYS[name][0] for name in THERE} and len(there) == 4 * len(THERE)
+    monkeypatch.setattr(r, "decoded", lambda *words: pytest.fail("measured again"))
     again = b.bench_peers(config, tmp_path / "r.jsonl")
     assert again == report
 
@@ -396,12 +423,10 @@ def test_the_real_engine_beside_ours_in_three_precisions(tiny, monkeypatch, quic
     monkeypatch.setattr(b, "COMPARED", {"float32": "float32", "bfloat16": "bf16", "int4": "int4"})
     modes = ["llamacpp_ngram-cache", "llamacpp_ngram-simple", "llamacpp_ngram-mod"]
     unwanted = [name + end for name in modes for end in ("", "_bf16", "_int4")]
-    monkeypatch.setattr(b, "LLAMACPP_MODES", {"plain": "NONE"})
-    monkeypatch.setattr(b, "LLAMACPP", {name: b.LLAMACPP[name] for name in ("llamacpp", "llamacpp_sampled")})
     config = b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=8, repeats=1)
     report = b.bench_peers(config, leave_out=["compiled", "assisted", "prompt_lookup", *unwanted])
     # a folder of safetensors comes from no file of four bits
-    assert "doesn't come from a GGUF file" in report["failed"]["llama.cpp in int4"] and report["complete"]
+    assert "doesn't come from a GGUF file" in report["failed"]["llamacpp_int4"] and report["complete"]
     methods = report["methods"]
     assert {"llamacpp", "llamacpp_sampled", "llamacpp_bf16", "plain_int4", "speculative_bf16"} <= methods.keys()
     assert methods["llamacpp"]["texts_equal_to_plain"] == 1 and methods["llamacpp"]["parted"]["prompts"] == 0
@@ -444,8 +469,8 @@ def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
 @pytest.mark.parametrize(
     "place",
     [
-        "specdec.drafters.base.NGramDrafter.propose", "specdec.bench.peers.memory_bandwidth",
-        "specdec.bench.peers.memory_in_child",
+        "specdec.drafters.base.NGramDrafter.propose", "specdec.bench.methods.memory_bandwidth",
+        "specdec.bench.methods.memory_in_child",
     ],
 )
 def test_interrupting_anything_stops_the_benchmark(tiny, monkeypatch, quick, place):
@@ -463,19 +488,17 @@ def test_interrupting_anything_stops_the_benchmark(tiny, monkeypatch, quick, pla
 
 
 def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch, quick):
-    monkeypatch.setattr(b, "memory_in_child", lambda config: (_ for _ in ()).throw(ModelError("no /proc here")))
-    monkeypatch.setattr(b, "load_transformers", lambda *words: 1 / 0)
+    monkeypatch.setattr(m, "memory_in_child", lambda *words: (_ for _ in ()).throw(ModelError("no /proc here")))
+    monkeypatch.setattr(m, "load_transformers", lambda *words: 1 / 0)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
     assert (
         report["complete"] and set(report["methods"]) == {*b.OURS, "ngram"} and report["ratios"]["plain_vs_floor"] > 0
     )
-    assert set(report["failed"]) == {*b.THEIRS, "memory", *ABSENT} and "no /proc here" in report["failed"]["memory"]
-    ours = {*b.OURS, "ngram", "floor", "verify8", "prefill", "prefill_llamacpp"}
-    assert set(b.THEIRS) == (THERE | b.PROBES.keys()) - ours
+    assert set(report["failed"]) == {*THEIRS, "memory", *ABSENT} and "no /proc here" in report["failed"]["memory"]
 
 
 def test_memory_is_measured_in_a_fresh_process(tiny):
-    found = b.memory_in_child(b.PeersConfig(model=str(tiny), dtype="float32"), tokens=8)
+    found = m.memory_in_child(str(tiny), "auto", "float32", tokens=8)
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once
     assert found["weights"] == 4 * parameters and found["after_imports"] < found["peak"]
     assert found["cache"] % cache_bytes(2, 2, 8, 1, torch.float32) == 0
@@ -483,7 +506,7 @@ def test_memory_is_measured_in_a_fresh_process(tiny):
 
 def test_memory_of_a_model_that_is_not_there_is_a_clear_error(tmp_path):
     with pytest.raises(ModelError, match="memory failed.*no config.json"):
-        b.memory_in_child(b.PeersConfig(model=str(tmp_path)))
+        m.memory_in_child(str(tmp_path), "auto", "auto")
 
 
 # The command
@@ -511,7 +534,7 @@ def test_the_command_has_the_defaults_of_the_config(monkeypatch):
 
 
 def test_a_damaged_results_file_is_exit_code_2_before_any_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(b, "load_methods", lambda *words: pytest.fail("a model was opened"))
+    monkeypatch.setattr(r, "load", lambda *words: pytest.fail("a model was opened"))
     (tmp_path / "r.jsonl").write_text("{\n")
     done = CliRunner().invoke(app, ["bench", "peers", "--out", str(tmp_path / "r.jsonl")])
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (
@@ -524,28 +547,3 @@ def test_the_command_in_the_report_is_one_that_works():
     # the last one wins, and is refused: everything before it parsed
     done = CliRunner().invoke(app, [*words, "--count", "0"])
     assert done.exit_code == ExitCode.BAD_INPUT and "--count" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "method, details",
-    [
-        ("plain", {}), ("ngram", {"decode_seconds": 1.0}), ("floor", {"nbytes": 5}),
-        ("floor", {"nbytes": 5, "bandwidth": 0}),
-        ("memory", {"peak": 5, "after_imports": 1, "weights": 3}),
-    ],
-    ids=["plain", "ngram", "no bandwidth", "bandwidth 0", "memory"],
-)
-def test_a_measurement_without_what_the_report_needs_is_named(tmp_path, no_work, method, details):
-    line = {"run": "r", "method": method, "prompt": "code_000", "domain": "code", "repeat": 0, "tokens": 8}
-    line |= {"seconds": 1.0, "text": "t", "details": details}
-    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(InputError, match="r.jsonl, line 1 is not a measurement"):
-        b.bench_peers(SMALL, tmp_path / "r.jsonl")
-
-
-@pytest.fixture
-def no_work(monkeypatch):
-    "Fail where anything is measured."
-    def refuse(*arguments): raise AssertionError("something was measured")
-    monkeypatch.setattr(b, "add_runs", refuse)
-    monkeypatch.setattr(b, "add_memory", refuse)

@@ -64,7 +64,8 @@ def no_model(monkeypatch):
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
     ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
-    ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["playground"],
+    ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["check-server"],
+    ["playground"],
 ]
 
 
@@ -95,7 +96,7 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
     "Every option is there, and every value is one that it takes; nothing is run."
     monkeypatch.chdir(tmp_path)
     for folder in ("drafter", "my-head", "samples"): (tmp_path / folder).mkdir()
-    for file in ("questions.jsonl", "run.toml"): (tmp_path / file).touch()
+    for file in ("questions.jsonl", "run.toml", "city.json"): (tmp_path / file).touch()
     found = examples(words)
     assert any(line[1:len(words) + 1] == words for line in found)
     for program, *line in found:
@@ -212,6 +213,31 @@ def test_json_comes_back_without_loss(one_load):
             run(*words, "--stop", "dragon", "--stop", "castle").stdout
         ).generated_ids
     )
+
+
+def test_json_tells_how_likely_each_token_was(one_load):
+    line = run("generate", QUESTION, "--max-new-tokens", "4", "--json", "--logprobs", "2").stdout
+    result = core.GenerationResult.from_json(line)
+    assert [len(odds) for odds in result.logprobs] == [2] * 4
+    assert all(token in odds for token, odds in zip(result.generated_ids, result.logprobs, strict=True))
+
+
+def test_an_answer_that_fits_a_schema(one_load, tmp_path):
+    schema = {"type": "object", "properties": {"capital": {"enum": ["Paris", "Rome"]}}, "required": ["capital"],
+              "additionalProperties": False}
+    (tmp_path / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
+    answer = run("generate", QUESTION, "--json-schema", str(tmp_path / "schema.json"))
+    assert answer.exit_code == 0 and json.loads(answer.stdout) in ({"capital": "Paris"}, {"capital": "Rome"})
+
+
+@pytest.mark.parametrize("text, says", [
+    ('{"type"', "holds no JSON"), ("\xff", "holds no JSON"), ("[]", "A JSON schema is a dict"),
+    ('{"enum": []}', "No text"),
+], ids=["half", "bytes", "list", "nothing fits"])
+def test_a_schema_that_is_none_is_one_line(text, says, no_model, tmp_path):
+    (tmp_path / "schema.json").write_bytes(text.encode("latin-1"))
+    answer = run("generate", "Hi", "--json-schema", str(tmp_path / "schema.json"))
+    assert answer.exit_code == ExitCode.BAD_INPUT and says in answer.stderr and answer.stderr.count("\n") == 1
 
 
 def test_raw_and_chat_prompts_differ(one_load):
@@ -380,6 +406,7 @@ def test_a_revision_reaches_the_loader(loads):
         (["compare", "Hi", "--target", "smollm2", "--draft", "lookup", "--drafter", "."], "--drafter"),
         (["compare", "Hi", "--target", "smollm2", "--draft", "none"], "--draft none"),
         (["generate", "Hi", "--target", "smollm2", "--device", "abacus"], "abacus"),
+        (["generate", "Hi", "--logprobs", "1"], "add --json"),
     ],
 )
 def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
@@ -394,6 +421,7 @@ def test_our_errors_are_one_line_and_exit_code_2(no_model, words, named):
         ["generate", "Hi", "-K", "0"], ["generate", "Hi", "-K", "two"], ["generate", "Hi", "--max-new-tokens", "0"],
         ["generate", "Hi", "--temperature", "-1"], ["generate", "Hi", "--temperature", "nan"],
         ["generate", "Hi", "--top-k", "0"], ["generate", "Hi", "--top-p", "1.5"],
+        ["generate", "Hi", "--logprobs", "-1"],
         ["generate", "Hi", "--method", "magic"], ["compare"], ["generat"], ["pairs", "--rebuild"],
         ["bench", "peers", "--repeats", "0"], ["bench", "peers", "--count", "16"],
     ],
@@ -606,7 +634,8 @@ def test_prove_covers_every_size_and_finds_no_error(no_model):
         line["error"] for line in report["lines"]
     } == {"0"}
     assert {line["what"] for line in report["lines"]} > {
-        "speculative_sampling", "sample_and_match", "speculate, ModelDrafter", "speculate, NGramDrafter",
+        "speculative_sampling", "sample_and_match", "block_verification", "speculate, ModelDrafter",
+        "speculate, NGramDrafter",
     }
     assert len(report["mutants"]) >= 15 and all(mutant["caught"] for mutant in report["mutants"])
     assert all(mutant["raised"] or Fraction(mutant["error"]) > 0 for mutant in report["mutants"])

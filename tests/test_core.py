@@ -517,6 +517,7 @@ WRONG = {
     "device": [None, 0],
     "settings": [[], "K", None, {"temperature": math.nan}],
     "token_text": [[], {"x": "a"}, {"1": 2}, None],
+    "logprobs": [{}, 3, [[]], [{"x": -1.0}], [{"1": "2"}], [{"1": math.nan}]],
 }
 
 @pytest.mark.parametrize("name,value", [(name, value) for name, values in WRONG.items() for value in values], ids=str)
@@ -524,10 +525,12 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
     with pytest.raises(InputError, match="Not a GenerationResult"):
         result_from_json(json.dumps({**asdict(example()), name: value}))
 
+DEFAULTS = ("settings", "is_lossless", "drafter", "loop", "device", "costs", "logprobs")
+
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())
     for name in data:
-        if name not in ("settings", "is_lossless", "drafter", "loop", "device", "costs"):  # they have a default
+        if name not in DEFAULTS:
             with pytest.raises(InputError): result_from_json(json.dumps({k: v for k, v in data.items() if k != name}))
     with pytest.raises(InputError, match="surprise"): result_from_json(json.dumps({**data, "surprise": 1}))
 

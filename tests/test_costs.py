@@ -20,9 +20,11 @@ from specdec.costs import (
     check_steady,
     choices,
     costs_of,
+    in_steps,
     kept_costs,
     measure_costs,
     member_cost,
+    plain_step,
     read_costs,
     timed_rounds,
     verify_costs,
@@ -95,22 +97,33 @@ def test_each_phase_goes_to_its_place(tiny, monkeypatch):
     assert rounds == [TimedRound(0, 100, 10_000, 0), TimedRound(2, 103, 30_000, 0), TimedRound(1, 102, 20_000, 0)]
 
 
-@pytest.mark.parametrize("draft, expected", [
-    ({0: 1.0}, (0.0, 0.0)), ({0: 1.0, 1: 2.0}, (0.5, 0.5)), ({0: 1.0, 3: 4.0}, (0.5, 0.5)),
-    ({0: 1.0, 1: 3.0, 3: 4.0}, (1.0, 0.25)), ({0: 1.0, 1: 0.5, 2: 0.5}, (0.0, 0.0)),
+@pytest.mark.parametrize("beyond, expected", [
+    ({}, (0.0, 0.0)), ({1: 0.5}, (0.5, 0.5)), ({3: 1.5}, (0.5, 0.5)),
+    ({1: 1.0, 3: 1.5}, (1.0, 0.25)), ({1: -0.5, 2: -0.5}, (0.0, 0.0)),
 ], ids=["says nothing", "one length", "one longer", "the first is dearer", "quicker than nothing"])
-def test_cost_of_a_drafter(draft, expected):
-    rounds = [TimedRound(n, seconds, 9.0, 9.0) for n, seconds in draft.items() for _ in range(3)]
-    assert member_cost(rounds, 2.0) == expected
+@pytest.mark.parametrize("part", ["draft", "forward", "decide"])
+def test_cost_of_a_drafter(beyond, expected, part):
+    "Wherever a round with its guesses takes longer than one with guesses that cost nothing."
+    rounds = [TimedRound(0, 0.0, 1.5, 0.5)]
+    for n, steps in beyond.items():
+        times = dict(draft=0.0, forward=2.2, decide=0.2)  # v = 1.2
+        rounds.append(TimedRound(n, **times | {part: times[part] + 2 * steps}))
+    assert member_cost(rounds, (1.2, 1.2, 1.2)) == pytest.approx(expected)
 
 
 def test_one_odd_round_changes_nothing():
-    rounds = [TimedRound(n, 1.0 + n, 1.0, 1.0) for n in (0, 1) for _ in range(5)]
-    assert member_cost([*rounds, TimedRound(1, 99.0, 1, 1)], 1.0) == (1.0, 1.0)
+    rounds = [TimedRound(n, 1.0 * n, 1.0, 1.0) for _ in range(5) for n in (0, 1)]
+    assert member_cost([*rounds, TimedRound(0, 0, 1, 1), TimedRound(1, 99.0, 1, 1)], (1.0,)) == (0.5, 0.5)
+    assert plain_step([*rounds, TimedRound(0, 0, 99.0, 1)]) == 2.0
+
+
+def test_a_machine_that_slows_down_on_the_way_changes_no_ratio():
+    rounds = [TimedRound(n, 0.0, slow * v, 0.0) for slow in (1, 1, 2, 3) for n, v in ((0, 1.0), (1, 1.25), (2, 1.5))]
+    assert in_steps(rounds, lambda r: r.forward) == {1: 1.25, 2: 1.5}
 
 
 def test_lengths_between_those_that_were_timed():
-    assert verify_costs({0: 2.0, 1: 2.2, 3: 3.0, 4: 3.1}) == (1.1, 1.3, 1.5, 1.55)
+    assert verify_costs({1: 1.1, 3: 1.5, 4: 1.55}) == (1.1, 1.3, 1.5, 1.55)
 
 
 @pytest.mark.parametrize("wrong", [

@@ -1,6 +1,7 @@
 "Four bits: against the plain product, on weights that fit, and what is refused."
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import torch
 
@@ -17,21 +18,20 @@ from specdec.speculative import speculate
 def tiny(): return packable_llama()
 
 
-def sixteen_levels(weight, group):
-    "The nearest of 16 evenly spaced levels between each group's smallest and largest weight."
-    parts = weight.double().unflatten(-1, (-1, group))
+def sixteen_levels(weight):
+    "The nearest of 16 evenly spaced levels between the smallest and the largest of 32 weights."
+    parts = weight.double().unflatten(-1, (-1, 32))
     low, high = parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True)
     step = (high - low) / 15
     return (low + ((parts - low) / step).round() * step).flatten(-2)
 
 
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 0.01), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("group", [32, 64])
-def test_four_bits_are_sixteen_levels_in_each_group(dtype, limit, group):
+def test_four_bits_are_sixteen_levels_in_each_group(dtype, limit):
     torch.manual_seed(0)
     weight, x, bias = torch.randn(48, 128).to(dtype), torch.randn(2, 3, 128).to(dtype), torch.randn(48).to(dtype)
-    y = Int4Linear(weight, bias, group)(x)
-    wanted = x.double() @ sixteen_levels(weight, group).T + bias.double()
+    y = Int4Linear(weight, bias)(x)
+    wanted = x.double() @ sixteen_levels(weight).T + bias.double()
     assert y.dtype == dtype and y.shape == (2, 3, 48)
     assert (y.double() - wanted).norm() / wanted.norm() < limit
     exact = x.double() @ weight.double().T + bias.double()
@@ -63,6 +63,21 @@ def test_weights_on_sixteen_levels_are_kept():
     assert (error / bound).max() > 0.5  # the bound is not a loose one
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_levels_are_those_of_the_library(dtype):
+    "Its own numbers for Q4_1, but for the rounding of each group's step and zero to bfloat16."
+    torch.manual_seed(0)
+    weight = (torch.randn(48, 96) * torch.rand(48, 1)).to(dtype).requires_grad_()
+    kind = gguf.GGMLQuantizationType.Q4_1
+    theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().float().numpy(), kind), kind))
+    levels, scales = four_bits(weight)
+    assert levels.dtype == torch.int32 and scales.shape == (3, 48, 2) and scales.dtype == torch.bfloat16
+    step, zero = scales.float().repeat_interleave(32, 0).unbind(-1)
+    largest = theirs.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
+    # up to eight steps and the zero are each rounded by 2^-9 of themselves; together at most 2.5 of the largest
+    assert (((levels - 8) * step.T + zero.T - theirs).abs() <= 2.5 * 2**-9 * largest).all()
+
+
 def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
     ids = torch.tensor([[1, 2, 3, 4]])
     before = tiny.forward(ids, tiny.new_cache(8))
@@ -71,7 +86,11 @@ def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
     assert torch.equal(before, tiny.forward(ids, tiny.new_cache(8)))
     # random weights: far from any sixteen levels
     assert not torch.allclose(before, after) and torch.nn.functional.cosine_similarity(before, after, -1).mean() > 0.5
-    assert isinstance(light.layers[0].mlp.down, Int4Linear) and isinstance(tiny.layers[0].mlp.down, Linear)
+    for before, after in zip(tiny.layers, light.layers, strict=True):
+        for part, name in [("attention", "qkv"), ("attention", "out"), ("mlp", "gate_up"), ("mlp", "down")]:
+            assert isinstance(getattr(getattr(after, part), name), Int4Linear)
+            assert isinstance(getattr(getattr(before, part), name), Linear)
+    assert light.head is tiny.head and light.int4 and not tiny.int4
     said = [
         t
         for r in speculate(tiny, ModelDrafter(light, 96), [1, 2, 3], Transform(), TorchSource(0), 3, 20)
@@ -120,6 +139,5 @@ def test_equal_weights_and_zeros_are_kept():
 
 def test_what_cannot_be_quantised():
     with pytest.raises(InputError, match="Only our own decoder"): quantised(SimpleNamespace())
-    with pytest.raises(InputError, match="32, 64 or 128"): Int4Linear(torch.ones(16, 64), group=48)
     for shape in [(16, 48), (24, 64)]:
         with pytest.raises(InputError, match="can't be packed"): Int4Linear(torch.ones(shape))

@@ -10,7 +10,7 @@ from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.drafters.base import ModelDrafter
 from specdec.lossless.gallery import GALLERY, Broken, drops_unlikely, evidence, greedy_softmax
 from specdec.lossless.proof import ExactModel, Language, Proven, one_round, round_error
-from specdec.rejection import residual, speculative_sampling
+from specdec.rejection import delta, residual, speculative_sampling
 from specdec.speculative import speculate
 
 BY_NAME = {broken.name: broken for broken in GALLERY}
@@ -152,6 +152,54 @@ def test_a_forbidden_token_passes_less_or_equal():
     p, q = np.array([[Fraction(1), Fraction(0)]] * 2, dtype=object), np.array([[Fraction(1, 2)] * 2], dtype=object)
     law = exact_law(lambda source: BY_NAME["less or equal"].verify(p, q, [1], source)[0])
     assert law == {1: Fraction(1, 2 ** 24), 0: 1 - Fraction(1, 2 ** 24)}
+
+
+def fractions(*row): return np.array([Fraction(w).limit_denominator(1000) for w in row], dtype=object)
+
+
+LAWS = {  # name → p, q, and the law of the first token, worked out by hand
+    # the draft says 0 unless both draws are 1, and with p = q all of it stays
+    "the likelier of two": ((.75, .25), (.75, .25), (Fraction(15, 16), Fraction(1, 16))),
+    # a 1 is dropped, and a fresh toss takes its place
+    "end token thrown away": ((.5, .5), (.5, .5), (Fraction(3, 4), Fraction(1, 4))),
+    # numbers from 1/2 on said 1, and none of them lies below p/q = 1/2
+    "one number for draft and verdict": ((.75, .25), (.5, .5), (Fraction(1), 0)),
+    # of 0, .01, … 1, the 51 up to p/q = 1/2
+    "a hundred and one numbers": ((.5, .5), (1, 0), (Fraction(51, 101), Fraction(50, 101))),
+    # the residual is 1/4 and 1/2, and the line is cut at 85 1/3 of 256
+    "coarse replacement": ((.25, .25, .5), (1, 0, 0), (Fraction(1, 4), Fraction(3, 4) * Fraction(86, 256),
+                                                       Fraction(3, 4) * Fraction(170, 256))),
+    # of the residual 1/2 and 1/8, the first holds four fifths
+    "top-p on the residual": ((.375, .5, .125), (1, 0, 0), (Fraction(3, 8), Fraction(5, 8), 0)),
+    "residual cut to the draft's size": ((.25, .25, .5), (1, 0, 0), (Fraction(1, 4), Fraction(3, 4), 0)),
+    # softened, p is 7/8 and 1/8 and q a half each: a 1 stays once in four times
+    "temperature 0 by softmax": ((1, 0), (.5, .5), (Fraction(7, 8), Fraction(1, 8))),
+    # within three quarters of q only 0 is left, which is kept with (1/2) / (3/4)
+    "top-p not reported": ((.5, .5), (.75, .25), (Fraction(2, 3), Fraction(1, 3))),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_laws_worked_out_by_hand(name):
+    p, q, law = LAWS[name]
+    p, q, broken = fractions(*p), fractions(*q), BY_NAME[name]
+    found = exact_law(
+        lambda source: one_round(broken.verify, lambda text: p, lambda text: q, 1, source, broken.draft)[0])
+    assert found == {token: weight for token, weight in enumerate(law) if weight}
+
+
+def test_rows_one_off():
+    """Row i of p is sure of token i. Verified by the row after, draft 0 is refused and 1 takes its place; the right row
+    of a draft 1 allows it, and so does no other."""
+    rows = np.stack([delta(fractions(0, 0, 0), i) for i in range(3)])
+    q = np.stack([fractions(.5, .5, 0)] * 2)
+    def said(name): return exact_law(lambda source: BY_NAME[name].verify(rows, q, [0, 1], source))
+    assert said("verified by the row after") == {(0, 1): 1}
+    # token 1 is compared with q of token 0, where it had probability 0 and so can't be refused
+    q[0] = fractions(1, 0, 0)
+    assert said("draft's row of the token before") == {(2, 2): 1}
+    rows[1] = fractions(.5, .25, .25)  # p = 1/4, q = 1/2: half of them should go
+    assert said("draft's row of the token before") == {(2, 2): 1}
 
 
 # --- On tensors -------------------------------------------------------------------------------------------------------

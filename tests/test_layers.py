@@ -13,16 +13,16 @@ LAYERS = {  # layer → its modules, in order
     "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
-    "rules": ["rejection", "lossless.rules"],
+    "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "device_drafters", "device_loop", "gguf",
+        "drafters.trees", "device_drafters", "device_loop", "gguf", "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
-        "lossless.white_boxes", "lossless.black_boxes", "lossless.audit",
+        "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
     "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
@@ -31,8 +31,8 @@ LAYERS = {  # layer → its modules, in order
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": [
-        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.peers",
-        "bench.drafters", "bench.grid", "bench.records", "bench.run", "bench.cluster",
+        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.methods",
+        "bench.grid", "bench.records", "bench.run", "bench.peers", "bench.drafters", "bench.cluster",
         "bench.bootstrap", "bench.estimates", "bench.figures", "bench.report",
     ],
     "applications": [

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from families import CPU, FAMILIES, V, difference, in_two_threads, random_model, stored, tokens
-from helpers import ids_of
+from helpers import ids_of, workers_kept
 from specdec import loading
 from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter, NoDrafter
-from specdec.layouts import ALIKE, FEW, Linear, attention_plan, grouped_attention, has_same_rows
+from specdec.layouts import ALIKE, FEW, Linear, attention_plan, grouped_attention, has_same_rows, release_workers
 from specdec.loading import load_model
 from specdec.models import fetch
 from specdec.sampling import Transform
@@ -237,3 +237,14 @@ def test_greedy_texts_are_equal_where_logits_nearly_tie(K, tmp_path):
     for length in range(180, 390, 30):
         prompt = torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist()
         assert said(ModelDrafter(model, V), prompt) == said(NoDrafter(), prompt), f"after {length} tokens"
+
+
+def test_a_thread_lets_its_workers_go():
+    "What it calculates afterwards is shared out again."
+    kept = workers_kept(lambda: None)
+    if not kept: pytest.skip("no libgomp here, or it has one core: no thread keeps workers")
+    assert workers_kept(release_workers) == 0
+    def again():
+        release_workers()
+        torch.ones(2 * 10**6).add(1)
+    assert workers_kept(again) == kept

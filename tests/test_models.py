@@ -351,11 +351,12 @@ def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
     flip(next(folder.glob("*.safetensors")))
     with pytest.raises(ModelError, match="Delete that folder"): find_model(path)
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_four_bits_of_a_gguf_file_are_kept(kind, home, tmp_path):
+@pytest.mark.parametrize("kind, vocabulary", [("Q4_0", "Q8_0"), ("Q4_1", "Q8_0"), ("Q4_1", "F32")])
+def test_four_bits_of_a_gguf_file_are_kept(kind, vocabulary, home, tmp_path):
     """Every weight stays on its own level, whatever its group uses of the sixteen: what differs from the file is the
-    rounding of a group's two numbers to bfloat16, and of the weight itself by `plain`. Eight bits are not quantised."""
-    write_gguf(tmp_path / "four.gguf", {"token_embd": "Q8_0", "blk.1.attn_v": "Q8_0", "blk": kind})
+    rounding of a group's two numbers to bfloat16, and of the weight itself by `plain`. Eight bits are not quantised,
+    nor is the vocabulary's matrix."""
+    write_gguf(tmp_path / "four.gguf", {"token_embd": vocabulary, "blk.1.attn_v": "Q8_0", "blk": kind})
     folder = find_model(tmp_path / "four.gguf")
     model, exact = load_model(folder, CPU, INT4), load_transformers(folder, CPU, torch.float32)
     for i, (layer, stored) in enumerate(zip(model.layers, exact.model.layers)):

@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import Failing, Untouchable, assert_same_text, greedy, tiny
+from helpers import Failing, Untouchable, assert_same_text, greedy, tiny, workers_kept
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
@@ -175,6 +175,21 @@ def test_threads_take_turns():
             for prompt in prompts
         ]
     assert [run.result().generated_ids for run in found] == alone * 4
+
+
+@pytest.mark.parametrize("work", ["together", "text", "left early"])
+def test_no_thread_keeps_workers_that_would_slow_down_the_next(work):
+    "Whoever waits keeps none of OpenMP's threads: neither after putting a pair together nor after a text."
+    if not workers_kept(lambda: None): pytest.skip("no libgomp here: no thread keeps workers")
+    target, pair = talker(), Pair(talker(), NGramDrafter())
+    def left_early():
+        for _ in pair.stream("Hello", max_new_tokens=8): break
+    done = {
+        "together": lambda: Pair(target, NGramDrafter()),
+        "text": lambda: pair.generate("Hello", max_new_tokens=4),
+        "left early": left_early,
+    }
+    assert workers_kept(done[work]) == 0
 
 
 def own_model(): return ModelDrafter(tiny(seed=1, context=600), 24)
@@ -946,10 +961,13 @@ def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, t
 
 @pytest.mark.parametrize("name", ["smollm2-ngram", "smollm2-head"])
 def test_a_pair_in_four_bits(name):
-    "int4 is a dtype like the others: of the target, and where a draft is computed from it, of that."
+    """int4 is a dtype like the others: of the target, and where a draft is computed from it, of that. One answer goes
+    on, the other ends by itself."""
     pair = load_pair(name, "cpu", "int4")
     assert pair.target.int4 and pair.target.precision == "int4"
-    question = [{"role": "user", "content": "How do bees make honey?"}]
-    result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
-    assert result.num_tokens == plain.num_tokens == 12
-    assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # in bfloat16
+    for asked, ends in [("How do bees make honey?", False), ("What is the capital of France?", True)]:
+        question = [{"role": "user", "content": asked}]
+        result, plain = (pair.generate(question, method=method, K=3, max_new_tokens=12) for method in METHODS)
+        assert (plain.generated_ids[-1] in pair.target.eos_ids) == ends and ends == (plain.num_tokens < 12)
+        assert result.num_tokens == plain.num_tokens
+        assert_same_text(pair.target, plain.prompt_ids, plain.generated_ids, result.generated_ids, tie=.3)  # bfloat16

@@ -1,6 +1,7 @@
 """White boxes: a verdict says "lossless" of rules and rounds that are, of no others, and takes what goes wrong for no
 verdict."""
 import json
+import sys
 from fractions import Fraction
 from functools import partial
 
@@ -8,10 +9,19 @@ import pytest
 import torch
 
 from specdec.lossless import white_boxes as module
-from specdec.lossless.conformance import check_verify, verify_cases
+from specdec.lossless.conformance import VerifyReport, check_verify, verify_cases
 from specdec.lossless.proof import Language, sampled
 from specdec.lossless.white_boxes import (
-    WHITE_BOXES, Audited, as_round, at_zero, check_round, findings, judge_open, judge_round, judge_rule, without_zeros,
+    WHITE_BOXES,
+    Audited,
+    as_round,
+    at_zero,
+    check_round,
+    findings,
+    judge_open,
+    judge_round,
+    judge_rule,
+    without_zeros,
 )
 
 
@@ -72,13 +82,12 @@ def test_a_verdict_explains_what_is_wrong_and_only_then():
     assert json.loads(json.dumps(bad)) == bad and bad["command"] == "specdec audit ours"
 
 
-def test_a_verdict_shows_the_text_that_is_furthest_off(cases):
-    report = check_round("wrong", WRONG["bonus from the draft"], cases)
-    found = findings(report)
-    text = tuple(found["text"])
-    assert found["has"] == report.found.get(text, 0) and found["due"] == report.expected.get(text, 0)
-    assert abs(found["has"] - found["due"]) == max(abs(report.found.get(x, 0) - report.expected.get(x, 0))
-                                                   for x in report.found | report.expected)
+def test_a_verdict_shows_the_text_that_is_furthest_off():
+    expected, found = ({(i,): Fraction(w, 10) for i, w in enumerate(law)} for law in ([6, 1, 3], [5, 4, 1]))
+    report = VerifyReport("by hand", "tensors", 1e-6)
+    report.add("case", found, expected)
+    shown = findings(report)
+    assert shown["text"] == [1] and shown["has"] == .4 and shown["due"] == .1 and shown["fraction"] == "3/10"
 
 
 def test_an_error_is_a_fraction_only_where_it_is_one():
@@ -143,9 +152,14 @@ def test_a_rule_is_a_round_with_a_draft_before_it(cases):
     assert not check_round("wrong", as_round(wrong), cases).lossless
 
 
-def test_a_package_that_cannot_be_imported_gets_no_verdict():
-    found = Audited("ours", "1.0", "ours.verify", lambda: __import__("nobody")).ask()
-    assert found["lossless"] is None and found["raised"] == "ModuleNotFoundError: No module named 'nobody'"
+ADAPTERS = {"missing": (lambda: __import__("nobody"), "ModuleNotFoundError: No module named 'nobody'"),
+            "another one": (lambda: 1 / 0, "ZeroDivisionError: division by zero")}
+
+
+@pytest.mark.parametrize("adapter, why", ADAPTERS.values(), ids=ADAPTERS)
+def test_a_package_that_cannot_be_imported_gets_no_verdict(adapter, why):
+    found = Audited("ours", "1.0", "ours.verify", adapter).ask()
+    assert found["lossless"] is None and found["raised"] == why
 
 
 # The entries
@@ -158,3 +172,19 @@ def test_names_are_told_apart_and_versions_are_pinned():
 
 def test_what_is_wrong_is_explained_and_only_that():
     for each in WHITE_BOXES: assert bool(each.does) == bool(each.mistake) == bool(each.mend)
+
+
+def test_a_package_of_our_name_is_imported_beside_ours(tmp_path, monkeypatch):
+    ours = sys.modules["specdec"]
+    (tmp_path / "specdec").mkdir()
+    (tmp_path / "specdec" / "__init__.py").write_text("from .decoder import SpecDecoder\n")
+    (tmp_path / "specdec" / "decoder.py").write_text("class SpecDecoder: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    theirs = module._theirs("specdec")
+    assert theirs.__file__.startswith(str(tmp_path)) and theirs.SpecDecoder and sys.modules["specdec"] is ours
+
+
+def test_the_same_question_always_has_the_same_answer():
+    "Nothing is drawn, so that there is no false alarm by chance."
+    answers = [{**asked(a_round()), "seconds": 0} for _ in range(3)]
+    assert all(found == answers[0] and found["lossless"] for found in answers) and answers[0]["false_alarm"] == 0

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import torch
 
-from .grid import Cell
 from .records import Record
-from .run import Failure, Keep, Work, do_cell, log
-from .runner import code_digest, reason
+from .run import Failure, Keep, Work, do_cell, failures, log
+from .runner import reason
 from ..core import InputError, check
+from ..costs import code_digest
 
 # %% ../../nbs/bench/08_cluster.ipynb #29c56478
 @dataclass(frozen=True)
@@ -313,11 +313,6 @@ def whole_cell(work: Work) -> list[Record | Failure]:
     "All that comes of a cell."
     return list(do_cell(*work))
 
-def given_up(cell: Cell, why: str) -> list[Failure]:
-    "What to tell of a cell that nobody could do."
-    methods = dict.fromkeys(run.method for run in cell.runs)
-    return [Failure(cell.runs[0].pair, cell.runs[0].dtype, name, why) for name in methods]
-
 # %% ../../nbs/bench/08_cluster.ipynb #9b939bf7
 def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the one of this machine
             ) -> Callable[[list[Work], Keep], None]: # for `bench_run`
@@ -335,6 +330,6 @@ def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the on
             for results in found.do(work):
                 for one in new_ones(results, seen): keep(one)
         for number, why in found.failed.items():
-            for failure in given_up(work[number][0], why): keep(failure)
+            for failure in failures(work[number][0], why): keep(failure)
         for place, why in found.refused.items(): log("refused", machine=place.machine, why=why)
     return spread

@@ -6,34 +6,24 @@
 __all__ = ['held_out_prompts', 'DraftersConfig', 'drafters_text', 'bench_drafters']
 
 # %% ../../nbs/bench/02_drafters.ipynb #3c833dc1
-import hashlib
 import json
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from .peers import for_plain_decoding, quiet_transformers, transformers_peer
+from .grid import Cell, Grid, GridPair, cells
+from .methods import DRAFTERS
+from .records import Record
+from .run import measure, put_away
 from specdec.bench.runner import (
-    Job, Measurement, Method, Peer, Results, Runner, about, aligned, amount, check_counts, closing,
-    environment, fingerprint, finished, first_prompts, interleaved, locked, medians, paired_ratios,
-    prompt_ids, quartiles, reason, summarise, timed,
+    Timing, about, aligned, amount, check_counts, closing, environment, first_prompts, medians,
+    paired_ratios, quartiles, summarise,
 )
-from ..core import Round, check, interrupts_kept, number, whole
-from .trial import Clocked
-from ..drafters.hybrid import HybridDrafter
-from ..drafters.int4 import quantised
-from ..drafters.lookup import SuffixDrafter
-from ..models import Prompt, local_path, prompts
-from ..loading import load
-from ..pairs import Pair, chosen_loop, load_drafter, shipped
-from ..registry import PAIRS
-from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from ..protocol import CausalLM
+from ..core import Round, check, number, whole
+from ..models import Prompt, prompts
 
 # %% ../../nbs/bench/02_drafters.ipynb #b06ba000
 @lru_cache
@@ -41,9 +31,6 @@ def held_out_prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
     "Prompts like those of `prompts()`, on which nothing is ever tuned."
     file = resources.files("specdec") / "data" / "held_out.json"
     return tuple(Prompt(**p) for p in json.loads(file.read_text(encoding="utf-8")))
-
-# %% ../../nbs/bench/02_drafters.ipynb #ca93ae92
-DRAFTERS = ("ngram", "suffix", "model", "head", "skip", "int4", "hybrid")
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62
 @dataclass(frozen=True)
@@ -102,46 +89,29 @@ def _check(config: DraftersConfig) -> None:
         check(name in DRAFTERS,
               f"Unknown drafter {name!r}: expected one of {', '.join(DRAFTERS)}.")
 
-# %% ../../nbs/bench/02_drafters.ipynb #6b8cef78
-def drafter_folder(config: DraftersConfig, kind: str) -> Path: # kind: "head" or "draft"
-    "The folder that the settings name, or that of the shipped drafter."
-    named = getattr(config, kind)
-    return local_path(named) if named else shipped(f"smollm2-{kind}")
+# %% ../../nbs/bench/02_drafters.ipynb #1ce44664
+ASSISTED = ("prompt_lookup", "assisted")  # transformers' assisted modes
+PEERS = ("transformers", *ASSISTED)
 
-def trained(config: DraftersConfig, kind: str, target: CausalLM) -> Drafter:
-    "The drafter in that folder; the shipped one is for the default model."
-    check(
-        getattr(config, kind) or config.model == "smollm2",
-        f"There is no trained {kind} for {config.model}: train one with `specdec distill`, and name"
-        " its folder.",
-    )
-    return load_drafter(drafter_folder(config, kind), target)
+def drafters_grid(config: DraftersConfig) -> Grid:
+    "The settings as a grid; which prompts is not in it."
+    pair = GridPair(name=config.model, target=config.model, draft=config.draft, drafter=config.head)
+    return Grid(
+        pairs=[pair], methods=["plain", *(config.drafters or DRAFTERS), *PEERS], K=[*config.Ks],
+        temperatures=[*config.temperatures], dtypes=[config.dtype], device=config.device,
+        max_new_tokens=config.max_new_tokens, repeats=config.repeats)
 
-def drafter_makers(
-    target: CausalLM,
-    head: Callable[[], Drafter], small: Callable[[], Drafter], # make the trained ones
-    skip: Sequence[int] = PAIRS["smollm2-skip"].skip,          # the layers that are left out
-) -> dict[str, Callable[[], Drafter]]:
-    "How each of the `DRAFTERS` is made for a target."
-    return {
-        "ngram": NGramDrafter, "suffix": SuffixDrafter, "model": small, "head": head,
-        "skip": lambda: ModelDrafter(target.skip(skip), target.vocab_size),
-        "int4": lambda: ModelDrafter(quantised(target), target.vocab_size),
-        "hybrid": lambda: HybridDrafter(SuffixDrafter(), head()),
-    }
+def chosen_prompts(config: DraftersConfig) -> list[Prompt]: # domains in turn
+    "The first of the fifteen, and the first of the held-out ones."
+    known = first_prompts(prompts(), config.prompts)
+    return known + first_prompts(held_out_prompts(), config.held_out)
 
-def find_drafters(
-    config: DraftersConfig, target: CausalLM
-) -> tuple[dict[str, Drafter], dict[str, str]]: # by name; why others are missing
-    "Every drafter for the target that this machine has what it takes for."
-    makers = drafter_makers(target, lambda: trained(config, "head", target),
-                            lambda: trained(config, "draft", target))
-    found, missing = {}, {}
-    for name in config.drafters or DRAFTERS:
-        try:
-            with interrupts_kept(): found[name] = makers[name]()
-        except Exception as error: missing[name] = reason(error)
-    return found, missing
+def drafters_cells(config: DraftersConfig) -> Iterator[Cell]:
+    "All methods at one temperature on a prompt, in one repeat, are a cell."
+    for cell in cells(drafters_grid(config), chosen_prompts(config)):
+        longest = max(config.Ks)
+        runs = (run for run in cell.runs if run.method != "prompt_lookup" or run.K == longest)
+        yield replace(cell, runs=tuple(runs))
 
 # %% ../../nbs/bench/02_drafters.ipynb #d42d1fad
 def counts(rounds: Sequence[Round]) -> dict[str, float]:
@@ -156,112 +126,49 @@ def counts(rounds: Sequence[Round]) -> dict[str, float]:
         found[f"accepted_{i + 1}"] = sum(i < r.accepted for r in rounds)
     return found
 
-# %% ../../nbs/bench/02_drafters.ipynb #7edb20b1
-def drafter_peer(target: CausalLM, drafter: Drafter, K: int, temperature: float) -> Peer:
-    """Our decoding with that drafter, with end-of-sequence ignored; the details hold all that α, τ
-    and c need."""
-    on_host, clocked = chosen_loop(None, target, drafter) == "host", Clocked(drafter)
-    pair = Pair(target, clocked if on_host else drafter)  # the device's loop takes ours only
-    method = "plain" if isinstance(drafter, NoDrafter) else "speculative"
-    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
-        clocked.times.clear()
-        result = pair.generate(
-            ids, K=K, temperature=temperature, max_new_tokens=n, seed=seed, method=method,
-            ignore_eos=True, raise_interrupt=True,
-        )
-        drafting = result.draft_time_total_ms / 1000
-        mean_step = drafting / max(1, sum(len(r.drafted) for r in result.rounds))
-        return result.generated_ids, {
-            "verify_seconds": result.verify_time_total_ms / 1000,
-            "step_seconds": clocked.step_seconds if on_host else mean_step,
-            **counts(result.rounds),
-        }
-    return run
-
 # %% ../../nbs/bench/02_drafters.ipynb #42af5a8a
-ASSISTED = ("prompt_lookup", "assisted")  # transformers' assisted modes
-PEERS = ("transformers", *ASSISTED)
-
-def method_name(name: str, temperature: float, K: int | None = None) -> str:
-    'What a measurement calls its method, such as "head/4@1" or "plain@0".'
+def method_name(name: str, temperature: float, K: int | str | None = None) -> str:
+    'What the report calls a method, such as "head/4@1" or "plain@0".'
     drafts = "" if K is None else f"/{K}"
     return f"{name}{drafts}@{temperature:g}"
 
-def our_methods(
-    config: DraftersConfig, target: CausalLM, failed: dict[str, str]
-) -> dict[str, Method]:
-    "Plain decoding at its best, and every drafter that can be had with each K."
-    plain = for_plain_decoding(target, config.model, config.device, config.dtype)
-    drafters, missing = find_drafters(config, target)
-    failed |= missing
-    found = {}
-    for t in config.temperatures:
-        found[method_name("plain", t)] = timed(drafter_peer(plain, NoDrafter(), 1, t))
-        for name, drafter in drafters.items():
-            for K in config.Ks:
-                found[method_name(name, t, K)] = timed(drafter_peer(target, drafter, K, t))
-    return found
-
-@contextmanager
-def quiet_logging() -> Iterator[None]:
-    """transformers imports torchao where that is installed, which reports which of its GPU kernels
-    this machine can't load; nobody asked."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try: yield
-    finally: logging.disable(before)
-
-def their_methods(config: DraftersConfig, failed: dict[str, str]) -> dict[str, Method]:
-    "transformers' modes; without them, each gets a line in `failed`."
-    try:
-        with interrupts_kept(), quiet_logging():
-            model = quiet_transformers(config.model, config.device, config.dtype)
-    except Exception as error:
-        failed |= dict.fromkeys(PEERS, reason(error))
-        return {}
-    options: tuple[dict, ...] = ({}, {"prompt_lookup_num_tokens": max(config.Ks)},
-                                 {"assistant_early_exit": 4})
-    return {method_name(name, t): timed(transformers_peer(model, t, **more))
-            for t in config.temperatures for name, more in zip(PEERS, options)}
-
-# %% ../../nbs/bench/02_drafters.ipynb #68d6aa65
-def chosen_prompts(config: DraftersConfig) -> list[Prompt]: # domains in turn
-    "The first of the fifteen, and the first of the held-out ones."
-    known = first_prompts(prompts(), config.prompts)
-    return known + first_prompts(held_out_prompts(), config.held_out)
-
-def drafter_jobs(config: DraftersConfig, methods: Iterable[str]) -> Iterator[Job]:
-    "Every method on one prompt before the next prompt, one temperature after the other."
-    groups: dict[str, list[str]] = {f"{t:g}": [] for t in config.temperatures}
-    for method in methods: groups[method.split("@")[1]].append(method)
-    return interleaved(chosen_prompts(config), config.repeats, *groups.values())
+def timing_of(record: Record) -> Timing:
+    "What the report needs of a record."
+    run, result = record.config, record.result
+    K = run.K if run.method in DRAFTERS else None
+    details = counts(result.rounds)
+    if result.rounds: details["verify_seconds"] = result.verify_time_total_ms / 1000
+    if details["drafted"]:
+        details["step_seconds"] = result.draft_time_total_ms / 1000 / details["drafted"]
+    return Timing(method_name(run.method, run.temperature, K), run.prompt, run.domain, run.repeat,
+                  result.num_tokens, result.total_time, "", details)
 
 # %% ../../nbs/bench/02_drafters.ipynb #ce73b96b
-def total(measurements: Iterable[Measurement], method: str, name: str) -> float:
-    "A detail of all measurements of one method, summed."
-    return sum(m.details.get(name, 0.0) for m in measurements if m.method == method)
+def total(timings: Iterable[Timing], method: str, name: str) -> float:
+    "A detail of all runs of one method, summed."
+    return sum(m.details.get(name, 0.0) for m in timings if m.method == method)
 
-def alphas(measurements: Sequence[Measurement], method: str) -> list[float]:
+def alphas(timings: Sequence[Timing], method: str) -> list[float]:
     "Accepted / tried at position 1, 2, …, as far as anything was tried."
     found: list[float] = []
-    while tried := total(measurements, method, f"tried_{len(found) + 1}"):
-        found.append(total(measurements, method, f"accepted_{len(found) + 1}") / tried)
+    while tried := total(timings, method, f"tried_{len(found) + 1}"):
+        found.append(total(timings, method, f"accepted_{len(found) + 1}") / tried)
     return found
 
-def tau(measurements: Sequence[Measurement], method: str) -> float | None:
+def tau(timings: Sequence[Timing], method: str) -> float | None:
     "Tokens per round; None if there was none."
-    rounds = total(measurements, method, "rounds")
-    return total(measurements, method, "emitted") / rounds if rounds else None
+    rounds = total(timings, method, "rounds")
+    return total(timings, method, "emitted") / rounds if rounds else None
 
 def draft_costs(
-    measurements: Sequence[Measurement], method: str, plain: str
+    timings: Sequence[Timing], method: str, plain: str
 ) -> dict[str, float]: # prompt → c
     """The time of a draft token over that of a plain step on the same prompt in the same repeat;
     the median over repeats."""
     steps = {(m.prompt, m.repeat): m.details["verify_seconds"] / m.details["rounds"]
-             for m in measurements if m.method == plain}
+             for m in timings if m.method == plain}
     found: dict[str, list[float]] = {}
-    for m in measurements:
+    for m in timings:
         plain_step, draft_step = steps.get((m.prompt, m.repeat)), m.details.get("step_seconds")
         if m.method == method and plain_step and draft_step:
             found.setdefault(m.prompt, []).append(draft_step / plain_step)
@@ -269,22 +176,22 @@ def draft_costs(
 
 # %% ../../nbs/bench/02_drafters.ipynb #ab79b524
 def best_of(
-    measurements: Iterable[Measurement], methods: Sequence[str], name: str
-) -> list[Measurement]:
+    timings: Iterable[Timing], methods: Sequence[str], name: str
+) -> list[Timing]:
     "The fastest of some methods on each prompt in each repeat, under one name."
-    found: dict[tuple, Measurement] = {}
-    for m in sorted(measurements, key=lambda m: m.seconds):
+    found: dict[tuple, Timing] = {}
+    for m in sorted(timings, key=lambda m: m.seconds):
         if m.method in methods: found.setdefault((m.prompt, m.repeat), m)
     return [replace(m, method=name) for m in found.values()]
 
 def with_best_assisted(
-    measurements: Sequence[Measurement], temperatures: Iterable[float]
-) -> list[Measurement]:
-    "The measurements, and those of the best assisted mode at each temperature."
-    found = list(measurements)
+    timings: Sequence[Timing], temperatures: Iterable[float]
+) -> list[Timing]:
+    "The runs, and those of the best assisted mode at each temperature."
+    found = list(timings)
     for t in temperatures:
         modes = [method_name(mode, t) for mode in ASSISTED]
-        found += best_of(measurements, modes, method_name("best_assisted", t))
+        found += best_of(timings, modes, method_name("best_assisted", t))
     return found
 
 # %% ../../nbs/bench/02_drafters.ipynb #c776bef4
@@ -295,103 +202,105 @@ OTHERS = {  # what a drafter's speed is divided by
 FIGURES = ("alpha", "tau", *OTHERS, "c", "alpha_by_position")  # what the report begins with
 
 def domain_figures(
-    measurements: Sequence[Measurement], method: str, domains: Iterable[str]
+    timings: Sequence[Timing], method: str, domains: Iterable[str]
 ) -> dict[str, dict]:
     "α of the first guess and τ, domain by domain."
     found = {}
     for domain in sorted(set(domains)):
-        inside = [m for m in measurements if m.domain == domain]
+        inside = [m for m in timings if m.domain == domain]
         by_position = alphas(inside, method)
         found[domain] = {"alpha": by_position[0] if by_position else None,
                          "tau": tau(inside, method)}
     return found
 
+# %% ../../nbs/bench/02_drafters.ipynb #74d22c83
 def drafter_figures(
-    measurements: Sequence[Measurement], name: str, t: float, K: int, domains: dict[str, str]
+    timings: Sequence[Timing], name: str, t: float, K: int, domains: dict[str, str]
 ) -> dict:
     "All that is known of one drafter at one temperature and one K."
-    method, by_position = method_name(name, t, K), alphas(measurements, method_name(name, t, K))
-    costs = draft_costs(measurements, method, method_name("plain", t))
+    method, by_position = method_name(name, t, K), alphas(timings, method_name(name, t, K))
+    costs = draft_costs(timings, method, method_name("plain", t))
     spread = {}
     for ratio, other in OTHERS.items():
-        pairs = paired_ratios(measurements, method, method_name(other, t))
+        pairs = paired_ratios(timings, method, method_name(other, t))
         spread[ratio] = summarise(pairs, domains)
     return {
         "K": K, "alpha": by_position[0] if by_position else None, "alpha_by_position": by_position,
-        "tau": tau(measurements, method), "c": quartiles(costs.values())[1] if costs else None,
+        "tau": tau(timings, method), "c": quartiles(costs.values())[1] if costs else None,
         **{ratio: found["median"] if found else None for ratio, found in spread.items()},
-        "spread": spread, "domains": domain_figures(measurements, method, domains.values()),
+        "spread": spread, "domains": domain_figures(timings, method, domains.values()),
     }
 
 # %% ../../nbs/bench/02_drafters.ipynb #23170c32
 def choose_K(
-    measurements: Sequence[Measurement], name: str, t: float, Ks: Iterable[int]
+    timings: Sequence[Timing], name: str, t: float, Ks: Iterable[int]
 ) -> int | None: # None: nothing was measured
     "The K with the best median speed-up over plain decoding; the smallest of equals."
     speeds = {}
     for K in sorted(Ks):
-        ratios = paired_ratios(measurements, method_name(name, t, K), method_name("plain", t))
+        ratios = paired_ratios(timings, method_name(name, t, K), method_name("plain", t))
         if ratios: speeds[K] = quartiles(ratios.values())[1]
     return max(speeds, key=speeds.get) if speeds else None
 
 def hybrid_ratio(
-    measurements: Sequence[Measurement], rows: dict, t: float, domains: dict[str, str]
+    timings: Sequence[Timing], rows: dict, t: float, domains: dict[str, str]
 ) -> dict | None: # None where it wasn't measured; rows: each drafter's figures at its best K
     "The hybrid's speed over that of the better of its two, prompt by prompt."
     if not {"hybrid", "suffix", "head"} <= rows.keys(): return None
     better = max(("suffix", "head"), key=lambda name: rows[name]["sd_vs_plain"])
     hybrid, other = (method_name(name, t, rows[name]["K"]) for name in ("hybrid", better))
-    found = summarise(paired_ratios(measurements, hybrid, other), domains)
+    found = summarise(paired_ratios(timings, hybrid, other), domains)
     return {"better": better, **(found or {})}
 
-def by_prompt_set(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+# %% ../../nbs/bench/02_drafters.ipynb #ab371b9d
+def by_prompt_set(timings: Sequence[Timing]) -> dict[str, list[Timing]]:
     "All of them; and those on the known and on the held-out prompts, where there are any."
     known = {p.id for p in prompts()}
     found = {
-        "all": list(measurements),
-        "fifteen": [m for m in measurements if m.prompt in known],
-        "held_out": [m for m in measurements if m.prompt not in known],
+        "all": list(timings),
+        "fifteen": [m for m in timings if m.prompt in known],
+        "held_out": [m for m in timings if m.prompt not in known],
     }
     return {which: some for which, some in found.items() if some or which == "all"}
 
-def speeds(measurements: Sequence[Measurement]) -> dict[str, float]:
+def speeds(timings: Sequence[Timing]) -> dict[str, float]:
     "The median tokens per second of each method."
     found: dict[str, list[float]] = {}
-    for m in measurements: found.setdefault(m.method, []).append(m.tokens_per_second)
+    for m in timings: found.setdefault(m.method, []).append(m.tokens_per_second)
     return medians(found)
 
 # %% ../../nbs/bench/02_drafters.ipynb #353428f6
 def make_drafters_report(
-    config: DraftersConfig, machine: dict, measurements: Sequence[Measurement],
+    config: DraftersConfig, machine: dict, timings: Sequence[Timing],
     failed: dict[str, str], complete: bool,
 ) -> dict:
     """Each figure by temperature and then by drafter, at the drafter's best K; what they come from
     below."""
-    measurements = with_best_assisted(measurements, config.temperatures)
-    domains = {m.prompt: m.domain for m in measurements}
-    sets = by_prompt_set(measurements)
-    choosing = sets.get("fifteen", measurements)
-    names = dict.fromkeys(m.method.split("/")[0] for m in measurements if "/" in m.method)
+    timings = with_best_assisted(timings, config.temperatures)
+    domains = {m.prompt: m.domain for m in timings}
+    sets = by_prompt_set(timings)
+    choosing = sets.get("fifteen", timings)
+    names = dict.fromkeys(m.method.split("/")[0] for m in timings if "/" in m.method)
     temperatures = {f"{t:g}": t for t in config.temperatures}
 
-    def rows(some: list[Measurement], t: float) -> dict:
+    def rows(some: list[Timing], t: float) -> dict:
         best = {name: choose_K(choosing, name, t, config.Ks) for name in names}
         return {name: drafter_figures(some, name, t, K, domains) for name, K in best.items() if K}
     def by_K(name: str, t: float) -> dict:
-        return {K: drafter_figures(measurements, name, t, K, domains) for K in config.Ks}
+        return {K: drafter_figures(timings, name, t, K, domains) for K in config.Ks}
     def column(figure: str) -> dict:
         return {t: {name: row[figure] for name, row in found.items()}
                 for t, found in tables["all"].items()}
 
     tables = {which: {said: rows(some, t) for said, t in temperatures.items()}
               for which, some in sets.items()}
-    hybrid = {said: hybrid_ratio(measurements, tables["all"][said], t, domains)
+    hybrid = {said: hybrid_ratio(timings, tables["all"][said], t, domains)
               for said, t in temperatures.items()}
     return {
         **{figure: column(figure) for figure in FIGURES},
         "best_K": column("K"), "hybrid_vs_better": hybrid, "sets": tables,
         "by_K": {said: {name: by_K(name, t) for name in names} for said, t in temperatures.items()},
-        "tokens_per_second": speeds(measurements),
+        "tokens_per_second": speeds(timings),
         **about(config, machine, failed, complete),
     }
 
@@ -440,53 +349,16 @@ def drafters_text(report: dict) -> str: # several lines
         if hybrid: lines.append(f"  hybrid / {hybrid['better']}: {shown(hybrid.get('median'))}")
     return "\n".join([*lines, *closing(report, {})])
 
-# %% ../../nbs/bench/02_drafters.ipynb #1d261ef5
-def drafter_digest(config: DraftersConfig) -> str: # a hash
-    "Of the trained drafters' weights."
-    digest = hashlib.sha256()
-    for kind in ("head", "draft"):
-        for path in sorted(drafter_folder(config, kind).glob("*.safetensors")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-def run_fingerprint(config: DraftersConfig, machine: dict) -> str:
-    "Everything that makes two measurements comparable; which and how many doesn't matter."
-    which = {"prompts", "held_out", "repeats", "drafters", "Ks", "temperatures"}
-    settings = {name: value for name, value in asdict(config).items() if name not in which}
-    return fingerprint(settings | {"weights": drafter_digest(config)}, machine)
-
-def needed_details(method: str) -> Sequence[str]: # names
-    "What the report divides by, or divides, in a measurement of that method."
-    name, at, _ = method.partition("@")
-    if not at or name in PEERS: return ()
-    return ("rounds", "emitted", "verify_seconds") if name == "plain" else ("rounds", "emitted")
-
-def is_asked_for(m: Measurement, config: DraftersConfig) -> bool:
-    "Whether a measurement in the file belongs to this report."
-    if m.repeat >= config.repeats: return False
-    if m.prompt not in {prompt.id for prompt in chosen_prompts(config)}: return False
-    name, _, t = m.method.partition("@")
-    if t not in {f"{t:g}" for t in config.temperatures}: return False
-    drafter, slash, _ = name.partition("/")
-    return not slash or not config.drafters or drafter in config.drafters
-
 # %% ../../nbs/bench/02_drafters.ipynb #aa9ae4d2
 def bench_drafters(config: DraftersConfig,
-                   # keep measurements in this file, and skip those it holds
-                   out: Path | None = None,
+                   out: Path | None = None, # keep records in this file, and skip those it holds
                   ) -> dict: # see `make_drafters_report`
     """Compare drafters with each other, with plain decoding and with transformers, in one run. An
-    interrupt returns what there is, with `complete` false."""
-    with locked(out):
-        results, machine = Results(out, needed_details), environment(config.device, config.dtype)
-        run = run_fingerprint(config, machine)
-        failed: dict[str, str] = {}
-        def work() -> None:
-            target = load(config.model, config.device, config.dtype)
-            methods = our_methods(config, target, failed) | their_methods(config, failed)
-            def encoded(prompt: Prompt) -> list[int]: return prompt_ids(target.tokenizer, prompt)
-            runner = Runner(methods, encoded, config.max_new_tokens, results, run, failed)
-            runner.do(drafter_jobs(config, methods))
-        complete = finished(work)
-        measurements = [m for m in results.of(run) if is_asked_for(m, config)]
-        return make_drafters_report(config, machine, measurements, failed, complete)
+    interrupt returns what there is, with `complete` false. Raises `InputError` as `bench_run`
+    does."""
+    try: found = measure(drafters_cells(config), out)
+    finally: put_away()
+    failed = {method: why for (method, *_), why in found.failures.items()}
+    machine = environment(config.device, config.dtype)
+    timings = [timing_of(record) for record in found.records]
+    return make_drafters_report(config, machine, timings, failed, found.complete)

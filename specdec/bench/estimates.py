@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from pydantic_core import from_json
 
 from .bootstrap import Estimate, estimate, median, ratio
+from .methods import PROBES
 from .records import check_fields
 from .runner import read_lines
 from ..core import InputError, ModelError, check
@@ -123,9 +124,11 @@ def read_runs(file: str | Path, # JSON Lines, as `specdec bench run` writes them
         try:
             data = from_json(line, allow_inf_nan=False)
             check_fields(data)
+            if data["config"]["method"] in PROBES: continue  # they decode nothing
             found[data["key"]] = run_from(data)
             machine = dict(data["environment"])
-            for name in ("dtype", "threads", "timed"): machine.pop(name, None)  # a run has them
+            of_this_run = ("dtype", "threads", "timed", "startup")
+            for name in of_this_run: machine.pop(name, None)
             if (load := machine.pop("load", None)) is not None: loads.append(load)
             machines.setdefault(repr(machine), machine)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -150,12 +153,16 @@ class Line(NamedTuple):
 
 # %% ../../nbs/bench/09_estimates.ipynb #dd717652
 METHODS = ("plain", "ngram", "suffix", "model", "head", "hybrid", "skip", "int4")
+PRECISIONS = ("float32", "bfloat16", "float16", "int4")
 
 def order(line: Line) -> tuple:
-    "By setting; plain decoding, then ours, then peers; by K, `adaptive` last."
+    """By setting, those with more bits first; plain decoding, then ours, then peers; by K,
+    `adaptive` last."""
+    setting = line.setting
+    bits = PRECISIONS.index(setting.dtype) if setting.dtype in PRECISIONS else len(PRECISIONS)
     place = METHODS.index(line.method) if line.method in METHODS else len(METHODS)
     K = float("inf") if line.K == "adaptive" else line.K or 0
-    return *line.setting, place, line.method, K
+    return setting.pair, bits, *setting[1:], place, line.method, K
 
 def lines_of(runs: Iterable[Run]) -> dict[Line, list[Run]]:
     "The runs of each line, in the order of a report."

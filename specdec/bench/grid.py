@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .drafters import DRAFTERS
 from .llamacpp import LLAMACPP_MODES
+from .methods import DRAFTERS, PROBES
 from .prompts import PromptDataset
 from .runner import fingerprint, interleaved
 from ..config import meant, placed_names, read_as
@@ -27,9 +27,12 @@ from ..registry import PairSpec, get_pair
 LLAMACPP = ("llamacpp", *(f"llamacpp-{mode}" for mode in LLAMACPP_MODES if mode != "plain"))
 PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", *LLAMACPP)
 
+DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with if nobody chooses
+DECODING = ("plain", *DRAFTING, *PEERS)
+
 def is_method(name: str) -> bool:
-    "Whether something here decodes by that name."
-    return name in ("plain", *DRAFTERS, *PEERS)
+    "Whether something here decodes, or is measured, by that name."
+    return name in (*DECODING, *PROBES)
 
 class _Settings(BaseModel):
     "Types are taken as they are, and unknown keys are errors."
@@ -59,14 +62,14 @@ class BenchmarkConfig(_Settings):
         "Ours draft K tokens, plain decoding none."
         if not is_method(self.method): raise ValueError(f"unknown method {self.method!r}")
         if self.method == "plain" and self.K is not None: raise ValueError("plain takes no K")
-        if self.method in DRAFTERS and self.K is None: raise ValueError(f"{self.method} needs a K")
+        if self.method in DRAFTING and self.K is None: raise ValueError(f"{self.method} needs a K")
         return self
 
     @property
     def decoder_label(self) -> str:
         '"AR", "SD-K4", "SD-adaptive", or a peer\'s name.'
         if self.method == "plain": return "AR"
-        if self.method not in DRAFTERS: return self.method
+        if self.method not in DRAFTING: return self.method
         return "SD-adaptive" if self.K == "adaptive" else f"SD-K{self.K}"
 
     def key(self, weights: dict[str, str | None], # digests of the "target" and the "drafter"
@@ -118,12 +121,12 @@ class GridPair(_Settings):
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # %% ../../nbs/bench/05_grid.ipynb #13a7c274
-class Grid(_Settings):
-    "What is measured: each with each of these."
+class _Lists(_Settings):
+    "The lists of a grid, and what one value means."
     pairs: list[GridPair] = Field([GridPair(name="smollm2")], min_length=1)
     methods: list[str] = Field(
         ["plain", "suffix", "head", "hybrid"], min_length=1,
-        description=f"plain; drafters: {', '.join(DRAFTERS)}; peers: {', '.join(PEERS)}.")
+        description=f"plain; drafters: {', '.join(DRAFTING)}; peers: {', '.join(PEERS)}.")
     K: list[int | str] = Field(
         [4], description="Draft tokens per round, at most: whole numbers, or adaptive.")
     temperatures: list[Positive] = Field([0.0], min_length=1, description="0 is greedy.")
@@ -141,6 +144,9 @@ class Grid(_Settings):
     timing: bool = Field(
         True, description="false: only acceptance is wanted, and runs may share a machine.")
 
+# %% ../../nbs/bench/05_grid.ipynb #b2454931
+class Grid(_Lists):
+    "What is measured: each with each of these."
     @field_validator("K", mode="before")
     @classmethod
     def draft_tokens(cls, value):
@@ -155,8 +161,8 @@ class Grid(_Settings):
     def known_methods(cls, value: list[str]) -> list[str]:
         "Names the nearest of an unknown one."
         for name in value:
-            if not is_method(name): raise ValueError(f"unknown method {name!r}: "
-                                                     f"{meant(name, ['plain', *DRAFTERS, *PEERS])}")
+            if name not in DECODING:
+                raise ValueError(f"unknown method {name!r}: {meant(name, list(DECODING))}")
         return value
 
     @field_validator("pairs", "methods", "K", "temperatures", "dtypes", "domains")
@@ -171,13 +177,13 @@ class Grid(_Settings):
     @model_validator(mode="after")
     def possible(self) -> "Grid":
         "What can't be combined is no silent gap in the results."
-        drafting = [name for name in self.methods if name in (*DRAFTERS, "prompt_lookup")]
+        drafting = [name for name in self.methods if name in (*DRAFTING, "prompt_lookup")]
         if drafting and not self.K: raise ValueError(f"{drafting[0]} needs a K")
         if "compiled" in self.methods and any(self.temperatures):
             raise ValueError("compiled is greedy: leave it out, or give temperatures: [0]")
         return self
 
-
+# %% ../../nbs/bench/05_grid.ipynb #78970a5e
 def read_grid(path: str | Path) -> Grid: # .yaml, .yml or .toml
     """Read a file; raises `InputError` with the line of each mistake. Names of models that begin
     with a dot are folders, from the file's own on, and so is a prompt file."""
@@ -204,19 +210,21 @@ class Cell:
     timed: bool = True # False: only acceptance is wanted
 
 
-def cells(grid: Grid) -> Iterator[Cell]:
+def cells(grid: Grid,
+          chosen: list[Prompt] | None = None, # None: the grid's own prompts
+         ) -> Iterator[Cell]:
     """Everything that a grid means. What it leaves open (device, dtype, threads) is what this
     machine has. Raises `InputError` for a device, a dtype, a domain or a prompt set that there
     isn't."""
     device = pick_device(grid.device)
-    chosen = grid_prompts(grid)
+    some_prompts = grid_prompts(grid) if chosen is None else chosen
     common = dict(max_new_tokens=grid.max_new_tokens, device=str(device),
                   threads=grid.threads or torch.get_num_threads())
     dtypes = [str(pick_dtype(dtype, device, STORED)).removeprefix("torch.")
               for dtype in grid.dtypes]
     groups = [[(t, *way) for way in ways(grid)] for t in grid.temperatures]
     for pair, dtype in product(grid.pairs, dict.fromkeys(dtypes)):
-        jobs = interleaved(chosen, grid.repeats, *groups)
+        jobs = interleaved(some_prompts, grid.repeats, *groups)
         for (repeat, prompt, _), some in groupby(jobs, lambda j: (j.repeat, j.prompt, j.method[0])):
             settings = common | dict(
                 pair=pair.name, domain=prompt.domain, prompt=prompt.id, dtype=dtype,
@@ -229,7 +237,7 @@ def cells(grid: Grid) -> Iterator[Cell]:
 def ways(grid: Grid) -> list[tuple[str, int | str | None]]: # (method, K)
     "Each method with each K that it can have."
     numbers = [K for K in grid.K if K != "adaptive"]
-    Ks = {"plain": [None], "prompt_lookup": numbers} | dict.fromkeys(DRAFTERS, grid.K)
+    Ks = {"plain": [None], "prompt_lookup": numbers} | dict.fromkeys(DRAFTING, grid.K)
     return [(method, K) for method in grid.methods for K in Ks.get(method, [None])]
 
 def grid_prompts(grid: Grid) -> list[Prompt]:

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,8 +78,8 @@ class Answer:
         return (self.prompt_ms + self.predicted_ms) / 1000
 
 # %% ../../nbs/bench/10_llamacpp.ipynb #a5k5erv1
-class _Server:
-    "A server in a process of its own, and how it is asked."
+class _Process:
+    "A server in a process of its own."
     process: subprocess.Popen | None = None
     address = ""
 
@@ -100,6 +101,15 @@ class _Server:
                 files = " and ".join(filter(None, (wanted["model"], wanted["draft"])))
                 raise ModelError(f"llama.cpp can't load {files}: {reason[-1].strip()}")
 
+    def close(self) -> None:
+        "Give memory and threads back."
+        if self.process:
+            with self.process: pass  # closes what it reads, and waits for its end
+        self.process = None
+
+# %% ../../nbs/bench/10_llamacpp.ipynb #db781f39
+class _Server(_Process):
+    "The same, and how it is asked."
     def ask(self, path: str, question: dict) -> dict:
         "One of its own questions, such as `/tokenize`; raises `ModelError` if it is refused."
         request = Request(self.address + path, json.dumps(question).encode(),
@@ -121,12 +131,6 @@ class _Server:
         return Answer(found["tokens"], found["content"], times["prompt_ms"], times["predicted_ms"],
                       times.get("draft_n", 0), times.get("draft_n_accepted", 0))
 
-    def close(self) -> None:
-        "Give memory and threads back."
-        if self.process:
-            with self.process: pass  # closes what it reads, and waits for its end
-        self.process = None
-
 # %% ../../nbs/bench/10_llamacpp.ipynb #0befaf56
 class LlamaCpp(_Server):
     """llama.cpp with one GGUF file, in one of its modes (`LLAMACPP_MODES`). Raises `InputError` for
@@ -145,10 +149,11 @@ class LlamaCpp(_Server):
               "The mode eagle3 needs a draft, the GGUF file of a head, and no other mode has one.")
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
-        self.mode = mode
+        self.mode, start = mode, time.perf_counter()
         self.start(
             model=str(model), kind=LLAMACPP_MODES[mode], context=context, K=K,
             draft=str(draft) if draft else None, threads=threads or torch.get_num_threads())
+        self.seconds = time.perf_counter() - start # s, until it listened
 
 # %% ../../nbs/bench/10_llamacpp.ipynb #84a91665
 @dataclass(frozen=True)

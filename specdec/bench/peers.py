@@ -6,41 +6,26 @@
 __all__ = ['PeersConfig', 'report_text', 'bench_peers']
 
 # %% ../../nbs/bench/01_peers.ipynb #fdd943c9
-import inspect
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from importlib import import_module
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from torch import Tensor
 
-from specdec.bench.llamacpp import (
-    LLAMACPP_MODES, LlamaCppModes, llamacpp_missing, parting,
-)
+from .grid import BenchmarkConfig, Cell
+from .llamacpp import LLAMACPP_MODES, llamacpp_missing
+from .methods import PROBES
+from .records import Record
+from .run import measure, put_away
 from specdec.bench.runner import (
-    UNTIMED, Measurement, Method, Peer, Results, Runner, Sample, about, aligned, amount,
-    check_counts, closing, environment, fingerprint, finished, first_prompts, interleaved, locked,
-    medians, paired_ratios, prompt_ids, quartiles, reason, summarise, timed,
+    Timing, about, aligned, amount, check_counts, closing, environment, fingerprint, first_prompts,
+    interleaved, medians, paired_ratios, quartiles, summarise,
 )
-from ..core import ModelError, interrupts_kept
-from ..drafters.base import NGramDrafter
-from specdec.models import (
-    find_model, load_tokenizer, load_transformers, pick_device, pick_dtype, prompts,
-)
-from ..loading import load
+from ..models import Prompt, pick_device, prompts
 from ..pairs import Pair
-from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
-from ..protocol import CausalLM
+from ..registry import PairSpec
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15
 METHODS = {
@@ -52,17 +37,21 @@ METHODS = {
     "assisted": "transformers assisted",
 }
 COMPARED = {"int4": "int4", "bfloat16": "bf16", "float32": "float32"} # dtype → in names
-OURS = {  # name → (method of `Pair.generate`, temperature)
-    "plain": ("plain", 0.0), "speculative": ("speculative", 0.0),
-    "plain_sampled": ("plain", 1.0), "speculative_sampled": ("speculative", 1.0),
+OURS = {  # name → (method of a grid, temperature)
+    "plain": ("plain", 0.0), "speculative": ("default", 0.0),
+    "plain_sampled": ("plain", 1.0), "speculative_sampled": ("default", 1.0),
 }
-LLAMACPP = {"llamacpp": ("plain", 0.0), "llamacpp_sampled": ("plain", 1.0)} # (mode, temperature)
-LLAMACPP |= {f"llamacpp_{mode}": (mode, 0.0) for mode in LLAMACPP_MODES if mode != "plain"}
+LLAMACPP = {"llamacpp": ("llamacpp", 0.0), "llamacpp_sampled": ("llamacpp", 1.0)}
+LLAMACPP |= {f"llamacpp_{mode}": (f"llamacpp-{mode}", 0.0)
+             for mode in LLAMACPP_MODES if mode != "plain"}
+ONCE = ("ngram", "transformers", "compiled", "prompt_lookup", "assisted", *PROBES)
+WAYS = OURS | {name: (name, 0.0) for name in ONCE} | LLAMACPP
 _WORDS = {"plain": "specdec, plain", "speculative": "specdec, default pair",
           "plain_sampled": "specdec, plain, T = 1",
           "speculative_sampled": "specdec, default pair, T = 1",
           "llamacpp_sampled": "llama.cpp, plain, T = 1"}
-_WORDS |= {name: f"llama.cpp, {mode}" for name, (mode, t) in LLAMACPP.items() if not t}
+_WORDS |= {name: f"llama.cpp, {method.partition('-')[2] or 'plain'}"
+           for name, (method, temperature) in LLAMACPP.items() if not temperature}
 METHODS |= _WORDS
 METHODS |= {f"{name}_{short}": f"{words}, {short}"
             for short in COMPARED.values() for name, words in _WORDS.items()}
@@ -101,348 +90,87 @@ class PeersConfig:
             " --json"
         )
 
-# %% ../../nbs/bench/01_peers.ipynb #f1e02c55
-def specdec_peer(pair: Pair, method: str, # "plain" or "speculative"
-                 temperature: float = 0.0,
-                 **options) -> Peer: # of `Pair.generate`, such as K
-    """Our decoding, with end-of-sequence ignored; tells the time inside the model's forwards, and
-    the time of everything after the first token, in seconds."""
-    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
-        result = pair.generate(
-            ids, max_new_tokens=n, method=method, temperature=temperature, seed=seed,
-            ignore_eos=True, raise_interrupt=True, **options
-        )
-        details = {
-            "model_seconds": (result.prefill_time_ms + result.verify_time_total_ms) / 1000,
-            "decode_seconds": result.total_time - result.time_to_first_token,
-        }
-        if result.is_speculative:
-            details["acceptance_rate"] = result.acceptance_rate
-            details["tokens_per_step"] = result.tokens_per_step
-        return result.generated_ids, details
-    return run
+# %% ../../nbs/bench/01_peers.ipynb #cda2ba44
+LEFT_OUT = "it was to be left out."
+ON_CPU = "it is compared on a CPU only, as other precisions are."
 
-# %% ../../nbs/bench/01_peers.ipynb #b07c3b8d
-def transformers_peer(model, # a transformers causal LM
-                      temperature: float = 0.0, # above 0 it samples from the whole distribution
-                      **options) -> Peer: # for its `generate`
-    """transformers' `generate` with its own cache and its default attention, with end-of-sequence
-    ignored."""
-    from transformers import GenerationConfig
-    # no end-of-sequence, no defaults for sampling
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
-    if temperature:
-        options |= dict(do_sample=True, temperature=float(temperature), top_k=0, top_p=1.0)
-    layers = model.config.num_hidden_layers
-    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
-        torch.manual_seed(seed)
-        prompt = torch.tensor([ids], device=model.device)
-        mask = torch.ones_like(prompt)
-        try: output = model.generate(prompt, attention_mask=mask, max_new_tokens=n, **options)
-        # an early exit that fails would leave a short model, and make the next peer fast
-        finally: model.config.num_hidden_layers = layers
-        return output[0, len(ids):].tolist(), {}
-    return run
+def peers_ways(
+    config: PeersConfig, own: str,     # the dtype of the run
+    leave_out: Sequence[str] = (),     # names
+) -> tuple[dict[str, tuple[str, str, float]], dict[str, str]]: # (dtype, method, T); what is missing
+    "What is run, by name, and why something isn't."
+    ways = {name: (own, *way) for name, way in WAYS.items()}
+    missing = dict.fromkeys(leave_out, LEFT_OUT)
+    on_cpu = pick_device(config.device).type == "cpu"
+    for dtype, short in COMPARED.items() if on_cpu else ():
+        if dtype == own: continue
+        ways |= {f"{name}_{short}": (dtype, *way) for name, way in (OURS | LLAMACPP).items()}
+    absent = llamacpp_missing() if on_cpu else ON_CPU
+    if absent: missing["llama.cpp"] = absent
+    def is_wanted(name: str, method: str) -> bool:
+        theirs = method.startswith("llamacpp") or method == "prefill_llamacpp"
+        if theirs and absent: return False
+        # the head that it drafts with is ours, and was trained for one model
+        if method == "llamacpp-eagle3" and config.model != "smollm2": return False
+        return name not in leave_out
+    return {name: way for name, way in ways.items() if is_wanted(name, way[1])}, missing
 
-# %% ../../nbs/bench/01_peers.ipynb #2f7d94ac
-@contextmanager
-def compile_folder(folder: str) -> Iterator[None]: # a path
-    "Let torch keep what it compiles in that folder, and find nothing else."
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = folder
-    try: yield
-    finally:
-        if before is None: del os.environ[name]
-        else: os.environ[name] = before
+# %% ../../nbs/bench/01_peers.ipynb #bed5e3ad
+def peers_run(config: PeersConfig, way: tuple[str, str, float], # dtype, method, temperature
+              prompt: Prompt, repeat: int) -> BenchmarkConfig:
+    "The settings of one run."
+    dtype, method, temperature = way
+    Ks = {"ngram": config.K, "prompt_lookup": config.K, "default": USUAL_K}
+    return BenchmarkConfig(
+        pair=config.model, method=method, K=Ks.get(method), temperature=temperature,
+        max_new_tokens=config.max_new_tokens, domain=prompt.domain, prompt=prompt.id, seed=repeat,
+        repeat=repeat, dtype=dtype, device=str(pick_device(config.device)),
+        threads=torch.get_num_threads())
 
-# %% ../../nbs/bench/01_peers.ipynb #c4106377
-def compiled_peer(model,        # a transformers causal LM
-                  longest: int, # positions of the longest run: its prompt and the new tokens
-                 ) -> Peer:
-    """`generate` with one static cache for all runs and its own compilation of the decoding step
-    (default settings of `CompileConfig`). It compiles in its first run, from nothing, for the
-    better part of a minute on a small machine, and it needs a C++ compiler."""
-    from transformers import CompileConfig, StaticCache
-    settings = CompileConfig()
-    settings._compile_all_devices = True  # without it, only on GPUs
-    cache = StaticCache(config=model.config, max_cache_len=longest)
-    folder = tempfile.TemporaryDirectory()
-    generate = transformers_peer(model, past_key_values=cache, compile_config=settings)
-    def run(ids: list[int], n: int, seed: int = 0) -> tuple[list[int], dict[str, float]]:
-        cache.reset()
-        with compile_folder(folder.name): return generate(ids, n, seed)
-    return run
+USUAL_K = Pair.generate.__kwdefaults__["K"] # what a user gets who doesn't say
 
-# %% ../../nbs/bench/01_peers.ipynb #75145d9a
-def llamacpp_method(modes: LlamaCppModes, mode: str, temperature: float,
-                    target: CausalLM) -> Method: # ours, in the same precision
-    "One of llama.cpp's modes; a greedy text is compared with what our target would have said."
-    def run(ids: list[int], n: int, seed: int) -> Sample:
-        answer = modes[mode].generate(ids, n, temperature, seed)
-        made = len(answer.ids)
-        if made != n: raise ModelError(f"It made {made} tokens where {n} were asked for.")
-        details = {"drafted": answer.drafted, "accepted": answer.accepted}
-        if not temperature:
-            found = parting(target, ids, answer.ids)
-            details["parted_at"] = found.position if found else n
-            details["parted_gap"] = found.gap if found else 0.0
-        return Sample(n, answer.seconds, fingerprint(answer.ids), details)
-    return run
+def peers_cells(config: PeersConfig,
+                ways: dict[str, tuple[str, str, float]], # of `peers_ways`
+               ) -> Iterator[Cell]:
+    "All that runs on one prompt in one repeat is a cell; memory is measured once, in the first."
+    chosen = first_prompts(prompts(), config.prompts)
+    groups: dict[str, list[str]] = {} # methods of one precision are neighbours
+    for name, (dtype, *_) in ways.items():
+        if name != "memory": groups.setdefault(dtype, []).append(name)
+    once = [peers_run(config, ways["memory"], chosen[0], 0)] if "memory" in ways else []
+    jobs = interleaved(chosen, config.repeats, *groups.values())
+    for (repeat, prompt), some in groupby(jobs, lambda job: (job.repeat, job.prompt)):
+        runs = [peers_run(config, ways[job.method], prompt, repeat) for job in some]
+        yield Cell(PairSpec(config.model), prompt, (*once, *runs))
+        once = []
 
-def llamacpp_prefill(modes: LlamaCppModes, tokens: int = 1024) -> Method:
-    "The time that llama.cpp takes to read a long prompt: ours, repeated until it is that long."
-    def run(ids: list[int], *_: int) -> Sample:
-        answer = modes["plain"].generate((ids * tokens)[:tokens], 1)
-        return Sample(tokens, answer.prompt_ms / 1000, "", {})
-    return run
+# %% ../../nbs/bench/01_peers.ipynb #c1e30a8e
+NAMES = {way: name for name, way in WAYS.items()}
 
-# %% ../../nbs/bench/01_peers.ipynb #01ee0838
-def weight_bytes(folder: Path,       # a model's folder with safetensors
-                 dtype: torch.dtype, # the dtype it is loaded in
-                ) -> int:
-    """The parameters of a checkpoint, each counted once, in that dtype; read from the files'
-    headers."""
-    count = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]
-        count += sum(int(np.prod(shape)) for shape in shapes)
-    return count * dtype.itemsize
+def name_of(dtype: str, method: str, temperature: float, own: str) -> str:
+    "What the report calls a run; own: the dtype of the comparison."
+    name = NAMES.get((method, temperature), method)
+    return name if dtype == own else f"{name}_{COMPARED.get(dtype, dtype)}"
 
-# %% ../../nbs/bench/01_peers.ipynb #b482bf89
-PROBES = {
-    "floor": "reading the weights once", "verify8": "specdec, verifying 8 tokens",
-    "prefill": "specdec, a prompt of 1,024",
-    "prefill_transformers": "transformers, a prompt of 1,024",
-    "prefill_llamacpp": "llama.cpp, a prompt of 1,024",
-}
-
-# %% ../../nbs/bench/01_peers.ipynb #f5fef818
-def _clocked(forward: Callable[[], Tensor]) -> float: # s
-    """The time until the logits that a forward returns, [B, T, V], can be read; on a GPU, that is
-    when it has finished."""
-    start = time.perf_counter()
-    forward()[0, -1, 0].item()
-    return time.perf_counter() - start
-
-def floor_probe(nbytes: int, device: torch.device) -> Method: # bytes of the weights
-    "The least time for one token, by the memory bandwidth of this moment."
-    def run(ids: list[int], *_: int) -> Sample:
-        bandwidth = memory_bandwidth(device)
-        details = {"nbytes": nbytes, "bandwidth": bandwidth}
-        return Sample(1, floor_seconds(nbytes, bandwidth), "", details)
-    return run
-
-def verify_probe(model: CausalLM, tokens: int = 8, repeats: int = 7) -> Method:
-    """The median time of a forward of that many tokens on a cache that holds the prompt, with
-    logits for all of them."""
-    def run(ids: list[int], *_: int) -> Sample:
-        cache, seconds = model.new_cache(len(ids) + tokens), []
-        model.forward(torch.tensor([ids]), cache, last=1)
-        following = torch.tensor([(ids * tokens)[:tokens]])
-        for _ in range(repeats):
-            seconds.append(_clocked(lambda: model.forward(following, cache)))
-            cache.rollback(len(ids))
-        return Sample(tokens, float(np.median(seconds)), "", {})
-    return run
-
-# %% ../../nbs/bench/01_peers.ipynb #cc6faae9
-def prefill_probe(read: Callable[[Tensor], Tensor], # ids [1, T] → logits of the last position
-                  tokens: int = 1024) -> Method:
-    "The time to read a long prompt: ours, repeated until it is that long."
-    def run(ids: list[int], *_: int) -> Sample:
-        long = torch.tensor([(ids * tokens)[:tokens]])
-        return Sample(tokens, _clocked(lambda: read(long)), "", {})
-    return run
-
-def transformers_read(model) -> Callable[[Tensor], Tensor]: # ids [1, T] → logits [1, 1 or T, V]
-    "A transformers model's forward over a prompt, filling a cache, as `generate` does it."
-    can_be_asked = "logits_to_keep" in inspect.signature(model.forward).parameters
-    only_last = {"logits_to_keep": 1} if can_be_asked else {}
-    @torch.inference_mode()
-    def read(ids: Tensor) -> Tensor:
-        return model(ids.to(model.device), use_cache=True, **only_last).logits
-    return read
-
-def specdec_probes(model: CausalLM, nbytes: int) -> dict[str, Method]: # bytes of the weights
-    "The probes that need nothing but our own model."
-    def read(ids: Tensor) -> Tensor:
-        return model.forward(ids, model.new_cache(ids.shape[1]), last=1)
-    return {
-        "floor": floor_probe(nbytes, model.device), "verify8": verify_probe(model),
-        "prefill": prefill_probe(read),
-    }
-
-# %% ../../nbs/bench/01_peers.ipynb #0d8a9b8e
-THEIRS = ("transformers", "compiled", "prompt_lookup", "assisted", "prefill_transformers")
-
-def for_plain_decoding(target: CausalLM, model: str, device: str, dtype: str) -> CausalLM:
-    "The target, or the same model in the layout that is fastest for one token at a time."
-    return load(model, device, dtype, use="plain") if target.packed else target
-
-def quiet_transformers(model: str, device: str, dtype: str): # a transformers causal LM
-    "Their model; transformers shows no progress and no warnings from here on."
-    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-    disable_progress_bar()
-    set_verbosity_error()
-    where = pick_device(device)
-    return load_transformers(find_model(model), where, pick_dtype(dtype, where))
-
-def their_peers(model, K: int, longest: int) -> dict[str, Peer]:
-    "transformers' ways of decoding, each with its own documented settings."
-    return {
-        "transformers": transformers_peer(model), "compiled": compiled_peer(model, longest),
-        "prompt_lookup": transformers_peer(model, prompt_lookup_num_tokens=K),
-        "assisted": transformers_peer(model, assistant_early_exit=4),
-    }
-
-# %% ../../nbs/bench/01_peers.ipynb #555f16d3
-@dataclass
-class Loaded:
-    "Everything that can be measured."
-    methods: dict[str, Method]                             # peers and probes
-    seconds: dict[str, float]                              # what loading took, by peer
-    missing: dict[str, str] = field(default_factory=dict)  # why others are not there
-    # ours for plain decoding, by dtype: what other texts are compared with
-    plain: dict[str, CausalLM] = field(default_factory=dict)
-    engines: list[LlamaCppModes] = field(default_factory=list) # to be closed
-
-class OurModels:
-    "Our model in one precision: as it verifies drafts, and as it decodes alone."
-    def __init__(self, config: PeersConfig, dtype: str):
-        which = (config.model, config.device, dtype)
-        start = time.perf_counter()
-        self.target = load(*which)
-        between = time.perf_counter()
-        self.plain = for_plain_decoding(self.target, *which)
-        self.seconds = {"speculative": between - start, "plain": between - start}
-        if self.plain is not self.target: self.seconds["plain"] = time.perf_counter() - between
-
-    def loaded(self, ending: str) -> Loaded: # such as "_int4"
-        "The methods that every precision has."
-        pairs = {"plain": Pair(self.plain), "speculative": Pair(self.target)}
-        loaded = Loaded({}, {}, plain={self.target.precision: self.plain})
-        for name, (method, temperature) in OURS.items():
-            peer = specdec_peer(pairs[method], method, temperature)
-            loaded.methods[name + ending] = timed(peer)
-            loaded.seconds[name + ending] = self.seconds[method]
-        return loaded
-
-def load_ours(config: PeersConfig) -> Loaded:
-    "Our model in the precision of the run, with n-gram drafts and the probes as well."
-    models = OurModels(config, config.dtype)
-    loaded, target = models.loaded(""), models.target
-    nbytes = weight_bytes(find_model(config.model), target.dtype)
-    ngram = specdec_peer(Pair(target, NGramDrafter()), "speculative", K=config.K)
-    loaded.methods |= {"ngram": timed(ngram), **specdec_probes(target, nbytes)}
-    loaded.seconds["ngram"] = models.seconds["speculative"]
-    return loaded
-
-# %% ../../nbs/bench/01_peers.ipynb #48097a34
-def load_theirs(config: PeersConfig, longest: int) -> Loaded: # positions of the longest run
-    "transformers, in the precision of the run."
-    start = time.perf_counter()
-    model = quiet_transformers(config.model, config.device, config.dtype)
-    peers = their_peers(model, config.K, longest)
-    methods = {name: timed(peer) for name, peer in peers.items()}
-    methods["prefill_transformers"] = prefill_probe(transformers_read(model))
-    return Loaded(methods, dict.fromkeys(peers, time.perf_counter() - start))
-
-def load_llamacpp(target: CausalLM, dtype: str, # ours for plain decoding, and its dtype
-                  ending: str,                  # such as "_int4"
-                  longest: int) -> Loaded:      # positions of the longest run
-    "llama.cpp in all its modes, with the same weights."
-    modes = LlamaCppModes(target, dtype, context=max(longest, 1024) + 64)
-    loaded = Loaded({}, {}, engines=[modes])
-    for name, (mode, temperature) in LLAMACPP.items():
-        if mode not in list(modes): continue
-        start = time.perf_counter()
-        modes[mode]
-        loaded.seconds[name + ending] = time.perf_counter() - start
-        loaded.methods[name + ending] = llamacpp_method(modes, mode, temperature, target)
-    if not ending: loaded.methods["prefill_llamacpp"] = llamacpp_prefill(modes)
-    return loaded
-
-# %% ../../nbs/bench/01_peers.ipynb #7ce52de8
-def add_loaded(loaded: Loaded, names: Sequence[str], # under which a failure is recorded
-               work: Callable[[], Loaded]) -> None:
-    "Join what some loading brings, or note why it failed."
-    try:
-        with interrupts_kept(): more = work()
-    except Exception as error:
-        loaded.missing |= dict.fromkeys(names, reason(error))
-        return
-    for part in ("methods", "seconds", "missing", "plain"):
-        setattr(loaded, part, getattr(loaded, part) | getattr(more, part))
-    loaded.engines += more.engines
-
-def load_methods(config: PeersConfig, longest: int, # positions of the longest run
-                 unwanted: Iterable[str] = ()) -> Loaded: # methods that won't be run
-    "The model on all sides. A peer's failure is recorded, ours is raised."
-    loaded, unwanted = load_ours(config), set(unwanted)
-    own = next(iter(loaded.plain))
-    add_loaded(loaded, THEIRS, lambda: load_theirs(config, longest))
-    if pick_device(config.device).type != "cpu":
-        loaded.missing["llama.cpp"] = "it is compared on a CPU only, as other precisions are."
-        return loaded
-    absent = llamacpp_missing()
-    if absent: loaded.missing["llama.cpp"] = absent
-    for dtype in [own, *(other for other in COMPARED if other != own)]:
-        ending = "" if dtype == own else f"_{COMPARED[dtype]}"
-        if dtype != own and not unwanted.issuperset(name + ending for name in OURS):
-            ours = lambda: OurModels(config, dtype).loaded(ending)
-            add_loaded(loaded, [f"specdec in {dtype}"], ours)
-        if absent or dtype not in loaded.plain: continue
-        if unwanted.issuperset(name + ending for name in LLAMACPP): continue
-        theirs = lambda: load_llamacpp(loaded.plain[dtype], dtype, ending, longest)
-        add_loaded(loaded, [f"llama.cpp in {dtype}"], theirs)
-    return loaded
-
-# %% ../../nbs/bench/01_peers.ipynb #19522447
-def probe_memory(
-    model: str, device: str, dtype: str, max_new_tokens: int,
-    modules: Sequence[str] = (),  # what to import before the first look
-) -> tuple[dict[str, int], list[str]]:  # bytes, and all modules that are imported now
-    """Load a model, generate from the longest of our prompts, and say what it took. Meant for a
-    fresh process on a CPU; see `memory_in_child`."""
-    for name in modules:
-        with suppress(Exception): import_module(name)  # a few can only be imported by others
-    before, _ = resident_bytes()
-    pair = Pair(load(model, device, dtype), NGramDrafter())
-    _, loading = resident_bytes()  # a run sets the peak back
-    ids = max((prompt_ids(pair.tokenizer, prompt) for prompt in prompts()), key=len)
-    pair.generate(ids, max_new_tokens=max_new_tokens, ignore_eos=True)
-    _, generating = resident_bytes()
-    figures = {
-        "after_imports": before, "peak": max(loading, generating),
-        "weights": weight_bytes(find_model(model), pair.target.dtype),
-        "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype),
-    }
-    return figures, sorted(sys.modules)
-
-# %% ../../nbs/bench/01_peers.ipynb #4953396e
-IN_CHILD = """import json, sys
-from specdec.bench.peers import probe_memory
-print(json.dumps(probe_memory(*json.load(sys.stdin))))"""
-
-def memory_in_child(config: PeersConfig, tokens: int = 128) -> dict[str, int]: # bytes
-    "`probe_memory` in a process of its own; raises `ModelError` if that fails."
-    if pick_device(config.device).type != "cpu":
-        raise ModelError(
-            "Resident memory says nothing about a model on a GPU: measured on a CPU only."
-        )
-    modules: list[str] = []
-    for _ in range(2):
-        arguments = json.dumps([config.model, config.device, config.dtype, tokens, modules])
-        done = subprocess.run(
-            [sys.executable, "-c", IN_CHILD], input=arguments, capture_output=True, text=True
-        )
-        if done.returncode:
-            last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ModelError(f"The process that measures memory failed: {last_line}")
-        figures, modules = json.loads(done.stdout.splitlines()[-1])
-    return figures
+def timing_of(record: Record, own: str) -> Timing:
+    "What the report needs of a record."
+    run, result = record.config, record.result
+    name = name_of(run.dtype, run.method, run.temperature, own)
+    details = {**record.environment.get("startup", {})}
+    if run.method in PROBES:
+        details |= result.settings
+        return Timing(name, run.prompt, run.domain, run.repeat, int(details.pop("tokens")),
+                      result.total_time, "", details)
+    if result.time_to_first_token:
+        details["decode_seconds"] = result.total_time - result.time_to_first_token
+    in_models = result.prefill_time_ms + result.verify_time_total_ms
+    if in_models: details["model_seconds"] = in_models / 1000
+    if run.method.startswith("llamacpp") and not run.temperature:
+        parted = record.parted
+        details["parted_at"] = parted.position if parted else result.num_tokens
+        details["parted_gap"] = parted.gap if parted else 0.0
+    return Timing(name, run.prompt, run.domain, run.repeat, result.num_tokens, result.total_time,
+                  fingerprint(result.generated_ids), details)
 
 # %% ../../nbs/bench/01_peers.ipynb #c6d4e5f5
 RATIOS = {  # name → (method, method it is divided by, figure)
@@ -467,6 +195,8 @@ SPECULATIVE = {  # name → (method, method it is divided by), in each precision
     for short in COMPARED.values() for how, end in (("greedy", ""), ("sampled", "_sampled"))
 }
 RATIOS |= {name: (*which, "tokens_per_second") for name, which in SPECULATIVE.items()}
+
+# %% ../../nbs/bench/01_peers.ipynb #596724cf
 TARGETS = {  # set for the default model in bfloat16 on two CPU cores, 128 new tokens
     "plain_vs_transformers": ("at least", 2.5),
     "plain_vs_compiled": ("at least", 1.2),
@@ -502,23 +232,23 @@ def targets_met(ratios: dict[str, float | None]) -> dict[str, bool]:
 
 # %% ../../nbs/bench/01_peers.ipynb #b0bfa323
 def by_prompt(
-    measurements: Iterable[Measurement], method: str, value: Callable[[Measurement], float]
+    timings: Iterable[Timing], method: str, value: Callable[[Timing], float]
 ) -> dict[str, list[float]]:
-    "A figure of every measurement of one method, by prompt, in the order of the repeats."
+    "A figure of every run of one method, by prompt, in the order of the repeats."
     found: dict[str, list[float]] = {}
-    for m in sorted(measurements, key=lambda m: m.repeat):
+    for m in sorted(timings, key=lambda m: m.repeat):
         if m.method == method: found.setdefault(m.prompt, []).append(value(m))
     return found
 
-def fastest(measurements: Iterable[Measurement], methods: Iterable[str]) -> str | None:
+def fastest(timings: Iterable[Timing], methods: Iterable[str]) -> str | None:
     "Which of some methods makes most tokens per second over the prompts; None: none was measured."
     speeds = {}
     for method in methods:
-        found = medians(by_prompt(measurements, method, lambda m: m.tokens_per_second))
+        found = medians(by_prompt(timings, method, lambda m: m.tokens_per_second))
         if found: speeds[method] = float(np.median([*found.values()]))
     return max(speeds, key=speeds.get, default=None)
 
-def best_ratios(measurements: Sequence[Measurement], own: str) -> dict[str, dict[str, float]]:
+def best_ratios(timings: Sequence[Timing], own: str) -> dict[str, dict[str, float]]:
     "Our fastest lossless greedy mode over llama.cpp's, by precision, then by prompt."
     found = {}
     for short in COMPARED.values():
@@ -526,8 +256,8 @@ def best_ratios(measurements: Sequence[Measurement], own: str) -> dict[str, dict
         if ours[0] == "plain": ours.append("ngram")
         greedy = [name for name, (_, temperature) in LLAMACPP.items() if not temperature]
         theirs = [measured_as(f"{name}_{short}", own) for name in greedy]
-        best, other = fastest(measurements, ours), fastest(measurements, theirs)
-        pairs = paired_ratios(measurements, best, other) if best and other else {}
+        best, other = fastest(timings, ours), fastest(timings, theirs)
+        pairs = paired_ratios(timings, best, other) if best and other else {}
         found[f"best_vs_llamacpp_best_{short}"] = pairs
     return found
 
@@ -541,10 +271,10 @@ def worst_domain(spread: dict[str, dict | None]) -> float | None:
     return smallest(d["median"] for found in there for d in found["domains"].values())
 
 # %% ../../nbs/bench/01_peers.ipynb #b7fdc0da
-def overheads(measurements: Iterable[Measurement], method: str = "ngram") -> dict[str, float]:
+def overheads(timings: Iterable[Timing], method: str = "ngram") -> dict[str, float]:
     "The share of the time (0 to 1, by prompt) that was spent outside the model's forwards."
-    def outside(m: Measurement) -> float: return 1 - m.details["model_seconds"] / m.seconds
-    return medians(by_prompt(measurements, method, outside))
+    def outside(m: Timing) -> float: return 1 - m.details["model_seconds"] / m.seconds
+    return medians(by_prompt(timings, method, outside))
 
 def memory_ratio(memory: dict[str, int]) -> float: # what `memory_in_child` found
     "What decoding needed, over weights and cache."
@@ -552,24 +282,19 @@ def memory_ratio(memory: dict[str, int]) -> float: # what `memory_in_child` foun
     return needed / (memory["weights"] + memory["cache"])
 
 # %% ../../nbs/bench/01_peers.ipynb #1e5c6713
-NEEDS = {  # details that the report divides by, or divides, by method
-    "plain": ("decode_seconds",), "ngram": ("model_seconds",), "floor": ("nbytes", "bandwidth"),
-    "memory": ("peak", "after_imports", "weights", "cache"),
-}
-
-def startup_figures(measurements: Iterable[Measurement]) -> dict[str, dict[str, float]]: # s
+def startup_figures(timings: Iterable[Timing]) -> dict[str, dict[str, float]]: # s
     """What comes before the first token at full speed, by method: loading, and what the first run
     took longer than the second."""
-    names = {"load": "load", "startup": "first_run"}
     found: dict[str, dict[str, float]] = {}
-    for m in measurements:
-        if m.method in names: found.setdefault(m.prompt, {})[names[m.method]] = m.seconds
-    return {method: found[method] for method in METHODS if "first_run" in found.get(method, {})}
+    for m in timings:
+        start = {name: m.details[name] for name in ("load", "first_run") if name in m.details}
+        if start: found.setdefault(m.method, start) # a later process starts warmer
+    return {method: found[method] for method in METHODS if method in found}
 
-def floor_figures(measurements: Iterable[Measurement]) -> dict | None:
-    """What was read, how fast (bytes/s; quartiles over all measurements of the run) and how long
+def floor_figures(timings: Iterable[Timing]) -> dict | None:
+    """What was read, how fast (bytes/s; quartiles over all that were measured) and how long
     that takes; None if it wasn't measured."""
-    found = [m for m in measurements if m.method == "floor"]
+    found = [m for m in timings if m.method == "floor"]
     if not found: return None
     low, middle, high = quartiles(m.details["bandwidth"] for m in found)
     return {
@@ -584,11 +309,11 @@ def noise(runs: dict[str, list[float]]) -> float | None:
     found = [(max(v) - min(v)) / float(np.median(v)) for v in runs.values() if len(v) > 1]
     return float(np.median(found)) if found else None
 
-def partings(measurements: Iterable[Measurement], method: str) -> dict | None:
+def partings(timings: Iterable[Timing], method: str) -> dict | None:
     """On how many prompts a greedy text of llama.cpp leaves ours, where at the earliest, and the
     gaps between the two tokens' logits there; None for methods of which that isn't asked."""
-    positions = by_prompt(measurements, method, lambda m: m.details.get("parted_at", -1))
-    gaps = by_prompt(measurements, method, lambda m: m.details.get("parted_gap", 0.0))
+    positions = by_prompt(timings, method, lambda m: m.details.get("parted_at", -1))
+    gaps = by_prompt(timings, method, lambda m: m.details.get("parted_gap", 0.0))
     if not positions or min(positions.values())[0] < 0: return None
     found = {prompt: (positions[prompt][0], gap[0]) for prompt, gap in gaps.items() if gap[0] > 0}
     parted = [gap for _, gap in found.values()]
@@ -597,18 +322,19 @@ def partings(measurements: Iterable[Measurement], method: str) -> dict | None:
             "median_gap": float(np.median(parted)) if parted else None,
             "largest_gap": max(parted, default=None)}
 
-def method_figures(measurements: Sequence[Measurement], domains: dict[str, str]) -> dict:
+# %% ../../nbs/bench/01_peers.ipynb #61578805
+def method_figures(timings: Sequence[Timing], domains: dict[str, str]) -> dict:
     "Tokens per second of each method: quartiles over prompts, each prompt's median, its noise."
-    texts = {(m.method, m.prompt): m.text for m in measurements}
-    there = dict.fromkeys(m.method for m in measurements)
+    texts = {(m.method, m.prompt): m.text for m in timings}
+    there = dict.fromkeys(m.method for m in timings)
     found = {}
     for method in sorted(there, key=[*METHODS, *there].index):
-        runs = by_prompt(measurements, method, lambda m: m.tokens_per_second)
+        runs = by_prompt(timings, method, lambda m: m.tokens_per_second)
         speeds = medians(runs)
         found[method] = {
             "tokens_per_second": summarise(speeds, domains),
             "repeats_vary_by": noise(runs), "texts_equal_to_plain": None,
-            "by_prompt": dict(sorted(speeds.items())), "parted": partings(measurements, method),
+            "by_prompt": dict(sorted(speeds.items())), "parted": partings(timings, method),
         }
         if "sampled" in method: continue
         short = precision(method)
@@ -619,13 +345,13 @@ def method_figures(measurements: Sequence[Measurement], domains: dict[str, str])
 
 # %% ../../nbs/bench/01_peers.ipynb #40e53dfa
 def make_report(
-    config: PeersConfig, machine: dict, measurements: Sequence[Measurement], failed: dict[str, str],
+    config: PeersConfig, machine: dict, timings: Sequence[Timing], failed: dict[str, str],
     complete: bool,
 ) -> dict:
     "Everything in one object for JSON: `ratios` first, then what they come from."
-    runs = [m for m in measurements if m.method not in UNTIMED]
+    runs = [m for m in timings if m.method != "memory"]
     domains = {m.prompt: m.domain for m in runs}
-    memory = next((m.details for m in measurements if m.method == "memory"), None)
+    memory = next((m.details for m in timings if m.method == "memory"), None)
     own, spread = machine["dtype"], {}
     for name, (a, b, figure) in RATIOS.items():
         pairs = paired_ratios(runs, measured_as(a, own), measured_as(b, own), figure)
@@ -642,7 +368,7 @@ def make_report(
         "goals_met": targets_met(ratios),
         "spread": spread,
         "methods": method_figures([m for m in runs if m.method not in PROBES], domains),
-        "startup_seconds": startup_figures(measurements),
+        "startup_seconds": startup_figures(timings),
         "floor": floor_figures(runs),
         "memory_bytes": memory,
         **about(config, machine, failed, complete),
@@ -738,57 +464,19 @@ def report_text(report: dict) -> str: # several lines
     lines += ["", targets_line(report["goals_met"]), *closing(report, METHODS | PROBES)]
     return "\n".join(lines)
 
-# %% ../../nbs/bench/01_peers.ipynb #c6dfe2dd
-def run_fingerprint(config: PeersConfig, machine: dict) -> str:
-    "Everything that makes two measurements comparable; how many there are doesn't matter."
-    return fingerprint({**asdict(config), "prompts": None, "repeats": None}, machine)
-
-def add_memory(config: PeersConfig, results: Results, run: str, failed: dict[str, str]) -> None:
-    "Keep what `memory_in_child` found, unless that is known already; or why it could not be found."
-    if "memory" in failed or any(m.method == "memory" for m in results.of(run)): return
-    try:
-        with interrupts_kept(): found = memory_in_child(config)
-    except Exception as error: failed["memory"] = reason(error)
-    else: results.add(Measurement(run, "memory", "longest", "", 0, 128, 0.0, "", found))
-
-def add_runs(config: PeersConfig, results: Results, run: str, failed: dict[str, str]) -> None:
-    "Load both sides and run what is missing."
-    tokenizer = load_tokenizer(find_model(config.model))
-    chosen = first_prompts(prompts(), config.prompts)
-    ids = {prompt.id: prompt_ids(tokenizer, prompt) for prompt in chosen}
-    longest = max(map(len, ids.values())) + config.max_new_tokens
-    loaded = load_methods(config, longest, failed)
-    failed |= loaded.missing
-    for method, seconds in loaded.seconds.items():
-        if (run, "load", method, 0) not in results.by_key:
-            results.add(Measurement(run, "load", method, "", 0, 0, seconds, ""))
-    runner = Runner(loaded.methods, lambda prompt: ids[prompt.id], config.max_new_tokens, results,
-                    run, failed)
-    groups: dict[str, list[str]] = {}  # methods of one precision are neighbours
-    for method in loaded.methods:
-        if method not in failed: groups.setdefault(precision(method), []).append(method)
-    try: runner.do(interleaved(chosen, config.repeats, *groups.values()))
-    finally:
-        for engine in loaded.engines: engine.close()
-
 # %% ../../nbs/bench/01_peers.ipynb #c5765749
 def bench_peers(config: PeersConfig,
-                out: Path | None = None, # keep measurements in this file, and skip those it holds
-                leave_out: Sequence[str] = (), # methods, probes or "memory": not to be measured
+                out: Path | None = None, # keep records in this file, and skip those it holds
+                leave_out: Sequence[str] = (), # methods or probes that are not to be measured
                ) -> dict: # see `make_report`
     """Compare with transformers and llama.cpp on this machine, in one run. An interrupt returns
-    what there is, with `complete` false."""
-    with locked(out):
-        results = Results(out, lambda method: NEEDS.get(method, ()))
-        machine = environment(config.device, config.dtype)
-        run = run_fingerprint(config, machine)
-        failed = dict.fromkeys(leave_out, "it was to be left out.")
-        def work() -> None:
-            add_memory(config, results, run, failed)
-            add_runs(config, results, run, failed)
-        complete = finished(work)
-        chosen = {prompt.id for prompt in first_prompts(prompts(), config.prompts)}
-        def is_asked_for(m: Measurement) -> bool:
-            return m.method in UNTIMED or (m.prompt in chosen and m.repeat < config.repeats)
-        measurements = [m for m in results.of(run) if is_asked_for(m)]
-        return make_report(config, machine, measurements, failed, complete)
+    what there is, with `complete` false. Raises `InputError` as `bench_run` does."""
+    machine = environment(config.device, config.dtype)
+    own = machine["dtype"]
+    ways, missing = peers_ways(config, own, leave_out)
+    try: found = measure(peers_cells(config, ways), out)
+    finally: put_away()
+    for (method, _, dtype), why in found.failures.items():
+        missing[name_of(dtype, method, 0.0, own)] = why
+    timings = [timing_of(record, own) for record in found.records]
+    return make_report(config, machine, timings, missing, found.complete)

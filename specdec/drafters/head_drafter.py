@@ -133,11 +133,17 @@ class FastHead:
         for i, layer in enumerate(self.layers): x = layer(embeds, x, where, cache, i)
         return x
 
+    def say_all(self, x: Tensor, # of T tokens, [1, T, hidden]
+               ) -> tuple[Tensor, Tensor]: # logits [T, draft_vocab_size], states [1, T, hidden]
+        "What follows each, and what the next step starts from."
+        normed = rms_norm(x, self.norm, self.eps)
+        return self.lm_head(normed)[0], normed if self.config.norm_output else x
+
     def say(self, x: Tensor, # of one token, [1, 1, hidden]
            ) -> tuple[Tensor, Tensor]:  # logits [draft_vocab_size], state [1, 1, hidden]
         "What follows it, and what the next step starts from."
-        normed = rms_norm(x, self.norm, self.eps)
-        return self.lm_head(normed)[0, 0], normed if self.config.norm_output else x
+        logits, state = self.say_all(x)
+        return logits[0], state
 
     def step(
         self,

@@ -8,28 +8,24 @@ __all__ = ['quantised']
 # %% ../../nbs/drafters/05_int4.ipynb #5c03d391
 import copy
 
-from ..core import check, plain_number
+from ..core import check
 from .heads import plain_weight
-from ..layouts import GROUP, Int4Linear
+from ..layouts import Int4Linear
 from ..transformer import Llama
 
 # %% ../../nbs/drafters/05_int4.ipynb #f0f5341e
-def quantised(target: Llama,
-              group_size: int = GROUP, # 32, 64 or 128: so many weights of a row share a step
-             ) -> Llama: # it shares all else with the target
-    """The same model with all its linear layers in four bits: a draft for itself. Raises
-    `InputError` for what can't be packed."""
+def quantised(target: Llama) -> Llama: # it shares all else with the target, the vocabulary too
+    """The same model with the matrices of its layers in four bits, by the `gguf` library: a draft
+    for itself. Raises `InputError` for what can't be packed."""
     check(isinstance(target, Llama),
           f"Only our own decoder can be quantised here, not {type(target).__name__}.")
-    group_size = plain_number(group_size)
-    def four_bits(linear) -> Int4Linear:
-        return Int4Linear(plain_weight(linear), linear.bias, group_size)
-
     def with_int4(part, *names: str):
         part = copy.copy(part)
-        for name in names: setattr(part, name, four_bits(getattr(part, name)))
+        for name in names:
+            linear = getattr(part, name)
+            setattr(part, name, Int4Linear(plain_weight(linear), linear.bias))
         return part
-    light = with_int4(target, "head")
+    light = copy.copy(target)
     light.int4 = True
     light.layers = [copy.copy(layer) for layer in target.layers]
     for layer in light.layers:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -35,11 +36,21 @@ class NotLossless(SpecdecError, AssertionError):
     "A check that failed; the message is the report's summary."
 
 # %% ../../nbs/lossless/07_conformance.ipynb #12e74f7b
+PAGE = "https://specdec.github.io/specdec/lossless/mine.html"  # what the badge means
+
 class Report(ABC):
-    "What both checks share: a verdict in words, and a way to fail a test with it."
+    "What all checks share: a verdict in words, a way to fail a test with it, and a badge."
     lossless: bool
     @abstractmethod
     def summary(self) -> str: "The verdict and what it rests on."
+    @abstractmethod
+    def grounds(self) -> str: "What a pass rests on, in a few words."
+    def badge(self) -> str: # Markdown
+        "A badge for a README; raises `NotLossless` unless the check passed."
+        self.raise_if_lossy()
+        text = quote(self.grounds().replace("-", "--"), safe="")
+        picture = f"https://img.shields.io/badge/lossless-{text}-2b8a3e"
+        return f"[![lossless: {self.grounds()}]({picture})]({PAGE})"
     def raise_if_lossy(self) -> None:
         "Raise `NotLossless` with the summary unless the check passed."
         if not self.lossless: raise NotLossless(self.summary())
@@ -184,6 +195,11 @@ class VerifyReport(Report):
         self.cases, self.lossy = self.cases + 1, self.lossy + (error > self.tolerance)
         if self.worst is None or error > self.error:
             self.error, self.worst, self.found, self.expected = error, case, found, expected
+
+    def grounds(self) -> str:
+        "How many cases were walked, and what counted as rounding."
+        return f"{self.cases} cases, error below {self.tolerance:g}" if self.tolerance else \
+            f"{self.cases} cases, error exactly 0"
 
     def summary(self) -> str:
         "Verdict, route, size of the error and the case where it is largest."
@@ -411,28 +427,39 @@ def _alternatives(expected: np.ndarray, # [bins]
             yield expected * np.where(gains, more, less)
 
 # %% ../../nbs/lossless/07_conformance.ipynb #46a82eb5
+def _shares(
+    jury: list[Bettor], samples: int, alarm: float, distance: float, runs: int = 400
+) -> Iterator[float]:
+    "For each of `_alternatives`, the share of simulated runs that so many samples reject."
+    rng = np.random.default_rng(0)
+    for wrong in _alternatives(jury[0].expected, distance):
+        wealth = log_wealth(jury, rng.multinomial(samples, wrong, size=runs))
+        yield (wealth >= -math.log(alarm)).mean()
+
 def power_of(
     jury: list[Bettor], samples: int, alarm: float, distance: float, runs: int = 400
 ) -> float:
     """In which share of simulated runs a decoder at this distance has been rejected after so many
     samples: the worst of `_alternatives`."""
-    rng, expected = np.random.default_rng(0), jury[0].expected
-    powers = []
-    for wrong in _alternatives(expected, distance):
-        wealth = log_wealth(jury, rng.multinomial(samples, wrong, size=runs))
-        powers.append((wealth >= -math.log(alarm)).mean())
-    if not powers and expected.max() < 1: return 0.0  # nothing so far away could be made up
+    powers = list(_shares(jury, samples, alarm, distance, runs))
+    # nothing so far away could be made up
+    if not powers and jury[0].expected.max() < 1: return 0.0
     # a certain text: any other is proof
     return float(min(powers)) if powers else 1 - (1 - distance) ** samples
 
 def samples_needed(jury: list[Bettor], alarm: float, distance: float, power: float = 0.9) -> int:
     "How many samples give that power, up to a few per cent."
+    def enough(samples):
+        if next(_alternatives(jury[0].expected, distance), None) is None:
+            return power_of(jury, samples, alarm, distance) >= power
+        # the first that escapes settles it
+        return all(share >= power for share in _shares(jury, samples, alarm, distance))
+
     low, high = 0, 16
-    while power_of(jury, high, alarm, distance) < power and high < 2**24:
-        low, high = high, 2 * high
+    while not enough(high) and high < 2**24: low, high = high, 2 * high
     while high - low > max(1, high // 20):
         middle = (low + high) // 2
-        if power_of(jury, middle, alarm, distance) >= power: high = middle
+        if enough(middle): high = middle
         else: low = middle
     return high
 
@@ -586,6 +613,7 @@ class DecoderReport(Report):
     needed: int              # how many samples give a power of 0.9
     confidence: float        # of the interval
     counts: np.ndarray       # [bins]
+    jury: list[Bettor]       # who bet against it
     wealth: list[float] = field(default_factory=list) # log, after each sample
     texts: set[Text] = field(default_factory=set)     # all that came out
     proof: str = ""          # what a right decoder can't do, if it did
@@ -613,6 +641,15 @@ class DecoderReport(Report):
     def tv(self) -> tuple[float, float, float]: # in [0, 1]
         "How far off it is: see `tv_interval`."
         return tv_interval(self.bins, self.expected, self.counts, self.planned, 1 - self.confidence)
+
+    def samples_for(self, distance: float) -> int | None: # None: no such decoder can be made up
+        "How many samples catch one at this total variation with probability 0.9."
+        if next(_alternatives(self.expected, distance), None) is None: return None
+        return samples_needed(self.jury, self.alarm, distance)
+
+    def grounds(self) -> str:
+        "How many samples were drawn, and what they would have caught."
+        return f"{self.samples} samples, distance {self.distance:g} at power {self.power:.2f}"
 
     def summary(self) -> str:
         "Verdict, evidence, error rates, distance, diagnosis."
@@ -803,7 +840,7 @@ def check_decoder(
     power, needed = _powers(jury, expected, samples, alarm, distance, weak)
     counts = np.zeros(len(bins))
     report = DecoderReport(bins, expected, samples, alarm, distance, power, needed, confidence,
-                           counts)
+                           counts, jury)
     def answer(i): return generate(list(prompt), length, seed + i)
     def fault(tokens): return flaw(tokens, length, prompt, len(law(())), eos_ids)
     _watch(report, jury, law, answer, fault, stop, progress)

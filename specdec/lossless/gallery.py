@@ -381,6 +381,156 @@ GALLERY += [
            model=EncodesAgain),
 ]
 
+# %% ../../nbs/lossless/02_gallery.ipynb #more-2
+def _nucleus(row): # weights, [V] → [V]
+    "What top-p = 3/4 keeps: tokens for which the likelier ones leave room."
+    kept = 1 * row
+    for token, weight in enumerate(row):
+        if 4 * (row * (row > weight)).sum() >= 3 * row.sum(): kept[token] = 0
+    return kept
+
+def _without_last(row): # weights, [V] → [V]
+    "All but the last token, unless there is nothing else."
+    known = row - row[-1] * delta(row, len(row) - 1)
+    return known if known.any() else row
+
+within_top_p = _reported(_nucleus)
+cuts_residual = _replace_from(lambda p, q: _nucleus(residual(p, q)))
+short_residual = _replace_from(lambda p, q: _without_last(residual(p, q)))
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-3
+GALLERY += [
+    Broken("top-p not reported", "Draws within top-p, reports q before it.",
+           "transformers issue 47932, with every filter that was asked for", draft=within_top_p),
+    Broken("top-p on the residual", "Filters the residual by top-p, as if it were a target's row.",
+           "our own", cuts_residual),
+    Broken("residual cut to the draft's size",
+           "After a rejection leaves out what the draft's vocabulary is too short for.",
+           "our own", short_residual),
+]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-8
+def row_after(p, q, tokens, source):
+    "Verify each token with the target's row after its own."
+    n = len(tokens)
+    return speculative_sampling(p[[min(i + 1, n) for i in range(n + 1)]], q, tokens, source)
+
+def draft_row_late(p, q, tokens, source):
+    "Compare each token with the draft's row of the token before it."
+    rows = _rows(p, q, tokens)
+    for i, token in enumerate(tokens):
+        late = rows[max(i - 1, 0)]
+        ratio = _ratio(p[i], late, token) if late[token] else 1
+        if not source.bernoulli(ratio): return i, source.categorical(residual(p[i], late))
+    return len(tokens), source.categorical(p[len(tokens)])
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-9
+GALLERY += [
+    Broken("verified by the row after", "Verifies each token with the target's row after its own.",
+           "mlx-node pull request 11, found in review", row_after),
+    Broken("draft's row of the token before",
+           "Verifies each token with the draft's row of the token before it.", "our own",
+           draft_row_late),
+]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-12
+def draft_decides(p, q, tokens, source):
+    """The number that made the draft say a token also decides about it, so it lies in that token's
+    part of q."""
+    rows = _rows(p, q, tokens)
+    for i, token in enumerate(tokens):
+        low, width = rows[i][:token].sum(), rows[i][token]
+        accepts = (_ratio(p[i], rows[i], token) - low) / width  # as a share of that part
+        if not source.bernoulli(min(max(accepts, 0), 1)):
+            return i, source.categorical(residual(p[i], rows[i]))
+    return len(tokens), source.categorical(p[len(tokens)])
+
+percentages = _accept_if(
+    lambda p, q, token: min(Fraction(math.floor(100 * _ratio(p, q, token)) + 1, 101), 1)
+)
+
+def _multiples(weights): # [V] → whole numbers, [V]
+    "How many multiples of 1/256 each token owns, if all lie end to end on [0, 1)."
+    ends = weights.cumsum(0)
+    below = -(-256 * ends // ends[-1])
+    owned = 1 * below
+    owned[1:] = below[1:] - below[:-1]
+    return owned
+
+coarse_replacement = _replace_from(lambda p, q: _multiples(residual(p, q)))
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-14
+GALLERY += [
+    Broken("one number for draft and verdict",
+           "The number that drew a token also decides whether it is accepted.",
+           "vllm pull request 47386, beside its replacement", draft_decides),
+    Broken("a hundred and one numbers", "Draws a percentage, 0 to 100, for the uniform number.",
+           "our own", percentages),
+    Broken("coarse replacement",
+           "Picks the replacement by a number of eight bits, which passes over small tokens.",
+           "our own", coarse_replacement),
+]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-17
+def _likelier_of_two(row: np.ndarray) -> np.ndarray: # [V]
+    "The law of the likelier of two draws."
+    def wins(x): return 2 * row[row < row[x]].sum() + row[row == row[x]].sum()
+    return np.array([row[x] * wins(x) for x in range(len(row))], dtype=object)
+
+likelier_of_two = _reported(_likelier_of_two)
+
+def drops_the_end(q: Next, K: int, source: Source):
+    "End the draft before the token that ends a text."
+    tokens, rows = sampled(q, K, source)
+    if rows is None or rows.shape[1] - 1 not in tokens: return tokens, rows
+    n = tokens.index(rows.shape[1] - 1)
+    return tokens[:n], rows[:n]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-18
+GALLERY += [
+    Broken("the likelier of two", "Draws two tokens, proposes the likelier, reports q.",
+           "ml-recurrent-drafter issue 6, with beam search", draft=likelier_of_two),
+    Broken("end token thrown away", "Ends the draft before an end token, and drops that token.",
+           "our own", draft=drops_the_end),
+]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-23
+def _softer(row): # [V] → [V]
+    "Three quarters of a row, and a quarter spread over all tokens."
+    return (3 * len(row) * row + 1) / (4 * len(row))
+
+def softmax_at_zero(p, q, tokens, source):
+    "At temperature 0 accept by the softmax, and replace by the likeliest token."
+    rows = _rows(p, q, tokens)
+    for i, token in enumerate(tokens):
+        greedy = p[i].max() == 1
+        pair = (_softer(p[i]), _softer(rows[i])) if greedy else (p[i], rows[i])
+        if not source.bernoulli(_ratio(*pair, token)):
+            return i, source.categorical(p[i] if greedy else residual(p[i], rows[i]))
+    return len(tokens), source.categorical(p[len(tokens)])
+
+# %% ../../nbs/lossless/02_gallery.ipynb #more-24
+GALLERY += [
+    Broken("temperature 0 by softmax",
+           "At temperature 0 the draft is greedy, and the verdict uses the softmax.",
+           "litgpt issue 2238, in its sampler", softmax_at_zero),
+]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #gr4m0002
+def one_mask(p, q, tokens, source):
+    "The first row is verified as it should be, the others against what they were before a mask."
+    V = p.shape[-1]
+    rows = (3 * V * p + 1) / (4 * V)
+    rows[0] = p[0]
+    return speculative_sampling(rows, q, tokens, source)
+
+# %% ../../nbs/lossless/02_gallery.ipynb #gr4m0003
+GALLERY += [
+    Broken("one mask a round",
+           "Applies the grammar's mask to the first row of a round, and to no other.",
+           "vllm pull request 44297, where the grammar begins inside a round", one_mask),
+]
+
 # %% ../../nbs/lossless/02_gallery.ipynb #a9aec1ea
 def evidence(broken: Broken,
              # what `specdec.speculative.speculate` is; walked for broken caches

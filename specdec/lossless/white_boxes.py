@@ -563,9 +563,12 @@ _WRONG_ROUNDS = (
     Audited("sequential-speculative-decoding/capped_hsd", "0.1.1",
             "seqspecdecod.capped_hsd.capped_hsd_step", capped_hsd, judge_open,
             options="laws without zeros", unseen="laws with zeros, for which it fails",
-            does="The chance to keep all draft tokens is computed from all but the last of them.",
+            does="Its prefixes are one token too short: the chance to keep all draft tokens "
+                 "comes from all but the last, and what is drawn after a rejection belongs to the "
+                 "place before.",
             mistake="off by one",
-            mend="ask for the ratio of the whole draft, at gamma and not at gamma − 1"),
+            mend="count prefixes as its helpers do: ask them at gamma, not gamma − 1, and at "
+                 "tau + 1, not tau"),
     Audited("litgpt/greedy", "0.5.13",
             "litgpt.generate.speculative_decoding.speculative_decoding", partial(litgpt, 0.),
             partial(judge_open, wanted=at_zero), needs=LITGPT_NEEDS, temperature=0.0,
@@ -580,7 +583,8 @@ _WRONG_ROUNDS = (
             does="Each draft token is judged by the target's row after it, which is about the next "
                  "token; and between rounds the cache keeps one token too many.",
             mistake="off by one in the rows of the logits",
-            mend="judge draft token k by row k of the verifying pass"),
+            mend="judge draft token k by row k of the verifying pass, and keep one token less "
+                 "in the cache"),
     Audited("transformers/single_position", "5.23.0", "transformers.generation."
             "candidate_generator.SinglePositionMultiTokenCandidateGenerator",
             transformers_single_position, partial(judge_round, sizes=FEW),

@@ -1,0 +1,208 @@
+"""Trees of guesses: one forward reads all paths, the walk keeps the target's law, and what stays in the caches is one
+path."""
+from fractions import Fraction
+
+import pytest
+import torch
+
+from helpers import ids_of
+from helpers_drafters import random_head, random_target
+from specdec.core import InputError, TorchSource, exact_law
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.trees import Tree, TreeDrafter, ancestry, best_tree, keep_rows, read_tree, speculate_tree, walk
+from specdec.pairs import Pair
+from specdec.sampling import Transform
+from specdec.speculative import speculate
+
+PROMPT = [1, 5, 2, 7]
+BUSH = Tree([3, 9, 4, 3, 10, 9, 3], [-1, -1, 0, 0, 1, 3, 4])  # two trunks; the same token in several places
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory): return random_target(tmp_path_factory.mktemp("trees"))
+
+
+@pytest.fixture(scope="module")
+def head(target): return random_head(target)
+
+
+def path_to(tree, node):
+    "The nodes from the text to it."
+    return [] if node < 0 else [*path_to(tree, tree.parents[node]), node]
+
+
+def said(tree, path): return [tree.tokens[node] for node in path]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tree", [BUSH, Tree([3, 4, 9], [-1, 0, 1]), Tree([3] * 20, list(range(-1, 19)))],
+                         ids=["a bush", "a chain", "more than count as few"])
+def test_each_node_reads_its_own_path(tmp_path, tree, dtype):
+    target = random_target(tmp_path, dtype=dtype)
+    cache = target.new_cache(48)
+    target.forward(torch.tensor([PROMPT[:-1]]), cache)
+    logits, features = read_tree(target, PROMPT[-1], tree, cache, layers=(1, 5))
+    for node in range(-1, len(tree.tokens)):
+        alone, of_it = target.forward(torch.tensor([PROMPT + said(tree, path_to(tree, node))]), layers=(1, 5))
+        torch.testing.assert_close(logits[node + 1], alone[0, -1], rtol=0, atol=2e-5 if dtype == torch.float32 else .1)
+        torch.testing.assert_close(
+            features[node + 1], of_it[0, -1], rtol=0, atol=2e-5 if dtype == torch.float32 else .2
+        )
+
+
+@pytest.mark.parametrize("path", [[], [0], [1, 4, 6], [0, 3, 5]], ids=str)
+def test_the_cache_keeps_one_path(target, path):
+    cache = target.new_cache(48)
+    target.forward(torch.tensor([PROMPT[:-1]]), cache)
+    read_tree(target, PROMPT[-1], BUSH, cache)
+    keep_rows(cache, len(PROMPT) - 1, [0, *(node + 1 for node in path)])
+    text = PROMPT + said(BUSH, path)
+    assert cache.length == len(text)
+    torch.testing.assert_close(target.forward(torch.tensor([[8]]), cache)[0, -1],
+                               target.forward(torch.tensor([[*text, 8]]))[0, -1], rtol=0, atol=2e-5)
+
+
+def law_of(target, decode, count=2):
+    "The exact law of the first tokens."
+    def program(source):
+        texts = decode(source, count)
+        return tuple(ids_of(texts))
+    return exact_law(program)
+
+
+@pytest.mark.parametrize("shape", [None, [(0,), (0, 0), (1,), (1, 1)]], ids=["as the head believes", "one shape"])
+def test_the_law_is_the_targets(tmp_path, shape):
+    target = random_target(tmp_path, V=4, depth=4)
+    head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
+    transform = Transform(1.0)
+    def plain(source, count): return speculate(target, NoDrafter(), [1, 2], transform, source, 1, count)
+    def trees(source, count):
+        drafter = TreeDrafter(head, target, width=2, depth=2, shape=shape)
+        return speculate_tree(target, drafter, [1, 2], transform, source, 5, count)
+    due, found = law_of(target, plain, 3), law_of(target, trees, 3)
+    assert due.keys() == found.keys() and len(due) == 64
+    assert max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
+
+
+@pytest.mark.parametrize("K", [1, 4, 15])
+@pytest.mark.parametrize("shape", [None, best_tree([[.5, .2, .1]], 15)], ids=["as the head believes", "one shape"])
+def test_greedy_texts_are_the_plain_ones(target, head, K, shape):
+    drafter = TreeDrafter(head, target, width=3, depth=4, shape=shape)
+    for prompt in (PROMPT, [2], list(range(20))):
+        due = ids_of(speculate(target, NoDrafter(), prompt, Transform(), TorchSource(0), 1, 30))
+        rounds = list(speculate_tree(target, drafter, prompt, Transform(), TorchSource(0), K, 30))
+        assert ids_of(rounds) == due
+        for each in rounds[1:]:
+            assert each.emitted[:each.accepted] == each.drafted[:each.accepted]
+            assert len(each.drafted) <= each.accepted + 1
+            if len(each.drafted) > each.accepted: assert each.drafted[each.accepted] != each.emitted[each.accepted]
+
+
+def test_it_stops_at_an_end_and_at_the_context(target, head):
+    drafter = TreeDrafter(head, target)
+    due = ids_of(speculate(target, NoDrafter(), PROMPT, Transform(), TorchSource(0), 1, 60))
+    assert ids_of(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 500)) == due  # 64 positions
+    end = due[7]
+    texts = ids_of(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 60, frozenset({end})))
+    assert texts == due[:due.index(end) + 1]
+
+
+def test_a_tree_accepts_more_than_a_chain_of_its_head(target, head):
+    def rounds(loop, drafter, K):
+        return sum(len(list(loop(target, drafter, [a, 5, 2], Transform(), TorchSource(0), K, 40))) for a in range(8))
+    assert rounds(speculate_tree, TreeDrafter(head, target), 15) < rounds(speculate, HeadDrafter(head, target), 4)
+
+
+def test_the_head_reads_each_node_along_its_path(target, head, monkeypatch):
+    "A level's logits are those of the chain that leads there."
+    drafter, seen = TreeDrafter(head, target, width=3, depth=3), []
+    def told(tree, level, *rest):
+        logits, states = read_level(tree, level, *rest)
+        seen.extend((said(tree, path_to(tree, node)), row) for node, row in zip(level, logits))
+        return logits, states
+    read_level = drafter.read_level
+    monkeypatch.setattr(drafter, "read_level", told)
+    _, features = target.forward(torch.tensor([PROMPT]), layers=drafter.layers)
+    drafter.prefill([*PROMPT, 3], features[0], 40)
+    drafter.propose(12, Transform(), TorchSource(0))
+    assert len(seen) == 6 and len({len(path) for path, _ in seen}) == 2
+    for path, row in seen:
+        alone = HeadDrafter(head, target)
+        alone.prefill([*PROMPT, 3], features[0], 40)
+        logits, state = alone.catch_up()
+        for token in path: logits, state = alone.head.step([token], state, alone.cache)
+        torch.testing.assert_close(row, logits, rtol=0, atol=1e-5)
+
+
+def test_the_drafter_gets_the_features_of_the_path(target, head):
+    class Told(TreeDrafter):
+        def prefill(self, tokens, features, *rest):
+            self.told = [features]
+            super().prefill(tokens, features, *rest)
+
+        def commit(self, tokens, features):
+            if tokens is not None and hasattr(self, "cache"): self.told.append(features)
+            super().commit(tokens, features)
+    drafter = Told(head, target)
+    rounds = list(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 30))
+    text = [*PROMPT, *ids_of(rounds)]
+    told = torch.cat([drafter.told[0], *drafter.told[2:]])  # prefill commits what it was given
+    _, due = target.forward(torch.tensor([text[:-1]]), layers=drafter.layers)
+    torch.testing.assert_close(told, due[0, :len(told)], rtol=0, atol=1e-4)
+    assert len(told) == len(text) - 1
+
+
+def test_a_tree_of_one_node_is_a_chain_of_one(target, head):
+    trees = list(speculate_tree(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
+    chains = list(speculate(target, HeadDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
+    assert trees == chains
+
+
+def test_the_best_tree_is_the_likeliest(target):
+    found = best_tree([[.5, .3, .1], [.6, .2], [.5]], 7)
+    assert found == [(0,), (0, 0), (1,), (1, 0), (0, 0, 0), (0, 1), (2,)]
+    assert best_tree([[.5]], 3) == [(0,), (0, 0), (0, 0, 0)]
+    for shape in (found, best_tree([[.4, .3]], 15)):
+        assert all(path[:-1] in {(), *shape[:i]} for i, path in enumerate(shape))
+
+
+def test_ancestry_and_walk():
+    assert ancestry(BUSH.parents)[6].nonzero().flatten().tolist() == [1, 4, 6]
+    answers = {-1: 9, 1: 10, 4: 3, 6: 11}
+    assert walk(BUSH, answers.get) == ([1, 4, 6], 11)
+    assert walk(BUSH, lambda node: 23) == ([], 23)
+
+
+def test_a_pair_decodes_with_it(target, head):
+    pair = Pair(target, TreeDrafter(head, target))
+    result = pair.generate(PROMPT, K=9, max_new_tokens=20)
+    assert result.generated_ids == pair.generate(PROMPT, method="plain", max_new_tokens=20).generated_ids
+    assert result.drafter == "tree of a head" and result.is_lossless and result.loop == "host"
+    again = [pair.generate(PROMPT, K=9, max_new_tokens=20, temperature=1.0, seed=3).generated_ids for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def nothing(*args): raise AssertionError
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (lambda target, head: best_tree([[1.]], 0), "n, the nodes of a tree"),
+    (lambda target, head: TreeDrafter(head, target, width=0), "width"),
+    (lambda target, head: TreeDrafter(head, target, depth=0), "depth"),
+    (lambda target, head: TreeDrafter(head, target, shape=[]), "shape"),
+    (lambda target, head: TreeDrafter(head, target, shape=[(0, 0)]), "shape"),
+    (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, verify=nothing), "verify"),
+    (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, K="adaptive"), "adaptive"),
+    (lambda target, head: speculate_tree(Foreign(), TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0)),
+     "Foreign"),
+    (lambda target, head: speculate_tree(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 0),
+     "K"),
+], ids=["no nodes", "width", "depth", "empty shape", "orphans", "a rule", "adaptive", "another target", "K"])
+def test_bad_input(target, head, wrong, said):
+    with pytest.raises(InputError, match=said): wrong(target, head)
+
+
+class Foreign:
+    "A target that is none of our decoders."
+    window = None
