@@ -140,11 +140,11 @@ def judge_engine(opened: Opened, run: int, samples: int = SAMPLES) -> dict: # fi
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #af0b7567
 def engine_findings(report: DecoderReport, seen: float, accepted: int) -> dict:
-    "A report for JSON. The error is at least what is written there, with confidence .99."
+    "A report for JSON. The error is at most what is written there, with confidence .99."
     _, low, high = report.tv
     found = {
         "lossless": report.lossless, "cases": 1, "lossy_cases": int(report.rejected),
-        "error": float(low),
+        "error": float(high),
         "error_between": [float(low), float(high)], "tolerance": 0.0, "raised": None, "case": None,
         "false_alarm": ALARM, "samples": report.samples, "smallest_error_seen": seen,
         "accepted": accepted,
@@ -152,10 +152,11 @@ def engine_findings(report: DecoderReport, seen: float, accepted: int) -> dict:
     if not report.rejected: return found
     off = np.abs(report.counts / report.samples - report.expected)
     worst = int(off.argmax())
-    text = " ".join(str(token) for token in report.bins.texts[worst])
+    text = [int(token) for token in report.bins.texts[worst]]  # -1: any other token
     return found | {
-        "case": f"{PROMPT_TEXT!r}, K = {DRAFTED}; {report.proof or f'most in the text {text}'}",
-        "has": float(report.counts[worst] / report.samples), "due": float(report.expected[worst]),
+        "case": f"prompt {PROMPT_TEXT!r}, K = {DRAFTED}{report.proof and '; ' + report.proof}",
+        "text": text, "has": float(report.counts[worst] / report.samples),
+        "due": float(report.expected[worst]),
     }
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #eb2cddd1
