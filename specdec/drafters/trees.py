@@ -171,14 +171,38 @@ class Growing:
         "The n that the head believes most in."
         return sorted(heapq.nlargest(n, nodes, key=lambda node: (self.scores[node], -node)))
 
+    def worth_reading(self, born: list[int], wanted: set[Ranks] | None,
+                      ends: Set[int]) -> list[int]:
+        "Of a level's new nodes those to go on from: no ends; likely, or wanted to be followed."
+        unended = [node for node in born if self.tree.tokens[node] not in ends]
+        if wanted is None: return self.best(unended, self.width)
+        followed = {path[:-1] for path in wanted}
+        return [node for node in unended if self.ranks[node] in followed]
+
     def only(self, nodes: list[int]) -> Tree: # with each node, the one it follows
         "The tree of these nodes."
         new = {node: i for i, node in enumerate(nodes)} | {-1: -1}
         parents = [new[self.tree.parents[node]] for node in nodes]
         return Tree([self.tree.tokens[node] for node in nodes], parents)
 
+# %% ../../nbs/drafters/25_trees.ipynb #7reelvl0
+class _LevelReader(_HeadReader):
+    "A head that reads the nodes of a tree, level by level."
+    def read_level(self, tree: Tree, level: list[int],
+                   read: list[int], # nodes in the cache, the level's last
+                   depth: int,      # how far behind the text the level stands, from 0 on
+                   x: Tensor,       # the states that the level's nodes follow, [1, level, hidden]
+                  ) -> tuple[Tensor, Tensor]: # logits [level, D], states [1, level, hidden]
+        "One forward of the head."
+        place = {node: i for i, node in enumerate(read)}
+        sees = ancestry([place.get(tree.parents[node], -1) for node in read])[-len(level):]
+        hidden = torch.cat((torch.zeros(len(level), self.read, dtype=torch.bool), ~sees), 1)
+        where = places(self.head.where, torch.full((len(level),), self.read + depth), hidden, False)
+        ids = torch.tensor([tree.tokens[node] for node in level], device=self.head.device)
+        return self.head.say_all(self.head.read(ids, x, where, self.cache))
+
 # %% ../../nbs/drafters/25_trees.ipynb #2d7e6d68
-class TreeDrafter(_HeadReader):
+class TreeDrafter(_LevelReader):
     """Drafts a tree with a head: by what the head believes (Li et al. 2024, section 4), or of one
     `shape`. Its guesses are certain at every temperature. `speculate_tree` decodes with it, and so
     does a `Pair`. Raises `ModelError` if the head was made for another target, `InputError` if it
@@ -216,7 +240,7 @@ class TreeDrafter(_HeadReader):
         for depth in range(self.depth):
             check_logits(logits, f"The head, {depth + 1} tokens after the text")
             born = growing.grow(level, logits, self.head.tokens)
-            following = self.worth_reading(growing, born, wanted)
+            following = growing.worth_reading(born, wanted, self.eos_ids)
             room = self.cache.capacity - self.cache.length
             if depth + 1 == self.depth or not following or len(following) > room: break
             above = [level.index(growing.tree.parents[node]) for node in following]
@@ -226,27 +250,9 @@ class TreeDrafter(_HeadReader):
         if wanted is None: return growing.only(growing.best(every, K))
         return growing.only([node for node in every if growing.ranks[node] in wanted])
 
-    def worth_reading(self, growing: Growing, born: list[int], wanted: set[Ranks] | None):
-        "Of the last level those that may be followed: not an end, and in the tree so far."
-        unended = [node for node in born if growing.tree.tokens[node] not in self.eos_ids]
-        if wanted is None: return growing.best(unended, self.width)
-        followed = {path[:-1] for path in wanted}
-        return [node for node in unended if growing.ranks[node] in followed]
 
-    def read_level(self, tree: Tree, level: list[int],
-                   read: list[int], # nodes in the cache, the level's last
-                   depth: int,      # how far behind the text the level stands, from 0 on
-                   x: Tensor,       # the states that the level's nodes follow, [1, level, hidden]
-                  ) -> tuple[Tensor, Tensor]: # logits [level, D], states [1, level, hidden]
-        "One forward of the head."
-        place = {node: i for i, node in enumerate(read)}
-        sees = ancestry([place.get(tree.parents[node], -1) for node in read])[-len(level):]
-        hidden = torch.cat((torch.zeros(len(level), self.read, dtype=torch.bool), ~sees), 1)
-        where = places(self.head.where, torch.full((len(level),), self.read + depth), hidden, False)
-        ids = torch.tensor([tree.tokens[node] for node in level], device=self.head.device)
-        return self.head.say_all(self.head.read(ids, x, where, self.cache))
 
-# %% ../../nbs/drafters/25_trees.ipynb #275635e2
+# %% ../../nbs/drafters/25_trees.ipynb #7reeroom
 class _Roomy(WrapperLM):
     "A target whose caches have room for a tree, too."
     def __init__(self, model: Llama, nodes: int):
@@ -257,6 +263,7 @@ class _Roomy(WrapperLM):
         "Room for so many positions, and the tree."
         return self.model.new_cache(capacity + self.nodes)
 
+# %% ../../nbs/drafters/25_trees.ipynb #275635e2
 class _TreeLoop(_HostLoop):
     "One text, whose guesses are trees."
     target: _Roomy
