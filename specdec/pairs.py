@@ -367,13 +367,28 @@ def chosen_loop(loop: str | None, # what was asked for
     if loop: return loop
     return "host" if on_host or not is_recordable(target.device) else "device"
 
-# %% ../nbs/use/01_pairs.ipynb #26174780
+# %% ../nbs/use/01_pairs.ipynb #5erve001
+@dataclass
+class Asked:
+    "What was asked for, once it is checked, and what the result will tell of it."
+    ids: list[int]              # the prompt's
+    transform: Transform
+    source: TorchSource
+    K: int                      # the most that a round may draft
+    max_new_tokens: int
+    ends: frozenset[int]
+    verify: VerifyRule | None
+    stops: list[str]
+    adapts: bool                # whether K changes from round to round
+    known: dict                 # of the result
+
 METHODS = ("speculative", "plain")
 
 def check_method(method: str) -> None:
     "Raise `InputError` unless it is one of the `METHODS`."
     check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
 
+# %% ../nbs/use/01_pairs.ipynb #26174780
 class Couple:
     "A target and what drafts for it."
     def __init__(self, target: CausalLM,
@@ -422,14 +437,21 @@ class Couple:
         costs = self.costs and self.costs.at(temperature)
         return at_cost(drafter, costs, adapts), costs
 
-# %% ../nbs/use/01_pairs.ipynb #dec0d1n6
-class Decoding(Couple):
-    "How a pair decodes: one way for all."
-    def _events(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
-                method, verify, loop, ignore_eos, raise_interrupt, logprobs, grammar,
-                told: bool = True, # whether each token is asked for
-               ) -> Generator[Event, None, None]:
-        "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
+# %% ../nbs/use/01_pairs.ipynb #5erve002
+def check_trees(drafter: Drafter, asked: Asked,
+                as_it_is: bool, # neither grammar nor log-probabilities
+               ) -> None:
+    "Raise `InputError` for what a tree of guesses can't be combined with."
+    if not isinstance(drafter, TreeDrafter): return
+    check(asked.verify is None and not asked.adapts and as_it_is, "With a tree of guesses there is "
+          "no verify rule, adaptive K, grammar or log-probability: leave them out, and give K, the "
+          "nodes of the tree, as a number.")
+
+class Asking(Couple):
+    "What a pair can be asked for."
+    def asked(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
+              method, verify, ignore_eos, raise_interrupt, grammar) -> Asked:
+        "The request, checked; see `Pair.generate`."
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
         stops = stop_strings(stop)
         check_method(method)
@@ -437,47 +459,60 @@ class Decoding(Couple):
         check_truths(ignore_eos=ignore_eos, raise_interrupt=raise_interrupt)
         rule = rule_name(verify, method)
         lossless = verify is None or is_promised(verify, transform.temperature)
-        ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
+        ids = encode(self.tokenizer, prompt)
         ends = frozenset() if ignore_eos else self.eos_ids
         adapts = isinstance(K, str) and K == "adaptive"
         most = MOST if adapts else K
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
-        target = wrapped(self.target, transform, ends, logprobs, grammar)
-        drafter = self.nothing if method == "plain" else self.drafter
-        trees = isinstance(drafter, TreeDrafter)
-        decoder, costs, as_it_is = None, None, target is self.target
-        check(not trees or (verify is None and not adapts and as_it_is), "With a tree of guesses "
-              "there is no verify rule, adaptive K, grammar or log-probability: leave them out, "
-              "and give K, the nodes of the tree, as a number.")
-        where = chosen_loop(loop, self.target, drafter, verify, adapts, not as_it_is)
-        on_device = where == "device"
-        if not on_device and drafter is not self.nothing:
-            drafter, costs = self.priced(drafter, adapts, transform.temperature)
-            if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
-        if on_device:
-            decoder = self.decoder(drafter)
-            rounds = decoder.speculate(
-                ids, transform, source.seed, most, max_new_tokens, ends, timer
-            )
-        elif trees: rounds = speculate_tree(
-            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, timer
-        )
-        else: rounds = speculate(
-            target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
-        )
         settings = dict(K=K if adapts else most, **asdict(transform),
                         max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         if rule: settings["verify"] = rule
         if grammar is not None: settings["grammar"] = str(grammar)
-        known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
-                     drafter=None if method == "plain" else drafter_name(drafter),
-                     loop="device" if decoder else "host", costs=costs and costs.as_dict())
-        heard = told or bool(stops) or stream is not None
+        known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless)
+        return Asked(ids, transform, source, most, max_new_tokens, ends, verify, stops, adapts,
+                     known)
+
+# %% ../nbs/use/01_pairs.ipynb #dec0d1n6
+class Decoding(Asking):
+    "How a pair decodes: one way for all."
+    def _events(self, prompt, *, loop, logprobs, grammar, stream, raise_interrupt,
+                told: bool = True, # whether each token is asked for
+                **settings) -> Generator[Event, None, None]:
+        "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
+        of_all = dict(stream=stream, raise_interrupt=raise_interrupt, grammar=grammar)
+        asked = self.asked(prompt, **settings, **of_all)
+        target = wrapped(self.target, asked.transform, asked.ends, logprobs, grammar)
+        plain = asked.known["method"] == "plain"
+        drafter = self.nothing if plain else self.drafter
+        as_it_is = target is self.target
+        check_trees(drafter, asked, as_it_is)
+        where = chosen_loop(loop, self.target, drafter, asked.verify, asked.adapts, not as_it_is)
+        costs, decoder, timer = None, None, PhaseTimer(self.target.device)
+        if where == "device": decoder = self.decoder(drafter)
+        elif not plain:
+            drafter, costs = self.priced(drafter, asked.adapts, asked.transform.temperature)
+            if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
+        rounds = self.rounds_of(asked, target, drafter, decoder, timer)
+        known = asked.known | dict(drafter=None if plain else drafter_name(drafter), loop=where,
+                                   costs=costs and costs.as_dict())
+        heard = told or bool(asked.stops) or stream is not None
         watched = target if isinstance(target, WatchedLM) else None
-        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt, heard, watched)
-        if method == "plain" and not decoder: drafter = NoDrafter()  # remembers no text: no turns
-        return self._decoded(decoder or drafter, rounds, run, ends, timer, known)
+        run = Run(Answer(self.tokenizer, asked.stops), stream, raise_interrupt, heard, watched)
+        if plain and not decoder: drafter = NoDrafter()  # remembers no text: no turns
+        return self._decoded(decoder or drafter, rounds, run, asked.ends, timer, known)
+
+    def rounds_of(self, asked: Asked, target: CausalLM, drafter: Drafter,
+                  decoder: DeviceDecoder | None, timer: PhaseTimer) -> Iterator[Round]:
+        "What the loop that was chosen makes of a request."
+        rest = asked.max_new_tokens, asked.ends
+        how = asked.transform, asked.source, asked.K, *rest
+        if decoder:
+            seed = asked.source.seed
+            return decoder.speculate(asked.ids, asked.transform, seed, asked.K, *rest, timer)
+        if isinstance(drafter, TreeDrafter):
+            return speculate_tree(target, drafter, asked.ids, *how, timer)
+        return speculate(target, drafter, asked.ids, *how, asked.verify, timer)
 
     def _decoded(self, user: Drafter | DeviceDecoder, # what remembers one text at a time
                  rounds: Iterator[Round], run: Run, ends: frozenset[int],
