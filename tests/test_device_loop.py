@@ -57,6 +57,7 @@ from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.small import NarrowLM
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
+from specdec.lossless.block import block_verification
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law
 from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
@@ -956,7 +957,7 @@ def test_on_a_gpu_a_pair_takes_the_devices_loop_where_it_can(fake, monkeypatch, 
     pair = pair_of()
     found = {name: pair.generate(PROMPT, seed=1, temperature=1.0, max_new_tokens=20, **more) for name, more in {
         "usual": {}, "again": {}, "plain": dict(method="plain"), "host": dict(loop="host"),
-        "rule": dict(verify=speculative_sampling)}.items()}
+        "rule": dict(verify=block_verification)}.items()}
     loops = {name: result.loop for name, result in found.items()}
     assert loops == dict(usual="device", again="device", plain="device", host="host", rule="host")
     assert found["usual"].rounds == found["again"].rounds and found["host"].rounds == found["rule"].rounds
