@@ -45,7 +45,7 @@ def block_verification(
     p: Tensor,              # target distributions, [n + 1, V], float32 or better
     q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
     tokens: Sequence[int],  # draft tokens, [n]
-    source: Source,         # draws one bernoulli for each length tried, and one categorical
+    source: Source,         # draws a bernoulli or two for each length, and one categorical
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
     """Accept the longest prefix whose coin succeeds, the whole draft first; then draw from what the
     target has left there. Lossless, and for no draft does it keep fewer tokens, on average, than
@@ -58,7 +58,9 @@ def block_verification(
     if source.bernoulli(weights[n]): return n, source.categorical(p[n])
     while True:
         n -= 1
-        left = block_residual(p[n], q[n], weights[n])
+        weight = weights[n]
+        if not source.bernoulli(weight): continue
+        left = block_residual(p[n], q[n], weight)
         mass = left.sum()
-        if weights[n] == 1 or source.bernoulli(mass / (mass + (1 - weights[n]))):
+        if weight == 1 or source.bernoulli(min(mass / (mass + (1 - weight)) / weight, 1)):
             return n, source.categorical(left if mass > 0 else p[n])
