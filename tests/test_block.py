@@ -212,6 +212,29 @@ def test_p_equal_to_q_keeps_everything_and_nothing_in_common_nothing():
         assert kept == 0 and following < 2
 
 
+def test_rows_that_sum_to_more_than_one_by_rounding():
+    "Nothing in common behind the first token: then all of its weight is left, and a little more."
+    more = 1 / 3 + 1e-7
+    p = torch.tensor([[.3, .7, 0, 0, 0], [0, 0, more, more, more], [1, 0, 0, 0, 0]])
+    q = torch.tensor([[.6, .4, 0, 0, 0], [.5, .5, 0, 0, 0]])
+    kept = {block_verification(p, q, [0, 1], TorchSource(seed)) for seed in range(40)}
+    assert kept == {(0, 1), (1, 2), (1, 3), (1, 4)}
+
+
+class Unlucky(TorchSource):
+    "Every coin that can fail does."
+    def bernoulli(self, prob):
+        assert 0 <= prob <= 1
+        return prob == 1
+
+
+def test_where_rounding_leaves_nothing_it_is_drawn_from_p():
+    "The draft has a little more of every token, so nothing is left where its tokens failed."
+    p = torch.tensor([[.4999, .4999], [.5, .5], [.5, .5]])
+    found = {block_verification(p, torch.full((2, 2), .5), [0, 0], Unlucky(seed)) for seed in range(20)}
+    assert found == {(0, 0), (0, 1)}
+
+
 @pytest.mark.parametrize("rows", ["q", None])
 def test_at_temperature_zero_it_is_the_greedy_match(rows):
     for best in product(range(3), repeat=3):
