@@ -147,6 +147,8 @@ def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last ro
 class Growing:
     "A tree while it grows, with what the head believes of its nodes."
     width: int                 # how many tokens may follow one
+    K: int                     # nodes that it shall have in the end
+    wanted: set[Ranks] | None  # those, if they are known beforehand; None: by belief
     tree: Tree = field(default_factory=lambda: Tree([], []))
     ranks: list[Ranks] = field(default_factory=list)
     scores: list[float] = field(default_factory=list) # log-probabilities of whole paths
@@ -171,16 +173,25 @@ class Growing:
         "The n that the head believes most in."
         return sorted(heapq.nlargest(n, nodes, key=lambda node: (self.scores[node], -node)))
 
-    def worth_reading(self, born: list[int], wanted: set[Ranks] | None,
-                      ends: Set[int]) -> list[int]:
-        "Of a level's new nodes those to go on from: no ends; likely, or wanted to be followed."
+    def chosen(self) -> list[int]: # with each node, the one it follows
+        "Those that the tree would hold if it stopped growing now."
+        every = range(len(self.ranks))
+        if self.wanted is None: return self.best(every, self.K)
+        return [node for node in every if self.ranks[node] in self.wanted]
+
+    def worth_reading(self, born: list[int], ends: Set[int]) -> list[int]:
+        """Of a level's new nodes those to go on from: no ends; likely, or wanted to be followed.
+        What is not among the K likeliest has no follower that is."""
         unended = [node for node in born if self.tree.tokens[node] not in ends]
-        if wanted is None: return self.best(unended, self.width)
-        followed = {path[:-1] for path in wanted}
+        if self.wanted is None:
+            kept = set(self.chosen())
+            return self.best([node for node in unended if node in kept], self.width)
+        followed = {path[:-1] for path in self.wanted}
         return [node for node in unended if self.ranks[node] in followed]
 
-    def only(self, nodes: list[int]) -> Tree: # with each node, the one it follows
-        "The tree of these nodes."
+    def finished(self) -> Tree:
+        "The tree of the chosen nodes."
+        nodes = self.chosen()
         new = {node: i for i, node in enumerate(nodes)} | {-1: -1}
         parents = [new[self.tree.parents[node]] for node in nodes]
         return Tree([self.tree.tokens[node] for node in nodes], parents)
@@ -201,8 +212,41 @@ class _LevelReader(_HeadReader):
         ids = torch.tensor([tree.tokens[node] for node in level], device=self.head.device)
         return self.head.say_all(self.head.read(ids, x, where, self.cache))
 
+# %% ../../nbs/drafters/25_trees.ipynb #7reegrow
+class _Grower(_LevelReader):
+    "Makes trees; whoever inherits from it says of which size."
+    width: int
+    depth: int
+    shape: list[Ranks] | None
+
+    def prefill(self, tokens: list[int], features: Tensor, limit: int,
+                eos_ids: Set[int] = frozenset()) -> None:
+        "Start from a new text; behind it, the cache has room for a tree."
+        super().prefill(tokens, features, limit, eos_ids)
+        self.most = self.cache.capacity  # positions that the text itself can get to
+        tree = len(self.shape) if self.shape else self.width * self.depth
+        self.cache = KVCache(len(self.head.layers), self.most + tree)
+
+    @torch.inference_mode()
+    def propose(self, K: int, transform: Transform, source: Source) -> Tree:
+        "K guesses, or fewer where the text or the head's context ends, or its shape is smaller."
+        levels = min(self.depth, K, self.most - self.read - len(self.unread) + 1)
+        if levels < 1: return Tree([], [])
+        row, state = self.catch_up()
+        logits, level, read = row[None], [-1], []
+        growing = Growing(self.width, K, set(self.shape[:K]) if self.shape else None)
+        for depth in range(levels):
+            check_logits(logits, f"The head, {depth + 1} tokens after the text")
+            born = growing.grow(level, logits, self.head.tokens)
+            following = growing.worth_reading(born, self.eos_ids)
+            if depth + 1 == levels or not following: break
+            above = [level.index(growing.tree.parents[node]) for node in following]
+            level, read = following, read + following
+            logits, state = self.read_level(growing.tree, level, read, depth, state[:, above])
+        return growing.finished()
+
 # %% ../../nbs/drafters/25_trees.ipynb #2d7e6d68
-class TreeDrafter(_LevelReader):
+class TreeDrafter(_Grower):
     """Drafts a tree with a head: by what the head believes (Li et al. 2024, section 4), or of one
     `shape`. Its guesses are certain at every temperature. `speculate_tree` decodes with it, and so
     does a `Pair`. Raises `ModelError` if the head was made for another target, `InputError` if it
@@ -223,34 +267,6 @@ class TreeDrafter(_LevelReader):
                   f"from, such as [(0,), (0, 0), (1,)]; not {self.shape}.")
             self.width = 1 + max(rank for path in paths for rank in path)
             self.depth = max(map(len, paths))
-
-    def prefill(self, tokens: list[int], features: Tensor, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text; its cache has room for a tree behind it."
-        super().prefill(tokens, features, limit + self.width * self.depth, eos_ids)
-
-    @torch.inference_mode()
-    def propose(self, K: int, transform: Transform, source: Source) -> Tree:
-        "K guesses, or fewer where the head's context ends or its shape is smaller."
-        if self.read + len(self.unread) > self.cache.capacity: return Tree([], [])
-        row, state = self.catch_up()
-        logits, level, read = row[None], [-1], []
-        wanted = set(self.shape[:K]) if self.shape else None
-        growing = Growing(self.width)
-        for depth in range(self.depth):
-            check_logits(logits, f"The head, {depth + 1} tokens after the text")
-            born = growing.grow(level, logits, self.head.tokens)
-            following = growing.worth_reading(born, wanted, self.eos_ids)
-            room = self.cache.capacity - self.cache.length
-            if depth + 1 == self.depth or not following or len(following) > room: break
-            above = [level.index(growing.tree.parents[node]) for node in following]
-            level, read = following, read + following
-            logits, state = self.read_level(growing.tree, level, read, depth, state[:, above])
-        every = range(len(growing.ranks))
-        if wanted is None: return growing.only(growing.best(every, K))
-        return growing.only([node for node in every if growing.ranks[node] in wanted])
-
-
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reeroom
 class _Roomy(WrapperLM):
