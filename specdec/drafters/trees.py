@@ -219,13 +219,23 @@ class _Grower(_LevelReader):
     depth: int
     shape: list[Ranks] | None
 
+    @property
+    def rows(self) -> int:
+        "How many of a tree's nodes the head may read."
+        return len(self.shape) if self.shape else self.width * self.depth
+
+    def size(self, K: int) -> int: # at most K
+        "How many nodes a tree of K has, where nothing else limits it."
+        width = min(self.width, len(self.head.tokens))
+        if self.shape: return sum(max(path) < width for path in self.shape[:K])
+        return min(K, width + (self.depth - 1) * width ** 2)
+
     def prefill(self, tokens: list[int], features: Tensor, limit: int,
                 eos_ids: Set[int] = frozenset()) -> None:
         "Start from a new text; behind it, the cache has room for a tree."
         super().prefill(tokens, features, limit, eos_ids)
         self.most = self.cache.capacity  # positions that the text itself can get to
-        tree = len(self.shape) if self.shape else self.width * self.depth
-        self.cache = KVCache(len(self.head.layers), self.most + tree)
+        self.cache = KVCache(len(self.head.layers), self.most + self.rows)
 
     @torch.inference_mode()
     def propose(self, K: int, transform: Transform, source: Source) -> Tree:
@@ -261,12 +271,12 @@ class TreeDrafter(_Grower):
         self.width, self.depth = whole(width, "width", 1), whole(depth, "depth", 1)
         self.shape = None if shape is None else [tuple(path) for path in shape]
         if self.shape is not None:
-            paths = {(), *self.shape}
-            check(len(paths) > 1 and all(path[:-1] in paths for path in paths),
-                  "A tree's shape holds at least one path, and with each path the one it goes on "
+            grown = all(path[:-1] in {(), *self.shape[:i]} for i, path in enumerate(self.shape))
+            check(len(self.shape) > 0 and grown and () not in self.shape,
+                  "A tree's shape holds at least one path, and before each path the one it goes on "
                   f"from, such as [(0,), (0, 0), (1,)]; not {self.shape}.")
-            self.width = 1 + max(rank for path in paths for rank in path)
-            self.depth = max(map(len, paths))
+            self.width = 1 + max(rank for path in self.shape for rank in path)
+            self.depth = max(map(len, self.shape))
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reeroom
 class _Roomy(WrapperLM):
