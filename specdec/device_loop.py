@@ -339,6 +339,10 @@ class TreeLoop(DeviceLoop):
         super().commit(draft, (verdict, report), features.index_select(0, path))
 
 # %% ../nbs/engine/14_device_loop.ipynb #053f955e
+def loop_for(drafter: Drafter) -> type[DeviceLoop]:
+    "Which kind of loop it guesses for."
+    return TreeLoop if isinstance(drafter, TreeDrafter) else DeviceLoop
+
 class _KeptLoops:
     "A pair, and the loops that were made for it."
     def __init__(self, target: Llama,
@@ -361,7 +365,7 @@ class _KeptLoops:
         key = transform, K, capacity
         with self.lock:
             found = self.loops.pop(key, None)
-            kind = TreeLoop if isinstance(self.drafter, TreeDrafter) else DeviceLoop
+            kind = loop_for(self.drafter)
             if found is None: found = kind(self.target, self.drafter, *key, **self.options)
             if found.parts is found: self.options["graphs"] = False  # nor would the next one
             self.loops[key] = found
