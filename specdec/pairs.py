@@ -547,31 +547,27 @@ class Decoding(Asking):
 # %% ../nbs/use/01_pairs.ipynb #5erve005
 class Member:
     "One text of a batch, with its times: what it waited for while it was there."
-    def __init__(self, asked: Asked, run: Run, timer: PhaseTimer, # of the whole batch
-                 context: int): # positions that the target can read
-        self.asked, self.run, self.timer, self.count = asked, run, timer, 0
-        self.most = min(asked.max_new_tokens, context - len(asked.ids))
-        self.first = len(timer.spans)  # what the batch did before isn't this text's
-        self.before = time.perf_counter()
+    def __init__(self, asked: Asked, run: Run, most: int): # tokens
+        self.asked, self.run, self.most, self.count = asked, run, most, 0
+        self.first = 0 # of the batch's spans: what it did before isn't this text's
 
-    def hear(self, r: Round) -> bool: # whether the text is over
+    def hear(self, r: Round, seconds: float) -> bool: # whether the text is over
         "A round of this text."
-        now = time.perf_counter()
         self.run.rounds.append(r)
-        self.run.seconds.append(now - self.before)
-        self.before = now
+        self.run.seconds.append(seconds)
         self.run.hear(r)
         self.count += len(r.emitted)
         stopped = self.run.answer.end is not None
         return stopped or self.count == self.most or r.emitted[-1] in self.asked.ends
 
-    def result(self, pair: Couple, known: dict) -> GenerationResult:
+    def result(self, pair: Couple, timer: PhaseTimer, # of the whole batch
+               known: dict) -> GenerationResult:
         "What became of the text."
-        run, own = self.run, PhaseTimer(self.timer.device)
-        own.spans = self.timer.spans[self.first:]
-        run.finish()
-        run.total_time = sum(run.seconds)
-        return result_of(pair, run, self.asked.ends, own, self.asked.known | known)
+        own = PhaseTimer(timer.device)
+        own.spans = timer.spans[self.first:]
+        self.run.finish()
+        self.run.total_time = sum(self.run.seconds)
+        return result_of(pair, self.run, self.asked.ends, own, self.asked.known | known)
 
 # %% ../nbs/use/01_pairs.ipynb #5erve006
 def is_list(prompt: object) -> bool:
@@ -587,44 +583,46 @@ def place_named(i: int, count: int) -> Iterator[None]:
         raise InputError(f"Prompt {i + 1} of {count}: {error}") from error
 
 class Batch:
-    "Texts that are decoded together: who has come, and who has gone."
-    def __init__(self, pair: Couple, asked: Sequence[Asked], drafter: Drafter, known: dict):
-        self.pair, self.asked, self.drafter, self.known = pair, asked, drafter, known
-        self.timer = PhaseTimer(pair.target.device)
-        self.members: dict[int, Member] = {}  # those whose result nobody has
-        self.texts: dict[int, BatchText] = {} # likewise
+    "Texts that are decoded together, and the clock that runs meanwhile."
+    def __init__(self, pair: Couple, asked: Sequence[Asked], known: dict, timer: PhaseTimer):
+        self.pair, self.known, self.timer = pair, known, timer
+        self.members: dict[int, Member] = {}  # those that aren't over
+        context = pair.target.context_length
+        for i, one in enumerate(asked):
+            run = Run(Answer(pair.tokenizer, one.stops), heard=bool(one.stops))
+            most = min(one.max_new_tokens, context - len(one.ids))
+            self.members[i] = Member(one, run, most)
+        self.last: dict[int, float] = {} # of those that have come: when their last round ended
+        self.note()
 
-    def join(self, i: int) -> Member:
-        "A text comes."
-        asked = self.asked[i]
-        run = Run(Answer(self.pair.tokenizer, asked.stops), heard=bool(asked.stops))
-        self.members[i] = Member(asked, run, self.timer, self.pair.target.context_length)
-        return self.members[i]
+    def note(self) -> None:
+        "Whoever comes next, comes now."
+        self.now, self.spans = time.perf_counter(), len(self.timer.spans)
 
-    def joining(self) -> Iterator[BatchText]:
-        "Texts as there is room for them."
-        for i, one in enumerate(self.asked):
-            self.join(i)
-            self.texts[i] = BatchText(one.ids, twin(self.drafter), one.transform, one.source, one.K,
-                                      one.max_new_tokens, one.ends, one.verify)
-            yield self.texts[i]
+    def hear(self, i: int, r: Round) -> bool: # whether the text is over
+        "A round of text i."
+        member = self.members[i]
+        if i not in self.last: member.first, self.last[i] = self.spans, self.now
+        before = self.last[i]
+        self.note()
+        self.last[i] = self.now
+        return member.hear(r, self.now - before)
 
     def leave(self, i: int) -> GenerationResult:
-        "A text goes, whether or not it would have gone on."
-        self.texts.pop(i).over = True
-        return self.members.pop(i).result(self.pair, self.known)
+        "A text goes."
+        self.last.pop(i, None)
+        return self.members.pop(i).result(self.pair, self.timer, self.known)
 
-    def wait(self, seconds: float) -> None:
-        "Time that the texts stood still, while somebody looked at a result."
-        for member in self.members.values(): member.before += seconds
+    def resume(self) -> None:
+        "Texts stood still, while somebody looked at a result: that time is nobody's."
+        still, self.now = time.perf_counter() - self.now, time.perf_counter()
+        for i in self.last: self.last[i] += still
 
-    def rest(self, done: set[int]) -> Iterator[tuple[int, GenerationResult]]:
-        "All that an interrupt left unfinished, or not begun."
-        for i in range(len(self.asked)):
-            if i in done: continue
-            if i not in self.members: self.join(i)
-            self.members[i].run.interrupted = True
-            yield i, self.members.pop(i).result(self.pair, self.known)
+    def interrupt(self) -> Iterator[tuple[int, GenerationResult]]:
+        "All that is unfinished, or not begun."
+        for i, member in list(self.members.items()):
+            member.run.interrupted = True
+            yield i, self.leave(i)
 
 # %% ../nbs/use/01_pairs.ipynb #5erve007
 class Listing(Decoding):
@@ -647,8 +645,9 @@ class Listing(Decoding):
             yield i, end.result
             if end.result.finish_reason == "interrupted": break
         known = {name: getattr(end.result, name) for name in ("drafter", "loop", "costs")}
-        never = Batch(self, asked, self.nothing, known | dict(peak_memory_mb=None))
-        yield from never.rest(set(range(i + 1)))
+        known["peak_memory_mb"] = None
+        rest = Batch(self, asked[i + 1:], known, PhaseTimer(self.target.device))
+        for n, result in rest.interrupt(): yield i + 1 + n, result
 
 # %% ../nbs/use/01_pairs.ipynb #5erve008
 class Together(Listing):
@@ -657,30 +656,38 @@ class Together(Listing):
                  raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "So many texts at a time; each result as its text ends."
         device, plain = self.target.device, drafter is self.nothing
+        timer = PhaseTimer(device)
         known = dict(drafter=None if plain else drafter_name(drafter), loop="host",
                      costs=costs and costs.as_dict(), peak_memory_mb=None)
-        batch = Batch(self, asked, drafter, known)
-        done: set[int] = set()
         with TURNS.of(NoDrafter() if plain else drafter) as elsewhere:
-            of_this_run, before = reset_peak_memory(device), time.perf_counter()
+            texts = {i: BatchText(one.ids, twin(drafter), one.transform, one.source, one.K,
+                                  one.max_new_tokens, one.ends, one.verify)
+                     for i, one in enumerate(asked)}
+            rounds = speculate_batch(self.target, texts.values(), size, timer)
+            of_this_run, batch = reset_peak_memory(device), Batch(self, asked, known, timer)
+            before = batch.now
             try:
-                for i, r in speculate_batch(self.target, batch.joining(), size, batch.timer):
-                    if not batch.members[i].hear(r): continue
+                for i, r in rounds:
+                    if not batch.hear(i, r): continue
+                    texts.pop(i).over = True  # also where a stop string has ended it
                     if of_this_run: known["peak_memory_mb"] = peak_memory_mb(device)
-                    result, now = batch.leave(i), time.perf_counter()
-                    with TURNS.changed: self.stats.add(result, now - before)
-                    done.add(i)
+                    result = batch.leave(i)
+                    self.count(result, batch.now - before)
                     with elsewhere(): yield i, result
-                    before = time.perf_counter()
-                    batch.wait(before - now)
+                    batch.resume()
+                    before = batch.now
             except KeyboardInterrupt:
                 if raise_interrupt: raise
-                begun, now = len(done) + len(batch.members), time.perf_counter()
-                for i, result in batch.rest(done):
-                    with TURNS.changed:
-                        if i < begun: self.stats.add(result, now - before)
-                    before = now  # they shared it
+                shared = time.perf_counter() - before
+                for i, result in batch.interrupt():
+                    if result.num_tokens:
+                        self.count(result, shared)
+                        shared = 0.0
                     yield i, result
+
+    def count(self, result: GenerationResult, seconds: float) -> None:
+        "Add to the totals: the time is this text's share of what all took."
+        with TURNS.changed: self.stats.add(result, seconds)  # threads add to the same totals
 
 # %% ../nbs/use/01_pairs.ipynb #5erve009
 BATCH = 16 # texts that are decoded together, unless told otherwise
