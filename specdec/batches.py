@@ -177,15 +177,26 @@ class BatchText:
     max_new_tokens: int = 128        # fewer where the target's context ends
     eos_ids: Set[int] = frozenset()  # the text ends after one of these
     verify: VerifyRule | None = None # None: greedy match at temperature 0, else sampling
+    over: bool = False               # to be set between rounds by who wants no more of it
 
 # %% ../nbs/engine/18_batches.ipynb #52c9c099
+@dataclass
+class _TextLoop(_HostLoop):
+    "The loop of a text that may be ended from outside."
+    text: BatchText
+
+    @property
+    def is_over(self) -> bool:
+        "Whether somebody has ended it, too."
+        return self.text.over or super().is_over
+
 def batch_loop(target: CausalLM, text: BatchText) -> tuple[_HostLoop, list[int]]: # with its prompt
     "The loop of one text, checked; raises `InputError`."
     prompt = token_ids(text.prompt)
     K, most, ends = check_request(target, prompt, text.K, text.max_new_tokens, text.eos_ids)
     rule = text.verify or usual_rule(text.transform)
     limit = min(len(prompt) + most, target.context_length)
-    loop = _HostLoop(target, text.drafter, text.transform, text.source, K, limit, ends, rule)
+    loop = _TextLoop(target, text.drafter, text.transform, text.source, K, limit, ends, rule, text)
     return loop, prompt
 
 def batch_loops(target: CausalLM, texts: Sequence[BatchText]) -> list[tuple[_HostLoop, list[int]]]:
