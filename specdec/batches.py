@@ -25,7 +25,7 @@ from .rejection import VerifyRule
 from .requests import check_request, token_ids
 from .sampling import Transform
 from .speculative import _HostLoop, play_round, usual_rule
-from .transformer import Llama, head_size, rotation
+from .transformer import Llama, Positions, head_size, rotation
 
 # %% ../nbs/engine/18_batches.ipynb #41781ffa
 class BatchCache(_Buffers):
@@ -37,14 +37,14 @@ class BatchCache(_Buffers):
         super().__init__(len(model.layers), capacity, model.new_cache(capacity).multiple)
         shape = size, model.config.num_key_value_heads, 0, head_size(model.config)
         nothing = torch.empty(shape, dtype=model.dtype, device=model.device)
-        for layer in range(len(model.layers)): self.of_layer(layer, nothing, nothing)
+        self.held = [self.of_layer(i, nothing, nothing) for i in range(len(model.layers))]
         self.texts: list[KVCache] = []
-        self.size = size
+        self.model, self.size = model, size
 
     def lay(self, text: KVCache, place: int) -> None:
         "From now on the text's keys and values are in that place."
-        text.keys = [keys[place:place + 1] for keys in self.keys]
-        text.values = [values[place:place + 1] for values in self.values]
+        text.keys = [keys[place:place + 1] for keys, _ in self.held]
+        text.values = [values[place:place + 1] for _, values in self.held]
 
     def join(self) -> KVCache: # empty; it grows and is rolled back like any other
         "A place for one more text; raises `InputError` if all are taken."
@@ -58,14 +58,13 @@ class BatchCache(_Buffers):
         "The text in that place is over; the last one moves there."
         last = self.texts.pop()
         if place == len(self.texts): return
-        old = last.keys + last.values
-        self.lay(last, place)
-        for here, there in zip(last.keys + last.values, old):
-            here[:, :, :last.length] = there[:, :, :last.length]
+        for buffers in self.held:
+            for buffer in buffers: buffer[place, :, :last.length] = buffer[len(self.texts), :, :last.length]
         self.texts[place] = last
+        self.lay(last, place)
 
 # %% ../nbs/engine/18_batches.ipynb #8d692510
-class _Rows:
+class _Rows(Positions):
     "The new tokens of a cache's texts, in one row: where they stand, and what they see."
     def __init__(self, model: Llama, cache: BatchCache,
                  sizes: Sequence[int]): # new tokens of each text, in the order of the cache
@@ -77,18 +76,18 @@ class _Rows:
         at = [position for places in self.places for position in places]
         self.text = torch.tensor(which, device=device) # of each token, which text it belongs to, [R]
         self.at = torch.tensor(at, device=device)      # and its position there, [R]
-        frequencies, scale = model.frequencies, model.rope_scale
-        self.cos, self.sin = rotation(frequencies, scale, self.at, model.dtype)
+        turned = rotation(model.frequencies, model.rope_scale, self.at, model.dtype)
+        super().__init__(*turned, None, 1)
 
     def append(self, layer: int,
                keys: Tensor, values: Tensor, # of the new tokens, [1, kv_heads, R, head_dim]
               ) -> tuple[Tensor, Tensor]: # of all texts, [texts, kv_heads, span, head_dim]
         "Write each token's into its text."
         span, count = self.cache.span(max(self.ends)), len(self.sizes)
-        buffers = self.cache.keys[layer], self.cache.values[layer]
-        for buffer, new in zip(buffers, (keys, values)):
-            buffer[self.text, :, self.at] = new[0].transpose(0, 1)
-        return buffers[0][:count, :, :span], buffers[1][:count, :, :span]
+        held_keys, held_values = self.cache.held[layer]
+        held_keys[self.text, :, self.at] = keys[0].transpose(0, 1)
+        held_values[self.text, :, self.at] = values[0].transpose(0, 1)
+        return held_keys[:count, :, :span], held_values[:count, :, :span]
 
     def hides(self, at: Tensor, span: int) -> dict[bool, Tensor]: # windowed → [*at.shape, span]
         "What is added to the scores, in layers without and with a sliding window."
@@ -157,10 +156,10 @@ def read_batch(target: Llama,
               ) -> tuple[list[Tensor], list[Tensor | None]]: # of each text [n, V], [n, F] or None
     "One forward over the new tokens of all texts, as many of each as it has."
     sizes = [len(tokens) for tokens in new]
-    kind = _RowsApart if target.same_rows else _RowsFilled
+    kind: type[_RowsApart] | type[_RowsFilled] = _RowsApart if target.same_rows else _RowsFilled
     rows = kind(target, cache, sizes)
     ids = torch.tensor([[token for tokens in new for token in tokens]], device=target.device)
-    output = target.compute(ids, rows, rows, None, layers)
+    output = target.compute(ids, rows, rows, None, layers)  # type: ignore[arg-type]
     logits, features = output if layers else (output, None)
     for text, end in zip(cache.texts, rows.ends): text.length = end
     shared = [None] * len(sizes) if features is None else list(features[0].split(sizes))
@@ -202,7 +201,7 @@ def batch_loop(target: CausalLM, text: BatchText) -> tuple[_HostLoop, list[int]]
 
 def batch_loops(target: CausalLM, texts: Sequence[BatchText]) -> list[tuple[_HostLoop, list[int]]]:
     "The loops of all texts; raises `InputError` that names the text."
-    loops, seen = [], {}
+    loops, seen = [], dict[int, int]()
     for i, text in enumerate(texts):
         try: loops.append(batch_loop(target, text))
         except InputError as error: raise InputError(f"Text {i}: {error}") from error
@@ -229,7 +228,6 @@ class _OneByOne:
 @dataclass
 class _BatchLoop:
     "Texts that share a forward, in the order in which the cache holds them."
-    target: CausalLM
     cache: BatchCache | _OneByOne
     members: list[tuple[int, _HostLoop]] # each with its number
 
@@ -250,17 +248,18 @@ class _BatchLoop:
         wanted = [loop.drafter.layers for loop in self.loops]
         layers = tuple(dict.fromkeys(i for each in wanted for i in each))
         new = [loop.tokens[-1:] + draft.tokens for loop, draft in zip(self.loops, drafts)]
-        logits, features = read_batch(self.target, new, self.cache, layers)
+        logits, features = read_batch(self.cache.model, new, self.cache, layers)
         return logits, [_share(own, layers, each) for own, each in zip(features, wanted)]
 
     def decide(self, drafts: list[Draft], logits: list[Tensor]) -> list[tuple]:
         "Each text by its own rule."
-        return [loop.decide(*each) for loop, *each in zip(self.loops, drafts, logits)]
+        each = zip(self.loops, drafts, logits)
+        return [loop.decide(draft, rows) for loop, draft, rows in each]
 
     def commit(self, drafts: list[Draft], decided: list[tuple], features: list) -> list[Round]:
         "Each text grows by its own."
         each = zip(self.loops, drafts, decided, features)
-        return [loop.commit(*parts) for loop, *parts in each]
+        return [loop.commit(draft, verdict, rows) for loop, draft, verdict, rows in each]
 
     def part(self) -> None:
         "Texts that are over leave; from the last one on, so that none moves that is still to go."
@@ -271,10 +270,10 @@ class _BatchLoop:
             self.cache.leave(place)
 
 # %% ../nbs/engine/18_batches.ipynb #a30e212d
-def _batch_rounds(target: CausalLM, waiting: deque, cache: BatchCache | _OneByOne,
+def _batch_rounds(waiting: deque, cache: BatchCache | _OneByOne,
                   timer: PhaseTimer) -> Iterator[tuple[int, Round]]:
     "Texts join while there is room, and play their rounds together."
-    batch = _BatchLoop(target, cache, [])
+    batch = _BatchLoop(cache, [])
     while waiting or batch.members:
         while waiting and len(batch.members) < cache.size:
             i, (loop, prompt) = waiting.popleft()
@@ -300,6 +299,8 @@ def speculate_batch(
     loops = batch_loops(target, list(texts))
     size = whole(size, "size, how many texts share a forward,", 1)
     if not loops: return iter(())
-    kind = BatchCache if isinstance(target, Llama) else _OneByOne
-    cache = kind(target, min(size, len(loops)), max(loop.limit for loop, _ in loops))
-    return _batch_rounds(target, deque(enumerate(loops)), cache, timer or PhaseTimer(target.device))
+    size, capacity = min(size, len(loops)), max(loop.limit for loop, _ in loops)
+    cache: BatchCache | _OneByOne
+    if isinstance(target, Llama): cache = BatchCache(target, size, capacity)
+    else: cache = _OneByOne(target, size, capacity)
+    return _batch_rounds(deque(enumerate(loops)), cache, timer or PhaseTimer(target.device))
