@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['twin', 'measure_batch_costs', 'batch_costs_of']
 
-# %% ../nbs/engine/19_batch_costs.ipynb #fa57429f
+# %% ../nbs/engine/19_batch_costs.ipynb #102ade46
 import copy
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from specdec.drafters.hybrid import usual_cost
 from specdec.protocol import CausalLM
 from specdec.sampling import Transform
 
-# %% ../nbs/engine/19_batch_costs.ipynb #08e5db55
+# %% ../nbs/engine/19_batch_costs.ipynb #21e9a7cc
 def is_shared(thing: object) -> bool:
     "Whether several texts can use it at once: a model, a head or a tokenizer."
     known = isinstance(thing, (nn.Module, FastHead))
@@ -47,7 +47,7 @@ def lasting(drafter: Drafter) -> dict[int, object]: # by id
         elif not isinstance(thing, type): to_do += getattr(thing, "__dict__", {}).values()
     return found
 
-# %% ../nbs/engine/19_batch_costs.ipynb #2052e8de
+# %% ../nbs/engine/19_batch_costs.ipynb #8b318dc6
 def twin(drafter: Drafter) -> Drafter:
     """A drafter like this one, for another text, on the same weights. Raises `InputError` for one
     that can't be copied."""
@@ -56,7 +56,7 @@ def twin(drafter: Drafter) -> Drafter:
         f"Texts that are decoded together need a drafter each, and {type(drafter).__name__} can't "
         f"be copied ({error}): give batch_size=1.") from error
 
-# %% ../nbs/engine/19_batch_costs.ipynb #57f45e79
+# %% ../nbs/engine/19_batch_costs.ipynb #c9b063aa
 @dataclass(frozen=True)
 class TimedStep:
     "What a step of a batch took."
@@ -88,7 +88,7 @@ def timed_steps(target: CausalLM, drafter: Drafter,
     seconds, guesses = np.diff(ends)[1:], drafted[2:] / size
     return [TimedStep(*step) for step in zip(lengths[1:], guesses.tolist(), seconds.tolist())]
 
-# %% ../nbs/engine/19_batch_costs.ipynb #8c0bff30
+# %% ../nbs/engine/19_batch_costs.ipynb #f6dff60c
 ROWS = 160  # that a forward is timed with at most, where so many texts don't need more
 OWN = (0, 1, 0, 3) # guesses of steps with a drafter that computes them
 
@@ -116,10 +116,10 @@ def drafting_cost(steps: Sequence[TimedStep],
     if not made: return 0.0, 0.0  # it had nothing to say
     (few, first), (many, all_of_them) = made[0], made[-1]
     if many <= few: return round(first / few, 4), round(first / few, 4)
-    further = max(0.0, all_of_them - first) / (many - few)
+    further = min(first, max(0.0, all_of_them - first) / (many - few)) # the first one reads more
     return round(max(0.0, first - (few - 1) * further), 4), round(float(further), 4)
 
-# %% ../nbs/engine/19_batch_costs.ipynb #4277a40b
+# %% ../nbs/engine/19_batch_costs.ipynb #a8b84bde
 def measure_batch_costs(target: CausalLM,
                         drafters: Sequence[Drafter], # those between which is chosen
                         size: int,                   # texts that share a forward
@@ -132,17 +132,21 @@ def measure_batch_costs(target: CausalLM,
     most = min(MOST, max(2, ROWS // size - 1))
     lengths = [n for guesses in sorted({1, 2, most // 2, most}) for n in (0, guesses)]
     found = {}
+    def timed(drafter: Drafter, lengths: Sequence[int], temperature: float) -> list[TimedStep]:
+        steps = timed_steps(target, drafter, size, lengths * (repeats + 1), temperature)
+        return steps[len(lengths):]  # at first a drafter reads its prompt
+
     for kind, temperature in KINDS.items():
-        free = timed_steps(target, Same(layers), size, lengths * repeats, temperature)
+        free = timed(Same(layers), tuple(lengths), temperature)
         check_steady([TimedRound(step.asked, 0.0, step.seconds, 0.0) for step in free])
         verify = verify_costs({n: price for n, (_, price) in prices(free).items()})
-        c = [drafting_cost(timed_steps(target, drafter, size, OWN * repeats, temperature), verify)
-             if usual_cost(drafter) else (0.0, 0.0) for drafter in drafters]
+        c = [drafting_cost(timed(drafter, OWN, temperature), verify) if usual_cost(drafter)
+             else (0.0, 0.0) for drafter in drafters]
         plain = np.median([step.seconds for step in free if not step.asked])
         found[kind] = Costs(round(float(plain), 6), verify, tuple(c))
     return MachineCosts(**found)
 
-# %% ../nbs/engine/19_batch_costs.ipynb #864a1451
+# %% ../nbs/engine/19_batch_costs.ipynb #faf43d05
 def batch_costs_of(target: CausalLM,
                    drafters: Sequence[Drafter], # the `choices` of what drafts for it
                    size: int,                   # texts that share a forward

@@ -24,7 +24,7 @@ LAYERS = {  # layer → its modules, in order
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
         "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
-    "measures": ["speedup", "profiling", "costs"],
+    "measures": ["speedup", "profiling", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
