@@ -364,8 +364,8 @@ def most_believed(scores: Tensor, n: int) -> Tensor: # indices, rising, [n]
     "The n largest; of equals the first."
     return scores.sort(descending=True, stable=True).indices[:n].sort().values
 
-class TreeOnDevice(HeadOnDevice):
-    "`TreeDrafter`: K nodes; those deeper than the head's context don't count."
+class _TreeHead(HeadOnDevice):
+    "A head that reads the nodes of a tree, level by level."
     def __init__(self, drafter: TreeDrafter, K: int, # `places_of` a round
                  capacity: int):                     # positions that a text can get to
         super().__init__(drafter, capacity + drafter.rows)
@@ -386,13 +386,16 @@ class TreeOnDevice(HeadOnDevice):
         where = tree_positions(self.head.where, start, sees, self.cache.capacity)
         return self.head.say_all(self.head.read(tokens, x, where, self.cache))
 
+# %% ../nbs/engine/13_device_drafters.ipynb #7reedev8
+class TreeOnDevice(_TreeHead):
+    "`TreeDrafter`: K nodes; those deeper than the head's context don't count."
     def propose(self, text: DeviceText, K: int, transform: Transform,
                 generator: torch.Generator | None) -> DeviceTree:
         "A tree, level by level."
         start, logits, state = text.length - 1, self.logits[None], self.state
         level, believed = torch.zeros_like(start), torch.zeros_like(start, dtype=torch.float)
-        crown, made, sees = _Crown(self.ids), 1, torch.zeros_like(start, dtype=torch.bool)[:, None]
-        sees = sees[:, :0]  # the text is no row of the tree
+        crown, made = _Crown(self.ids), 1
+        sees = start.new_zeros(1, 0, dtype=torch.bool)  # the text is no row of the tree
         for depth in range(self.levels):
             scores = crown.add(level, believed, logits, self.width)
             if depth + 1 == self.levels: break

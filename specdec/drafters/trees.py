@@ -146,8 +146,8 @@ def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last ro
 
 # %% ../../nbs/drafters/25_trees.ipynb #93fe6e14
 @dataclass
-class Growing:
-    "A tree while it grows, with what the head believes of its nodes."
+class _Nodes:
+    "What a tree is made of, with what the head believes of it."
     width: int                 # how many tokens may follow one
     K: int                     # nodes that it shall have in the end
     wanted: set[Ranks] | None  # those, if they are known beforehand; None: by belief
@@ -175,6 +175,9 @@ class Growing:
         "The n that the head believes most in."
         return sorted(heapq.nlargest(n, nodes, key=lambda node: (self.scores[node], -node)))
 
+# %% ../../nbs/drafters/25_trees.ipynb #7reegrwn
+class Growing(_Nodes):
+    "A tree while it grows."
     def chosen(self) -> list[int]: # with each node, the one it follows
         "Those that the tree would hold if it stopped growing now."
         every = range(len(self.ranks))
