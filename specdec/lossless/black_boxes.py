@@ -46,7 +46,11 @@ def letters_tokenizer(mirrored: bool = False):
     return PreTrainedTokenizerFast(tokenizer_object=inner, **end)
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #d9703511
-def letters_model(tokenizer, noise: float = 0.0): # of every weight, to make a draft
+def letters_model(
+    tokenizer,
+    noise: float = 0.0, # of every weight, to make a draft
+    heads: int = 4,     # of attention, half as many for keys and values
+):
     "A Llama that says letters and nothing else; its weights fit float16, so every format has them."
     from transformers import LlamaConfig, LlamaForCausalLM
     end = tokenizer.eos_token_id
@@ -54,7 +58,8 @@ def letters_model(tokenizer, noise: float = 0.0): # of every weight, to make a d
         torch.manual_seed(5)
         model = LlamaForCausalLM(LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+            num_attention_heads=heads, num_key_value_heads=heads // 2,
+            max_position_embeddings=512,
             initializer_range=0.2, tie_word_embeddings=False, bos_token_id=end, eos_token_id=end,
             pad_token_id=end))
         torch.manual_seed(1)
@@ -81,18 +86,19 @@ class Checkpoints:
     draft: Path
     mirrored: Path  # the draft, in a vocabulary of its own
 
-def write_checkpoints(folder: Path) -> Checkpoints:
+def write_checkpoints(folder: Path, heads: int = 4) -> Checkpoints:
     "The three models, as transformers writes them."
     found = Checkpoints(folder / "target", folder / "draft", folder / "mirrored")
     tokenizer, other = letters_tokenizer(), letters_tokenizer(mirrored=True)
-    draft, mirrored = letters_model(tokenizer, 0.05), letters_model(tokenizer, 0.05)
+    draft, mirrored = (letters_model(tokenizer, 0.05, heads) for _ in range(2))
     for part in (mirrored.model.embed_tokens, mirrored.lm_head):
         rows = part.weight.data.flip(0)
         part.weight.data = torch.cat([rows, rows[-1:]])  # the token more is as unlikely as the end
     end = other.eos_token_id
     mirrored.config.update(
         dict(vocab_size=len(other), bos_token_id=end, eos_token_id=end, pad_token_id=end))
-    models = {found.target: (letters_model(tokenizer), tokenizer), found.draft: (draft, tokenizer),
+    target = letters_model(tokenizer, heads=heads)
+    models = {found.target: (target, tokenizer), found.draft: (draft, tokenizer),
               found.mirrored: (mirrored, other)}
     for path, (model, words) in models.items():
         model.generation_config = type(model.generation_config)()  # no habits of its own
