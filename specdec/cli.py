@@ -1468,7 +1468,9 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Say what public decoders really sample: install each as it is published, walk its rule by
-    exact enumeration or test its texts, and compare the law with the target's.
+    exact enumeration or test its texts, and compare the law with the target's. All of them take
+    some ten minutes; each package is fetched from the package index once, 2.5 GB in all, and kept
+    in the cache (SPECDEC_HOME, folder audit).
 
     Examples:
 

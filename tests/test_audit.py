@@ -81,6 +81,13 @@ def test_a_package_that_gives_no_answer_is_said(monkeypatch, tmp_path, ask, seco
     assert found["lossless"] is None and found["raised"] == why and found["name"] == "tightwad"
 
 
+def test_a_package_is_asked_with_one_thread(monkeypatch, tmp_path):
+    ask = "import os, sys; sys.exit(os.environ['OMP_NUM_THREADS'])"
+    for name, value in {"installed": lambda each: tmp_path, "_ASK": ask}.items(): monkeypatch.setattr(module, name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert module.verdict_apart(AUDITED["tightwad"])["raised"].endswith(": 1")
+
+
 def test_an_unknown_name_is_refused_before_anything_is_installed(monkeypatch):
     monkeypatch.setattr(module, "installed", lambda each: pytest.fail("installed"))
     with pytest.raises(InputError, match="'nobody'.*rotalabs-accel"): audit("dflash", "nobody")
@@ -139,6 +146,17 @@ def test_stored_verdicts_are_those_of_the_audit():
 
 def test_wrong_ones_are_shown_again_within_a_minute():
     assert all(found["seconds"] < 60 for found in STORED["verdicts"] if not found["lossless"])
+
+
+def accused(runs: dict[str, list[bool]]) -> list[str]: return [name for name, verdicts in runs.items() if not all(verdicts)]
+
+
+def test_no_run_of_a_right_one_accuses_it():
+    path = Path(__file__).parents[1] / "nbs" / "data" / "audit_runs.json"
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    right = {found["name"] for found in STORED["verdicts"] if found["lossless"]}
+    assert set(runs) == right and all(len(verdicts) > 1 for verdicts in runs.values()) and not accused(runs)
+    assert accused(runs | {"dflash": [True, False]}) == ["dflash"]
 
 
 def test_what_says_that_it_is_lossy_is_not_accused():

@@ -69,7 +69,7 @@ def test_writing_models_leaves_the_callers_randomness_alone(tmp_path):
 @pytest.fixture
 def quick(files, monkeypatch):
     "The models are written already; how many samples would be enough is conformance's to find out, and tested there."
-    monkeypatch.setattr(module, "write_checkpoints", lambda folder: files)
+    monkeypatch.setattr(module, "write_checkpoints", lambda folder, heads: files)
     monkeypatch.setattr(conformance, "_powers", lambda *_: (1.0, 1))
     monkeypatch.setattr(module, "smallest_seen", lambda jury, samples: .2)
 

@@ -60,7 +60,8 @@ def verdict_apart(each: Audited, run: int = 0, seconds: float = 600) -> dict:
     ours = str(Path(__file__).parents[2])
     try:
         paths = [str(installed(each)), os.environ.get("PYTHONPATH")]
-        where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                              "OMP_NUM_THREADS": "1"}  # so tiny, models gain nothing by more
         with tempfile.TemporaryDirectory() as folder:
             answer = Path(folder) / "verdict.json"  # whatever the package prints
             ask = [sys.executable, "-c", _ASK, ours, each.name, str(run), str(answer)]

