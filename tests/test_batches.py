@@ -226,6 +226,14 @@ def test_who_has_enough_of_a_text_ends_it():
     assert seen[1] == 3 and min(seen[0], seen[2]) > 3
 
 
+def test_each_text_is_judged_by_its_own_rule():
+    target, usual = tiny(), dict(prompt=[1, 2], transform=Transform(), source=TorchSource(0))
+    def never(p, q, tokens, source): return 0, 7
+    texts = [BatchText(**usual, drafter=NGramDrafter(), verify=rule) for rule in (None, never)]
+    own, judged = decode(target, texts, 2)
+    assert set(ids_of(judged[1:])) == {7} != set(ids_of(own[1:]))
+
+
 # The exact law of two texts at once
 
 PROMPTS, WARM = ([1, 2, 1], [3, 0]), Transform(1.0, top_k=3)
