@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BatchCache', 'BatchText', 'speculate_batch']
 
-# %% ../nbs/engine/18_batches.ipynb #85d5d169
+# %% ../nbs/engine/18_batches.ipynb #7169f0e1
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from .sampling import Transform
 from .speculative import _HostLoop, play_round, usual_rule
 from .transformer import Llama, Positions, head_size, rotation
 
-# %% ../nbs/engine/18_batches.ipynb #41781ffa
+# %% ../nbs/engine/18_batches.ipynb #d7a17e1f
 class BatchCache(_Buffers):
     """Keys and values of several texts, each of its own length, in shared buffers. The texts lie in
     the first places, without a gap. Raises `CacheFullError` if there is no memory."""
@@ -58,12 +58,14 @@ class BatchCache(_Buffers):
         "The text in that place is over; the last one moves there."
         last = self.texts.pop()
         if place == len(self.texts): return
-        for buffers in self.held:
-            for buffer in buffers: buffer[place, :, :last.length] = buffer[len(self.texts), :, :last.length]
+        kept = slice(last.length)
+        for keys, values in self.held:
+            keys[place, :, kept] = keys[len(self.texts), :, kept]
+            values[place, :, kept] = values[len(self.texts), :, kept]
         self.texts[place] = last
         self.lay(last, place)
 
-# %% ../nbs/engine/18_batches.ipynb #8d692510
+# %% ../nbs/engine/18_batches.ipynb #a13cda31
 class _Rows(Positions):
     "The new tokens of a cache's texts, in one row: where they stand, and what they see."
     def __init__(self, model: Llama, cache: BatchCache,
@@ -74,7 +76,7 @@ class _Rows(Positions):
         self.places = [range(start, end) for start, end in zip(self.starts, self.ends)]
         which = [i for i, n in enumerate(sizes) for _ in range(n)]
         at = [position for places in self.places for position in places]
-        self.text = torch.tensor(which, device=device) # of each token, which text it belongs to, [R]
+        self.text = torch.tensor(which, device=device) # of each token: which text it is in, [R]
         self.at = torch.tensor(at, device=device)      # and its position there, [R]
         turned = rotation(model.frequencies, model.rope_scale, self.at, model.dtype)
         super().__init__(*turned, None, 1)
@@ -100,7 +102,7 @@ class _Rows(Positions):
             if self.model.window is None: return {False: mask, True: mask}
         return found
 
-# %% ../nbs/engine/18_batches.ipynb #89017d09
+# %% ../nbs/engine/18_batches.ipynb #da29ee6b
 class _RowsApart(_Rows):
     "Each token asks as it would alone, so that its bits don't depend on other texts."
     def __init__(self, model: Llama, cache: BatchCache, sizes: Sequence[int]):
@@ -122,7 +124,7 @@ class _RowsApart(_Rows):
                    for i, a, b, end in self.pieces]
         return unfold_apart(torch.cat(answers), 1, q.shape[1])
 
-# %% ../nbs/engine/18_batches.ipynb #08565928
+# %% ../nbs/engine/18_batches.ipynb #73dca916
 class _RowsFilled(_Rows):
     "All texts ask at once, filled up to the longest row; what is too much is thrown away."
     def __init__(self, model: Llama, cache: BatchCache, sizes: Sequence[int]):
@@ -130,10 +132,9 @@ class _RowsFilled(_Rows):
         starts, steps = torch.tensor(self.starts), torch.arange(max(sizes))
         at = (starts[:, None] + steps).to(model.device)  # [texts, T]
         masks = self.hides(at, cache.span(max(self.ends)))
-        groups = model.groups
-        self.masks = {windowed: mask.repeat(1, groups, 1)[:, None] for windowed, mask in masks.items()}
+        folded = {windowed: mask.repeat(1, model.groups, 1) for windowed, mask in masks.items()}
+        self.masks = {windowed: mask[:, None] for windowed, mask in folded.items()}
         self.step = self.at - at[self.text, 0]  # of each token, which of its text's it is, [R]
-        self.filled = len(self.text) < at.numel()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, windowed: bool) -> Tensor:
         "A layer's attention, in one product; see `_RowsApart`."
@@ -147,7 +148,7 @@ class _RowsFilled(_Rows):
         y = y.reshape(texts, heads, -1, size).transpose(1, 2)
         return y[self.text, self.step].transpose(0, 1)[None]
 
-# %% ../nbs/engine/18_batches.ipynb #6e56f76d
+# %% ../nbs/engine/18_batches.ipynb #f0be201a
 @torch.inference_mode()
 def read_batch(target: Llama,
                new: Sequence[Sequence[int]], # tokens that follow each text, in the cache's order
@@ -165,7 +166,7 @@ def read_batch(target: Llama,
     shared = [None] * len(sizes) if features is None else list(features[0].split(sizes))
     return list(logits[0].split(sizes)), shared
 
-# %% ../nbs/engine/18_batches.ipynb #3bee498e
+# %% ../nbs/engine/18_batches.ipynb #a0b96008
 @dataclass
 class BatchText:
     "One text of a batch: what `specdec.speculative.speculate` asks for, for each its own."
@@ -179,7 +180,7 @@ class BatchText:
     verify: VerifyRule | None = None # None: greedy match at temperature 0, else sampling
     over: bool = False               # to be set between rounds by who wants no more of it
 
-# %% ../nbs/engine/18_batches.ipynb #52c9c099
+# %% ../nbs/engine/18_batches.ipynb #2d238e36
 @dataclass
 class _TextLoop(_HostLoop):
     "The loop of a text that may be ended from outside."
@@ -211,7 +212,7 @@ def batch_loops(target: CausalLM, texts: Sequence[BatchText]) -> list[tuple[_Hos
               "one text: give each its own.")
     return loops
 
-# %% ../nbs/engine/18_batches.ipynb #980e6813
+# %% ../nbs/engine/18_batches.ipynb #74c7f69b
 class _OneByOne:
     "In the place of a `BatchCache`, for models that read one text at a time."
     def __init__(self, model: CausalLM, size: int, capacity: int):
@@ -224,9 +225,9 @@ class _OneByOne:
     def leave(self, place: int) -> None:
         "Nothing is shared."
 
-# %% ../nbs/engine/18_batches.ipynb #79375a5b
+# %% ../nbs/engine/18_batches.ipynb #55c9a62a
 @dataclass
-class _BatchLoop:
+class _Members:
     "Texts that share a forward, in the order in which the cache holds them."
     cache: BatchCache | _OneByOne
     members: list[tuple[int, _HostLoop]] # each with its number
@@ -236,6 +237,17 @@ class _BatchLoop:
         "Those of the texts."
         return [loop for _, loop in self.members]
 
+    def part(self) -> None:
+        "Texts that are over leave; from the last one on, so that none moves that is still to go."
+        for place in reversed(range(len(self.members))):
+            if not self.members[place][1].is_over: continue
+            last = self.members.pop()
+            if place < len(self.members): self.members[place] = last
+            self.cache.leave(place)
+
+# %% ../nbs/engine/18_batches.ipynb #ba7c4100
+class _BatchLoop(_Members):
+    "The four parts of their round."
     def draft(self) -> list[Draft]:
         "Each text's guesses."
         return [loop.draft() for loop in self.loops]
@@ -261,15 +273,7 @@ class _BatchLoop:
         each = zip(self.loops, drafts, decided, features)
         return [loop.commit(draft, verdict, rows) for loop, draft, verdict, rows in each]
 
-    def part(self) -> None:
-        "Texts that are over leave; from the last one on, so that none moves that is still to go."
-        for place in reversed(range(len(self.members))):
-            if not self.members[place][1].is_over: continue
-            last = self.members.pop()
-            if place < len(self.members): self.members[place] = last
-            self.cache.leave(place)
-
-# %% ../nbs/engine/18_batches.ipynb #a30e212d
+# %% ../nbs/engine/18_batches.ipynb #a6590a0d
 def _batch_rounds(waiting: deque, cache: BatchCache | _OneByOne,
                   timer: PhaseTimer) -> Iterator[tuple[int, Round]]:
     "Texts join while there is room, and play their rounds together."

@@ -165,7 +165,7 @@ ALIKE = 16  # numbers that the widest vector instructions take at a time, in flo
 def fold_apart(q: Tensor, # queries of new tokens, [B, heads, T, head_dim]
                kv_heads: int) -> Tensor: # [B · T, kv_heads, queries, head_dim]
     "Each token as a sequence of its own."
-    B, heads, T, size = q.shape
+    B, _, T, size = q.shape
     q = q.transpose(1, 2).reshape(B * T, kv_heads, -1, size)
     # each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
     return F.pad(q, (0, 0, 0, -q.shape[2] % 8))

@@ -47,6 +47,7 @@ from .models import TextStream, encode, find_model, local_path, pick_device
 from .models import vocabulary_difference
 from .protocol import CausalLM
 from .registry import PairSpec, SlowerWarning, get_pair, too_large
+from .lossless.block import block_verification
 from .rejection import VerifyRule
 from .requests import check_request
 from .sampling import Transform
@@ -386,6 +387,12 @@ class Asked:
     adapts: bool                # whether K changes from round to round
     known: dict                 # of the result
 
+    @property
+    def rule(self) -> VerifyRule | None:
+        "What verifies on the host, if anything is drawn; None: the greedy match."
+        if self.verify is None and self.transform.temperature > 0: return block_verification
+        return self.verify
+
 METHODS = ("speculative", "plain")
 
 def check_method(method: str) -> None:
@@ -529,7 +536,7 @@ class Decoding(Asking):
             return decoder.speculate(asked.ids, asked.transform, seed, asked.K, *rest, timer)
         if isinstance(drafter, TreeDrafter):
             return speculate_tree(target, drafter, asked.ids, *how, timer)
-        return speculate(target, drafter, asked.ids, *how, asked.verify, timer)
+        return speculate(target, drafter, asked.ids, *how, asked.rule, timer)
 
     def _decoded(self, user: Drafter | DeviceDecoder, # what remembers one text at a time
                  rounds: Iterator[Round], run: Run, ends: frozenset[int],
@@ -759,7 +766,8 @@ class Pair(Described):
                  stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
-                 # None: the lossless one; of any other, the result says what the rule itself says
+                 # None: `block_verification`, which is lossless (a device's loop has its own
+                 # verdict); of any other, the result says what the rule itself says
                  verify: VerifyRule | None = None,
                  loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text

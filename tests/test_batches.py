@@ -1,5 +1,5 @@
-"""Several texts in one forward: each is what it would be alone, whatever its neighbours do; the exact law of two at once;
-who joins, who leaves; requests that are turned away."""
+"""Several texts in one forward: each is what it would be alone, whatever its neighbours do; the exact law of two at
+once; who joins, who leaves; requests that are turned away."""
 import copy
 from collections import Counter
 from random import Random
@@ -47,7 +47,7 @@ def model(request, others):
 
 
 def walk(model, seed, steps=25, size=4, bound=1e-5):
-    "Texts join, grow by different lengths, forget a little and leave; after each forward the rows are those of one alone."
+    "Texts join, grow by different lengths, forget a little and leave; the rows of each are always those of one alone."
     rng, cache, texts = Random(seed), BatchCache(model, size, 64), []
     def words(n): return [rng.randrange(model.vocab_size) for _ in range(n)]
     for _ in range(steps):
@@ -99,10 +99,13 @@ def test_a_cache_gives_each_text_a_place_and_takes_it_back():
     cache = BatchCache(model, 2, 20)
     first, second = cache.join(), cache.join()
     with pytest.raises(InputError, match="All 2 places are taken"): cache.join()
-    assert cache.nbytes == 2 * model.new_cache(20).span(20) * 3 * 2 * 2 * 4 * 4  # texts · span · layers · kv · heads · 4 · 4
+    numbers = 2 * model.new_cache(20).span(20) * 2 * 4  # texts, positions, heads, head size
+    assert cache.nbytes == numbers * 3 * 2 * 4  # layers, keys and values, bytes
     model.forward(torch.tensor([[1, 2, 3]]), second)
     cache.leave(0)
     assert cache.texts == [second] and second.length == 3 and first not in cache.texts
+    assert second.keys[2].data_ptr() == cache.held[2][0].data_ptr()  # its views have moved with it
+    assert second.values[2].data_ptr() == cache.held[2][1].data_ptr()
     assert cache.join().length == 0 and second.length == 3
     with pytest.raises(CacheFullError, match="no memory for a cache"): BatchCache(model, 2**40, 2**20)
 
@@ -153,9 +156,9 @@ def test_greedy_texts_are_those_of_plain_decoding_without_a_cache():
 
 def test_models_of_transformers_read_one_after_the_other():
     target = TransformersLM(random_model(FAMILIES["llama2"]))
+    usual = dict(transform=Transform(), source=TorchSource(0))
     def requests():
-        for i in range(3): yield dict(prompt=[1, i], drafter=NGramDrafter(), transform=Transform(), source=TorchSource(0),
-                                      max_new_tokens=4 + i)
+        for i in range(3): yield dict(usual, prompt=[1, i], drafter=NGramDrafter(), max_new_tokens=4 + i)
     rounds = decode(target, [BatchText(**request) for request in requests()], 2)
     assert rounds == one_by_one(target, requests())
 
@@ -207,7 +210,7 @@ def test_texts_join_in_order_as_others_end():
     lengths = [9, 3, 5, 2, 1, 4]
     texts = [BatchText([1], NoDrafter(), Transform(), TorchSource(0), 5, n) for n in lengths]
     order = [i for i, _ in speculate_batch(target, texts, 2, timer)]
-    assert Counter(order) == Counter({i: n for i, n in enumerate(lengths)})
+    assert Counter(order) == Counter(dict(enumerate(lengths)))
     assert [order.index(i) for i in range(6)] == sorted(order.index(i) for i in range(6))
     assert order == [0, 1, 0, 1, 0, 1, 2, 0, 2, 0, 2, 0, 2, 0, 2, 3, 0, 3, 4, 5, 0, 5, 5, 5]
     assert timer.seconds("verify") > 0 and timer.seconds("prefill") > 0
@@ -231,7 +234,8 @@ PROMPTS, WARM = ([1, 2, 1], [3, 0]), Transform(1.0, top_k=3)
 def pair_law(target, transform, drafters, count, K=2, prompts=PROMPTS):
     "The joint law of two texts that are decoded together."
     def run(source):
-        texts = [BatchText(prompt, drafter(), transform, source, K, count) for prompt, drafter in zip(prompts, drafters)]
+        each = zip(prompts, drafters)
+        texts = [BatchText(prompt, drafter(), transform, source, K, count) for prompt, drafter in each]
         return tuple(tuple(ids_of(rounds)) for rounds in decode(target, texts, 2))
     return exact_law(run)
 
@@ -245,7 +249,8 @@ def test_the_joint_law_of_two_texts_is_the_product_of_their_own(kind):
     if kind == "filled": target = filled(target)
     def row(prompt):
         return lambda text: WARM(target.forward(torch.tensor([[*prompt, *text]]))[0, -1]).double().tolist()
-    found = pair_law(target, WARM, [lambda: ModelDrafter(tiny(vocab=4, hidden=8, layers=2, seed=8, noise=0.2), 4), NGramDrafter], 2)
+    def relative(): return ModelDrafter(tiny(vocab=4, hidden=8, layers=2, seed=8, noise=0.2), 4)
+    found = pair_law(target, WARM, [relative, NGramDrafter], 2)
     expected = product(*(target_law(row(prompt), 2) for prompt in PROMPTS))
     assert len(found) == len(expected) > 50
     assert sum(abs(found.get(x, 0) - expected.get(x, 0)) for x in found.keys() | expected.keys()) / 2 < 1e-5

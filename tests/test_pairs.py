@@ -27,6 +27,7 @@ from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.loading import load
+from specdec.lossless.block import block_verification
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.models import prompts
 from specdec.pairs import METHODS, Answer, Pair, PairStats, load_drafter, load_pair, shipped
@@ -619,7 +620,8 @@ def test_a_lossy_rule_is_told_in_the_result():
 
 
 @pytest.mark.parametrize(
-    "temperature, rule", [(0.0, greedy_match), (0.0, speculative_sampling), (1.0, speculative_sampling)]
+    "temperature, rule",
+    [(0.0, greedy_match), (0.0, speculative_sampling), (0.0, block_verification), (1.0, block_verification)],
 )
 def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
     given, default = (labelled(v, temperature) for v in (rule, None))
@@ -631,6 +633,11 @@ def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
     # the rule that is given is the one that runs
     believed = labelled(believer, temperature)
     assert believed.generated_ids != given.generated_ids and believed.acceptance_rate == 1
+
+
+def test_sampled_drafts_are_judged_as_a_whole():
+    default, by_tokens = (labelled(rule, 1.0) for rule in (None, speculative_sampling))
+    assert default.generated_ids != by_tokens.generated_ids
 
 
 @pytest.mark.parametrize(
