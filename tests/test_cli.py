@@ -360,7 +360,8 @@ def test_answers_in_a_file_are_gone_on_with(one_load, questions, tmp_path):
     assert "3 answers and there are 1" in run(*command).stderr and out.read_bytes() == whole
 
 
-@pytest.mark.parametrize("held", [b"notes of mine\n", b'{"prompt_ids": []}\n', b"\xff\n"], ids=["text", "JSON", "bytes"])
+@pytest.mark.parametrize("held", [b"notes of mine\n", b'{"prompt_ids": []}\n', b"\xff\n"],
+                         ids=["text", "JSON", "bytes"])
 def test_a_file_with_anything_else_is_not_overwritten(one_load, questions, tmp_path, held):
     out = tmp_path / "answers.jsonl"
     out.write_bytes(held)
@@ -471,7 +472,8 @@ def test_a_revision_reaches_the_loader(loads):
         (["generate", "Hi", "--dtype", "float7"], "float7"), (["generate", "Hi", "--device", "abacus"], "abacus"),
         (["bench", "peers", "--out", "/nowhere/at/all.jsonl"], "/nowhere/at/all.jsonl"),
         (["generate"], "--prompts FILE"),
-        (["generate", "Hi", "--prompts", __file__], "one of the two"), (["generate", "Hi", "--out", "answers.jsonl"], "--prompts FILE"),
+        (["generate", "Hi", "--prompts", __file__], "one of the two"),
+        (["generate", "Hi", "--out", "answers.jsonl"], "--prompts FILE"),
         (["generate", "Hi", "--pair", "smollm2", "--target", "smollm2"], "--pair"),
         (["compare", "Hi", "--pair", "smollm2", "--target", "smollm2"], "--pair"),
         (["generate", "Hi", "--draft", "lookup"], "--target"),

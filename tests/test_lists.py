@@ -7,7 +7,7 @@ from time import sleep
 import pytest
 import torch
 
-from helpers import Failing, Untouchable, tiny
+from helpers import Untouchable, tiny
 from helpers_text import TOKENIZER, talker
 from specdec import batch_costs as module
 from specdec import pairs
@@ -16,7 +16,7 @@ from specdec.batch_costs import TimedStep, drafting_cost, measure_batch_costs, p
 from specdec.core import InputError, NumericalError
 from specdec.costs import Costs, MachineCosts
 from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
@@ -110,8 +110,10 @@ def tiny_transformers():
 
 def test_results_come_as_texts_end():
     "Short ones first; and what comes next takes their place."
-    found = list(Pair(talker(context=24), NoDrafter()).results([[1], [1] * 16, [1] * 12], batch_size=2, max_new_tokens=99))
-    assert [(i, r.num_tokens, r.finish_reason) for i, r in found] == [(1, 8, "context"), (2, 12, "context"), (0, 23, "context")]
+    pair = Pair(talker(context=24), NoDrafter())
+    found = list(pair.results([[1], [1] * 16, [1] * 12], batch_size=2, max_new_tokens=99))
+    assert [(i, r.num_tokens) for i, r in found] == [(1, 8), (2, 12), (0, 23)]
+    assert {r.finish_reason for _, r in found} == {"context"}
 
 
 def test_a_text_that_a_stop_string_ends_leaves_the_forward(monkeypatch):
@@ -136,7 +138,8 @@ def test_times_are_those_of_the_texts_own_stay():
         sleep(0.2)
         found.append(result)
     assert max(result.total_time for result in found) < 0.2 and pair.stats.seconds < 0.4
-    spent = [r.prefill_time_ms + r.draft_time_total_ms + r.verify_time_total_ms + r.sampling_time_total_ms for r in found]
+    spent = [r.prefill_time_ms + r.draft_time_total_ms + r.verify_time_total_ms + r.sampling_time_total_ms
+             for r in found]
     assert all(0 < ms <= 1000 * r.total_time + 1 for ms, r in zip(spent, found))
 
 
@@ -203,7 +206,8 @@ def test_a_configured_pair_answers_lists(tmp_path):
     (dict(prompts=[[1], [1] * 16]), "^Prompt 2 of 2: .*nothing could be added"),
     (dict(batch_size=0), "^batch_size"), (dict(batch_size=2.5), "^batch_size"), (dict(K=0), "^K, the number"),
     (dict(temperature=-1), "^.emperature"), (dict(seed="x"), "^The seed"), (dict(loop="magic"), "^loop must be"),
-    (dict(stream=print), "^results takes"), (dict(max_tokens=3), "not max_tokens"), (dict(method="magic"), "speculative or"),
+    (dict(stream=print), "^results takes"), (dict(max_tokens=3), "not max_tokens"),
+    (dict(method="magic"), "speculative or"),
     (dict(seed=2**64 - 1), "seed must be"),
 ], ids=lambda value: None if isinstance(value, str) else str(value)[:40])
 def test_what_is_wrong_is_told_before_any_work(change, words):
@@ -292,7 +296,8 @@ def test_steps_follow_the_timetable():
 
 
 def test_prices_are_beside_the_plain_step_before():
-    steps = [TimedStep(0, 0, 1.0), TimedStep(2, 2.0, 3.0), TimedStep(0, 0, 2.0), TimedStep(2, 1.0, 4.0), TimedStep(5, 4, 8)]
+    steps = [TimedStep(0, 0, 1.0), TimedStep(2, 2.0, 3.0), TimedStep(0, 0, 2.0), TimedStep(2, 1.0, 4.0),
+             TimedStep(5, 4, 8)]
     assert prices(steps) == {2: (1.5, 2.5), 5: (4.0, 4.0)}
 
 
@@ -325,7 +330,8 @@ def test_costs_are_kept_for_each_size(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "measure_batch_costs", measure)
     target = copy.copy(tiny())
     target.name = "tiny"
-    for size in (4, 4, 2, 4): assert module.batch_costs_of(target, (SuffixDrafter(),), size) == MachineCosts(CHEAP, DEAR)
+    for size in (4, 4, 2, 4):
+        assert module.batch_costs_of(target, (SuffixDrafter(),), size) == MachineCosts(CHEAP, DEAR)
     assert measured == [4, 2] and len(list((tmp_path / "costs").glob("*.json"))) == 2
     monkeypatch.setenv("SPECDEC_COSTS", "usual")
     assert module.batch_costs_of(target, (SuffixDrafter(),), 4) is None
