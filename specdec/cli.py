@@ -126,7 +126,13 @@ PromptOrNone = Annotated[Optional[str], typer.Argument(
     show_default=False)]
 PromptFile = Annotated[Optional[Path], typer.Option(
     "--prompts", exists=True, dir_okay=False, show_default=False,
-    help='In place of PROMPT: a file of them, JSON lines of {"prompt": …}.')]
+    help="In place of PROMPT: a file with one a line, as text, or as JSON with a prompt, a text or "
+         "messages.")]
+AnswerFile = Annotated[Optional[Path], typer.Option(
+    "--out", dir_okay=False, show_default=False,
+    help="With --prompts: a file for the answers, JSON lines; the same command goes on with it.")]
+BatchSize = Annotated[int, typer.Option(
+    "--batch-size", min=1, help="With --prompts: how many texts share a forward.")]
 PairName = Annotated[Optional[str], _option(
     "Model", "--pair", show_default="smollm2",
     help="A registered pair; specdec pairs lists them.")]
@@ -220,6 +226,34 @@ def read_prompt(text: str,  # the argument; "-" is standard input
     check(text.strip(), "The prompt is empty: give some text, or - to read it from standard input.")
     return as_prompt(text, raw)
 
+# %% ../nbs/use/07_cli.ipynb #5ervc001
+def prompt_of(line: str,  # JSON
+              raw: bool) -> str | list[dict] | None: # None: there is none
+    "What a line of a file asks: a text named prompt or text, or a chat named messages."
+    try: found = json.loads(line)
+    except (ValueError, RecursionError): return None
+    if not isinstance(found, dict): return None
+    if "messages" in found: return found["messages"] or None
+    text = found.get("prompt", found.get("text"))
+    return as_prompt(text, raw) if isinstance(text, str) and text.strip() else None
+
+def prompts_in(file: Path, raw: bool) -> list[str | list[dict]]:
+    """The prompts in a file, one a line: JSON where the first line begins like it, else text;
+    raises `InputError`."""
+    from specdec.core import InputError, check
+    try: text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"The prompts in {file} can't be read: {error}.") from error
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    check(len(lines) > 0, f"There is no prompt in {file}.")
+    if not lines[0][1].startswith("{"): return [as_prompt(line, raw) for _, line in lines]
+    found = []
+    for n, line in lines:
+        found.append(prompt_of(line, raw))
+        check(found[-1] is not None, f'Line {n} of {file} must be JSON with a text named "prompt" '
+              f'or "text", or a chat named "messages", not {line[:60]!r}.')
+    return found
+
 def read_prompts(text: str | None,  # the argument
                  file: Path | None, # of --prompts
                  raw: bool) -> list[str | list[dict]]:
@@ -227,9 +261,7 @@ def read_prompts(text: str | None,  # the argument
     from specdec.core import check
     check((text is None) != (file is None),
           "Give a prompt, or --prompts FILE with a line for each: one of the two.")
-    if text is not None: return [read_prompt(text, raw)]
-    from specdec.train.data import read_prompts as read_file
-    return [as_prompt(each, raw) for each in read_file(file)]
+    return prompts_in(file, raw) if text is None else [read_prompt(text, raw)]
 
 # %% ../nbs/use/07_cli.ipynb #479730c9
 def read_settings(
@@ -351,7 +383,7 @@ def say(piece: str) -> None: # new text
 
 # %% ../nbs/use/07_cli.ipynb #c0072334
 def print_answer(pair, text, method: str, settings: dict, as_json: bool) -> None:
-    "Print an answer as it comes, or as JSON; an interrupted one is the last."
+    "Print an answer as it comes, or as JSON."
     result = pair.generate(text, method=method, stream=None if as_json else say, **settings)
     if as_json: say(f"{result.to_json()}\n")
     else:
@@ -359,15 +391,89 @@ def print_answer(pair, text, method: str, settings: dict, as_json: bool) -> None
         typer.echo(result.summary(), err=True)
     if result.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
 
-def answer_all(texts: list, answer_one: Callable, as_json: bool) -> None:
-    "One after the other, with an empty line between; what is wrong with one says its number."
-    from specdec.core import InputError
-    for n, text in enumerate(texts, 1):
-        if n > 1 and not as_json: say("\n")
-        try: answer_one(text)
-        except InputError as error:
-            if len(texts) == 1: raise
-            raise InputError(f"Prompt {n} of {len(texts)}: {error}") from error
+def in_order(results): # iterator of (place, result) → of results
+    "Each as soon as all before it are there."
+    waiting, following = {}, 0
+    for i, result in results:
+        waiting[i] = result
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
+
+def print_all(results, as_json: bool) -> None: # an iterator of GenerationResult
+    "Print answers with an empty line between, or a line of JSON for each."
+    for n, result in enumerate(results):
+        if as_json: say(f"{result.to_json()}\n")
+        else: say("\n" * (n > 0) + f"{result.text}\n")
+
+# %% ../nbs/use/07_cli.ipynb #5ervc003
+def kept_answers(file: Path) -> tuple[list, int]: # of GenerationResult; the bytes that they take
+    """What an earlier run has written, up to a line that it didn't finish; raises `InputError` for
+    a file with anything else in it."""
+    from specdec.core import GenerationResult, InputError
+    content = file.read_bytes() if file.exists() else b""
+    size = content.rfind(b"\n") + 1
+    try:
+        lines = content[:size].decode().split("\n")[:-1]
+        return [GenerationResult.from_json(line) for line in lines], size
+    except (UnicodeError, InputError) as error:
+        raise InputError(f"{file} holds something else than answers, which would be lost: take "
+                         f"another file. ({error})") from error
+
+def gone_on(known: list, # of GenerationResult: the answers to the first prompts
+            prompts: list, tokenizer, method: str, settings: dict) -> dict:
+    "The settings for the prompts that are left; raises `InputError` if they were others before."
+    from specdec.core import check
+    from specdec.models import encode
+    check(len(known) <= len(prompts), f"--out holds {len(known)} answers and there are "
+          f"{len(prompts)} prompts: take another file.")
+    seed = settings["seed"]
+    if known and seed is None: seed = known[0].settings["seed"]
+    for n, (result, prompt) in enumerate(zip(known, prompts), 1):
+        wanted = settings | dict(method=method, seed=None if seed is None else seed + n - 1)
+        found = result.settings | dict(method=result.method)
+        changed = [name for name in wanted if name in found and found[name] != wanted[name]]
+        if result.prompt_ids != encode(tokenizer, prompt): changed = ["prompt", *changed]
+        check(not changed, f"Answer {n} in --out was written with another {', '.join(changed)}: "
+              "take another file, or ask the same.")
+    return settings | dict(seed=None if seed is None else seed + len(known))
+
+# %% ../nbs/use/07_cli.ipynb #5ervc004
+def counted(results, total: int, known: int): # an iterator of GenerationResult → the same
+    "Show how far it is, where somebody looks."
+    from tqdm import tqdm
+    return tqdm(results, desc="answers", unit="text", total=total, initial=known, leave=False,
+                disable=None, file=sys.stderr)
+
+def write_all(results, file: Path, size: int) -> None: # an iterator of GenerationResult; bytes kept
+    "A line of JSON for each, up to an interrupt; each is in the file as soon as it is there."
+    with open(file, "ab") as out:
+        out.truncate(size)
+        for result in results:
+            if result.finish_reason == "interrupted": break
+            out.write(result.to_json().encode() + b"\n")
+            out.flush()
+
+def answer_all(pair, prompts: list, method: str, settings: dict, as_json: bool,
+               out: Path | None, batch_size: int) -> None:
+    "Answer a file of prompts, several at a time, in its order; an interrupt leaves what there is."
+    known, size = kept_answers(out) if out else ([], 0)
+    settings = gone_on(known, prompts, pair.tokenizer, method, settings)
+    rest, stopped = prompts[len(known):], []
+    def done():
+        results = pair.results(rest, batch_size, method=method, **settings) if rest else ()
+        for result in in_order(results):
+            if result.finish_reason == "interrupted": stopped.append(result)
+            if result.num_tokens: yield result
+
+    pair.reset_stats()
+    if out: write_all(counted(done(), len(prompts), len(known)), out, size)
+    else: print_all(done(), as_json)
+    told, where = pair.stats, f" in {out}, {len(known)} of them from before" if out else ""
+    if out or not as_json:
+        typer.echo(f"{len(known) + told.texts} answers{where}; {told.tokens} tokens in "
+                   f"{told.seconds:.2f} s, {told.tokens_per_second:.1f} tokens/s", err=True)
+    if stopped: raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/07_cli.ipynb #a4a4e84a
 def with_options(path: Path, context: typer.Context, # of the command
@@ -392,6 +498,7 @@ def with_options(path: Path, context: typer.Context, # of the command
 @app.command()
 def generate(
     context: typer.Context, prompt: PromptOrNone = None, prompts: PromptFile = None,
+    out: AnswerFile = None, batch_size: BatchSize = 16,
     pair: PairName = None,
     target: AnyTarget = None, draft: AnyDraft = None, drafter: DrafterFolder = None,
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
@@ -413,6 +520,8 @@ def generate(
 
     specdec generate --prompts questions.jsonl --json > answers.jsonl
 
+    specdec generate --prompts questions.jsonl --out answers.jsonl --batch-size 32
+
     specdec generate "Why?" --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
 
     specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool
@@ -422,7 +531,11 @@ def generate(
     specdec generate "Describe Paris as JSON." --json-schema city.json
 
     specdec generate "Why?" --config run.toml --seed 2"""
-    texts, wanted = read_prompts(prompt, prompts, raw), read_wanted(logprobs, json_schema, as_json)
+    from specdec.core import check
+    check(out is None or prompts is not None, "--out is for the answers to --prompts FILE: send the"
+          " answer to one prompt to a file by > FILE.")
+    as_lines = as_json or out is not None
+    texts, wanted = read_prompts(prompt, prompts, raw), read_wanted(logprobs, json_schema, as_lines)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
@@ -433,7 +546,8 @@ def generate(
         how = settings.pop("method")
     opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
     settings |= wanted
-    answer_all(texts, lambda text: print_answer(opened, text, how, settings, as_json), as_json)
+    if prompts: answer_all(opened, texts, how, settings, as_json, out, batch_size)
+    else: print_answer(opened, texts[0], how, settings, as_json)
 
 # %% ../nbs/use/07_cli.ipynb #7c077dd7
 def first_difference(a: list[int], b: list[int]) -> int | None: # None: they are equal

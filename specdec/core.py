@@ -82,7 +82,8 @@ class RoundStatistics:
     @property
     def alpha(self) -> float | None:
         """α: accepted / (accepted + rejected), how often a draft token is accepted when it is tried
-        (Leviathan et al. 2023, section 3.1); None for plain decoding."""
+        (Leviathan et al. 2023, section 3.1), or a little more where drafts are judged as a whole
+        (`block_verification`); None for plain decoding."""
         return self.of_drafts(self.num_accepted, self.num_accepted + self.num_rejected)
 
     @property

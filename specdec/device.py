@@ -87,23 +87,27 @@ class Rotary(Protocol):
     dtype: torch.dtype
     window: int | None  # positions that a token sees in some layers; None: all
 
-def static_plan(model: Rotary, at: Tensor, capacity: int, # as for `static_positions`
-                window: int | None) -> Plan:
+def static_plan(model: Rotary,
+                hidden: Tensor, # what each new token may not see, [T, capacity]
+               ) -> Plan:
     "What hides, in every shape the same."
-    hidden = hidden_places(at, capacity, window)
-    mask = torch.zeros(hidden.shape, dtype=model.dtype, device=at.device)
+    mask = torch.zeros(hidden.shape, dtype=model.dtype, device=hidden.device)
     return mask.masked_fill(hidden, float("-inf")).repeat(model.groups, 1), model.groups, ()
 
 def static_positions(model: Rotary,
                      at: Tensor,    # positions of the new tokens, [T]
                      capacity: int, # of the cache
+                     # what they may not see, [T, capacity]; None: what comes later
+                     hidden: Tensor | None = None,
                     ) -> Positions: # masks [groups · T, capacity]
     "What `specdec.transformer.positions` says, from positions that only the device knows."
     angles = at.float()[:, None, None] * model.frequencies
     cos, sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    near = static_plan(model, at, capacity, model.window) if model.window else None
-    plan = static_plan(model, at, capacity, None)
+    near = None
+    if model.window: near = static_plan(model, hidden_places(at, capacity, model.window))
+    if hidden is None: hidden = hidden_places(at, capacity)
+    plan = static_plan(model, hidden)
     return Positions(cos.to(model.dtype), sin.to(model.dtype), *plan, near)
 
 def read_at(model: Llama,

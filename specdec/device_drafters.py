@@ -25,8 +25,10 @@ from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import Acceptance, HybridDrafter, _share
 from .drafters.lookup import SuffixDrafter
 from .drafters.small import NarrowLM
+from .drafters.trees import Ranks, TreeDrafter
+from .layouts import hidden_places
 from .sampling import Transform
-from .transformer import Llama
+from .transformer import Llama, Positions
 
 # %% ../nbs/engine/13_device_drafters.ipynb #4fc56cfd
 @dataclass
@@ -238,7 +240,7 @@ class ModelOnDevice:
 # %% ../nbs/engine/13_device_drafters.ipynb #929e7be5
 class HeadOnDevice:
     "`HeadDrafter`: K tokens, or fewer where the head's context ends."
-    def __init__(self, drafter: HeadDrafter, capacity: int): # of its cache
+    def __init__(self, drafter: HeadDrafter | TreeDrafter, capacity: int): # of its cache
         head = self.head = drafter.head
         self.layers, self.vocab_size = drafter.layers, drafter.vocab_size
         self.context_length, self.ids = drafter.context_length, head.tokens
@@ -287,6 +289,124 @@ class HeadOnDevice:
             logits, state = self.head.say(self.read(token, state, at))
             at = at + 1
         return chain.draft(self.context_length - text.length + 2)
+
+# %% ../nbs/engine/13_device_drafters.ipynb #7reedev1
+@dataclass
+class DeviceTree:
+    "K guesses, each behind another one or behind the text, as tensors."
+    tokens: Tensor  # [K], int64
+    parents: Tensor # what each follows, [K]: 0 the text, i + 1 the guess in place i
+    meant: Tensor   # which of them count, [K], bool
+    broken: Tensor  # whether a NaN or an infinity was met on the way, [1], bool
+
+def tree_positions(model,           # as for `static_positions`
+                   start: Tensor,   # where a tree's first row lies in the cache, [1]
+                   sees: Tensor,    # which of n rows each of the last T sees, itself too, [T, n]
+                   capacity: int,   # of the cache
+                  ) -> Positions:
+    "What `static_positions` says, for rows that see the text and their own path only."
+    T, n = sees.shape
+    hidden = hidden_places((start - 1).expand(T), capacity)  # all that lies behind the text
+    hidden = hidden.index_copy(1, start + torch.arange(n, device=sees.device), ~sees)
+    return static_positions(model, start + sees.sum(1) - 1, capacity, hidden)
+
+# %% ../nbs/engine/13_device_drafters.ipynb #7reedev3
+def planned(shape: Sequence[Ranks], width: int, # followers of each node that is gone on from
+           ) -> tuple[list[list[int]], list[int]]: # by level, who of its new nodes; who is kept
+    "The indices of a static tree, of nodes in the order in which levels make them."
+    followed, kept = {path[:-1] for path in shape}, set(shape)
+    level: list[Ranks] = [()]
+    every: list[Ranks] = []
+    following = []
+    while level:
+        born = [(*path, rank) for path in level for rank in range(width)]
+        following.append([i for i, path in enumerate(born) if path in followed])
+        level = [born[i] for i in following[-1]]
+        every += born
+    return following[:-1], [i for i, path in enumerate(every) if path in kept]
+
+# %% ../nbs/engine/13_device_drafters.ipynb #7reedev5
+class _Crown:
+    "The nodes that levels made, in their order."
+    def __init__(self, ids: Tensor): # the target's ids of the head's tokens, [D]
+        self.ids = ids
+        self.tokens, self.parents, self.scores, self.depths, self.broken = [], [], [], [], []
+
+    def add(self, level: Tensor,   # the nodes that it follows, 0 the text, [m]
+            believed: Tensor,      # log-probabilities of their paths, [m]
+            logits: Tensor,        # what the head says behind them, [m, D]
+            width: int) -> Tensor: # what is believed of the new nodes, [m · width]
+        "One more level: the likeliest followers of each."
+        likely = logits.float().log_softmax(-1).topk(width)
+        scores = (believed[:, None] + likely.values).flatten()
+        self.broken.append(not_finite(logits))
+        self.tokens.append(self.ids.index_select(0, likely.indices.flatten()))
+        self.parents.append(level[:, None].expand(-1, width).flatten())
+        self.depths.append(torch.full_like(self.tokens[-1], len(self.depths)))
+        self.scores.append(scores)
+        return scores
+
+    def tree(self, kept: Tensor, # of all nodes, rising, [K]
+             room: Tensor,       # levels that there are up to the end of the head's context, [1]
+            ) -> DeviceTree:
+        "Those nodes, with new numbers."
+        tokens, parents, depths = map(torch.cat, (self.tokens, self.parents, self.depths))
+        numbers = torch.zeros(len(tokens) + 1, dtype=torch.long, device=tokens.device)
+        new = torch.arange(1, len(kept) + 1, device=tokens.device)
+        numbers = numbers.index_copy(0, kept + 1, new)
+        parents = numbers.index_select(0, parents.index_select(0, kept))
+        broken = torch.cat(self.broken).any(0, keepdim=True)
+        tokens, meant = tokens.index_select(0, kept), depths.index_select(0, kept) < room
+        return DeviceTree(tokens, parents, meant, broken)
+
+# %% ../nbs/engine/13_device_drafters.ipynb #7reedev7
+def most_believed(scores: Tensor, n: int) -> Tensor: # indices, rising, [n]
+    "The n largest; of equals the first."
+    return scores.sort(descending=True, stable=True).indices[:n].sort().values
+
+class _TreeHead(HeadOnDevice):
+    "A head that reads the nodes of a tree, level by level."
+    def __init__(self, drafter: TreeDrafter, K: int, # `places_of` a round
+                 capacity: int):                     # positions that a text can get to
+        super().__init__(drafter, capacity + drafter.rows)
+        self.width, self.K = min(drafter.width, len(self.ids)), K
+        self.levels, self.plan = min(drafter.depth, K), None
+        if drafter.shape is None: return
+        def at(indices): return torch.tensor(indices, device=self.ids.device)
+        following, kept = planned(drafter.shape[:K], self.width)
+        self.plan, self.kept = [at(level) for level in following], at(kept)
+        self.levels = len(following) + 1
+
+    def read_level(self, start: Tensor, tokens: Tensor, x: Tensor, # [1], [m], [1, m, hidden]
+                   sees: Tensor,                                   # as for `tree_positions`
+                  ) -> tuple[Tensor, Tensor]: # logits [m, D], states [1, m, hidden]
+        "One forward of the head over nodes."
+        n, device = sees.shape[1], start.device
+        self.cache.at = start + torch.arange(n - len(tokens), n, device=device)
+        where = tree_positions(self.head.where, start, sees, self.cache.capacity)
+        return self.head.say_all(self.head.read(tokens, x, where, self.cache))
+
+# %% ../nbs/engine/13_device_drafters.ipynb #7reedev8
+class TreeOnDevice(_TreeHead):
+    "`TreeDrafter`: K nodes; those deeper than the head's context don't count."
+    def propose(self, text: DeviceText, K: int, transform: Transform,
+                generator: torch.Generator | None) -> DeviceTree:
+        "A tree, level by level."
+        start, logits, state = text.length - 1, self.logits[None], self.state
+        level, believed = torch.zeros_like(start), torch.zeros_like(start, dtype=torch.float)
+        crown, made = _Crown(self.ids), 1
+        sees = start.new_zeros(1, 0, dtype=torch.bool)  # the text is no row of the tree
+        for depth in range(self.levels):
+            scores = crown.add(level, believed, logits, self.width)
+            if depth + 1 == self.levels: break
+            who = most_believed(scores, self.width) if self.plan is None else self.plan[depth]
+            level, believed, made = made + who, scores.index_select(0, who), made + len(scores)
+            above, itself = who // self.width, torch.eye(len(who), device=who.device).bool()
+            sees = torch.cat((sees.index_select(0, above), itself), 1)
+            tokens = crown.tokens[-1].index_select(0, who)
+            logits, state = self.read_level(start, tokens, state.index_select(1, above), sees)
+        kept = most_believed(torch.cat(crown.scores), K) if self.plan is None else self.kept
+        return crown.tree(kept, self.context_length - text.length + 2)
 
 # %% ../nbs/engine/13_device_drafters.ipynb #80296472
 class ColderOnDevice:
@@ -409,6 +529,8 @@ def _no_counterpart(drafter: Drafter, target: Llama) -> str: # empty: it has one
     "Why a drafter has no counterpart on the target's device."
     kind = type(drafter)
     if kind in (NoDrafter, NGramDrafter, SuffixDrafter, HeadDrafter): return ""
+    if kind is TreeDrafter:
+        return "" if target.window is None else "a tree is read over all of the text"
     if kind is ColderDrafter: return _no_counterpart(drafter.drafter, target)
     if kind is HybridDrafter:
         found = (_no_counterpart(member, target) for member in drafter.members)
@@ -427,8 +549,13 @@ def obstacle(target, drafter: Drafter) -> str: # empty: there is none
         return f"only CUDA GPUs and CPUs are served, not {target.device.type}"
     return _no_counterpart(drafter, target)
 
+def places_of(drafter: Drafter, K: int) -> int:
+    "How many guesses a round of it can hold: each has its place in every round."
+    if isinstance(drafter, NoDrafter): return 0
+    return drafter.size(K) if isinstance(drafter, TreeDrafter) else K
+
 def to_device(drafter: Drafter, target, # as for `obstacle`
-              K: int, capacity: int,    # of the caches
+              K: int, capacity: int,    # `places_of` a round; positions of the caches
              ) -> DeviceDrafter:
     "The drafter's counterpart on the target's device; raises `InputError` if it has none."
     def of(inner: Drafter) -> DeviceDrafter: return to_device(inner, target, K, capacity)
@@ -437,6 +564,7 @@ def to_device(drafter: Drafter, target, # as for `obstacle`
     if isinstance(drafter, NGramDrafter): return NGramOnDevice(drafter.longest)
     if isinstance(drafter, SuffixDrafter): return SuffixOnDevice(drafter.per_match)
     if isinstance(drafter, HeadDrafter): return HeadOnDevice(drafter, capacity)
+    if isinstance(drafter, TreeDrafter): return TreeOnDevice(drafter, K, capacity)
     if isinstance(drafter, ColderDrafter): return ColderOnDevice(drafter, of(drafter.drafter))
     if isinstance(drafter, HybridDrafter):
         members = [of(member) for member in drafter.members]

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from threading import Lock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .core import (NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
                           check, whole)
-from .device import DeviceText, StaticCache, bucket, read_at
+from .device import DeviceText, StaticCache, bucket, emitted_tokens, race, read_at
 from specdec.device_drafters import (
-    Decided, DeviceDraft, decide_on_device, no_draft, not_finite, obstacle, to_device,
+    Decided, DeviceDraft, DeviceTree, decide_on_device, no_draft, not_finite, obstacle, places_of,
+    to_device, tree_positions,
 )
-from .drafters.base import Drafter, NoDrafter
+from .drafters.base import Drafter
+from .drafters.trees import TreeDrafter
 from .kvcache import KVCache
 from .models import first_line
 from .requests import check_request, token_ids
@@ -111,7 +114,7 @@ class _Buffers:
                  K: int, capacity: int, places: int):
         device = target.device
         self.target, self.transform = target, transform
-        self.K = 0 if isinstance(drafter, NoDrafter) else K
+        self.K = places_of(drafter, K)
         self.drafter = to_device(drafter, target, self.K, capacity)
         self.cache = StaticCache(target, capacity)
         tokens = torch.zeros(capacity, dtype=torch.long, device=device)
@@ -133,13 +136,12 @@ class DeviceParts(_Buffers):
         at = at + torch.arange(len(unread), device=at.device)
         return read_at(self.target, unread, at, self.cache, layers=self.drafter.layers)
 
-    def decide(self, draft: DeviceDraft, logits: Tensor) -> tuple[Decided, Tensor]:
+    def decide(self, draft: DeviceDraft, logits: Tensor) -> tuple:
         "The verdict, and the round in numbers."
         decided = decide_on_device(self.transform, logits, draft, self.generator)
         return decided, as_report(draft, decided, logits)
 
-    def commit(self, draft: DeviceDraft, decided: tuple[Decided, Tensor],
-               features: Tensor | None) -> None:
+    def commit(self, draft: DeviceDraft, decided: tuple, features: Tensor | None) -> None:
         "The text grows, the drafter hears of it, and the report is ready to be sent."
         verdict, report = decided
         self.text.append(verdict.emitted, verdict.accepted + 1)
@@ -268,7 +270,79 @@ class DeviceLoop(_Recorded):
             if r.emitted[-1] in eos_ids: return
             if room and not sent: begin()
 
+# %% ../nbs/engine/14_device_loop.ipynb #7reelop1
+def ancestors(parents: Tensor, # of each guess, 0 the text, i + 1 the guess in place i, [K]
+             ) -> Tensor: # [K + 1, K + 1], bool; row 0 is the text's last token
+    "Which rows each row sees: itself, and all on the way to it."
+    K = len(parents)
+    follows = F.pad(parents, (1, 0))[:, None]
+    sees = torch.eye(K + 1, device=parents.device).scatter_(1, follows, 1.0)
+    for _ in range(K.bit_length()): sees = (sees @ sees).clamp(max=1.0)
+    return sees > 0
+
+# %% ../nbs/engine/14_device_loop.ipynb #7reelop4
+def path_to(sees: Tensor, # of `ancestors`
+            end: Tensor,  # a row, [1]
+           ) -> Tensor: # [K + 1]; after the path's own rows, the last row over and over
+    "The rows on the way, from the text's last token on."
+    rows = torch.arange(len(sees), device=sees.device)
+    way = torch.where(sees.index_select(0, end)[0], rows, len(rows))
+    return way.sort().values.clamp(max=len(rows) - 1)
+
+def walk_on_device(tree: DeviceTree, sees: Tensor, # of `ancestors`
+                   says: Tensor, # the target's token behind each row, [K + 1]
+                  ) -> tuple[DeviceDraft, Decided, Tensor]: # as a chain; the path, [K + 1]
+    "`specdec.drafters.trees.walk`: the path as a draft, and after it the guess that wasn't right."
+    right = (says.index_select(0, tree.parents) == tree.tokens) & tree.meant
+    passed = ~(sees & ~F.pad(right, (1, 0), value=True)).any(1)
+    depths = sees.sum(1) - 1
+    accepted, end = torch.where(passed, depths, -1).max(0, keepdim=True)
+    path, following = path_to(sees, end), says.index_select(0, end)
+    others = (tree.parents == end) & tree.meant
+    other = tree.tokens.index_select(0, others.long().argmax(0, keepdim=True))
+    places = torch.arange(len(tree.tokens), device=other.device)
+    tokens = torch.where(places < accepted, tree.tokens.index_select(0, path[1:] - 1), other)
+    count = accepted + others.any(0, keepdim=True)
+    verdict = Decided(accepted, following, emitted_tokens(tokens, accepted, following))
+    return DeviceDraft(tokens, None, count, tree.broken), verdict, path
+
+# %% ../nbs/engine/14_device_loop.ipynb #7reelop7
+def move_rows(cache: StaticCache, start: Tensor, # where the first row of a tree lies, [1]
+              path: Tensor) -> None:             # of `path_to`
+    "The path's rows come to lie next to each other."
+    to = start + torch.arange(len(path), device=path.device)
+    for held in cache.keys + cache.values:
+        held.index_copy_(2, to, held.index_select(2, start + path))
+
+class TreeLoop(DeviceLoop):
+    "`DeviceLoop` for trees: the same law as that of `specdec.drafters.trees.speculate_tree`."
+    def verify(self, draft: DeviceTree) -> tuple[Tensor, Tensor | None]:
+        "The target reads its own last token, and all guesses."
+        last, start = self.text.ending(1)
+        self.cache.at = start + torch.arange(self.K + 1, device=start.device)
+        where = tree_positions(self.target, start, ancestors(draft.parents), self.cache.capacity)
+        ids, layers = torch.cat((last, draft.tokens)), self.drafter.layers
+        logits, features = self.target.compute(ids[None], where, self.cache, None, layers)
+        return logits[0], features[0]
+
+    def decide(self, draft: DeviceTree, logits: Tensor) -> tuple:
+        "The walk, and the round in numbers."
+        if self.transform.temperature == 0: says = logits.argmax(-1)
+        else: says = race(self.transform(logits), self.generator)
+        chain, verdict, path = walk_on_device(draft, ancestors(draft.parents), says)
+        return verdict, as_report(chain, verdict, logits), path
+
+    def commit(self, draft: DeviceTree, decided: tuple, features: Tensor) -> None:
+        "The caches keep the path, and the text grows by it."
+        verdict, report, path = decided
+        move_rows(self.cache, self.text.length - 1, path)
+        super().commit(draft, (verdict, report), features.index_select(0, path))
+
 # %% ../nbs/engine/14_device_loop.ipynb #053f955e
+def loop_for(drafter: Drafter) -> type[DeviceLoop]:
+    "Which kind of loop it guesses for."
+    return TreeLoop if isinstance(drafter, TreeDrafter) else DeviceLoop
+
 class _KeptLoops:
     "A pair, and the loops that were made for it."
     def __init__(self, target: Llama,
@@ -291,7 +365,8 @@ class _KeptLoops:
         key = transform, K, capacity
         with self.lock:
             found = self.loops.pop(key, None)
-            if found is None: found = DeviceLoop(self.target, self.drafter, *key, **self.options)
+            kind = loop_for(self.drafter)
+            if found is None: found = kind(self.target, self.drafter, *key, **self.options)
             if found.parts is found: self.options["graphs"] = False  # nor would the next one
             self.loops[key] = found
             while len(self.loops) > self.keep: del self.loops[next(iter(self.loops))]

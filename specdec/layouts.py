@@ -162,6 +162,28 @@ class Int4Linear:
 # %% ../nbs/engine/05_layouts.ipynb #8ddd5ca7
 ALIKE = 16  # numbers that the widest vector instructions take at a time, in float32
 
+def fold_apart(q: Tensor, # queries of new tokens, [B, heads, T, head_dim]
+               kv_heads: int) -> Tensor: # [B · T, kv_heads, queries, head_dim]
+    "Each token as a sequence of its own."
+    B, _, T, size = q.shape
+    q = q.transpose(1, 2).reshape(B * T, kv_heads, -1, size)
+    # each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
+    return F.pad(q, (0, 0, 0, -q.shape[2] % 8))
+
+def answer_apart(q: Tensor,           # of n tokens, [n, kv_heads, queries, head_dim]
+                 k: Tensor, v: Tensor, # of their text, [1 or n, kv_heads, S or more, head_dim]
+                 mask: Tensor,        # added to the scores, [n, 1, 1, S]; `ALIKE` divides S
+                ) -> Tensor: # [n, kv_heads, queries, head_dim]
+    "Attention over the first S positions of one text."
+    k, v = (t[:, :, :mask.shape[-1]].expand(len(q), -1, -1, -1) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+def unfold_apart(y: Tensor, # answers to `fold_apart`
+                 B: int, heads: int) -> Tensor: # [B, heads, T, head_dim]
+    "The tokens in their texts again."
+    queries = heads // y.shape[1]
+    return y[:, :, :queries].reshape(B, -1, heads, y.shape[-1]).transpose(1, 2)
+
 def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, head_dim]; B or T is 1
                     k: Tensor,    # all keys, [B, kv_heads, S or more, head_dim]
                     v: Tensor,    # all values, [B, kv_heads, S or more, head_dim]
@@ -169,15 +191,8 @@ def attention_apart(q: Tensor,    # queries of the new tokens, [B, heads, T, hea
                    ) -> Tensor: # [B, heads, T, head_dim]
     """Attention over the first S positions that treats each new token as a sequence of its own, so
     that its bits don't depend on the others."""
-    B, heads, T, size = q.shape
-    k, v = k[:, :, :mask.shape[-1]], v[:, :, :mask.shape[-1]]
-    q = q.transpose(1, 2).reshape(B * T, k.shape[1], -1, size)
-    queries = q.shape[2]
-    # each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
-    q = F.pad(q, (0, 0, 0, -queries % 8))
-    k, v = (t.expand(B * T, -1, -1, -1) for t in (k, v))
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return y[:, :, :queries].reshape(B, T, heads, size).transpose(1, 2)
+    y = answer_apart(fold_apart(q, k.shape[1]), k, v, mask)
+    return unfold_apart(y, *q.shape[:2])
 
 # %% ../nbs/engine/05_layouts.ipynb #4d8118d9
 def hidden_places(at: Tensor,                # positions of the new tokens, [T]

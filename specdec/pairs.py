@@ -18,12 +18,15 @@ from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
 from threading import Condition, Thread, current_thread
+from typing import overload
 
 import torch
 
+from .batch_costs import batch_costs_of, twin
+from .batches import BatchText, speculate_batch
 from .config import Config, PairSection, decoding_of, read_config
 from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
-from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory
+from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory, whole
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
@@ -44,10 +47,12 @@ from .models import TextStream, encode, find_model, local_path, pick_device
 from .models import vocabulary_difference
 from .protocol import CausalLM
 from .registry import PairSpec, SlowerWarning, get_pair, too_large
+from .lossless.block import block_verification
 from .rejection import VerifyRule
 from .requests import check_request
 from .sampling import Transform
 from .speculative import speculate
+from .transformer import Llama
 
 # %% ../nbs/use/01_pairs.ipynb #b21b2278
 class Stopped:
@@ -282,13 +287,13 @@ class Totals:
     plain_steps: int = 0       # rounds that drafted nothing, those of plain texts among them
     plain_seconds: float = 0.0 # theirs
 
-    def add(self, result: GenerationResult) -> None:
-        "Count one more text."
+    def add(self, result: GenerationResult, seconds: float | None = None) -> None:
+        "Count one more text; seconds: its share of the time, where texts shared it."
         waits = zip(result.rounds, result.round_latencies[1:])
         plain = [seconds for r, seconds in waits if not r.drafted]
         self.texts += 1
         self.tokens += result.num_tokens
-        self.seconds += result.total_time
+        self.seconds += result.total_time if seconds is None else seconds
         self.plain_steps += len(plain)
         self.plain_seconds += sum(plain)
         if result.is_speculative: self.add_rounds(result)
@@ -367,13 +372,34 @@ def chosen_loop(loop: str | None, # what was asked for
     if loop: return loop
     return "host" if on_host or not is_recordable(target.device) else "device"
 
-# %% ../nbs/use/01_pairs.ipynb #26174780
+# %% ../nbs/use/01_pairs.ipynb #5erve001
+@dataclass
+class Asked:
+    "What was asked for, once it is checked, and what the result will tell of it."
+    ids: list[int]              # the prompt's
+    transform: Transform
+    source: TorchSource
+    K: int                      # the most that a round may draft
+    max_new_tokens: int
+    ends: frozenset[int]
+    verify: VerifyRule | None
+    stops: list[str]
+    adapts: bool                # whether K changes from round to round
+    known: dict                 # of the result
+
+    @property
+    def rule(self) -> VerifyRule | None:
+        "What verifies on the host, if anything is drawn; None: the greedy match."
+        if self.verify is None and self.transform.temperature > 0: return block_verification
+        return self.verify
+
 METHODS = ("speculative", "plain")
 
 def check_method(method: str) -> None:
     "Raise `InputError` unless it is one of the `METHODS`."
     check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
 
+# %% ../nbs/use/01_pairs.ipynb #26174780
 class Couple:
     "A target and what drafts for it."
     def __init__(self, target: CausalLM,
@@ -390,6 +416,8 @@ class Couple:
         )
         self.target, self.tokenizer = target, target.tokenizer
         self.eos_ids, self.stats, self.costs = target.eos_ids, PairStats(), costs
+        self.given = costs is not None
+        self.together_costs: dict[int, MachineCosts | None] = {} # by how many texts share a forward
         self.decoders: dict[int, DeviceDecoder] = {}  # by id of the drafter, with their recordings
         self.nothing = NoDrafter()
         self.named = draft is not None  # whether somebody said what drafts
@@ -412,24 +440,42 @@ class Couple:
         "Begin the running totals anew."
         self.stats = PairStats()
 
+    def costs_with(self, drafter: Drafter, size: int) -> MachineCosts | None:
+        "What guesses cost where so many texts share a forward: as given, or measured once."
+        if size > 1 and not self.given:
+            if self.together_costs.get(size) is None:
+                with TURNS.of(drafter):
+                    found = batch_costs_of(self.target, choices(drafter), size)
+                self.together_costs[size] = found
+            return self.together_costs[size]
+        if self.costs is None:
+            with TURNS.of(drafter): self.costs = costs_of(self.target, choices(drafter))
+        return self.costs
+
     def priced(
-        self, drafter: Drafter, adapts: bool, temperature: float
+        self, drafter: Drafter, adapts: bool, temperature: float, size: int = 1
     ) -> tuple[Drafter, Costs | None]:
         "The drafter, choosing by what guesses cost here and at this temperature; and that cost."
         if not weighs_costs(drafter, adapts): return at_cost(drafter, None, adapts), None
-        if self.costs is None:
-            with TURNS.of(drafter): self.costs = costs_of(self.target, choices(drafter))
-        costs = self.costs and self.costs.at(temperature)
+        measured = self.costs_with(drafter, size)
+        costs = measured and measured.at(temperature)
         return at_cost(drafter, costs, adapts), costs
 
-# %% ../nbs/use/01_pairs.ipynb #dec0d1n6
-class Decoding(Couple):
-    "How a pair decodes: one way for all."
-    def _events(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
-                method, verify, loop, ignore_eos, raise_interrupt, logprobs, grammar,
-                told: bool = True, # whether each token is asked for
-               ) -> Generator[Event, None, None]:
-        "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
+# %% ../nbs/use/01_pairs.ipynb #5erve002
+def check_trees(drafter: Drafter, asked: Asked,
+                as_it_is: bool, # neither grammar nor log-probabilities
+               ) -> None:
+    "Raise `InputError` for what a tree of guesses can't be combined with."
+    if not isinstance(drafter, TreeDrafter): return
+    check(asked.verify is None and not asked.adapts and as_it_is, "With a tree of guesses there is "
+          "no verify rule, adaptive K, grammar or log-probability: leave them out, and give K, the "
+          "nodes of the tree, as a number.")
+
+class Asking(Couple):
+    "What a pair can be asked for."
+    def asked(self, prompt, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, stream,
+              method, verify, ignore_eos, raise_interrupt, grammar) -> Asked:
+        "The request, checked; see `Pair.generate`."
         transform, source = Transform(temperature, top_k, top_p), TorchSource(seed)
         stops = stop_strings(stop)
         check_method(method)
@@ -437,47 +483,60 @@ class Decoding(Couple):
         check_truths(ignore_eos=ignore_eos, raise_interrupt=raise_interrupt)
         rule = rule_name(verify, method)
         lossless = verify is None or is_promised(verify, transform.temperature)
-        ids, timer = encode(self.tokenizer, prompt), PhaseTimer(self.target.device)
+        ids = encode(self.tokenizer, prompt)
         ends = frozenset() if ignore_eos else self.eos_ids
         adapts = isinstance(K, str) and K == "adaptive"
         most = MOST if adapts else K
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
-        target = wrapped(self.target, transform, ends, logprobs, grammar)
-        drafter = self.nothing if method == "plain" else self.drafter
-        trees = isinstance(drafter, TreeDrafter)
-        decoder, costs, as_it_is = None, None, target is self.target
-        check(not trees or (verify is None and not adapts and as_it_is), "With a tree of guesses "
-              "there is no verify rule, adaptive K, grammar or log-probability: leave them out, "
-              "and give K, the nodes of the tree, as a number.")
-        where = chosen_loop(loop, self.target, drafter, verify, adapts, not as_it_is)
-        on_device = where == "device"
-        if not on_device and drafter is not self.nothing:
-            drafter, costs = self.priced(drafter, adapts, transform.temperature)
-            if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
-        if on_device:
-            decoder = self.decoder(drafter)
-            rounds = decoder.speculate(
-                ids, transform, source.seed, most, max_new_tokens, ends, timer
-            )
-        elif trees: rounds = speculate_tree(
-            self.target, drafter, ids, transform, source, most, max_new_tokens, ends, timer
-        )
-        else: rounds = speculate(
-            target, drafter, ids, transform, source, most, max_new_tokens, ends, verify, timer
-        )
         settings = dict(K=K if adapts else most, **asdict(transform),
                         max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         if rule: settings["verify"] = rule
         if grammar is not None: settings["grammar"] = str(grammar)
-        known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless,
-                     drafter=None if method == "plain" else drafter_name(drafter),
-                     loop="device" if decoder else "host", costs=costs and costs.as_dict())
-        heard = told or bool(stops) or stream is not None
+        known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless)
+        return Asked(ids, transform, source, most, max_new_tokens, ends, verify, stops, adapts,
+                     known)
+
+# %% ../nbs/use/01_pairs.ipynb #dec0d1n6
+class Decoding(Asking):
+    "How a pair decodes: one way for all."
+    def _events(self, prompt, *, loop, logprobs, grammar, stream, raise_interrupt,
+                told: bool = True, # whether each token is asked for
+                **settings) -> Generator[Event, None, None]:
+        "Check a request; what is returned decodes it. See `Pair.generate` and `Pair.stream`."
+        of_all = dict(stream=stream, raise_interrupt=raise_interrupt, grammar=grammar)
+        asked = self.asked(prompt, **settings, **of_all)
+        target = wrapped(self.target, asked.transform, asked.ends, logprobs, grammar)
+        plain = asked.known["method"] == "plain"
+        drafter = self.nothing if plain else self.drafter
+        as_it_is = target is self.target
+        check_trees(drafter, asked, as_it_is)
+        where = chosen_loop(loop, self.target, drafter, asked.verify, asked.adapts, not as_it_is)
+        costs, decoder, timer = None, None, PhaseTimer(self.target.device)
+        if where == "device": decoder = self.decoder(drafter)
+        elif not plain:
+            drafter, costs = self.priced(drafter, asked.adapts, asked.transform.temperature)
+            if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
+        rounds = self.rounds_of(asked, target, drafter, decoder, timer)
+        known = asked.known | dict(drafter=None if plain else drafter_name(drafter), loop=where,
+                                   costs=costs and costs.as_dict())
+        heard = told or bool(asked.stops) or stream is not None
         watched = target if isinstance(target, WatchedLM) else None
-        run = Run(Answer(self.tokenizer, stops), stream, raise_interrupt, heard, watched)
-        if method == "plain" and not decoder: drafter = NoDrafter()  # remembers no text: no turns
-        return self._decoded(decoder or drafter, rounds, run, ends, timer, known)
+        run = Run(Answer(self.tokenizer, asked.stops), stream, raise_interrupt, heard, watched)
+        if plain and not decoder: drafter = NoDrafter()  # remembers no text: no turns
+        return self._decoded(decoder or drafter, rounds, run, asked.ends, timer, known)
+
+    def rounds_of(self, asked: Asked, target: CausalLM, drafter: Drafter,
+                  decoder: DeviceDecoder | None, timer: PhaseTimer) -> Iterator[Round]:
+        "What the loop that was chosen makes of a request."
+        rest = asked.max_new_tokens, asked.ends
+        how = asked.transform, asked.source, asked.K, *rest
+        if decoder:
+            seed = asked.source.seed
+            return decoder.speculate(asked.ids, asked.transform, seed, asked.K, *rest, timer)
+        if isinstance(drafter, TreeDrafter):
+            return speculate_tree(target, drafter, asked.ids, *how, timer)
+        return speculate(target, drafter, asked.ids, *how, asked.rule, timer)
 
     def _decoded(self, user: Drafter | DeviceDecoder, # what remembers one text at a time
                  rounds: Iterator[Round], run: Run, ends: frozenset[int],
@@ -492,8 +551,183 @@ class Decoding(Couple):
         with TURNS.changed: self.stats.add(result)  # threads add to the same totals
         yield Event(None, None, run.rest, result)
 
+# %% ../nbs/use/01_pairs.ipynb #5erve005
+class Member:
+    "One text of a batch, with its times: what it waited for while it was there."
+    def __init__(self, asked: Asked, run: Run, most: int): # tokens
+        self.asked, self.run, self.most, self.count = asked, run, most, 0
+        self.first = 0 # of the batch's spans: what it did before isn't this text's
+
+    def hear(self, r: Round, seconds: float) -> bool: # whether the text is over
+        "A round of this text."
+        self.run.rounds.append(r)
+        self.run.seconds.append(seconds)
+        self.run.hear(r)
+        self.count += len(r.emitted)
+        stopped = self.run.answer.end is not None
+        return stopped or self.count == self.most or r.emitted[-1] in self.asked.ends
+
+    def result(self, pair: Couple, timer: PhaseTimer, # of the whole batch
+               known: dict) -> GenerationResult:
+        "What became of the text."
+        own = PhaseTimer(timer.device)
+        own.spans = timer.spans[self.first:]
+        self.run.finish()
+        self.run.total_time = sum(self.run.seconds)
+        return result_of(pair, self.run, self.asked.ends, own, self.asked.known | known)
+
+# %% ../nbs/use/01_pairs.ipynb #5erve006
+def is_list(prompt: object) -> bool:
+    "Whether it is a list of prompts: texts, chats or lists of ids, and not one of these."
+    if not isinstance(prompt, (list, tuple)): return False
+    return any(isinstance(one, (str, list, tuple)) or getattr(one, "ndim", 0) for one in prompt)
+
+@contextmanager
+def place_named(i: int, count: int) -> Iterator[None]:
+    "What is wrong with one of several prompts says which."
+    try: yield
+    except InputError as error:
+        raise InputError(f"Prompt {i + 1} of {count}: {error}") from error
+
+class Batch:
+    "Texts that are decoded together, and the clock that runs meanwhile."
+    def __init__(self, pair: Couple, asked: Sequence[Asked], known: dict, timer: PhaseTimer):
+        self.pair, self.known, self.timer = pair, known, timer
+        self.members: dict[int, Member] = {}  # those that aren't over
+        context = pair.target.context_length
+        for i, one in enumerate(asked):
+            run = Run(Answer(pair.tokenizer, one.stops), heard=bool(one.stops))
+            most = min(one.max_new_tokens, context - len(one.ids))
+            self.members[i] = Member(one, run, most)
+        self.last: dict[int, float] = {} # of those that have come: when their last round ended
+        self.note()
+
+    def note(self) -> None:
+        "Whoever comes next, comes now."
+        self.now, self.spans = time.perf_counter(), len(self.timer.spans)
+
+    def hear(self, i: int, r: Round) -> bool: # whether the text is over
+        "A round of text i."
+        member = self.members[i]
+        if i not in self.last: member.first, self.last[i] = self.spans, self.now
+        before = self.last[i]
+        self.note()
+        self.last[i] = self.now
+        return member.hear(r, self.now - before)
+
+    def leave(self, i: int) -> GenerationResult:
+        "A text goes."
+        self.last.pop(i, None)
+        return self.members.pop(i).result(self.pair, self.timer, self.known)
+
+    def resume(self) -> None:
+        "Texts stood still, while somebody looked at a result: that time is nobody's."
+        still, self.now = time.perf_counter() - self.now, time.perf_counter()
+        for i in self.last: self.last[i] += still
+
+    def interrupt(self) -> Iterator[tuple[int, GenerationResult]]:
+        "All that is unfinished, or not begun."
+        for i, member in list(self.members.items()):
+            member.run.interrupted = True
+            yield i, self.leave(i)
+
+# %% ../nbs/use/01_pairs.ipynb #5erve007
+class Listing(Decoding):
+    "How a pair is asked for a list, and decodes one text of it after the other."
+    def asked_all(self, prompts: Sequence, seed: int | None, settings: dict) -> list[Asked]:
+        "The requests, checked; what is wrong with a prompt says which."
+        seed = TorchSource().seed >> 1 if seed is None else TorchSource(seed).seed
+        self.asked([0], seed=seed, **settings)  # what is wrong with the settings is no prompt's
+        found = []
+        for i, prompt in enumerate(prompts):
+            with place_named(i, len(prompts)):
+                found.append(self.asked(prompt, seed=seed + i, **settings))
+        return found
+
+    def one_by_one(self, asked: Sequence[Asked],
+                   settings: dict) -> Iterator[tuple[int, GenerationResult]]:
+        "One text after the other, up to an interrupt."
+        for i, one in enumerate(asked):
+            *_, end = self._events(one.ids, seed=one.source.seed, told=False, **settings)
+            yield i, end.result
+            if end.result.finish_reason == "interrupted": break
+        known = {name: getattr(end.result, name) for name in ("drafter", "loop", "costs")}
+        known["peak_memory_mb"] = None
+        rest = Batch(self, asked[i + 1:], known, PhaseTimer(self.target.device))
+        for n, result in rest.interrupt(): yield i + 1 + n, result
+
+# %% ../nbs/use/01_pairs.ipynb #5erve008
+class Together(Listing):
+    "How a pair decodes texts that share their forwards."
+    def together(self, asked: Sequence[Asked], size: int, drafter: Drafter, costs: Costs | None,
+                 raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
+        "So many texts at a time; each result as its text ends."
+        device, plain = self.target.device, drafter is self.nothing
+        timer = PhaseTimer(device)
+        known = dict(drafter=None if plain else drafter_name(drafter), loop="host",
+                     costs=costs and costs.as_dict(), peak_memory_mb=None)
+        with TURNS.of(NoDrafter() if plain else drafter) as elsewhere:
+            texts = {i: BatchText(one.ids, twin(drafter), one.transform, one.source, one.K,
+                                  one.max_new_tokens, one.ends, one.verify)
+                     for i, one in enumerate(asked)}
+            rounds = speculate_batch(self.target, texts.values(), size, timer)
+            of_this_run, batch = reset_peak_memory(device), Batch(self, asked, known, timer)
+            before = batch.now
+            try:
+                for i, r in rounds:
+                    if not batch.hear(i, r): continue
+                    texts.pop(i).over = True  # also where a stop string has ended it
+                    if of_this_run: known["peak_memory_mb"] = peak_memory_mb(device)
+                    result = batch.leave(i)
+                    self.count(result, batch.now - before)
+                    with elsewhere(): yield i, result
+                    batch.resume()
+                    before = batch.now
+            except KeyboardInterrupt:
+                if raise_interrupt: raise
+                shared = time.perf_counter() - before
+                for i, result in batch.interrupt():
+                    if result.num_tokens:
+                        self.count(result, shared)
+                        shared = 0.0
+                    yield i, result
+
+    def count(self, result: GenerationResult, seconds: float) -> None:
+        "Add to the totals: the time is this text's share of what all took."
+        with TURNS.changed: self.stats.add(result, seconds)  # threads add to the same totals
+
+# %% ../nbs/use/01_pairs.ipynb #5erve009
+BATCH = 16 # texts that are decoded together, unless told otherwise
+
+class Serving(Together):
+    "How a pair decodes a list."
+    def _each(self, prompts, *, batch_size, seed, loop, logprobs, grammar, stream, raise_interrupt,
+              **settings) -> Iterator[tuple[int, GenerationResult]]:
+        "Check a list; what is returned decodes it. See `Pair.results`."
+        check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
+              "There are no prompts: expected a list of at least one.")
+        check(stream is None, "stream tells of one text while it grows, and these are several: "
+              "leave it out, or take `results`, which tells of each as it ends.")
+        size = whole(batch_size, "batch_size, how many texts share a forward,", 1)
+        size = min(size, len(prompts))
+        settings |= dict(stream=None, raise_interrupt=raise_interrupt, grammar=grammar)
+        asked = self.asked_all(prompts, seed, settings)
+        first, plain = asked[0], asked[0].known["method"] == "plain"
+        drafter = self.nothing if plain else self.drafter
+        own = logprobs is not None or grammar is not None  # each round's logits are looked at
+        check_trees(drafter, first, not own)
+        chosen_loop(loop, self.target, drafter, first.verify, first.adapts, own)
+        apart = own or loop == "device" or isinstance(drafter, TreeDrafter)
+        if size == 1 or apart or not isinstance(self.target, Llama):
+            return self.one_by_one(asked, settings | dict(loop=loop, logprobs=logprobs))
+        costs = None
+        if not plain:
+            temperature = first.transform.temperature
+            drafter, costs = self.priced(drafter, first.adapts, temperature, size)
+        return self.together(asked, size, drafter, costs, raise_interrupt)
+
 # %% ../nbs/use/01_pairs.ipynb #473b8494
-class Described(Decoding):
+class Described(Serving):
     "A target and a drafter that can be written into a file, and read from one."
     # what they were loaded by; None: they were put together by hand
     origin: PairSection | None = None
@@ -515,18 +749,25 @@ class Described(Decoding):
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d
 class Pair(Described):
-    "A target and what drafts for it; `generate` decodes with them, one text at a time."
-    def generate(self, prompt: str | list[dict] | list[int], # raw text, chat messages or token ids
+    "A target and what drafts for it; `generate` decodes with them, one text or a list of them."
+    @overload
+    def generate(self, prompt: str | list[dict] | list[int], **settings) -> GenerationResult: ...
+    @overload
+    def generate(self, prompt: list[str] | list[list[dict]] | list[list[int]],
+                 **settings) -> list[GenerationResult]: ...
+    def generate(self, prompt, # raw text, chat messages or token ids; or a list of such prompts
                  # draft tokens per round, at most; or "adaptive": as many as pay
                  *, K: int | str = 5,
                  temperature: float = 0.0,                    # 0 is greedy
                  top_k: int | None = None, top_p: float | None = None,
                  max_new_tokens: int = 128,
-                 seed: int | None = None, # None: a fresh one, recorded in the result
+                 # None: a fresh one, recorded in the result; prompt i of a list has seed + i
+                 seed: int | None = None,
                  stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
-                 # None: the lossless one; of any other, the result says what the rule itself says
+                 # None: `block_verification`, which is lossless (a device's loop has its own
+                 # verdict); of any other, the result says what the rule itself says
                  verify: VerifyRule | None = None,
                  loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
@@ -535,20 +776,44 @@ class Pair(Described):
                  logprobs: int | None = None,
                  grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
-                ) -> GenerationResult:
-        """Decode a prompt. Everything is checked before any model runs (`InputError`); later errors
-        name the step (`NumericalError`, `ModelError`). Threads with the same drafter take turns.
+                 batch_size: int = BATCH,       # of a list: how many texts share a forward
+                ):
+        """Decode a prompt, or each of a list (see `results`), whose results come in order.
+        Everything is checked before any model runs (`InputError`); later errors name the step
+        (`NumericalError`, `ModelError`). Threads with the same drafter take turns.
 
         An interrupt (Ctrl-C, or a `KeyboardInterrupt` that `stream` raises) ends the text: the
         result so far is returned, with the finish reason "interrupted". A program that wants the
         exception asks for it by `raise_interrupt=True`."""
-        *_, end = self._events(
-            prompt, K=K, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop,
+        settings = dict(
+            K=K, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop,
             max_new_tokens=max_new_tokens, stream=stream, method=method, verify=verify,
             loop=loop, ignore_eos=ignore_eos, raise_interrupt=raise_interrupt,
-            logprobs=logprobs, grammar=grammar, told=False,
+            logprobs=logprobs, grammar=grammar,
         )
+        if is_list(prompt):
+            found = dict(self._each(prompt, batch_size=batch_size, **settings))
+            return [found[i] for i in range(len(prompt))]
+        *_, end = self._events(prompt, told=False, **settings)
         return end.result
+
+    def results(self, prompts: Sequence, # as for `generate`
+                batch_size: int = BATCH, # how many texts share a forward
+                **settings,              # the other keywords of `generate`, without `stream`
+               ) -> Iterator[tuple[int, GenerationResult]]:
+        """Decode a list of prompts, and tell of each as it ends: its place in the list, from 0 on,
+        and the result. When a text ends, the next takes its place in the forward. Everything is
+        checked at once, as in `generate`; what is wrong with a prompt says which.
+
+        Text i has the seed `seed + i`. In float32 it is what `generate(prompts[i], seed=seed + i)`
+        writes: greedy text always, sampled text where the same drafts are chosen. A pair chooses by
+        what drafts cost, and in a batch that is something else; to have the same, give it `costs`.
+
+        An interrupt ends the texts that are under way; those that have not begun are empty. Texts
+        come one after the other with a grammar, log-probabilities, a tree, `loop="device"`, or a
+        target that isn't our own decoder."""
+        defaults = known_settings(settings, "results", without=("stream", "batch_size"))
+        return self._each(prompts, batch_size=batch_size, stream=None, **defaults)
 
     def stream(self, prompt: str | list[dict] | list[int],
                **settings, # the keywords of `generate`, without `stream`
@@ -557,11 +822,16 @@ class Pair(Described):
         draft, round by round, then one that holds the `result` and what was held back of the text.
         Everything is checked at once, as in `generate`. To leave early, break out of the loop, or
         `close()` what is returned: the drafter is free again, and there is no result."""
-        defaults = dict(Pair.generate.__kwdefaults__)
-        known = ", ".join(name for name in defaults if name != "stream")
-        for name in settings:
-            check(name in known.split(", "), f"stream takes {known}; not {name}.")
-        return self._events(prompt, **(defaults | settings))
+        defaults = known_settings(settings, "stream", without=("stream", "batch_size"))
+        return self._events(prompt, stream=None, **defaults)
+
+# %% ../nbs/use/01_pairs.ipynb #5erve010
+def known_settings(given: dict, who: str, without: Sequence[str]) -> dict:
+    "The keywords of `generate`, but for some, with what is given; `InputError` for any other."
+    defaults = {name: default for name, default in Pair.generate.__kwdefaults__.items()
+                if name not in without}
+    for name in given: check(name in defaults, f"{who} takes {', '.join(defaults)}; not {name}.")
+    return defaults | given
 
 # %% ../nbs/use/01_pairs.ipynb #1eb1b83a
 def is_model(thing) -> bool:
@@ -839,9 +1109,14 @@ class ConfiguredPair(Pair):
     "A pair that decodes as a configuration says, unless a call says otherwise."
     config: Config
 
-    def generate(self, prompt, **settings) -> GenerationResult: # of `Pair.generate`
-        "Decode a prompt; see `Pair.generate`."
+    def generate(self, prompt, **settings): # of `Pair.generate`
+        "Decode a prompt, or a list of them; see `Pair.generate`."
         return super().generate(prompt, **(self.config.decoding.settings() | settings))
+
+    def results(self, prompts: Sequence, batch_size: int = BATCH,
+                **settings) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.generate`
+        "Decode a list of prompts, and tell of each as it ends; see `Pair.results`."
+        return super().results(prompts, batch_size, **(self.config.decoding.settings() | settings))
 
     def stream(self, prompt, **settings) -> Generator[Event, None, None]: # of `Pair.stream`
         "Decode a prompt, event by event; see `Pair.stream`."

@@ -83,6 +83,22 @@ class Positions:
         if windowed and self.near: return self.near
         return self.mask, self.fold, self.apart
 
+    def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
+               k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
+               windowed: bool) -> Tensor: # [B, heads, T, head_dim]
+        "A layer's attention."
+        return grouped_attention(q, k, v, *self.plan(windowed))
+
+def rotation(frequencies: Tensor, # radians per position, [rotary_dim / 2]
+             scale: float,        # of cos and sin
+             at: Tensor,          # positions, [T]
+             dtype: torch.dtype,
+            ) -> tuple[Tensor, Tensor]: # cos and sin for `rotate`, [T, 1, rotary_dim]
+    "Angles of tokens that stand anywhere."
+    angles = at.float()[:, None, None] * frequencies
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
 def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               scale: float,            # of cos and sin
               start: int, T: int,      # the first new position, and how many there are
@@ -94,9 +110,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
              ) -> Positions:
     "Angles and masks for T new tokens."
     device = frequencies.device
-    angles = torch.arange(start, start + T, device=device).float()[:, None, None] * frequencies
-    cos, sin = angles.cos() * scale, angles.sin() * scale
-    cos, sin = torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+    cos, sin = rotation(frequencies, scale, torch.arange(start, start + T, device=device), dtype)
     asked = start, T, span or start + T, groups, dtype, device, apart
     leaves = window is not None and start + T > window
     near = attention_plan(*asked, window) if leaves else None
@@ -135,7 +149,7 @@ class Attention:
         qk = rotate(qk, where.cos, where.sin).transpose(1, 2)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
-        y = grouped_attention(q, k, v, *where.plan(self.windowed))
+        y = where.attend(q, k, v, self.windowed)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 # %% ../nbs/engine/04_transformer.ipynb #540580ad

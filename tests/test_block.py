@@ -89,21 +89,35 @@ def test_no_draft_keeps_fewer_than_token_by_token():
 
 
 def test_one_token_and_sure_drafts_are_the_ratio_test():
-    "The joint law of how many stay and what follows."
+    "The joint law of how many stay and what follows; so the rule leaves them to that one, and keeps its draws."
     def law(rule, *given): return exact_law(lambda source: rule(*given, source))
     for seed in range(5):
         for _, p, q in language_pairs(3, seed):
             for token in np.flatnonzero(q(())):
                 one = np.stack([p(()), p((token,))]), q(())[None], [int(token)]
-                assert law(block_verification, *one) == law(speculative_sampling, *one)
+                assert law(mutant(), *one) == law(speculative_sampling, *one)
             tokens, _ = sure(q, 3, None)
             several = np.stack([p(tuple(tokens[:i])) for i in range(4)]), None, tokens
-            assert law(block_verification, *several) == law(speculative_sampling, *several)
+            assert law(mutant(), *several) == law(speculative_sampling, *several)
+
+
+def test_where_they_are_the_same_the_draws_are():
+    for seed in range(20):
+        p, q, tokens = tensors(seed)
+        for given in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], [])):
+            assert block_verification(*given, TorchSource(seed)) == speculative_sampling(*given, TorchSource(seed))
 
 
 # --- Mutants
 
-def mutant(weights=block_weights, chance=lambda w, m: 1 if w == 1 else m / (m + 1 - w), left=block_residual,
+def rows_of(p, q, tokens): return [delta(p[i], t) for i, t in enumerate(tokens)] if q is None else q
+
+
+def right(p, q, tokens, n, w):
+    return w * p[n] if n == len(tokens) else block_residual(p[n], rows_of(p, q, tokens)[n], w)
+
+
+def mutant(weights=block_weights, chance=lambda w, m: 1 if w == 1 else m / (m + 1 - w), left=right,
            drawn=lambda left, p: left if left.any() else p, first=False):
     "The rule with one part replaced."
     def rule(p, q, tokens, source):
@@ -114,9 +128,6 @@ def mutant(weights=block_weights, chance=lambda w, m: 1 if w == 1 else m / (m + 
             if n == (len(tokens) if first else 0) or source.bernoulli(chance(ws[n], rest.sum())):
                 return n, source.categorical(drawn(rest, p[n]))
     return rule
-
-
-def rows_of(p, q, tokens): return [delta(p[i], t) for i, t in enumerate(tokens)] if q is None else q
 
 
 def uncapped_in_the_middle(p, q, tokens):
@@ -139,11 +150,11 @@ def old_residual(p, q, tokens, n, w):
 
 
 def row_before(p, q, tokens, n, w):
-    return block_residual(p, q, tokens, n, w) if n == len(tokens) or not n else block_residual(p, q, tokens, n - 1, w)
+    return right(p, q, tokens, n, w) if n == len(tokens) or not n else right(p, q, tokens, n - 1, w)
 
 
 def bonus_from_residual(p, q, tokens, n, w):
-    if n < len(tokens): return block_residual(p, q, tokens, n, w)
+    if n < len(tokens): return right(p, q, tokens, n, w)
     return residual(p[n], rows_of(p, q, tokens)[n - 1])
 
 
@@ -154,7 +165,7 @@ MUTANTS = {
     "chance without 1 - w": mutant(chance=lambda w, m: 1 if m else 0),
     "chance m / (m + 1)": mutant(chance=lambda w, m: 1 if w == 1 else m / (m + 1)),
     "the old residual": mutant(left=old_residual),
-    "residual without the weight": mutant(left=lambda p, q, tokens, n, w: block_residual(p, q, tokens, n, 1)),
+    "residual without the weight": mutant(left=lambda p, q, tokens, n, w: right(p, q, tokens, n, 1)),
     "residual of the row before": mutant(left=row_before),
     "the bonus from a residual": mutant(left=bonus_from_residual),
     "replacement from p": mutant(drawn=lambda left, p: p),
@@ -199,6 +210,29 @@ def test_p_equal_to_q_keeps_everything_and_nothing_in_common_nothing():
     for seed in range(20):
         kept, following = block_verification(apart, q, [2, 3], TorchSource(seed))
         assert kept == 0 and following < 2
+
+
+def test_rows_that_sum_to_more_than_one_by_rounding():
+    "Nothing in common behind the first token: then all of its weight is left, and a little more."
+    more = 1 / 3 + 1e-7
+    p = torch.tensor([[.3, .7, 0, 0, 0], [0, 0, more, more, more], [1, 0, 0, 0, 0]])
+    q = torch.tensor([[.6, .4, 0, 0, 0], [.5, .5, 0, 0, 0]])
+    kept = {block_verification(p, q, [0, 1], TorchSource(seed)) for seed in range(40)}
+    assert kept == {(0, 1), (1, 2), (1, 3), (1, 4)}
+
+
+class Unlucky(TorchSource):
+    "Every coin that can fail does."
+    def bernoulli(self, prob):
+        assert 0 <= prob <= 1
+        return prob == 1
+
+
+def test_where_rounding_leaves_nothing_it_is_drawn_from_p():
+    "The draft has a little more of every token, so nothing is left where its tokens failed."
+    p = torch.tensor([[.4999, .4999], [.5, .5], [.5, .5]])
+    found = {block_verification(p, torch.full((2, 2), .5), [0, 0], Unlucky(seed)) for seed in range(20)}
+    assert found == {(0, 0), (0, 1)}
 
 
 @pytest.mark.parametrize("rows", ["q", None])

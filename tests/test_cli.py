@@ -286,11 +286,12 @@ def questions(tmp_path):
 
 
 def test_every_prompt_of_a_file_gives_one_line(one_load, questions):
-    words = ["--max-new-tokens", "3", "--temperature", "1", "--seed", "4", "--json"]
-    done = run("generate", "--prompts", str(questions), *words, stdin="not read")
+    words = ["--max-new-tokens", "3", "--temperature", "1", "--json"]
+    done = run("generate", "--prompts", str(questions), *words, "--seed", "4", "--batch-size", "1", stdin="not read")
     found = [core.GenerationResult.from_json(line) for line in done.stdout.splitlines()]
     assert done.exit_code == ExitCode.DONE and done.stderr == "" and len(found) == 3
-    alone = [core.GenerationResult.from_json(run("generate", text, *words).stdout) for text in ("Hi", "Why?")]
+    alone = [core.GenerationResult.from_json(run("generate", text, *words, "--seed", seed).stdout)
+             for text, seed in (("Hi", "4"), ("Why?", "6"))]
     assert [r.generated_ids for r in (found[0], found[2])] == [r.generated_ids for r in alone]
     tokenizer = models.load_tokenizer(models.fetch())
     assert found[1].prompt_ids == models.encode(tokenizer, [{"role": "user", "content": "-"}])
@@ -301,22 +302,93 @@ def test_texts_of_several_prompts(one_load, questions):
     done = run("generate", "--prompts", str(questions), *words)
     alone = [run("generate", "-", *words, stdin=text).stdout for text in ("Hi", "-", "Why?")]
     assert done.exit_code == ExitCode.DONE and done.stdout == "\n".join(alone)
-    assert done.stderr.count("speculative: ") == done.stderr.count("\n") == 3
+    assert re.fullmatch(r"3 answers; 5 tokens in \d+\.\d\d s, \d+\.\d tokens/s\n", done.stderr)
 
 
 def test_a_prompt_of_several_that_does_not_fit_is_named(one_load, tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hi", "word " * 9000)))
     done = run("generate", "--prompts", str(file), "--max-new-tokens", "2", "--json")
-    assert done.exit_code == ExitCode.BAD_INPUT and done.stdout.count("\n") == 1
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stdout == ""  # the first isn't answered in vain
     assert done.stderr.startswith("Error: Prompt 2 of 2: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text, found", [
+    ("Hi\n\n  Why? \r\n-", ["Hi", "  Why? ", "-"]),
+    ('{"prompt": "Hi", "id": 3}\n\n{"text": "Why?", "domain": "science"}\n', ["Hi", "Why?"]),
+    ('\ufeff{"messages": [{"role": "user", "content": "Hi"}]}', [[{"role": "user", "content": "Hi"}]]),
+], ids=["text", "prompts of both names", "a chat, after a byte order mark"])
+def test_lines_that_are_prompts(tmp_path, text, found):
+    file = tmp_path / "prompts"
+    file.write_text(text, encoding="utf-8", newline="")
+    assert cli.prompts_in(file, raw=True) == found
+    chats = [each if isinstance(each, list) else [{"role": "user", "content": each}] for each in found]
+    assert cli.prompts_in(file, raw=False) == chats
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "no prompt"), ("\n \n", "no prompt"), (b"\xff\xfe", "can't be read"), ('{"prompt": 3}', "Line 1"),
+    ('{"prompt": "Hi"}\nWhy?', "Line 2"), ('{"prompt": " "}', "Line 1"), ('{"messages": []}', "Line 1"),
+    ("{" * 9999, "Line 1"), ('{"prompt": "Hi"}\n[1]', "Line 2"),
+], ids=["nothing", "blanks", "bytes", "a number", "text among JSON", "a blank", "an empty chat", "too deep", "a list"])
+def test_lines_that_are_no_prompts(tmp_path, text, words):
+    file = tmp_path / "prompts"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(core.InputError, match=words): cli.prompts_in(file, raw=True)
+
+
+def test_answers_in_a_file_are_gone_on_with(one_load, questions, tmp_path):
+    "Stopped anywhere, also within a line, the same command ends with the same file; others don't touch it."
+    out, words = tmp_path / "answers.jsonl", ["--max-new-tokens", "3", "--temperature", "1"]
+    command = ["generate", "--prompts", str(questions), "--out", str(out), *words]
+    first = run(*command, "--seed", "4")
+    whole = out.read_bytes()
+    assert first.exit_code == ExitCode.DONE and first.stdout == "" and first.stderr.startswith("3 answers in ")
+    def told(): return [(r.generated_ids, r.settings["seed"]) for r in cli.kept_answers(out)[0]]
+    found, lines = told(), whole.splitlines(keepends=True)
+    assert [seed for _, seed in found] == [4, 5, 6] and len(lines) == 3
+    for kept in (lines[0] + lines[1][:50], lines[0] + lines[1], whole):  # with a seed, and without: it is in there
+        for seed in (["--seed", "4"], []):
+            out.write_bytes(kept)
+            again = run(*command, *seed)
+            assert again.exit_code == ExitCode.DONE and told() == found and out.read_bytes().startswith(lines[0])
+            assert f"{kept.count(10)} of them from before" in again.stderr
+    for other in (["--seed", "5"], ["--top-k", "3"], ["--raw"], ["--method", "plain"], ["-K", "2"]):
+        refused = run(*command, *other)
+        assert refused.exit_code == ExitCode.BAD_INPUT and "Answer 1 in --out" in refused.stderr
+    questions.write_text('{"prompt": "Hi"}')
+    assert "3 answers and there are 1" in run(*command).stderr and out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("held", [b"notes of mine\n", b'{"prompt_ids": []}\n', b"\xff\n"], ids=["text", "JSON", "bytes"])
+def test_a_file_with_anything_else_is_not_overwritten(one_load, questions, tmp_path, held):
+    out = tmp_path / "answers.jsonl"
+    out.write_bytes(held)
+    done = run("generate", "--prompts", str(questions), "--out", str(out))
+    assert done.exit_code == ExitCode.BAD_INPUT and "something else than answers" in done.stderr
+    assert out.read_bytes() == held
+
+
+def test_results_are_told_in_the_order_of_the_prompts():
+    told = []
+    def results():
+        for i in (2, 0, 3, 1):
+            yield i, i
+            told.append(list(seen))
+    seen: list = []
+    for result in cli.in_order(results()): seen.append(result)
+    assert seen == [0, 1, 2, 3] and told == [[], [0], [0], [0, 1, 2, 3]]
 
 
 def test_an_interrupt_ends_all_prompts(one_load, questions, monkeypatch):
     pair = usual(one_load)
     monkeypatch.setattr(pair, "drafter", interrupted(after=1))
-    done = run("generate", "--prompts", str(questions), "--json")
-    assert done.exit_code == ExitCode.INTERRUPTED and done.stdout.count("\n") == 1
+    done = run("generate", "--prompts", str(questions), "--json", "--batch-size", "2")
+    found = [core.GenerationResult.from_json(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == ExitCode.INTERRUPTED and 1 <= len(found) <= 2  # the third had not begun
+    assert all(result.finish_reason == "interrupted" and result.num_tokens for result in found)
+    done = run("generate", "--prompts", str(questions), "--out", str(out := questions.with_name("answers.jsonl")))
+    assert done.exit_code == ExitCode.INTERRUPTED and out.read_bytes() == b""  # what is unfinished is asked again
 
 
 # Any two models
@@ -399,7 +471,7 @@ def test_a_revision_reaches_the_loader(loads):
         (["generate", "Hi", "--dtype", "float7"], "float7"), (["generate", "Hi", "--device", "abacus"], "abacus"),
         (["bench", "peers", "--out", "/nowhere/at/all.jsonl"], "/nowhere/at/all.jsonl"),
         (["generate"], "--prompts FILE"),
-        (["generate", "Hi", "--prompts", __file__], "one of the two"), (["generate", "--prompts", __file__], "Line 1"),
+        (["generate", "Hi", "--prompts", __file__], "one of the two"), (["generate", "Hi", "--out", "answers.jsonl"], "--prompts FILE"),
         (["generate", "Hi", "--pair", "smollm2", "--target", "smollm2"], "--pair"),
         (["compare", "Hi", "--pair", "smollm2", "--target", "smollm2"], "--pair"),
         (["generate", "Hi", "--draft", "lookup"], "--target"),

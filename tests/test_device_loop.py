@@ -36,17 +36,21 @@ from specdec.device import (
     static_positions,
     verify_on_device,
 )
-from specdec.device_drafters import Decided, lookup_on_device, obstacle
+from specdec.device_drafters import Decided, lookup_on_device, obstacle, tree_positions
 from specdec.device_loop import (
     DeviceDecoder,
     DeviceLoop,
     Outbox,
+    TreeLoop,
+    ancestors,
     as_report,
     as_round,
     compile_layers,
     count_waits,
     host_waits,
+    loop_for,
     speculate_on_device,
+    walk_on_device,
 )
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
@@ -55,8 +59,10 @@ from specdec.drafters.heads import Head, head_config
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.small import NarrowLM
+from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
+from specdec.lossless.block import block_verification
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law
 from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
@@ -96,26 +102,36 @@ def tokens_of(rounds) -> list[int]: return [token for r in rounds for token in r
 
 
 def decode(
-    target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset(), loop=DeviceLoop,
-    **options,
+    target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset(), **options,
 ) -> list[Round]:
-    made = loop(target, drafter, transform, K, 256, **options)
+    made = loop_for(drafter)(target, drafter, transform, K, 256, **options)
     return list(made.rounds(prompt, seed, room, ends, PhaseTimer(target.device)))
 
 
 def reference(
     target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset()
 ) -> list[Round]:
-    return list(speculate(target, drafter, prompt, transform, TorchSource(seed), K, room, ends))
+    loop = speculate_tree if isinstance(drafter, TreeDrafter) else speculate
+    return list(loop(target, drafter, prompt, transform, TorchSource(seed), K, room, ends))
 
 
-def head_drafter(target, seed=0, context=48, **options):
+def random_head(target, seed=0, context=48):
     "A head with random weights, over 16 of the target's tokens."
     torch.manual_seed(seed)
     head = Head(head_config(target, 16, layers=(1, 2)), torch.arange(3, 19))
     for w in head.parameters(): torch.nn.init.normal_(w, std=0.4)
     head.config.decoder.max_position_embeddings = context
-    return HeadDrafter(head.to(target.device, target.dtype), target, **options)
+    return head.to(target.device, target.dtype)
+
+
+def head_drafter(target, seed=0, context=48): return HeadDrafter(random_head(target, seed, context), target)
+
+
+SHAPE = best_tree([[.5, .3], [.4, .3]], 9)
+
+
+def tree_drafter(target, seed=0, context=48, **options):
+    return TreeDrafter(random_head(target, seed, context), target, **options)
 
 
 def drafters(target, seed=0):
@@ -135,6 +151,9 @@ def drafters(target, seed=0):
         "colder": ColderDrafter(ModelDrafter(relative(), V)), "colder head": ColderDrafter(head_drafter(target)),
         "hybrid": hybrid(SuffixDrafter(), ColderDrafter(head_drafter(target, seed))),
         "hybrid of models": hybrid(ModelDrafter(relative(), V), NGramDrafter()),
+        "tree": tree_drafter(target, seed, width=3, depth=3), "tree of one shape": tree_drafter(target, shape=SHAPE),
+        "tree, short memory": tree_drafter(target, seed, context=12, width=2),
+        "tree of a few nodes": tree_drafter(target, seed, width=2, depth=1),
     }
 
 
@@ -422,7 +441,7 @@ class LanguageLM:
         if last: texts = texts[-last:]
         rows = [self.language(tuple(text[1:])).astype(float) for text in texts]
         logits = torch.tensor(np.array(rows), dtype=torch.float32)[None]
-        return (logits, new) if layers else logits  # the feature of a token is the token
+        return (logits, ids.float()[..., None]) if layers else logits  # the feature of a token is the token
 
 
 class LanguageHead:
@@ -442,10 +461,18 @@ class LanguageHead:
 
     def say(self, state): return state[0, 0], state
 
+    def say_all(self, states): return states[0], states
 
-def head_of(language, V):
-    made = HeadDrafter.__new__(HeadDrafter)
+
+def head_of(language, V, kind=HeadDrafter):
+    made = kind.__new__(kind)
     made.head, made.layers, made.vocab_size, made.context_length = LanguageHead(language, V), (1,), V, 10 ** 6
+    return made
+
+
+def tree_of(language, V, shape=None):
+    made = head_of(language, V, TreeDrafter)
+    made.width, made.depth, made.shape = 2, 2, shape
     return made
 
 
@@ -458,9 +485,10 @@ class Exactly:
         return torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
 
 
-def loop_law(p, drafter, V, K, length, loop=DeviceLoop, room=12, ends=frozenset(), transform=Exactly()):
+def loop_law(p, drafter, V, K, length, loop=None, room=12, ends=frozenset(), transform=Exactly()):
     def start(source):
-        made = loop(LanguageLM(p, V), drafter(), transform, K, 24)
+        guesses = drafter()
+        made = (loop or loop_for(guesses))(LanguageLM(p, V), guesses, transform, K, 24)
         inner = made.rounds([0], None, room, ends, PhaseTimer())
         def rounds():
             while True:
@@ -498,6 +526,7 @@ def exact_drafters(q, V): # functions that make one of each kind
         "n-gram": NGramDrafter, "suffix": SuffixDrafter, "model": lambda: ModelDrafter(LanguageLM(q, V), V),
         "narrow model": lambda: ModelDrafter(NarrowLM(LanguageLM(q, V + 1), torch.arange(V), V), V),
         "head": lambda: head_of(q, V), "colder": lambda: ColderDrafter(head_of(q, V)), "hybrid": hybrid,
+        "tree": lambda: tree_of(q, V), "tree of one shape": lambda: tree_of(q, V, [(0,), (1,), (1, 0)]),
     }
 
 
@@ -577,6 +606,44 @@ def test_places_that_hold_no_guess_are_no_guesses():
     assert distance(loop_law(p, drafter, 2, 2, 4, CutAndCounted), target_law(p, 4)) > 0.01
 
 
+class SpeaksTooEarly(TreeLoop):
+    "What the target says behind a row is taken for what it says behind the next."
+    def decide(self, draft, logits):
+        says = race(logits, self.generator).roll(1)
+        chain, verdict, path = walk_on_device(draft, ancestors(draft.parents), says)
+        return verdict, as_report(chain, verdict, logits), path
+
+
+class SeesAll(TreeLoop):
+    "A node looks at its siblings, too."
+    def verify(self, draft):
+        last, start = self.text.ending(1)
+        self.cache.at = start + torch.arange(self.K + 1)
+        sees = torch.ones(self.K + 1, self.K + 1, dtype=torch.bool).tril()
+        where = tree_positions(self.target, start, sees, self.cache.capacity)
+        ids = torch.cat((last, draft.tokens))[None]
+        logits, features = self.target.compute(ids, where, self.cache, None, self.drafter.layers)
+        return logits[0], features[0]
+
+
+class StaysScattered(TreeLoop):
+    "The path's keys stay where they were written."
+    def commit(self, draft, decided, features):
+        verdict, report, path = decided
+        self.text.append(verdict.emitted, verdict.accepted + 1)
+        self.drafter.commit(self.text, draft, verdict, features.index_select(0, path))
+        self.outbox.report[-len(report):] = report
+
+
+@pytest.mark.parametrize("wrong", [SpeaksTooEarly, SeesAll, StaysScattered])
+def test_a_wrong_tree_has_another_law(wrong):
+    errors = []
+    for seed in (0, 2):
+        p, q = languages(2, seed)
+        errors.append(distance(loop_law(p, lambda: tree_of(q, 2), 2, 3, 4, wrong), target_law(p, 4)))
+    assert max(errors) > 0.01
+
+
 @pytest.mark.parametrize("wrong", [WrongBonus, NoBonus, Generous, ReadsTooLate])
 def test_a_wrong_loop_has_another_law(wrong):
     errors = []
@@ -627,7 +694,7 @@ class Watching(TorchDispatchMode):
 
 @torch.inference_mode()
 def round_on_meta(drafter, transform, K=4, change=None):
-    loop = DeviceLoop(tiny(device="meta"), drafter, transform, K, 256)
+    loop = loop_for(drafter)(tiny(device="meta"), drafter, transform, K, 256)
     if change: change(loop)
     with Watching(): play_round(loop, PhaseTimer())
 
@@ -839,10 +906,11 @@ def reachable(thing, seen):
     return [x for one in inside for x in reachable(one, seen)]
 
 
-@pytest.mark.parametrize("kind", ["n-gram", "noisy", "colder head", "hybrid"])
+@pytest.mark.parametrize("kind", ["n-gram", "noisy", "colder head", "hybrid", "tree", "tree of one shape"])
 def test_what_a_loop_keeps_was_there_before_the_recording(fake, kind):
     "Memory that is taken inside a recording is the recording's: another one may write to it."
-    loop = DeviceLoop(tiny(), drafters(tiny())[kind], Transform(1.0), 3, 256)
+    drafter = drafters(tiny())[kind]
+    loop = loop_for(drafter)(tiny(), drafter, Transform(1.0), 3, 256)
     taken = {x.untyped_storage().data_ptr() for graph in fake.graphs for x in graph.fresh() if x.numel()}
     recording = vars(loop).pop("parts")
     kept = {x.untyped_storage().data_ptr() for x in reachable(loop, set()) if x.numel()}
@@ -956,7 +1024,7 @@ def test_on_a_gpu_a_pair_takes_the_devices_loop_where_it_can(fake, monkeypatch, 
     pair = pair_of()
     found = {name: pair.generate(PROMPT, seed=1, temperature=1.0, max_new_tokens=20, **more) for name, more in {
         "usual": {}, "again": {}, "plain": dict(method="plain"), "host": dict(loop="host"),
-        "rule": dict(verify=speculative_sampling)}.items()}
+        "rule": dict(verify=block_verification)}.items()}
     loops = {name: result.loop for name, result in found.items()}
     assert loops == dict(usual="device", again="device", plain="device", host="host", rule="host")
     assert found["usual"].rounds == found["again"].rounds and found["host"].rounds == found["rule"].rounds

@@ -18,13 +18,13 @@ LAYERS = {  # layer → its modules, in order
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "device_drafters", "device_loop", "gguf", "grammars",
+        "drafters.trees", "batches", "device_drafters", "device_loop", "gguf", "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
         "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
-    "measures": ["speedup", "profiling", "costs"],
+    "measures": ["speedup", "profiling", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",

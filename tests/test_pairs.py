@@ -27,6 +27,7 @@ from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.loading import load
+from specdec.lossless.block import block_verification
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.models import prompts
 from specdec.pairs import METHODS, Answer, Pair, PairStats, load_drafter, load_pair, shipped
@@ -619,7 +620,8 @@ def test_a_lossy_rule_is_told_in_the_result():
 
 
 @pytest.mark.parametrize(
-    "temperature, rule", [(0.0, greedy_match), (0.0, speculative_sampling), (1.0, speculative_sampling)]
+    "temperature, rule",
+    [(0.0, greedy_match), (0.0, speculative_sampling), (0.0, block_verification), (1.0, block_verification)],
 )
 def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
     given, default = (labelled(v, temperature) for v in (rule, None))
@@ -631,6 +633,11 @@ def test_the_rule_by_default_is_the_lossless_one(temperature, rule):
     # the rule that is given is the one that runs
     believed = labelled(believer, temperature)
     assert believed.generated_ids != given.generated_ids and believed.acceptance_rate == 1
+
+
+def test_sampled_drafts_are_judged_as_a_whole():
+    default, by_tokens = (labelled(rule, 1.0) for rule in (None, speculative_sampling))
+    assert default.generated_ids != by_tokens.generated_ids
 
 
 @pytest.mark.parametrize(
@@ -877,12 +884,14 @@ def test_a_folder_without_a_drafter(tmp_path):
 
 
 def test_a_pair_with_another_drafter():
+    target = load("smollm2", device="cpu", dtype="float32")
+    def pair_of(name, **settings): return load_pair(name, "cpu", "float32", target=target, **settings)
 
     def kinds(drafter):
         return (type(drafter), *kinds(drafter.drafter)) if type(drafter) is ColderDrafter else (type(drafter),)
 
     assert {
-        name: kinds(load_pair(name, "cpu", "float32").drafter)
+        name: kinds(pair_of(name).drafter)
         for name in ("smollm2-head", "smollm2-draft", "smollm2-ngram")
     } == {
         # what was trained draws colder
@@ -890,22 +899,22 @@ def test_a_pair_with_another_drafter():
         "smollm2-draft": (ColderDrafter, ModelDrafter),
         "smollm2-ngram": (NGramDrafter,),
     }
-    assert kinds(load_pair("smollm2-head", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter) == (
+    assert kinds(pair_of("smollm2-head", drafter=shipped("smollm2-draft")).drafter) == (
         ColderDrafter, ModelDrafter,
     )
     # a trained drafter takes the place of lookup alone; a pair that looks drafts up besides goes on to do so
-    other = load_pair("smollm2-ngram", "cpu", "float32", drafter=shipped("smollm2-draft")).drafter
+    other = pair_of("smollm2-ngram", drafter=shipped("smollm2-draft")).drafter
     assert kinds(other) == (ColderDrafter, ModelDrafter)
     draft = shipped("smollm2-draft")
     for name, drafter, kind in (
         ("smollm2", None, HeadDrafter), ("smollm2", draft, ModelDrafter),
     ):
-        hybrid = load_pair(name, "cpu", "float32", drafter=drafter).drafter
+        hybrid = pair_of(name, drafter=drafter).drafter
         assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [
             (SuffixDrafter,), (ColderDrafter, kind),
         ]
     # plain decoding needs no draft
-    assert type(load_pair("smollm2", "cpu", "float32", method="plain").drafter) is NoDrafter
+    assert type(pair_of("smollm2", method="plain").drafter) is NoDrafter
 
 
 @pytest.mark.parametrize("method, use", [("speculative", "target"), ("plain", "plain")])

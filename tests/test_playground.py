@@ -61,6 +61,7 @@ from specdec.playground.session import (
     look,
 )
 from specdec.registry import PairSpec
+from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.speedup import walltime_factor
@@ -593,7 +594,7 @@ def test_the_box_below_the_slider_leaves_K_to_a_controller(panel, toys):
     c["run"].click()
     assert panel.worker.join(20)
     session = panel.engine.session
-    asked = dict(temperature=.7, seed=0, max_new_tokens=16)
+    asked = dict(temperature=.7, seed=0, max_new_tokens=16, verify=speculative_sampling)  # place by place
     assert session.rounds[1:] == toys.generate(session.prompt, K="adaptive", **asked).rounds
     assert f"at K = {panel.engine.summary().K} " in word(panel, "speedup")
     c["K"].value, c["adaptive"].value = 3, False

@@ -1,6 +1,8 @@
 """Trees of guesses: one forward reads all paths, the walk keeps the target's law, and what stays in the caches is one
 path."""
 from fractions import Fraction
+from itertools import product
+from math import prod
 
 import pytest
 import torch
@@ -10,7 +12,18 @@ from helpers_drafters import random_head, random_target
 from specdec.core import InputError, TorchSource, exact_law
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.trees import Tree, TreeDrafter, ancestry, best_tree, keep_rows, read_tree, speculate_tree, walk
+from specdec.drafters.trees import (
+    Growing,
+    Tree,
+    TreeDrafter,
+    ancestry,
+    best_tree,
+    keep_rows,
+    paying_shape,
+    read_tree,
+    speculate_tree,
+    walk,
+)
 from specdec.pairs import Pair
 from specdec.sampling import Transform
 from specdec.speculative import speculate
@@ -167,6 +180,79 @@ def test_the_best_tree_is_the_likeliest(target):
         assert all(path[:-1] in {(), *shape[:i]} for i, path in enumerate(shape))
 
 
+def begun(drafter, target, limit=40, ends=frozenset()):
+    "A drafter that has read a text."
+    _, features = target.forward(torch.tensor([PROMPT]), layers=drafter.layers)
+    drafter.prefill([*PROMPT, 3], features[0], limit, ends)
+    return drafter
+
+
+def proposed(drafter, K): return drafter.propose(K, Transform(), TorchSource(0))
+
+
+def test_nothing_is_guessed_behind_an_end(target, head):
+    whole = proposed(begun(TreeDrafter(head, target), target), 12)
+    ends = {whole.tokens[0]}
+    assert 0 in whole.parents  # else it shows nothing
+    found = proposed(begun(TreeDrafter(head, target), target, ends=ends), 12)
+    assert ends & set(found.tokens) and len(found.tokens) == 12
+    assert all(parent < 0 or found.tokens[parent] not in ends for parent in found.parents)
+
+
+@pytest.mark.parametrize("K", [1, 3, 7, 12])
+def test_what_is_not_gone_on_from_could_not_have_been_kept(target, head, K, monkeypatch):
+    drafter = begun(TreeDrafter(head, target, width=4, depth=4), target)
+    found, read = proposed(drafter, K), drafter.cache.length - drafter.read
+    def all_of_them(self, born, ends): return self.best(born, self.width)
+    monkeypatch.setattr(Growing, "worth_reading", all_of_them)
+    assert proposed(begun(drafter, target), K) == found
+    fewer = drafter.cache.length - drafter.read - read  # of the rows that the head has to read
+    assert fewer > 0 if K == 3 else fewer >= 0
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_no_guess_stands_where_neither_the_text_nor_the_head_can_get(target, head, left):
+    shapes = None, [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+    for drafter in (TreeDrafter(head, target, shape=shape) for shape in shapes):
+        found = proposed(begun(drafter, target, limit=len(PROMPT) + left), 30)  # a draft's last token is never read
+        assert max(found.depths(), default=0) == left + 1
+        drafter.context_length = len(PROMPT) + left
+        assert proposed(begun(drafter, target), 30) == found
+
+
+def all_shapes(n, width, depth):
+    "Every tree of at most n nodes."
+    paths = [path for length in range(1, depth + 1) for path in product(range(width), repeat=length)]
+    found, new = {()}, {()}
+    for _ in range(n):
+        new = {tuple(sorted((*tree, path))) for tree in new for path in paths
+               if path not in tree and (len(path) == 1 or path[:-1] in tree)}
+        found |= new
+    return found - {()}
+
+
+@pytest.mark.parametrize("c", [0.0, .3, (.5, .1), (.1, .6)], ids=str)
+@pytest.mark.parametrize("verify", [[1.0, 1.1, 1.2, 1.9], [1.4, 1.4, 1.4, 1.4], [3.0, 3.0, 3.0, 3.0]], ids=str)
+def test_no_tree_is_a_better_bargain_than_the_paying_one(c, verify):
+    chances = [[.5, .2], [.6, .1], [.3, .3]]
+    first, further = c if isinstance(c, tuple) else (c, c)
+    def bargain(shape):
+        tokens = 1 + sum(prod(chances[min(i, 2)][rank] for i, rank in enumerate(path)) for path in shape)
+        return tokens / (verify[len(shape) - 1] + first + (max(map(len, shape)) - 1) * further)
+    shape, value = paying_shape(chances, c, verify)
+    best = max(map(bargain, all_shapes(4, 2, 4)))
+    if best <= 1: assert (shape, value) == ([], 1.0)
+    else: assert value == pytest.approx(best) == pytest.approx(bargain(shape))
+
+
+def test_a_pair_decodes_with_it_on_the_device(target, head):
+    for drafter in (TreeDrafter(head, target), TreeDrafter(head, target, shape=best_tree([[.5, .2]], 9))):
+        pair, asked = Pair(target, drafter), dict(K=9, max_new_tokens=30)
+        found, due = (pair.generate(PROMPT, loop=loop, **asked) for loop in ("device", "host"))
+        assert found.rounds == due.rounds and found.generated_ids == due.generated_ids
+        assert (found.loop, due.loop) == ("device", "host")
+
+
 def test_ancestry_and_walk():
     assert ancestry(BUSH.parents)[6].nonzero().flatten().tolist() == [1, 4, 6]
     answers = {-1: 9, 1: 10, 4: 3, 6: 11}
@@ -192,13 +278,17 @@ def nothing(*args): raise AssertionError
     (lambda target, head: TreeDrafter(head, target, depth=0), "depth"),
     (lambda target, head: TreeDrafter(head, target, shape=[]), "shape"),
     (lambda target, head: TreeDrafter(head, target, shape=[(0, 0)]), "shape"),
+    (lambda target, head: TreeDrafter(head, target, shape=[(0, 0), (0,)]), "shape"),
+    (lambda target, head: TreeDrafter(head, target, shape=[(), (0,)]), "shape"),
+    (lambda target, head: paying_shape([[.5]], 0.1, []), "verify is empty"),
     (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, verify=nothing), "verify"),
     (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, K="adaptive"), "adaptive"),
     (lambda target, head: speculate_tree(Foreign(), TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0)),
      "Foreign"),
     (lambda target, head: speculate_tree(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 0),
      "K"),
-], ids=["no nodes", "width", "depth", "empty shape", "orphans", "a rule", "adaptive", "another target", "K"])
+], ids=["no nodes", "width", "depth", "empty shape", "orphans", "a child first", "the text", "no costs", "a rule",
+        "adaptive", "another target", "K"])
 def test_bad_input(target, head, wrong, said):
     with pytest.raises(InputError, match=said): wrong(target, head)
 

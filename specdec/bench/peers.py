@@ -429,6 +429,7 @@ def parting_lines(report: dict) -> list[str]:
         lines.append(words)
     return ["", *lines] if lines else []
 
+# %% ../../nbs/bench/01_peers.ipynb #peer0039
 def ratio_line(name: str, report: dict) -> str:
     "One ratio, its spread over the prompts and its target."
     value, found = report["ratios"][name], report["spread"].get(name)

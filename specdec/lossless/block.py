@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..core import Source, promises
-from ..rejection import _probability, delta
+from ..rejection import _probability, speculative_sampling
 
 # %% ../../nbs/lossless/12_block.ipynb #145abfa3
 def block_weights(
@@ -31,17 +31,13 @@ def block_weights(
 
 # %% ../../nbs/lossless/12_block.ipynb #6892ccd4
 def block_residual(
-    p: Tensor,              # target distributions, [n + 1, V]
-    q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
-    tokens: Sequence[int],  # draft tokens, [n]
-    kept: int,              # how many of them stay, 0…n
-    weight: float,          # theirs, of `block_weights`
-) -> Tensor:                # weights, [V]; their sum is how likely exactly so many are to stay
+    p: Tensor,     # target distribution behind the prefix, [V]
+    q: Tensor,     # what the next draft token was drawn from, [V]
+    weight: float, # of the prefix, of `block_weights`
+) -> Tensor:       # weights, [V]; their sum is how likely exactly this prefix is to stay
     """max(w p - q, 0): what the target gives after a prefix that the draft does not bring (Sun et
-    al. 2024); after the last draft token w p, since nothing was drafted there."""
-    if kept == len(tokens): return weight * p[kept]
-    row = delta(p[kept], tokens[kept]) if q is None else q[kept]
-    return (weight * p[kept] - row).clip(min=0)
+    al. 2024)."""
+    return (weight * p - q).clip(min=0)
 
 # %% ../../nbs/lossless/12_block.ipynb #c97d146c
 @promises(lossless="always")
@@ -49,18 +45,22 @@ def block_verification(
     p: Tensor,              # target distributions, [n + 1, V], float32 or better
     q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
     tokens: Sequence[int],  # draft tokens, [n]
-    source: Source,         # draws one bernoulli for each length tried, and one categorical
+    source: Source,         # draws a bernoulli or two for each length, and one categorical
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
     """Accept the longest prefix whose coin succeeds, the whole draft first; then draw from what the
     target has left there. Lossless, and for no draft does it keep fewer tokens, on average, than
     `speculative_sampling` (Sun et al. 2024, "Block verification accelerates speculative decoding",
     algorithm 2). The same where a draft has one token, and where all were certain. Raises
     `InputError` as `speculative_sampling` does."""
-    weights, n = block_weights(p, q, tokens), len(tokens)
+    n = len(tokens)
+    if q is None or n < 2: return speculative_sampling(p, q, tokens, source)
+    weights = block_weights(p, q, tokens)
+    if source.bernoulli(weights[n]): return n, source.categorical(p[n])
     while True:
-        left = block_residual(p, q, tokens, n, weights[n])
-        mass = left.sum()
-        certain = weights[n] == 1
-        if certain or source.bernoulli(mass / (mass + (1 - weights[n]))):
-            return n, source.categorical(left if mass > 0 else p[n])
         n -= 1
+        weight = weights[n]
+        if not source.bernoulli(weight): continue
+        left = block_residual(p[n], q[n], weight)
+        mass = left.sum()
+        if weight == 1 or source.bernoulli(min(mass / (mass + (1 - weight)) / weight, 1)):
+            return n, source.categorical(left if mass > 0 else p[n])

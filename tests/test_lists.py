@@ -1,0 +1,331 @@
+"Lists of prompts: what each text says is what it would say alone, and what is told of it is its own."
+import copy
+from functools import lru_cache
+from itertools import count
+from time import sleep
+
+import pytest
+import torch
+
+from helpers import Failing, Untouchable, tiny
+from helpers_text import TOKENIZER, talker
+from specdec import batch_costs as module
+from specdec import pairs
+from specdec.adapter import TransformersLM
+from specdec.batch_costs import TimedStep, drafting_cost, measure_batch_costs, prices, timed_steps, twin
+from specdec.core import InputError, NumericalError
+from specdec.costs import Costs, MachineCosts
+from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
+from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.pairs import Pair, load_config
+
+CHAT = [{"role": "user", "content": "Hello"}]
+PROMPTS = ["red green blue red green", [1, 2, 3], CHAT, "a", "one two one two one"]
+DRAFTS = {
+    "lookup": NGramDrafter, "model": lambda: ModelDrafter(talker(seed=1), talker().vocab_size),
+    "hybrid": lambda: HybridDrafter(SuffixDrafter(), ModelDrafter(talker(seed=1), talker().vocab_size)),
+    "controlled": lambda: AdaptiveDrafter(ModelDrafter(talker().skip([1]), talker().vocab_size), HeuristicLookahead(2)),
+    "nothing": NoDrafter,
+}
+
+
+def same(result, alone):
+    "All that doesn't depend on the clock."
+    for name in ("prompt_ids", "generated_ids", "text", "finish_reason", "rounds", "method", "settings", "token_text",
+                 "is_lossless", "drafter", "loop", "device", "logprobs"):
+        assert getattr(result, name) == getattr(alone, name), name
+    assert len(result.per_token_latencies) == result.num_tokens and min(result.per_token_latencies) > 0
+    assert result.total_time >= 0.999 * sum(result.round_latencies) and result.time_to_first_token > 0
+    assert result.prefill_time_ms > 0 and result.sampling_time_total_ms > 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_each_text_is_the_one_it_would_be_alone(draft, temperature, size):
+    settings = dict(temperature=temperature, max_new_tokens=12, K=3)
+    pair, other = Pair(talker(), DRAFTS[draft]()), Pair(talker(), DRAFTS[draft]())
+    results = pair.generate(PROMPTS, seed=7, batch_size=size, **settings)
+    for i, (result, prompt) in enumerate(zip(results, PROMPTS, strict=True)):
+        same(result, other.generate(prompt, seed=7 + i, **settings))
+
+
+@pytest.mark.parametrize("settings", [
+    dict(method="plain"), dict(K="adaptive"), dict(stop=["e", "a "]), dict(ignore_eos=True), dict(max_new_tokens=500),
+    dict(logprobs=2), dict(loop="host", top_k=3), dict(verify=lambda p, q, tokens, source: (0, 5)),
+], ids=["plain", "adaptive", "stop", "ends ignored", "context", "logprobs", "host", "a rule"])
+def test_every_setting_means_what_it_means_for_one(settings):
+    target = talker(eos=frozenset(range(0, 49_000, 9)), context=40)
+    settings = dict(temperature=1.0, max_new_tokens=12, K=3) | settings
+    pair, other = Pair(target, NGramDrafter()), Pair(target, NGramDrafter())
+    results = pair.generate(PROMPTS, seed=3, batch_size=3, **settings)
+    for i, (result, prompt) in enumerate(zip(results, PROMPTS, strict=True)):
+        same(result, other.generate(prompt, seed=3 + i, **settings))
+    wanted = {"stop": "stop", "ignore_eos": "length"}
+    for name, reason in wanted.items():
+        if name in settings: assert reason in {result.finish_reason for result in results}
+
+
+def test_lists_of_one_and_of_lists():
+    pair = Pair(talker(), NGramDrafter())
+    for prompts in (["Hello"], [[1, 2, 3]], [CHAT], ("Hello", "Hi"), [torch.tensor([1, 2]), torch.tensor([3])]):
+        assert [r.num_tokens for r in pair.generate(prompts, max_new_tokens=2)] == [2] * len(prompts)
+    for prompt in (CHAT, [1, 2], (1, 2), torch.tensor([[1, 2]]), list(torch.tensor([1, 2]))):
+        assert pair.generate(prompt, max_new_tokens=2).num_tokens == 2
+
+
+def test_a_fresh_seed_is_recorded_for_each():
+    pair = Pair(talker(), NGramDrafter())
+    results = pair.generate(["Hello"] * 3, temperature=1, max_new_tokens=9)
+    first = results[0].settings["seed"]
+    assert [r.settings["seed"] for r in results] == [first, first + 1, first + 2]
+    assert len({tuple(r.generated_ids) for r in results}) == 3
+    assert pair.generate("Hello", temperature=1, max_new_tokens=9, seed=first + 2).text == results[2].text
+    assert pair.generate(["Hello"])[0].settings["seed"] != first
+
+
+def test_models_and_loops_that_share_no_forward_take_turns():
+    "Transformers' models, the loop of the device."
+    module = tiny_transformers()
+    for pair, more in ((Pair(module, NGramDrafter()), {}), (Pair(tiny(), NGramDrafter()), dict(loop="device"))):
+        prompts = [[1, 2, 1, 2, 1], [3], [4, 5]]
+        results = pair.generate(prompts, max_new_tokens=6, **more)
+        for result, prompt in zip(results, prompts, strict=True):
+            alone = pair.generate(prompt, max_new_tokens=6, **more)
+            assert (result.generated_ids, result.loop) == (alone.generated_ids, alone.loop)
+
+
+@lru_cache
+def tiny_transformers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=24, n_positions=48, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    return TransformersLM(GPT2LMHeadModel(config).eval())
+
+
+# What is told of each
+
+def test_results_come_as_texts_end():
+    "Short ones first; and what comes next takes their place."
+    found = list(Pair(talker(context=24), NoDrafter()).results([[1], [1] * 16, [1] * 12], batch_size=2, max_new_tokens=99))
+    assert [(i, r.num_tokens, r.finish_reason) for i, r in found] == [(1, 8, "context"), (2, 12, "context"), (0, 23, "context")]
+
+
+def test_a_text_that_a_stop_string_ends_leaves_the_forward(monkeypatch):
+    pair, rows = Pair(talker(), NoDrafter()), []
+    whole = pair.generate("Hello", max_new_tokens=20).text
+    from specdec import batches
+    real = batches.read_batch
+    def counted(target, new, *rest):
+        rows.append(len(new))
+        return real(target, new, *rest)
+    monkeypatch.setattr(batches, "read_batch", counted)
+    results = pair.generate(["Hello", "a b c"], max_new_tokens=20, stop=whole[2:5])
+    assert results[0].text == whole[:2] and results[1].finish_reason == "length"
+    assert rows.count(2) == results[0].num_tokens - 1 and len(rows) == 19
+
+
+def test_times_are_those_of_the_texts_own_stay():
+    "Neither what went before it joined, nor what somebody does with results."
+    pair = Pair(talker(), NGramDrafter())
+    found = []
+    for _, result in pair.results(["Hello"] * 6, batch_size=2, max_new_tokens=8):
+        sleep(0.2)
+        found.append(result)
+    assert max(result.total_time for result in found) < 0.2 and pair.stats.seconds < 0.4
+    spent = [r.prefill_time_ms + r.draft_time_total_ms + r.verify_time_total_ms + r.sampling_time_total_ms for r in found]
+    assert all(0 < ms <= 1000 * r.total_time + 1 for ms, r in zip(spent, found))
+
+
+def test_totals_share_the_time():
+    pair = Pair(talker(), talker().skip([1]))
+    results = pair.generate(["Hello", "a b c", "x"], max_new_tokens=9)
+    stats, each = pair.stats, [r.total_time for r in results]
+    assert (stats.texts, stats.tokens, stats.drafted) == (3, 27, sum(r.num_drafted for r in results))
+    assert max(each) <= stats.seconds < sum(each) and stats.tokens_per_second == 27 / stats.seconds
+
+
+class Interrupting(NGramDrafter):
+    "Interrupts one text's so-many-th proposal; copies count together."
+    def __init__(self, after): super().__init__(); self.after, self.calls = after, count(1)
+    def __deepcopy__(self, memo):
+        other = Interrupting(self.after)
+        other.calls = self.calls
+        return other
+    def propose(self, *arguments):
+        if next(self.calls) == self.after: raise KeyboardInterrupt
+        return super().propose(*arguments)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_an_interrupt_leaves_what_there_is(after, size):
+    prompts, whole = ["Hello", "a b c", "x", "y"], Pair(talker(), NoDrafter())
+    pair = Pair(talker(), Interrupting(after))
+    results = pair.generate(prompts, max_new_tokens=5, batch_size=size)
+    reasons = [result.finish_reason for result in results]
+    assert len(results) == 4 and "interrupted" in reasons and reasons[-1] == "interrupted"
+    for result, prompt in zip(results, prompts):
+        alone = whole.generate(prompt, max_new_tokens=5)
+        assert result.generated_ids == alone.generated_ids[:result.num_tokens] and result.prompt_ids == alone.prompt_ids
+        assert (result.finish_reason == "length") == (result.num_tokens == 5)
+    assert pair.stats.tokens == sum(result.num_tokens for result in results)
+    again = Pair(talker(), Interrupting(after))
+    with pytest.raises(KeyboardInterrupt):
+        again.generate(prompts, max_new_tokens=5, batch_size=size, raise_interrupt=True)
+    assert len(again.generate(prompts[:2], max_new_tokens=5)) == 2  # the drafter is free
+
+
+def test_leaving_early_frees_the_drafter():
+    pair = Pair(talker(), NGramDrafter())
+    for i, result in pair.results(["Hello", "a b c", "x"], batch_size=2, max_new_tokens=4): break
+    assert pair.generate("Hello", max_new_tokens=2).num_tokens == 2
+
+
+def test_a_configured_pair_answers_lists(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[pair]\nname = "smollm2"\ndtype = "bfloat16"\n[decoding]\nmax_new_tokens = 2\nseed = 5\n')
+    pair = load_config(file)
+    results = pair.generate(["Hello", "Hi"])
+    assert [(r.num_tokens, r.settings["seed"]) for r in results] == [(2, 5), (2, 6)]
+    assert [r.num_tokens for _, r in pair.results(["Hello"], max_new_tokens=1)] == [1]
+
+
+# Errors
+
+@pytest.mark.parametrize("change, words", [
+    (dict(prompts=[]), "^There are no prompts"), (dict(prompts="Hello"), "^There are no prompts"),
+    (dict(prompts=[[1], ""]), "^Prompt 2 of 2: The prompt is empty"), (dict(prompts=[[]]), "^Prompt 1 of 1: .* empty"),
+    (dict(prompts=[[1], [1], [24]]), "^Prompt 3 of 3: .*outside"), (dict(prompts=[[1], {}]), "^Prompt 2 of 2: .*dict"),
+    (dict(prompts=[[1], [1] * 16]), "^Prompt 2 of 2: .*nothing could be added"),
+    (dict(batch_size=0), "^batch_size"), (dict(batch_size=2.5), "^batch_size"), (dict(K=0), "^K, the number"),
+    (dict(temperature=-1), "^.emperature"), (dict(seed="x"), "^The seed"), (dict(loop="magic"), "^loop must be"),
+    (dict(stream=print), "^results takes"), (dict(max_tokens=3), "not max_tokens"), (dict(method="magic"), "speculative or"),
+    (dict(seed=2**64 - 1), "seed must be"),
+], ids=lambda value: None if isinstance(value, str) else str(value)[:40])
+def test_what_is_wrong_is_told_before_any_work(change, words):
+    target = Untouchable()
+    target.tokenizer = TOKENIZER
+    with pytest.raises(InputError, match=words): Pair(target).results(**({"prompts": [[1], [2]]} | change))
+
+
+def test_a_stream_tells_of_one_text():
+    with pytest.raises(InputError, match="these are several"): Pair(talker()).generate(["a", "b"], stream=print)
+    with pytest.raises(InputError, match="empty"): Pair(talker()).generate([])
+
+
+def test_damaged_weights_name_the_text():
+    target = copy.copy(talker())
+    target.norm = target.norm * float("nan")
+    with pytest.raises(NumericalError, match="after the prompt"): Pair(target, NoDrafter()).generate(["Hello", "Hi"])
+
+
+# Twins
+
+def test_twins_share_weights_and_remember_their_own_text():
+    for make in DRAFTS.values():
+        drafter = make()
+        drafter.prefill([1, 2, 3, 1, 2], None, 40)
+        one, other = twin(drafter), twin(drafter)
+        for each, text in ((one, [5, 6, 5, 6, 5]), (other, [7, 8, 7, 8, 7])): each.prefill(text, None, 40)
+        fresh = make()
+        fresh.prefill([5, 6, 5, 6, 5], None, 40)
+        draws = [d.propose(3, pairs.Transform(), pairs.TorchSource(0)).tokens for d in (one, fresh)]
+        assert draws[0] == draws[1] and type(one) is type(drafter)
+    drafter = ColderDrafter(ModelDrafter(talker(), talker().vocab_size))
+    assert twin(drafter).drafter is not drafter.drafter and twin(drafter).drafter.model is drafter.drafter.model
+
+
+def test_the_heads_twin_shares_the_head(monkeypatch):
+    pair = pairs.load_pair("smollm2", dtype="bfloat16")
+    head = pair.drafter.members[1].drafter
+    other = twin(pair.drafter).members[1].drafter
+    assert other is not head and other.head is head.head
+
+
+def test_a_drafter_that_cannot_be_copied_is_told():
+    class Locked(NGramDrafter):
+        def __init__(self):
+            super().__init__()
+            self.rows = iter(map(str, ()))
+        def __deepcopy__(self, memo): raise TypeError("cannot pickle 'lock' object")
+    pair = Pair(talker(), Locked())
+    with pytest.raises(InputError, match="Locked can't be copied .*batch_size=1"): pair.generate(["a", "b"])
+    assert len(pair.generate(["a", "b"], batch_size=1, max_new_tokens=2)) == 2
+
+
+# Costs
+
+DEAR = Costs(0.01, (9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))
+CHEAP = Costs(0.01, (1.01, 1.02), ((0.0, 0.0), (0.01, 0.01)))
+
+
+def test_a_batch_has_costs_of_its_own(monkeypatch):
+    measured = []
+    def of_batch(target, drafters, size):
+        measured.append(size)
+        return MachineCosts(DEAR, DEAR)
+    monkeypatch.setattr(pairs, "costs_of", lambda target, drafters: MachineCosts(CHEAP, CHEAP))
+    monkeypatch.setattr(pairs, "batch_costs_of", of_batch)
+    def pair(**more): return Pair(talker(), DRAFTS["hybrid"](), **more)
+    mine = pair()
+    many = mine.generate(PROMPTS, max_new_tokens=12, batch_size=4)
+    assert {r.num_drafted for r in many} == {0} and many[0].costs == DEAR.as_dict() and measured == [4]
+    assert mine.generate("a", max_new_tokens=12).num_drafted > 0
+    mine.generate(PROMPTS, max_new_tokens=3, batch_size=4)
+    mine.generate(PROMPTS[:2], max_new_tokens=3)
+    assert measured == [4, 2]
+    mine.generate(PROMPTS, max_new_tokens=3, method="plain")
+    given = pair(costs=MachineCosts(CHEAP, CHEAP)).generate(PROMPTS, max_new_tokens=12)
+    assert measured == [4, 2] and given[0].costs == CHEAP.as_dict() and given[3].num_drafted > 0
+
+
+def test_steps_follow_the_timetable():
+    steps = timed_steps(tiny(), SuffixDrafter(), 3, (0, 2, 0, 4), 1.0, held=20)
+    assert [step.asked for step in steps] == [0, 2, 0, 4] and all(step.seconds > 0 for step in steps)
+    assert all(0 <= step.guesses <= step.asked for step in steps) and steps[3].guesses > 0
+    from specdec.costs import Same
+    assert [step.guesses for step in timed_steps(tiny(), Same(), 2, (0, 1, 3), 0.0)] == [0, 1, 3]
+
+
+def test_prices_are_beside_the_plain_step_before():
+    steps = [TimedStep(0, 0, 1.0), TimedStep(2, 2.0, 3.0), TimedStep(0, 0, 2.0), TimedStep(2, 1.0, 4.0), TimedStep(5, 4, 8)]
+    assert prices(steps) == {2: (1.5, 2.5), 5: (4.0, 4.0)}
+
+
+@pytest.mark.parametrize("steps, c", [
+    ([], (0.0, 0.0)), ([(0, 0, 1.0), (1, 0.0, 1.5), (3, 0.0, 1.5)], (0.0, 0.0)),
+    ([(0, 0, 1.0), (1, 1.0, 1.5), (3, 3.0, 2.2)], (0.3, 0.15)),
+    ([(0, 0, 1.0), (1, 1.0, 1.5), (3, 2.0, 1.8)], (0.3, 0.1)),
+    ([(0, 0, 1.0), (1, 1.0, 1.5), (3, 1.0, 1.5)], (0.3, 0.3)),
+    ([(0, 0, 1.0), (1, 1.0, 1.1), (3, 3.0, 1.2)], (0.0, 0.0)),
+], ids=["nothing", "no guesses", "all made", "some not made", "one whatever is asked", "noise"])
+def test_what_a_drafter_adds_in_a_batch(steps, c):
+    assert drafting_cost([TimedStep(*step) for step in steps], (1.2, 1.4, 1.6)) == pytest.approx(c)
+
+
+def test_costs_are_measured_for_all_lengths(monkeypatch):
+    monkeypatch.setattr(module, "check_steady", lambda rounds: None)  # other tests may be at work
+    drafters = (SuffixDrafter(), ModelDrafter(tiny(seed=1, context=1024), 24))
+    found = measure_batch_costs(tiny(context=1024), drafters, 3, repeats=1)
+    assert len(found.greedy.verify) == len(found.sampled.verify) == 16 and found.greedy.c[0] == (0.0, 0.0)
+    assert found.greedy.step > 0 and found.greedy.c[1][0] > 0
+
+
+def test_costs_are_kept_for_each_size(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.delenv("SPECDEC_COSTS", raising=False)
+    measured = []
+    def measure(target, drafters, size):
+        measured.append(size)
+        return MachineCosts(CHEAP, DEAR)
+    monkeypatch.setattr(module, "measure_batch_costs", measure)
+    target = copy.copy(tiny())
+    target.name = "tiny"
+    for size in (4, 4, 2, 4): assert module.batch_costs_of(target, (SuffixDrafter(),), size) == MachineCosts(CHEAP, DEAR)
+    assert measured == [4, 2] and len(list((tmp_path / "costs").glob("*.json"))) == 2
+    monkeypatch.setenv("SPECDEC_COSTS", "usual")
+    assert module.batch_costs_of(target, (SuffixDrafter(),), 4) is None
