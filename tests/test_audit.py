@@ -83,7 +83,8 @@ def test_a_package_that_gives_no_answer_is_said(monkeypatch, tmp_path, ask, seco
 
 def test_a_package_is_asked_with_one_thread(monkeypatch, tmp_path):
     ask = "import os, sys; sys.exit(os.environ['OMP_NUM_THREADS'])"
-    for name, value in {"installed": lambda each: tmp_path, "_ASK": ask}.items(): monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "installed", lambda each: tmp_path)
+    monkeypatch.setattr(module, "_ASK", ask)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert module.verdict_apart(AUDITED["tightwad"])["raised"].endswith(": 1")
 
@@ -148,7 +149,8 @@ def test_wrong_ones_are_shown_again_within_a_minute():
     assert all(found["seconds"] < 60 for found in STORED["verdicts"] if not found["lossless"])
 
 
-def accused(runs: dict[str, list[bool]]) -> list[str]: return [name for name, verdicts in runs.items() if not all(verdicts)]
+def accused(runs: dict[str, list[bool]]) -> list[str]:
+    return [name for name, verdicts in runs.items() if not all(verdicts)]
 
 
 def test_no_run_of_a_right_one_accuses_it():
