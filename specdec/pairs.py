@@ -668,7 +668,7 @@ class Together(Listing):
                      costs=costs and costs.as_dict(), peak_memory_mb=None)
         with TURNS.of(NoDrafter() if plain else drafter) as elsewhere:
             texts = {i: BatchText(one.ids, twin(drafter), one.transform, one.source, one.K,
-                                  one.max_new_tokens, one.ends, one.verify)
+                                  one.max_new_tokens, one.ends, one.rule)
                      for i, one in enumerate(asked)}
             rounds = speculate_batch(self.target, texts.values(), size, timer)
             of_this_run, batch = reset_peak_memory(device), Batch(self, asked, known, timer)
