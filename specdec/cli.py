@@ -1469,7 +1469,7 @@ def audit(
 ) -> None:
     """Say what public decoders really sample: install each as it is published, walk its rule by
     exact enumeration or test its texts, and compare the law with the target's. All of them take
-    some ten minutes; each package is fetched from the package index once, 2.5 GB in all, and kept
+    some five minutes; each package is fetched from the package index once, 2 GB in all, and kept
     in the cache (SPECDEC_HOME, folder audit).
 
     Examples:
