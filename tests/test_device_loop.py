@@ -345,6 +345,43 @@ def test_greedy_text_is_that_of_the_other_loop(seed, K, length, room, ends):
         for r in found[1:]:
             assert r.emitted[: r.accepted] == r.drafted[: len(r.emitted)][: r.accepted] and len(r.emitted) <= room
 
+def paths(tokens, parents): # 0: the text, i + 1: guess i
+    "What each node of a tree says, from the text on."
+    found = [()]
+    for token, parent in zip(tokens, parents): found.append((*found[parent], token))
+    return sorted(found)
+
+
+BUSH = [(0,), (1,), (0, 0), (1, 0), (1, 1), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 0)]  # also behind second choices
+
+@pytest.mark.parametrize("shape", [None, SHAPE, BUSH], ids=["believed", "first choices", "second choices"])
+def test_both_loops_grow_the_same_trees(shape):
+    "All of their nodes, not only the path that was passed."
+    levels = Counter()
+    for seed in range(6):
+        target, grown = tiny(seed=seed), {"host": [], "device": []}
+        drafter = tree_drafter(target, seed, shape=shape, width=3, depth=4)
+        loop = loop_for(drafter)(target, drafter, Transform(), len(BUSH), 256)
+        def noting(where, propose):
+            return lambda *asked: grown[where].append(propose(*asked)) or grown[where][-1]
+        loop.drafter.propose = noting("device", loop.drafter.propose)
+        list(loop.rounds(PROMPT, 0, 24, frozenset(), PhaseTimer(target.device)))
+        drafter.propose = noting("host", drafter.propose)
+        reference(target, drafter, K=len(BUSH), room=24)
+        host = [paths(tree.tokens, [parent + 1 for parent in tree.parents]) for tree in grown["host"]]
+        device = [paths(tree.tokens.tolist(), tree.parents.tolist()) for tree in grown["device"]]
+        whole = [tree for tree in host if len(tree) == len(BUSH) + 1]  # near its end the host grows smaller ones
+        assert len(whole) > 4 and whole == device[:len(whole)]
+        levels.update(len(path) for tree in whole for path in tree)
+    assert levels[3] > 10
+
+
+@pytest.mark.parametrize("K", range(1, 20))
+def test_ancestors_reach_back_to_the_text(K):
+    "However deep the tree."
+    assert torch.equal(ancestors(torch.arange(K)), torch.ones(K + 1, K + 1).tril() > 0)
+    assert torch.equal(ancestors(torch.zeros(K, dtype=torch.long)).sum(1), torch.tensor([1, *[2] * K]))
+
 
 def test_those_hypotheses_reach_every_kind_of_round():
     seen, said = set(), tokens_of(decode(tiny(), NoDrafter()))
