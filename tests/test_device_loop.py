@@ -426,6 +426,7 @@ def test_a_model_with_a_sliding_window_decodes_past_it(monkeypatch):
     draft = ModelDrafter(target.skip([1]), 24)
     expected = reference(target, draft, room=40)
     assert decode(target, draft, room=40) == expected
+    assert "a tree is read over all of the text" in obstacle(target, tree_drafter(target))
     monkeypatch.setattr(target, "window", None)  # the mask that hides nothing
     assert decode(target, draft, room=40) != expected
 
