@@ -18,7 +18,7 @@ LAYERS = {  # layer → its modules, in order
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "batches", "device_drafters", "device_loop", "gguf", "grammars",
+        "drafters.trees", "drafters.tree_hybrid", "batches", "device_drafters", "device_loop", "gguf", "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",

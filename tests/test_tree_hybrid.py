@@ -1,0 +1,241 @@
+"""Lookup and a tree take turns: the law stays, prices are those of levels, and a pair takes the tree only where it
+promises clearly more and nothing is lost."""
+from fractions import Fraction
+
+import pytest
+import torch
+
+from helpers import ids_of
+from helpers_drafters import random_head, random_target
+from specdec import costs as costs_module
+from specdec import pairs as pairs_module
+from specdec.core import InputError, TorchSource, exact_law
+from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, head_of, paying_tree
+from specdec.drafters.trees import Tree, TreeDrafter, as_tree, paying_shape, speculate_tree
+from specdec.pairs import Pair
+from specdec.sampling import Transform
+from specdec.speculative import speculate
+
+FLAT, STEEP = (1.0,) * 16, tuple(1 + n for n in range(1, 17))
+SHAPE = [(0,), (1,), (0, 0), (2,)]
+REPEATING = [1, 5, 2, 7, 9, 1, 5, 2, 7, 9, 1, 5, 2]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    target = random_target(tmp_path_factory.mktemp("hybrid"))
+    target.same_rows = False  # as in every other dtype: there, a tree's rounding can turn a greedy text
+    return target
+
+
+@pytest.fixture(scope="module")
+def head(target): return random_head(target)
+
+
+def tree_hybrid(target, head, shape=SHAPE, c=(0.0, 0.0), verify=FLAT):
+    return TreeHybrid(SuffixDrafter(), TreeDrafter(head, target, shape=shape), c=c, verify=verify)
+
+
+def at(verify, c=(.05, .05)):
+    one = Costs(.01, verify, ((0.0, 0.0), c))
+    return MachineCosts(one, one)
+
+
+def pair_at(target, head, costs, **options):
+    chains = ColderDrafter(HeadDrafter(head, target, **options))
+    return Pair(target, HybridDrafter(SuffixDrafter(), chains), costs)
+
+
+# the loop
+
+def test_the_law_is_the_targets(tmp_path):
+    target = random_target(tmp_path, V=4, depth=4)
+    head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
+    def law(loop, drafter, K):
+        def program(source): return tuple(ids_of(loop(target, drafter, [1, 2, 1], Transform(1.0), source, K, 3)))
+        return exact_law(program)
+    due, found = law(speculate, NoDrafter(), 1), law(speculate_tree, tree_hybrid(target, head, [(0,), (1,), (0, 1)]), 5)
+    assert due.keys() == found.keys() and len(due) == 64
+    assert max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
+
+
+@pytest.mark.parametrize("K", [1, 2, 9])
+def test_both_have_their_turns_and_greedy_texts_are_the_plain_ones(target, head, K):
+    class Watched(TreeHybrid):
+        def propose(self, K, transform, source):
+            draft = super().propose(K, transform, source)
+            turns.append((self.pending[0], draft))
+            return draft
+    turns: list = []
+    watched = Watched(SuffixDrafter(), TreeDrafter(head, target, shape=SHAPE), c=(0.0, 0.0), verify=FLAT)
+    for prompt in (REPEATING, [2], [7, 7, 7, 7]):
+        due = ids_of(speculate(target, NoDrafter(), prompt, Transform(), TorchSource(0), 1, 30))
+        assert ids_of(speculate_tree(target, watched, prompt, Transform(), TorchSource(0), K, 30)) == due
+    kinds = {(who, type(draft)) for who, draft in turns if draft.tokens}
+    assert kinds == {(0, Draft), (1, Tree)}
+    assert all(len(draft.tokens) <= K for _, draft in turns)
+
+
+def test_a_chain_is_read_as_the_plain_loop_reads_it(target, head):
+    "The lookup's rounds in the tree's loop are those of the usual one, all of them."
+    usual = speculate(target, SuffixDrafter(), REPEATING, Transform(), TorchSource(0), 4, 30)
+    due = [(r.drafted, r.accepted, r.emitted) for r in usual]
+    found = list(speculate_tree(target, SuffixDrafter(), REPEATING, Transform(), TorchSource(0), 4, 30))
+    assert [r.emitted for r in found] == [emitted for _, _, emitted in due]
+    assert as_tree(Draft([4, 5, 6])) == Tree([4, 5, 6], [-1, 0, 1]) and as_tree(Draft([])).is_chain
+    assert not Tree([1, 2], [-1, -1]).is_chain
+
+
+# what it goes by
+
+def test_a_tree_costs_its_levels(target, head):
+    verify = (1.1, 1.2, 1.3, 1.4)
+    found = tree_hybrid(target, head, c=(.2, (.5, .25)), verify=verify).prices(1, 9)
+    assert found == pytest.approx([1.1 + .5, 1.2 + .5, 1.3 + .75, 1.4 + .75])
+    assert tree_hybrid(target, head, c=(.2, .5), verify=verify[:2]).prices(1, 9) == pytest.approx([1.6, 1.7])
+    assert tree_hybrid(target, head, c=(.2, .5), verify=verify).prices(0, 2) == pytest.approx([1.3, 1.6])
+    assert [TreeDrafter(head, target, shape=SHAPE).forwards(n) for n in range(6)] == [0, 1, 1, 2, 2, 2]
+
+
+def test_a_promise_is_the_sum_of_chances_and_learns(target, head):
+    both = tree_hybrid(target, head)
+    (a, b, third, *_), (below, *_), *_ = CHANCES
+    due = [1 + a, 1 + a + b, 1 + a + b + a * below, 1 + a + b + a * below + third]
+    assert both.estimates[1].expected(range(4)) == pytest.approx(due)
+    promise = Promise([.5, .25])
+    for _ in range(300): promise.observe(range(2), 2, 2)
+    more = promise.expected(range(2))
+    assert more[1] > 2.5 and more[1] - 1 == pytest.approx(1.5 * (more[0] - 1))
+    for _ in range(600): promise.observe([], 0, 0)  # others have their turns: it is forgotten
+    assert promise.expected(range(2)) == pytest.approx([1.5, 1.75], abs=.02)
+
+
+def test_the_path_is_what_was_accepted(target, head):
+    both = tree_hybrid(target, head)
+    assert both.became(1, [3, 4, 5, 6], [3, 5, 9]) == (2, 4)
+    assert both.became(1, [3, 4, 5, 6], [8]) == (0, 4)
+    assert both.became(1, [], [8]) == (0, 0)
+    assert both.became(0, [3, 4], [3, 9]) == (1, 2)
+
+
+@pytest.mark.parametrize("chain, tree, verify", [
+    (.05, .05, FLAT), (.1, .1, tuple(1 + .1 * n for n in range(1, 17))), (.2, .3, FLAT[:5]), (.05, 3.0, FLAT),
+    (9.0, 9.0, FLAT),
+], ids=["free rows", "dear rows", "five nodes", "a dear tree", "nothing pays"])
+def test_a_tree_is_taken_where_it_is_clearly_better(chain, tree, verify):
+    _, of_chains = paying_shape([row[:1] for row in CHANCES], chain, verify)
+    shape, of_trees = paying_shape(CHANCES, tree, verify)
+    assert paying_tree(chain, tree, verify) == (shape if of_trees > CLEARLY * of_chains else [])
+
+
+def test_a_hair_better_is_no_reason():
+    alike = [[.5, .001]]
+    assert paying_shape(alike, 0.0, FLAT)[1] > paying_shape([[.5]], 0.0, FLAT)[1]
+    assert paying_tree(0.0, 0.0, FLAT, alike) == []
+
+
+def test_the_head_is_found_inside(target, head):
+    chains = HeadDrafter(head, target)
+    assert head_of(ColderDrafter(chains)) is chains.head and head_of(SuffixDrafter()) is None
+    assert TreeDrafter(chains.head, target).head is chains.head  # one copy of the weights
+
+
+# the pair
+
+def drafts_of(pair, **settings): return pair.generate(REPEATING, max_new_tokens=12, **settings).drafter
+
+
+def test_a_pair_takes_the_tree_where_it_pays(target, head):
+    assert drafts_of(pair_at(target, head, at(FLAT))) == "lookup + tree of a head"
+    assert drafts_of(pair_at(target, head, at(FLAT)), K="adaptive") == "lookup + tree of a head"
+    assert drafts_of(pair_at(target, head, at(STEEP))) == "lookup + head"
+    pair = pair_at(target, head, at(FLAT))
+    plain = pair.generate(REPEATING, max_new_tokens=20, method="plain")
+    for K in (2, 5, "adaptive"):
+        result = pair.generate(REPEATING, max_new_tokens=20, K=K)
+        assert result.generated_ids == plain.generated_ids and result.costs["c"][1] == [.05, .05]
+    nodes = {K: len(found[0].shape) if found else 0 for K, found in pair.trees.items()}
+    assert nodes == {2: 0, 5: 5, 16: 16}  # never more than K
+
+
+def test_it_keeps_chains_where_something_would_be_lost(target, head, tmp_path):
+    pair = pair_at(target, head, at(FLAT))
+    chains = "lookup + head"
+    assert drafts_of(pair, temperature=1.0) == drafts_of(pair, logprobs=1) == chains
+    assert drafts_of(pair, verify=lambda *given: (0, 1)) == chains
+    exact = random_target(tmp_path)
+    exact.same_rows = True  # as on an x86 processor: chains have the bits of plain decoding
+    assert drafts_of(pair_at(exact, random_head(exact), at(FLAT))) == chains
+    exact.same_rows = False
+    assert drafts_of(pair_at(exact, random_head(exact), at(FLAT))) != chains
+
+
+@pytest.mark.parametrize("tree, taken", [((.05, .05), True), ((5.0, 5.0), False), (None, False)],
+                         ids=["cheap", "dear", "not known"])
+def test_a_tree_is_timed_before_it_is_believed(target, head, monkeypatch, tree, taken):
+    asked = []
+    def timed(*given):
+        asked.append(given)
+        return tree
+    monkeypatch.setattr(pairs_module, "costs_of", lambda *given: at(FLAT))
+    monkeypatch.setattr(pairs_module, "tree_cost", timed)
+    pair = pair_at(target, head, None)
+    for _ in range(2): assert ("tree" in drafts_of(pair)) == taken
+    assert len(asked) == (2 if tree is None else 1)  # what isn't known now may be known later
+    assert (pair.generate(REPEATING, max_new_tokens=4).costs["c"][1] == [.05, .05])
+
+
+def test_usual_costs_make_no_tree(target, head): assert "tree" not in drafts_of(pair_at(target, head, None))
+
+
+# what a tree costs
+
+def test_levels_are_what_is_paid_for():
+    rounds = [TimedRound(0, 0, 1.0, 1.0), TimedRound(1, 1.0, 1.0, 1.0), TimedRound(9, 3.0, 1.0, 1.0)] * 3
+    assert member_cost(rounds, (1.0,) * 9, lambda n: {1: 1, 9: 3}[n]) == pytest.approx((.5, .5))
+    assert member_cost(rounds, (1.0,) * 9) == pytest.approx((.5, .125))
+
+
+def test_a_trees_rounds_hold_its_nodes(target, head):
+    tree = TreeDrafter(head, target, shape=SHAPE)
+    assert [r.guesses for r in timed_rounds(target, tree, (0, 1, 0, 4), 0.0, held=8)] == [0, 1, 0, 4]
+
+
+def test_what_a_tree_costs_is_measured_once_and_kept(target, head, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECDEC_COSTS", "measured")
+    monkeypatch.setattr(costs_module, "cache_home", lambda: tmp_path)
+    monkeypatch.setattr(costs_module, "check_steady", lambda rounds: None)
+    monkeypatch.setattr(target, "name", "tiny")
+    usual = at(FLAT).greedy
+    found = [tree_cost(target, TreeDrafter(head, target, shape=shape), usual) for shape in (SHAPE, SHAPE, [(0,), (1,)])]
+    assert found[0] == found[1] and len(found[0]) == 2
+    assert len(list((tmp_path / "costs").glob("*.json"))) == 2  # one for each shape
+    def busy(rounds): raise costs_module.BusyError("busy")
+    monkeypatch.setattr(costs_module, "check_steady", busy)
+    assert tree_cost(target, TreeDrafter(head, target, shape=[(0,), (1,), (2,)]), usual) is None
+
+
+# bad input
+
+def drawn(target): return ColderDrafter(HeadDrafter(random_head(target), target))
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (lambda target, head: TreeHybrid(c=(), verify=FLAT), "TreeDrafter with a shape"),
+    (lambda target, head: tree_hybrid(target, head, shape=None), "TreeDrafter with a shape"),
+    (lambda target, head: tree_hybrid(target, head, c=(0.0,)), "one of them"),
+    (lambda target, head: tree_hybrid(target, head, verify=()), "Costs must not be negative"),
+    (lambda target, head: paying_tree(.1, .1, []), "verify is empty"),
+    (lambda target, head: Pair(target, tree_hybrid(target, head)).generate([1], logprobs=1), "With a tree"),
+    (lambda target, head: Pair(target, tree_hybrid(target, head)).generate([1], loop="device"), "works on the host"),
+    (lambda target, head: list(speculate_tree(target, drawn(target), [1, 2], Transform(1.0), TorchSource(0), 3, 5)),
+     "draws its guesses"),
+], ids=["nobody", "no shape", "a cost missing", "no v", "no v for a tree", "log-probabilities", "device", "drawn"])
+def test_bad_input(target, head, wrong, said):
+    with pytest.raises(InputError, match=said): wrong(target, head)
