@@ -39,6 +39,16 @@ def browser():
         started.close()
 
 
+def pytest_collection_finish():
+    "What the test files import stays to the end: whoever looks for garbage from now on need not go through it."
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    "Nor does anything else need going through once all is said: a notebook's shell looks for garbage as Python ends."
+    gc.freeze()
+
+
 def pytest_make_parametrize_id(val):
     """A name for a parametrised case whose value pytest would only number: what a dict or a list holds, what a function
     is called, which function of ours a lambda asks first."""

@@ -105,6 +105,16 @@ def test_stale_text_is_named_and_markup_is_not():
         "docs/core.html is stale, run make docs: -α = 0.71 | +α = 0.72"]
 
 
+def test_code_in_one_piece_hides_nothing():
+    "Only what colours a piece of code is left out: anchors, links and words are those of the whole page."
+    page = ('<p><span class="kw">if</span> <span class="n" id="x">a</span> <span class="o"><a href="gone.html">b</a>'
+            '</span><span class="s" style="background: url(https://example.org/c.png)">d</span></p>')
+    short, whole = check_site.parsed(page), BeautifulSoup(page, "html.parser")
+    assert len(short.find_all("span")) == 3
+    for ask in (check_site.anchors, check_site.linked_urls, check_site.loaded_urls, check_site.visible_lines):
+        assert ask(short) == ask(whole), ask.__name__
+
+
 @pytest.mark.parametrize("written, led", [
     ("![a round](images/round.svg){width=60%}", "![a round](nbs/images/round.svg)"),
     ("[core](00_core.ipynb#double)", "[core](nbs/00_core.ipynb#double)"),

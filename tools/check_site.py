@@ -26,6 +26,7 @@ LOADING_RELS = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "p
 BLOCKS = ["p", "div", "li", "pre", "tr", "br", "h1", "h2", "h3", "h4", "h5", "h6",
           "summary", "dt", "dd", "figcaption", "nav"]
 CSS_URL = re.compile(r"url\(\s*[\"']?(?!data:)([^\"')]+)|@import\s*[\"']([^\"']+)")
+COLOURED = re.compile(r'<span class="[\w -]+">([^<]*)</span>')  # a piece of code: its text, and nothing to check
 SCRIPT_URL = re.compile(r"\b(?:from|import|fetch)\s*\(?\s*[\"'`]((?:https?:)?//[^\"'`]+)")
 
 
@@ -144,8 +145,8 @@ def stale_problems(
 
 @cache
 def parsed(page: str) -> BeautifulSoup:
-    "The tree of a page. Equal pages have one, for parsing takes long."
-    return BeautifulSoup(page, "html.parser")
+    "The tree of a page, its code in one piece. Equal pages have one, for parsing takes long."
+    return BeautifulSoup(COLOURED.sub(r"\1", page), "html.parser")
 
 
 def read_pages(site: Path) -> dict[str, BeautifulSoup]:

@@ -8,6 +8,7 @@ end. The pages fetch nothing from other sites, and building one tree twice gives
 """
 import argparse
 import ast
+import gc
 import inspect
 import json
 import logging
@@ -470,3 +471,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Render the notebooks into a static site.")
     parser.add_argument("--out", default=ROOT / "docs", type=Path, help="folder of the site; its content is replaced")
     build(parser.parse_args().out.resolve())
+    gc.freeze()  # a hundred notebooks had a shell each, and each would look for garbage in all of them as Python ends
