@@ -45,6 +45,6 @@ class WatchedLM(WrapperLM):
         found = []
         for row, token, ids in zip(p, tokens, likeliest):
             if token not in ids: ids = [*ids, token]
-            odds = {i: weight for i, weight in zip(ids, row[ids].tolist()) if weight > 0}
-            found.append({i: math.log(weight) for i, weight in odds.items()})
+            chances = zip(ids, row[ids].tolist())
+            found.append({i: math.log(chance) for i, chance in chances if chance > 0})
         return found

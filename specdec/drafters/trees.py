@@ -137,7 +137,7 @@ def keep_rows(cache: KVCache,
     cache.rollback(end)
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reerank
-Ranks = tuple[int, ...] # a path by which choice each token is: (0, 2) is the first's third
+Ranks = tuple[int, ...] # a path, by ranks: (0, 2) is the third choice behind the first choice
 
 # %% ../../nbs/drafters/25_trees.ipynb #8631cb72
 def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last row serves for deeper
