@@ -7,7 +7,7 @@ __all__ = ['CLEARLY', 'head_of', 'paying_tree', 'TreeHybrid', 'gives_trees']
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #11022b27
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 
 from ..core import check

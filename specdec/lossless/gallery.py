@@ -629,7 +629,7 @@ class CountsAsTheLongest(ExactDecoder):
         return super().compute(ids, where, cache, last, layers)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared08
-SHARED = [ # of `Broken`, too: mistakes that show only where a forward holds a tree, or several texts
+SHARED = [ # of `Broken`, too: they show only where a forward holds a tree, or several texts
     Broken("siblings see each other", "Reads a tree under the mask of a chain.",
            "FastDeploy pull request 3514, mended on the way: the mask was not asked below the "
            "diagonal", model=SeesSiblings),
