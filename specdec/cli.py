@@ -810,16 +810,20 @@ def doctor(as_json: AsJson = False) -> None:
 
 # %% ../nbs/use/07_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
-    "Every exact law that is compared: the lossless rules, then the loop with each kind of draft."
-    from specdec.lossless.proof import prove_loop, prove_rule
+    "Every exact law that is compared: lossless rules, the loop with each kind of draft, and others."
+    from specdec.lossless.proof import prove_batches, prove_loop, prove_rule, prove_trees
+    from specdec.batches import speculate_batch
     from specdec.rejection import speculative_sampling
     from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
     from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.trees import speculate_tree
     from specdec.speculative import speculate
     rules = speculative_sampling, sample_and_match, block_verification
     for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
+    yield from prove_trees(speculate_tree)
+    yield from prove_batches(speculate_batch, ModelDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     "Whether a broken decoder is caught, and by what."
@@ -843,13 +847,14 @@ def prove_everything() -> dict:
 
     from tqdm import tqdm
 
-    from specdec.lossless.gallery import GALLERY
+    from specdec.lossless.gallery import GALLERY, SHARED
     start = time.perf_counter()
     def progress(items, what: str):
         return tqdm(items, desc=what, unit="", leave=False, disable=None, file=sys.stderr)
 
     lines = [asdict(line) | {"error": str(line.error)} for line in progress(prove_lines(), "laws")]
-    mutants = [prove_mutant(broken) for broken in progress(GALLERY, "broken decoders")]
+    broken_ones = progress(GALLERY + SHARED, "broken decoders")
+    mutants = [prove_mutant(broken) for broken in broken_ones]
     exact = all(line["error"] == "0" for line in lines)
     all_caught = all(mutant["caught"] for mutant in mutants)
     return {
@@ -884,8 +889,8 @@ def mutant_rows(mutants: list[dict]) -> list[list[str]]:
 # %% ../nbs/use/07_cli.ipynb #00a3626c
 @app.command()
 def prove(as_json: AsJson = False) -> None:
-    """Prove by exact enumeration that the rules and the loop are lossless, and that broken decoders
-    are caught.
+    """Prove by exact enumeration that rules, loop, trees and batches are lossless, and that broken
+    decoders are caught.
 
     Every branch of the production code is walked with its exact weight, in fractions. Exit code 1
     if any law differs from the target's, or if a broken decoder gets through.

@@ -8,12 +8,23 @@ import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.drafters.base import ModelDrafter
-from specdec.lossless.gallery import GALLERY, Broken, drops_unlikely, evidence, greedy_softmax
-from specdec.lossless.proof import ExactModel, Language, Proven, one_round, round_error
+from specdec.drafters.trees import speculate_tree
+from specdec.lossless.gallery import GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax
+from specdec.lossless.proof import (
+    Branches,
+    ExactDecoder,
+    ExactModel,
+    Language,
+    Proven,
+    loop_error,
+    one_round,
+    round_error,
+)
 from specdec.rejection import delta, residual, speculative_sampling
 from specdec.speculative import speculate
 
-BY_NAME = {broken.name: broken for broken in GALLERY}
+EVERYTHING = GALLERY + SHARED
+BY_NAME = {broken.name: broken for broken in EVERYTHING}
 RULES = [broken for broken in GALLERY if broken.part == "rule"]
 
 
@@ -26,8 +37,8 @@ def found(broken, **more): return evidence(broken, speculate, ModelDrafter, **mo
 # --- The list ---------------------------------------------------------------------------------------------------------
 
 def test_names_are_unique_and_every_sighting_is_told():
-    assert len(BY_NAME) == len(GALLERY) >= 19
-    for broken in GALLERY:
+    assert len(BY_NAME) == len(EVERYTHING) >= 45
+    for broken in EVERYTHING:
         assert broken.name and broken.does.endswith(".") and broken.seen
         assert "://" not in broken.seen
     assert sum(broken.seen.startswith("our own") for broken in GALLERY) >= 2
@@ -35,7 +46,8 @@ def test_names_are_unique_and_every_sighting_is_told():
 
 def test_parts():
     assert {broken.part for broken in GALLERY} == {"rule", "draft", "cache"}
-    for broken in GALLERY:  # one mistake each
+    assert {broken.part for broken in SHARED} == {"forward"}
+    for broken in EVERYTHING:  # one mistake each
         right = Broken("", "", "")
         changed = broken.verify is not right.verify, broken.draft is not right.draft, broken.model is not right.model
         assert sum(changed) == 1
@@ -43,7 +55,7 @@ def test_parts():
 
 # --- Caught, or left in peace -----------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("broken", GALLERY, ids=named)
+@pytest.mark.parametrize("broken", EVERYTHING, ids=named)
 def test_caught(broken):
     line = found(broken)
     if broken.name == "no guard for p = q": assert isinstance(line, Exception)
@@ -71,6 +83,22 @@ def test_right_loop_passes():  # the path that broken caches take
     class Subclassed(ExactModel): pass
     assert Broken("right", "", "", model=Subclassed).part == "cache"
     assert found(Broken("right", "", "", model=Subclassed), seeds=1) is None
+
+
+def test_right_forward_passes(): assert found(Broken("right", "", "", model=ExactDecoder), seeds=1) is None
+
+
+TREES = {"siblings see each other", "positions count rows", "path stays scattered"}
+
+
+@pytest.mark.parametrize("broken", SHARED, ids=named)
+def test_shared_mistakes_show_where_a_forward_is_shared(broken):
+    "In a tree that branches, or in a batch; in one text with a chain of guesses never."
+    assert ("tree" in found(broken).what) == (broken.name in TREES)
+    p, q = Language(2, "p3"), Language(2, "q3", halves=True)
+    chain = loop_error(speculate, lambda: ModelDrafter(ExactModel(q, 2), 2), p, 2, 2, "", model=broken.model)
+    of_one = loop_error(speculate_tree, lambda: Branches(q), p, 1, 2, "", model=broken.model)
+    assert (chain.error, of_one.error) == (0, 0) and chain.texts > 8
 
 
 def match(p, q, tokens, source):
@@ -174,6 +202,10 @@ LAWS = {  # name → p, q, and the law of the first token, worked out by hand
     "residual cut to the draft's size": ((.25, .25, .5), (1, 0, 0), (Fraction(1, 4), Fraction(3, 4), 0)),
     # softened, p is 7/8 and 1/8 and q a half each: a 1 stays once in four times
     "temperature 0 by softmax": ((1, 0), (.5, .5), (Fraction(7, 8), Fraction(1, 8))),
+    # at half the temperature p is 9/10 and 1/10, and so is the text
+    "target at another temperature": ((.75, .25), (.5, .5), (Fraction(9, 10), Fraction(1, 10))),
+    # p itself in half of the cases; else 4/5 are drawn anew, and 1/5 were rejected and became a 0
+    "batch's minimum, drawn anew": ((.6, .4), (.4, .6), (Fraction(16, 25), Fraction(9, 25))),
     # within three quarters of q only 0 is left, which is kept with (1/2) / (3/4)
     "top-p not reported": ((.5, .5), (.75, .25), (Fraction(2, 3), Fraction(1, 3))),
 }
@@ -240,10 +272,14 @@ def test_rule_runs_under_a_seeded_source(broken):
     )
 
 
+# another law even where there is no draft
+WITHOUT_DRAFT = "target without its filter", "target cut to the draft's size", "target at another temperature"
+
+
 def test_no_draft_is_a_plain_step():
     p = np.array([[Fraction(1, 4), Fraction(3, 4)]], dtype=object)
     for broken in RULES:
-        if broken.name in ("target without its filter", "target cut to the draft's size"): continue
+        if broken.name in WITHOUT_DRAFT: continue
         law = exact_law(lambda source: broken.verify(p, None, [], source))
         assert law == {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}, broken.name
     for broken in GALLERY: assert broken.draft(Language(2), 0, TorchSource(0)) == ([], None), broken.name

@@ -14,16 +14,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.batches import speculate_batch
 from specdec.core import InputError, Round, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
 from specdec.lossless.proof import (
     SIZES,
     AsIs,
+    Branches,
+    ExactDecoder,
     ExactModel,
+    ExactRows,
     Language,
     Pages,
     Proven,
     Sure,
+    _text_of,
     completed,
     distance,
     language_pairs,
@@ -31,8 +37,10 @@ from specdec.lossless.proof import (
     loop_error,
     memory_of,
     one_round,
+    prove_batches,
     prove_loop,
     prove_rule,
+    prove_trees,
     round_error,
     sampled,
     sure,
@@ -486,6 +494,96 @@ def test_any_language_any_end(seed, size, limit, ends, greedy):
                 ).error
                 == 0
             )
+
+
+# --- Trees and batches ------------------------------------------------------------------------------------------------
+
+def test_an_exact_decoder_sees_what_masks_positions_and_caches_let_it_see():
+    def after(text): return p(tuple(text)).astype(float).tolist()
+    p, V = Language(3, "p", halves=True), 3
+    for model in (ExactDecoder(p, V), ExactRows(p, V)):
+        cache = model.new_cache(20)
+        rows = model.forward(torch.tensor([[0, 2, 1]]), cache)
+        assert rows[0].tolist() == [after(()), after([2]), after([2, 1])]
+        assert model.forward(torch.tensor([[0]]), cache, last=1)[0].tolist() == [after([2, 1, 0])]
+        cache.rollback(2)
+        assert model.forward(torch.tensor([[1, 1]]), cache)[0].tolist() == [after([2, 1]), after([2, 1, 1])]
+        logits, _ = read_tree(model, 0, Tree([1, 2, 2, 0], [-1, -1, 0, 1]), cache)
+        known = [2, 1, 1, 0]
+        assert logits.tolist() == [after([*known, *way]) for way in ([], [1], [2], [1, 2], [2, 0])]
+        keep_rows(cache, 4, [0, 2, 4])
+        assert model.forward(torch.tensor([[1]]), cache)[0, 0].tolist() == after([*known, 2, 0, 1])
+        with pytest.raises(InputError, match="can't be shown"): model.forward(torch.tensor([[1]]), layers=(0,))
+
+
+def test_a_text_with_a_gap_or_two_tokens_in_one_place_is_none():
+    seen = torch.tensor([[1, 0], [0, 1], [1, 0], [0, 0]], dtype=torch.bool)
+    assert _text_of(seen) == (1, 0)
+    gap, two = seen.clone(), seen.clone()
+    gap[1, 1], two[1, 0] = False, True
+    assert _text_of(gap) == ((0, 0), (2, 0)) and _text_of(two) == ((0, 0), (1, 0), (1, 1), (2, 0))
+
+
+def test_a_drafter_of_trees_takes_the_likeliest_paths():
+    weights = {(): (HALF, Fraction(1, 4), Fraction(1, 4)), (0,): (Fraction(1, 8), Fraction(7, 8), 0)}
+    drafter = Branches(lambda text: np.array(weights.get(text, (1, 0, 0)), dtype=object))
+    drafter.prefill([0], None, 9)
+    tree = drafter.propose(3, AsIs(), None)  # 1/2, then 1/2 · 7/8, then 1/2 · 7/8 · 1
+    assert (tree.tokens, tree.parents) == ([0, 1, 0], [-1, 0, 1])
+    drafter.commit([0, 1], None)
+    assert drafter.propose(1, AsIs(), None).tokens == [0]
+
+
+def test_trees_are_proven():
+    "The walk has seen trees that fail at once, and others later; and a path of three."
+    seen = set()
+    def watched(*arguments):
+        for i, r in enumerate(speculate_tree(*arguments)):
+            if i: seen.add((arguments[5], r.accepted, len(r.drafted) - r.accepted))
+            yield r
+    lines = list(prove_trees(watched, sizes=[(3, 3), (5, 2)]))
+    assert {line.error for line in lines} == {0} and len(lines) > 20
+    assert {"the end inside", "the limit inside a round", "p = q, greedy"} <= {line.case for line in lines}
+    assert {(3, n, failed) for n in (0, 1) for failed in (0, 1)} <= seen and any(n >= 3 for _, n, _ in seen)
+
+
+def test_batches_are_proven():
+    "Texts share a forward, and one joins when another has left."
+    shared = []
+    def watched(target, texts, size):
+        order = []
+        for i, r in speculate_batch(target, texts, size):
+            order.append(i)
+            yield i, r
+        shared.append(order)
+    assert {line.error for line in prove_batches(watched, ModelDrafter, sizes=[(2, 2)])} == {0}
+    assert any(order[:2] == [0, 1] and 1 in order[order.index(2):] for order in shared)
+
+
+class PassesOneTooMany:
+    "A loop that takes the first guess that wasn't right for right."
+    def __call__(self, *arguments):
+        for r in speculate_tree(*arguments):
+            wrong = r.drafted[r.accepted:][:1]
+            yield Round(r.drafted, r.accepted, [*r.emitted[:r.accepted], *wrong] if wrong else r.emitted)
+
+
+def swapped(target, texts, size):
+    "Tells the rounds of one text as another's."
+    for i, r in speculate_batch(target, texts, size): yield {0: 1, 1: 0}.get(i, i), r
+
+
+def one_source_for_all(target, texts, size):
+    "A batch in which every text is drawn by the same numbers as the first: the second repeats what the first says."
+    for i, r in speculate_batch(target, texts, size):
+        if i == 0: said = r
+        yield i, said if i == 1 else r
+
+
+def test_wrong_trees_and_batches_are_not_proven():
+    assert any(line.error for line in prove_trees(PassesOneTooMany(), sizes=[(2, 3)]))
+    for wrong in (swapped, one_source_for_all):
+        assert any(line.error for line in prove_batches(wrong, ModelDrafter, sizes=[(1, 2)]))
 
 
 # --- The proof --------------------------------------------------------------------------------------------------------
