@@ -25,7 +25,14 @@ from helpers import assert_same_text
 from helpers_cuda import FakeCuda
 from specdec import device, pairs
 from specdec.core import (
-    InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource, exact_law,
+    InputError,
+    ModelError,
+    NumericalError,
+    PhaseTimer,
+    Round,
+    SpecdecError,
+    TorchSource,
+    exact_law,
 )
 from specdec.device import (
     StateDict,
@@ -241,8 +248,8 @@ def test_drafts_are_judged_as_on_the_host(form):
 def test_one_token_and_sure_drafts_are_judged_token_by_token():
     for seed in range(20):
         p, q, tokens = drawn_rows(seed, K=4)
-        for given in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], tokens[:0])):
-            one, other = (verify(*given, torch.Generator().manual_seed(seed)) for verify in
+        for draft in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], tokens[:0])):
+            one, other = (verify(*draft, torch.Generator().manual_seed(seed)) for verify in
                           (block_on_device, verify_on_device))
             assert [x.tolist() for x in one] == [x.tolist() for x in other]
 
