@@ -237,7 +237,7 @@ def block_on_device(p: Tensor,        # target distributions, [K + 1, V]
     masses = block_residual(p, taken, w).sum(-1, dtype=torch.float64)
     u = torch.rand(K, dtype=torch.float64, device=p.device, generator=generator)
     weights, masses = weights[1:], masses[1:]  # length 0 needs no coin
-    stays = (weights >= 1) | (u * (masses + (1 - weights)) < masses)
+    stays = u * (masses + (1 - weights)) < masses
     lengths = torch.arange(1, K + 1, device=p.device)
     accepted = (lengths * stays).amax(0, keepdim=True)
     p_row, taken, w = (rows.index_select(0, accepted) for rows in (p, taken, w))
