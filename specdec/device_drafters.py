@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .core import check
 from specdec.device import (
-    DeviceText, StaticCache, drafted, emitted_tokens, match_on_device, race, read_at,
-    static_positions, verify_on_device,
+    DeviceText, StaticCache, block_on_device, drafted, emitted_tokens, match_on_device, race,
+    read_at, static_positions,
 )
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from .drafters.colder import ColderDrafter
@@ -53,7 +53,7 @@ def decide_on_device(transform: Transform, logits: Tensor, # the target's, [K + 
     "What `specdec.drafters.base.decide` asks a rule for, without asking."
     tokens, count = draft.tokens, draft.count
     if transform.temperature == 0: said = match_on_device(logits, tokens, count)
-    else: said = verify_on_device(transform(logits), draft.q, tokens, generator, count)
+    else: said = block_on_device(transform(logits), draft.q, tokens, generator, count)
     return Decided(*said, emitted_tokens(tokens, *said))
 
 def not_finite(logits: Tensor, # [n, V]

@@ -385,7 +385,8 @@ class DeviceDecoder(_KeptLoops):
                   eos_ids: Set[int] = frozenset(),         # the text ends after one of these
                   timer: PhaseTimer | None = None,         # gets prefill, draft, verify, sample
                  ) -> Iterator[Round]: # the token that the prompt's forward gives, then the rounds
-        "As `specdec.speculative.speculate`, with the same law and the same errors."
+        """As `specdec.speculative.speculate`, with the same law and the same errors. Sampled drafts
+        are judged as a whole, as by `specdec.lossless.block.block_verification`."""
         prompt = token_ids(prompt)
         K, max_new_tokens, eos_ids = check_request(self.target, prompt, K, max_new_tokens, eos_ids)
         room = min(max_new_tokens, self.target.context_length - len(prompt))

@@ -392,7 +392,7 @@ class Asked:
 
     @property
     def rule(self) -> VerifyRule | None:
-        "What verifies on the host, if anything is drawn; None: the greedy match."
+        "The rule that `speculate` is given; None: the greedy match."
         if self.verify is None and self.transform.temperature > 0: return block_verification
         return self.verify
 
@@ -792,8 +792,8 @@ class Pair(Described):
                  stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
-                 # None: `block_verification`, which is lossless (a device's loop has its own
-                 # verdict); of any other, the result says what the rule itself says
+                 # None: `block_verification`, which is lossless; of any other, the result says
+                 # what the rule itself says
                  verify: VerifyRule | None = None,
                  loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text

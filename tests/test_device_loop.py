@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -22,13 +24,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import assert_same_text
 from helpers_cuda import FakeCuda
 from specdec import device, pairs
-from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
+from specdec.core import (
+    InputError,
+    ModelError,
+    NumericalError,
+    PhaseTimer,
+    Round,
+    SpecdecError,
+    TorchSource,
+    exact_law,
+)
 from specdec.device import (
     StateDict,
     StaticCache,
     as_llama,
+    block_on_device,
     bucket,
     device_residual,
+    device_weights,
     emitted_tokens,
     match_on_device,
     race,
@@ -62,10 +75,10 @@ from specdec.drafters.small import NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
-from specdec.lossless.block import block_verification
+from specdec.lossless.block import block_verification, block_weights
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law
-from specdec.lossless.proof import AsIs, Language, distance, law_of_rounds, memory_of, target_law
+from specdec.lossless.proof import AsIs, ExactModel, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.pairs import Pair
 from specdec.rejection import speculative_sampling
@@ -188,7 +201,66 @@ def as_rule(verify):
     return rule
 
 
-def test_the_verdict_is_lossless(): check_verify(as_rule(verify_on_device), none=True).raise_if_lossy()
+VERDICTS = pytest.mark.parametrize("verify", [verify_on_device, block_on_device])
+
+
+@VERDICTS
+def test_the_verdict_is_lossless(verify): check_verify(as_rule(verify), none=True).raise_if_lossy()
+
+
+def behind(verify):
+    "The verdict on a draft with two places behind it that hold no guess."
+    def with_debris(p, q, tokens):
+        p, count = torch.cat((p, p[-1:].roll(1, -1), p[-1:])), torch.tensor([len(tokens)])
+        if q is not None: q = torch.cat((q, p[:1], torch.zeros_like(p[:1])))
+        return verify(p, q, F.pad(tokens, (0, 2)), count=count)
+    return with_debris
+
+
+@VERDICTS
+def test_the_verdict_is_lossless_where_places_hold_no_guess(verify):
+    check_verify(as_rule(behind(verify)), none=True, sizes=[(2, 3)]).raise_if_lossy()
+
+
+def drawn_rows(seed, K, V=3):
+    "Distributions and tokens drawn from q; some words have probability 0."
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, K + 1, V, generator=generator)
+    never = torch.rand(logits.shape, generator=generator) < 0.3
+    never.scatter_(-1, logits.argmax(-1, keepdim=True), False)
+    p, q = logits.masked_fill(never, float("-inf")).softmax(-1)
+    return p, q[:K], race(q[:K], generator)
+
+
+@pytest.mark.parametrize("form", [lambda verify: verify, behind], ids=["full", "places without a guess"])
+def test_drafts_are_judged_as_on_the_host(form):
+    "Lossless is not enough: for each draft the law of what stays and what follows is that of the host's rule."
+    other = 0
+    for seed in range(24):
+        p, q, tokens = drawn_rows(seed, K=1 + seed % 4)
+        def law(verify): return torch_law(lambda: tuple(x.item() for x in form(verify)(p, q, tokens)))
+        expected = exact_law(lambda source: block_verification(p, q, tokens.tolist(), source))
+        assert distance(law(block_on_device), expected) < 1e-6
+        other += distance(law(verify_on_device), expected) > 1e-3
+    assert other > 4  # negative control: token by token is another law
+
+
+def test_one_token_and_sure_drafts_are_judged_token_by_token():
+    for seed in range(20):
+        p, q, tokens = drawn_rows(seed, K=4)
+        for draft in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], tokens[:0])):
+            one, other = (verify(*draft, torch.Generator().manual_seed(seed)) for verify in
+                          (block_on_device, verify_on_device))
+            assert [x.tolist() for x in one] == [x.tolist() for x in other]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), K=st.integers(1, 6))
+def test_the_weights_are_the_hosts(seed, K):
+    p, q, tokens = drawn_rows(seed, K)
+    ratios = (p[:K].double() / q).gather(1, tokens[:, None])[:, 0]
+    expected = [float(w) for w in block_weights(p.double(), q.double(), tokens.tolist())]
+    assert np.allclose(device_weights(ratios), expected, atol=1e-12, rtol=1e-9)
 
 
 def chances(p, q, tokens): return [rows.gather(1, tokens[:, None])[:, 0] for rows in (q, p[:len(tokens)])]
@@ -246,14 +318,15 @@ def test_a_wrong_verdict_is_caught(wrong):
     assert not check_verify(as_rule(wrong), sizes=[(2, 3)], seeds=2).lossless
 
 
-def test_the_verdict_where_p_is_q_and_where_they_share_nothing():
+@VERDICTS
+def test_the_verdict_where_p_is_q_and_where_they_share_nothing(verify):
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         p = torch.randn(5, 7, generator=generator).softmax(-1)
-        assert verify_on_device(p, p[:4], race(p[:4], generator), generator)[0].item() == 4
+        assert verify(p, p[:4], race(p[:4], generator), generator)[0].item() == 4
         apart = p * torch.tensor([1, 1, 1, 0, 0, 0, 0.0])
         q = (p * torch.tensor([0, 0, 0, 1, 1, 1, 1.0]))[:4]
-        accepted, following = verify_on_device(apart, q, race(q, generator), generator)
+        accepted, following = verify(apart, q, race(q, generator), generator)
         assert accepted.item() == 0 and following.item() < 3
     same = torch.tensor([0.25, 0.75])
     assert torch.equal(device_residual(same, same), same)  # all zero: p itself
@@ -586,6 +659,29 @@ def test_the_joint_law_with_n_gram_drafts_an_end_and_a_limit():
         assert distance(loop_law(p, drafter, 2, 2, 5, room=3), target_law(p, 3)) == 0  # one more would show
 
 
+def test_rounds_are_those_of_the_host():
+    "Drafted, accepted and emitted of the first round: the same law, so that all that is counted means the same."
+    K, V, others = 2, 3, 0
+    def first_round(rounds):
+        def second(source):
+            with drawn_from(source): _, r = islice(rounds(source), 2)
+            return tuple(r.drafted), r.accepted, tuple(r.emitted)
+        return exact_law(second)
+
+    for seed in range(3):
+        p, q = languages(V, seed)
+        def on_host(source, verify=block_verification):
+            drafter = ModelDrafter(ExactModel(q, V), V)
+            return speculate(ExactModel(p, V), drafter, [0], AsIs(), source, K, 8, verify=verify)
+        def on_device(source):
+            loop = DeviceLoop(LanguageLM(p, V), ModelDrafter(LanguageLM(q, V), V), Exactly(), K, 24)
+            return loop.rounds([0], None, 8, frozenset(), PhaseTimer())
+        found = first_round(on_device)
+        assert distance(found, first_round(on_host)) == 0
+        others += distance(found, first_round(lambda source: on_host(source, speculative_sampling))) > 0.01
+    assert others  # negative control: token by token
+
+
 class Deciding(DeviceLoop):
     "Base of loops that are wrong in `decide`."
     def decide(self, draft, logits):
@@ -637,7 +733,7 @@ def test_places_that_hold_no_guess_are_no_guesses():
         "A draft whose last place holds something else than what was drawn for it."
         def draft(self):
             draft = super().draft()
-            tokens = torch.cat((draft.tokens[:1], torch.zeros(1, dtype=torch.long)))
+            tokens = torch.cat((draft.tokens[:1], draft.q[1:].argmax(-1)))
             return replace(draft, tokens=tokens, count=torch.ones(1, dtype=torch.long))
     class CutAndCounted(CountsAll, Cut): pass
     assert distance(loop_law(p, drafter, 2, 2, 4, Cut), target_law(p, 4)) == 0

@@ -16,6 +16,7 @@ from helpers_text import talker
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.grammars import GrammarDrafter, GrammarLM, JSONSchema, Regex
+from specdec.lossless.block import block_verification
 from specdec.lossless.proof import ExactModel, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.pairs import Pair
 from specdec.sampling import Transform
@@ -73,13 +74,13 @@ class Shares:
     def __call__(self, rows): return rows.clip(min=0) / rows.clip(min=0).sum(-1, keepdim=True)
 
 
-def law(K, length, wrap=lambda drafter: drafter, model=GrammarLM):
+def law(K, length, wrap=lambda drafter: drafter, model=GrammarLM, verify=None):
     "Of the production loop, with a draft that knows no grammar."
     def start(source):
         exact, drafter = ExactModel(talks, 4), wrap(ModelDrafter(ExactModel(guesses, 4), 4))
         exact.eos_ids = END
         target = model(exact, Left())
-        rounds = speculate(target, drafter, [0], Shares(), source, K, 2 * length, END)
+        rounds = speculate(target, drafter, [0], Shares(), source, K, 2 * length, END, verify)
         return rounds, lambda: (memory_of(target), memory_of(drafter))
     guesses = Language(4, "q", halves=True)
     return law_of_rounds(start, length)
@@ -91,6 +92,13 @@ def law(K, length, wrap=lambda drafter: drafter, model=GrammarLM):
 @pytest.mark.parametrize("K", [1, 2, 3])
 def test_the_law_is_the_masked_targets(K, wrap):
     assert distance(law(K, 5, wrap), target_law(masked, 5, END)) == 0
+
+
+@pytest.mark.parametrize("K", [2, 3])
+def test_the_law_is_theirs_by_the_rule_of_a_pair(K):
+    "Up to float32's thirds: this rule divides."
+    found = law(K, 5, lambda d: GrammarDrafter(d, Left()), verify=block_verification)
+    assert distance(found, target_law(masked, 5, END)) < 1e-7
 
 
 class OneMask(GrammarLM):
