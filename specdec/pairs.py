@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
@@ -30,14 +30,17 @@ from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_me
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from .costs import Costs, MachineCosts, at_cost, choices, costs_of, weighs_costs
+from specdec.costs import (
+    Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs,
+)
 from .drafters.adaptive import MOST
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
-from .drafters.hybrid import HybridDrafter
+from .drafters.hybrid import Cost, HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
+from .drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from .drafters.trees import TreeDrafter, speculate_tree
 from .grammars import Grammar, GrammarDrafter, GrammarLM
 from .layouts import release_workers
@@ -419,6 +422,7 @@ class Couple:
         self.given = costs is not None
         self.together_costs: dict[int, MachineCosts | None] = {} # by how many texts share a forward
         self.decoders: dict[int, DeviceDecoder] = {}  # by id of the drafter, with their recordings
+        self.trees: dict[int, tuple[TreeDrafter, Cost] | None] = {} # by K: in place of chains
         self.nothing = NoDrafter()
         self.named = draft is not None  # whether somebody said what drafts
         if draft is not None:
@@ -461,12 +465,32 @@ class Couple:
         costs = measured and measured.at(temperature)
         return at_cost(drafter, costs, adapts), costs
 
+    def with_tree(self, drafter: Drafter, costs: Costs | None, # as `priced` gives them
+                  most: int, # guesses of a round
+                 ) -> tuple[Drafter, Costs | None]:
+        "For greedy text, a tree in place of a head's chains, where it promises clearly more."
+        head = head_of(drafter.members[-1]) if isinstance(drafter, HybridDrafter) else None
+        if head is None or costs is None or not gives_trees(self.target): return drafter, costs
+        if most not in self.trees:
+            chain, verify = costs.c[-1], costs.verify[:most]
+            c, shape = chain, paying_tree(chain, chain, verify)
+            if shape and not self.given:
+                tree = TreeDrafter(head, self.target, shape=shape)
+                with TURNS.of(drafter): c = tree_cost(self.target, tree, costs)
+                if c is None: return drafter, costs  # nobody knows now
+                shape = paying_tree(chain, c, verify)
+            self.trees[most] = (TreeDrafter(head, self.target, shape=shape), c) if shape else None
+        if self.trees[most] is None: return drafter, costs
+        tree, c = self.trees[most]
+        costs = replace(costs, c=(*costs.c[:-1], c))
+        return TreeHybrid(*drafter.members[:-1], tree, c=costs.c, verify=costs.verify), costs
+
 # %% ../nbs/use/01_pairs.ipynb #5erve002
 def check_trees(drafter: Drafter, asked: Asked,
                 as_it_is: bool, # neither grammar nor log-probabilities
                ) -> None:
     "Raise `InputError` for what a tree of guesses can't be combined with."
-    if not isinstance(drafter, TreeDrafter): return
+    if not isinstance(drafter, (TreeDrafter, TreeHybrid)): return
     check(asked.verify is None and not asked.adapts and as_it_is, "With a tree of guesses there is "
           "no verify rule, adaptive K, grammar or log-probability: leave them out, and give K, the "
           "nodes of the tree, as a number.")
@@ -516,6 +540,8 @@ class Decoding(Asking):
         if where == "device": decoder = self.decoder(drafter)
         elif not plain:
             drafter, costs = self.priced(drafter, asked.adapts, asked.transform.temperature)
+            if asked.transform.temperature == 0 and asked.verify is None and as_it_is:
+                drafter, costs = self.with_tree(drafter, costs, asked.K)
             if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
         rounds = self.rounds_of(asked, target, drafter, decoder, timer)
         known = asked.known | dict(drafter=None if plain else drafter_name(drafter), loop=where,
@@ -534,7 +560,7 @@ class Decoding(Asking):
         if decoder:
             seed = asked.source.seed
             return decoder.speculate(asked.ids, asked.transform, seed, asked.K, *rest, timer)
-        if isinstance(drafter, TreeDrafter):
+        if isinstance(drafter, (TreeDrafter, TreeHybrid)):
             return speculate_tree(target, drafter, asked.ids, *how, timer)
         return speculate(target, drafter, asked.ids, *how, asked.rule, timer)
 

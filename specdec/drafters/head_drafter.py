@@ -160,13 +160,14 @@ class FastHead:
 class _HeadReader:
     """A head that reads along with a text. Raises `ModelError` if the head was made for another
     target, `InputError` if it is on another device."""
-    def __init__(self, head: Head, target: CausalLM):
+    def __init__(self, head: Head | FastHead, target: CausalLM):
         check_fit(head.config, target)
-        check(head.fc.weight.device.type == target.device.type,
-              f"The head is on {head.fc.weight.device} and the target on {target.device}: "
-              "move it there with head.to(target.device).")
-        self.layers, self.vocab_size = head.config.layers, target.vocab_size
-        self.head = FastHead(head, target_embedding(target))
+        if not isinstance(head, FastHead):
+            check(head.fc.weight.device.type == target.device.type,
+                  f"The head is on {head.fc.weight.device} and the target on {target.device}: "
+                  "move it there with head.to(target.device).")
+            head = FastHead(head, target_embedding(target))
+        self.layers, self.vocab_size, self.head = head.config.layers, target.vocab_size, head
         self.context_length = head.config.decoder.max_position_embeddings
 
     def prefill(self, tokens: list[int], features: Tensor, limit: int,

@@ -165,10 +165,14 @@ class Chooser:
         self.estimates = [Acceptance(prior, keep=self.keep) for prior in self.priors]
         self.rested = 0  # rounds without a guess since the last one that was rejected
 
+    def prices(self, who: int, most: int) -> list[float]: # [most], or fewer
+        "What a round with 1, 2, … guesses of a drafter costs, in plain steps."
+        return _prices(self.c[who], self.verify, most)
+
     def choose(self, known: Sequence[Sequence[Hashable]], # of each drafter's guesses
               ) -> tuple[int, int]: # which drafter, how many guesses; (0, 0): none
         "The best bargain, or the guess that was saved up for."
-        prices = [_prices(cost, self.verify, len(seen)) for cost, seen in zip(self.c, known)]
+        prices = [self.prices(who, len(seen)) for who, seen in enumerate(known)]
         some = [seen[:len(price)] for seen, price in zip(known, prices)]
         expected = [estimate.expected(seen) for estimate, seen in zip(self.estimates, some)]
         who, n = most_for_its_cost(expected, prices)
@@ -240,7 +244,12 @@ class HybridDrafter(Chooser):
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "Learn from what became of the proposal, and tell all members."
         who, evidence, drafted = self.pending
-        self.learn(who, evidence, *outcome(drafted, tokens))
+        self.learn(who, evidence, *self.became(who, drafted, tokens))
         self.pending = 0, [], []
         for member in self.members:
             member.commit(tokens, _share(features, self.layers, member.layers))
+
+    def became(self, who: int, drafted: list[int], tokens: list[int], # what joined the text
+              ) -> tuple[int, int]: # guesses that were accepted, guesses that were tried
+        "What a round tells of the one whose guesses they were."
+        return outcome(drafted, tokens)
