@@ -307,6 +307,19 @@ def test_a_text_that_is_left_alone_drafts_again(given, monkeypatch):
         assert any(r.drafted for r in last.rounds[together:]) is not given
 
 
+def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
+    told, real = [], pairs.reprice
+    def noted(drafter, costs):
+        told.append(costs.step)
+        real(drafter, costs)
+    monkeypatch.setattr(pairs, "reprice", noted)
+    monkeypatch.setattr(pairs, "fewer", lambda one, many, size, texts: Costs(texts, many.verify, many.c))
+    pair = Pair(talker(), DRAFTS["hybrid"](), costs=MachineCosts(DEAR, DEAR))
+    prompts = [[1, 2, 3] * n for n in (4, 8, 12, 16)]  # the context ends one after the other, the last first
+    pair.generate(prompts, batch_size=3, max_new_tokens=200, ignore_eos=True)
+    assert sorted(told) == [1, 2, 2]
+
+
 def test_costs_of_fewer_texts_lie_on_the_line_over_the_logarithm():
     one = Costs(0.02, (1.0, 1.2, 1.4), ((0.0, 0.0), (0.1, 0.05)))
     many = Costs(0.05, (1.4, 2.0), ((0.0, 0.0), (0.5, 0.35)))
