@@ -7,6 +7,7 @@ __all__ = ['twin', 'measure_batch_costs', 'batch_costs_of']
 
 # %% ../nbs/engine/19_batch_costs.ipynb #102ade46
 import copy
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from specdec.batches import BatchText, speculate_batch
 from specdec.core import InputError, TorchSource
 from specdec.costs import KINDS, Costs, MachineCosts, Same, TimedRound, Timetable
 from specdec.costs import check_steady, known_costs, verify_costs
-from specdec.drafters.adaptive import MOST
+from specdec.drafters.adaptive import MOST, AdaptiveDrafter
 from specdec.drafters.base import Drafter
 from specdec.drafters.head_drafter import FastHead
-from specdec.drafters.hybrid import usual_cost
+from specdec.drafters.hybrid import Chooser, usual_cost
 from specdec.protocol import CausalLM
 from specdec.sampling import Transform
 
@@ -109,7 +110,7 @@ def drafting_cost(steps: Sequence[TimedStep],
     "c of a drafter in a batch: what its steps take beyond v."
     known = [(0.0, 1.0), *enumerate(verify, start=1)]
     def beyond(guesses: float, price: float) -> float:
-        return max(0.0, price - np.interp(guesses, *zip(*known)))
+        return max(0.0, price - float(np.interp(guesses, *zip(*known))))
 
     made = [(guesses, beyond(guesses, price)) for guesses, price in prices(steps).values()]
     made = [(guesses, extra) for guesses, extra in made if guesses > 0]
@@ -117,7 +118,7 @@ def drafting_cost(steps: Sequence[TimedStep],
     (few, first), (many, all_of_them) = made[0], made[-1]
     if many <= few: return round(first / few, 4), round(first / few, 4)
     further = min(first, max(0.0, all_of_them - first) / (many - few)) # the first one reads more
-    return round(max(0.0, first - (few - 1) * further), 4), round(float(further), 4)
+    return round(max(0.0, first - (few - 1) * further), 4), round(further, 4)
 
 # %% ../nbs/engine/19_batch_costs.ipynb #a8b84bde
 def measure_batch_costs(target: CausalLM,
@@ -155,3 +156,25 @@ def batch_costs_of(target: CausalLM,
     now, and kept. None where `costs_of` gives None; raises what that raises."""
     return known_costs(target, drafters, lambda: measure_batch_costs(target, drafters, size),
                        texts=size)
+
+# %% ../nbs/engine/19_batch_costs.ipynb #5hr1nk02
+def fewer(one: Costs, # of a text by itself
+          many: Costs, # where `size` texts share a forward
+          size: int,   # at least 2
+          texts: int,  # 1…size
+         ) -> Costs: # for as many guesses as both are known for
+    "What guesses cost where only so many texts are left."
+    share = math.log(texts) / math.log(size)
+    def between(a: float, b: float) -> float: return round((1 - share) * a + share * b, 6)
+
+    verify = tuple(map(between, one.verify, many.verify))
+    each = zip(one.c, many.c)
+    c = tuple((between(a[0], b[0]), between(a[1], b[1])) for a, b in each)
+    return Costs(between(one.step, many.step), verify, c)
+
+def reprice(drafter: Drafter, # one that chooses by costs, as `at_cost` makes it
+            costs: Costs) -> None:
+    "From now on it chooses by these; what it has learned of its text stays."
+    chooser = drafter.controller if isinstance(drafter, AdaptiveDrafter) else drafter
+    assert isinstance(chooser, Chooser)
+    chooser.c, chooser.verify = costs.c, costs.verify

@@ -22,7 +22,7 @@ from typing import overload
 
 import torch
 
-from .batch_costs import batch_costs_of, twin
+from .batch_costs import batch_costs_of, fewer, reprice, twin
 from .batches import BatchText, speculate_batch
 from .config import Config, PairSection, decoding_of, read_config
 from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
@@ -682,16 +682,28 @@ class Listing(Decoding):
         rest = Batch(self, asked[i + 1:], known, PhaseTimer(self.target.device))
         for n, result in rest.interrupt(): yield i + 1 + n, result
 
+# %% ../nbs/use/01_pairs.ipynb #5hr1nk10
+class Pricing(Listing):
+    "How a pair learns what guesses cost texts that share their forwards."
+    def priced_together(self, drafter: Drafter, asked: Asked, size: int,
+                       ) -> tuple[Drafter, list[Costs]]: # with 1, 2, … texts; empty: not known
+        "The drafter, choosing by what guesses cost so many texts; and the costs of fewer, too."
+        how = drafter, asked.adapts, asked.transform.temperature
+        drafter, costs = self.priced(*how, size)
+        if costs is None: return drafter, []
+        alone = self.priced(*how)[1] or costs
+        return drafter, [fewer(alone, costs, size, n) for n in range(1, size + 1)]
+
 # %% ../nbs/use/01_pairs.ipynb #5erve008
-class Together(Listing):
+class Together(Pricing):
     "How a pair decodes texts that share their forwards."
-    def together(self, asked: Sequence[Asked], size: int, drafter: Drafter, costs: Costs | None,
+    def together(self, asked: Sequence[Asked], size: int, drafter: Drafter, costs: list[Costs],
                  raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "So many texts at a time; each result as its text ends."
         device, plain = self.target.device, drafter is self.nothing
         timer = PhaseTimer(device)
         known = dict(drafter=None if plain else drafter_name(drafter), loop="host",
-                     costs=costs and costs.as_dict(), peak_memory_mb=None)
+                     costs=costs[-1].as_dict() if costs else None, peak_memory_mb=None)
         with TURNS.of(NoDrafter() if plain else drafter) as elsewhere:
             texts = {i: BatchText(one.ids, twin(drafter), one.transform, one.source, one.K,
                                   one.max_new_tokens, one.ends, one.rule)
@@ -703,6 +715,8 @@ class Together(Listing):
                 for i, r in rounds:
                     if not batch.hear(i, r): continue
                     texts.pop(i).over = True  # also where a stop string has ended it
+                    for text in texts.values() if len(texts) < len(costs) else ():
+                        reprice(text.drafter, costs[len(texts) - 1])
                     if of_this_run: known["peak_memory_mb"] = peak_memory_mb(device)
                     result = batch.leave(i)
                     self.count(result, batch.now - before)
@@ -746,10 +760,8 @@ class Serving(Together):
         apart = own or loop == "device" or isinstance(drafter, TreeDrafter)
         if size == 1 or apart or not isinstance(self.target, Llama):
             return self.one_by_one(asked, settings | dict(loop=loop, logprobs=logprobs))
-        costs = None
-        if not plain:
-            temperature = first.transform.temperature
-            drafter, costs = self.priced(drafter, first.adapts, temperature, size)
+        costs: list[Costs] = []
+        if not plain: drafter, costs = self.priced_together(drafter, first, size)
         return self.together(asked, size, drafter, costs, raise_interrupt)
 
 # %% ../nbs/use/01_pairs.ipynb #473b8494

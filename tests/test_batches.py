@@ -205,6 +205,17 @@ def test_texts_share_their_forwards(monkeypatch):
     assert Counter(rows) == {2: 4, 4: 9}
 
 
+def test_texts_ask_in_one_product_where_their_bits_differ_anyway(monkeypatch):
+    def apart(*_): raise AssertionError("asked apart")
+    monkeypatch.setattr("specdec.batches.answer_apart", apart)
+    for model in (filled(tiny()), tiny()):
+        cache = BatchCache(model, 2, 16)
+        for _ in range(2): cache.join()
+        if model.same_rows:
+            with pytest.raises(AssertionError, match="apart"): read_batch(model, [[1], [2]], cache)
+        else: read_batch(model, [[1], [2]], cache)
+
+
 def test_texts_join_in_order_as_others_end():
     target, timer = tiny(context=64), PhaseTimer()
     lengths = [9, 3, 5, 2, 1, 4]

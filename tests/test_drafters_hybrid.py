@@ -6,8 +6,8 @@ import torch
 from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, TorchSource
-from specdec.drafters.base import Draft, ModelDrafter
-from specdec.drafters.hybrid import Acceptance, HybridDrafter, Informed, drafting, most_for_its_cost
+from specdec.drafters.base import Draft, Informed, ModelDrafter
+from specdec.drafters.hybrid import Acceptance, HybridDrafter, drafting, most_for_its_cost
 from specdec.drafters.lookup import SuffixDrafter, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform

@@ -12,9 +12,9 @@ from helpers_text import TOKENIZER, talker
 from specdec import batch_costs as module
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.batch_costs import TimedStep, drafting_cost, measure_batch_costs, prices, timed_steps, twin
+from specdec.batch_costs import TimedStep, drafting_cost, fewer, measure_batch_costs, prices, reprice, timed_steps, twin
 from specdec.core import InputError, NumericalError
-from specdec.costs import Costs, MachineCosts
+from specdec.costs import Costs, MachineCosts, at_cost
 from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
@@ -267,6 +267,10 @@ DEAR = Costs(0.01, (9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))
 CHEAP = Costs(0.01, (1.01, 1.02), ((0.0, 0.0), (0.01, 0.01)))
 
 
+def costs_of_one(costs): # of a single drafter, the second one
+    return Costs(costs.step, costs.verify, costs.c[1:])
+
+
 def test_a_batch_has_costs_of_its_own(monkeypatch):
     measured = []
     def of_batch(target, drafters, size):
@@ -276,15 +280,60 @@ def test_a_batch_has_costs_of_its_own(monkeypatch):
     monkeypatch.setattr(pairs, "batch_costs_of", of_batch)
     def pair(**more): return Pair(talker(), DRAFTS["hybrid"](), **more)
     mine = pair()
-    many = mine.generate(PROMPTS, max_new_tokens=12, batch_size=4)
+    many = mine.generate(PROMPTS[:4], max_new_tokens=12, ignore_eos=True)
     assert {r.num_drafted for r in many} == {0} and many[0].costs == DEAR.as_dict() and measured == [4]
     assert mine.generate("a", max_new_tokens=12).num_drafted > 0
-    mine.generate(PROMPTS, max_new_tokens=3, batch_size=4)
+    mine.generate(PROMPTS, max_new_tokens=3, batch_size=4)  # the last one alone
     mine.generate(PROMPTS[:2], max_new_tokens=3)
     assert measured == [4, 2]
     mine.generate(PROMPTS, max_new_tokens=3, method="plain")
     given = pair(costs=MachineCosts(CHEAP, CHEAP)).generate(PROMPTS, max_new_tokens=12)
     assert measured == [4, 2] and given[0].costs == CHEAP.as_dict() and given[3].num_drafted > 0
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["measured", "given"])
+def test_a_text_that_is_left_alone_drafts_again(given, monkeypatch):
+    cheap, dear = ([MachineCosts(one, one) for one in (costs, costs_of_one(costs))] for costs in (CHEAP, DEAR))
+    monkeypatch.setattr(pairs, "costs_of", lambda target, drafters: cheap[len(drafters) == 1])
+    monkeypatch.setattr(pairs, "batch_costs_of", lambda target, drafters, size: dear[len(drafters) == 1])
+    context = talker().context_length
+    long = [1, 2, 3] * (context // 4)  # has room for fewer tokens
+    for K, draft in ((3, DRAFTS["hybrid"]), ("adaptive", DRAFTS["model"])):
+        pair = Pair(talker(), draft(), costs=dear[K == "adaptive"] if given else None)
+        last, *others = pair.generate([[1, 2, 3], long, long], max_new_tokens=context, K=K, ignore_eos=True)
+        together = others[0].num_tokens - 1
+        assert not any(r.drafted for result in others for r in result.rounds)
+        assert not any(r.drafted for r in last.rounds[:together])
+        assert any(r.drafted for r in last.rounds[together:]) is not given
+
+
+def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
+    told, real = [], pairs.reprice
+    def noted(drafter, costs):
+        told.append(costs.step)
+        real(drafter, costs)
+    monkeypatch.setattr(pairs, "reprice", noted)
+    monkeypatch.setattr(pairs, "fewer", lambda one, many, size, texts: Costs(texts, many.verify, many.c))
+    pair = Pair(talker(), DRAFTS["hybrid"](), costs=MachineCosts(DEAR, DEAR))
+    prompts = [[1, 2, 3] * n for n in (4, 8, 12, 16)]  # the context ends one after the other, the last first
+    pair.generate(prompts, batch_size=3, max_new_tokens=200, ignore_eos=True)
+    assert sorted(told) == [1, 2, 2]
+
+
+def test_costs_of_fewer_texts_lie_on_the_line_over_the_logarithm():
+    one = Costs(0.02, (1.0, 1.2, 1.4), ((0.0, 0.0), (0.1, 0.05)))
+    many = Costs(0.05, (1.4, 2.0), ((0.0, 0.0), (0.5, 0.35)))
+    assert fewer(one, many, 16, 1) == Costs(0.02, (1.0, 1.2), one.c) and fewer(one, many, 16, 16) == many
+    assert fewer(one, many, 8, 2) == Costs(0.03, (1.133333, 1.466667), ((0.0, 0.0), (0.233333, 0.15)))
+
+
+@pytest.mark.parametrize("drafter, adapts", [("hybrid", False), ("model", True), ("lookup", True)])
+def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
+    cheap, dear = (CHEAP, DEAR) if drafter == "hybrid" else map(costs_of_one, (CHEAP, DEAR))
+    fresh, other = at_cost(DRAFTS[drafter](), cheap, adapts), at_cost(DRAFTS[drafter](), dear, adapts)
+    reprice(other, cheap)
+    chooser, expected = (getattr(d, "controller", d) for d in (other, fresh))
+    assert (chooser.c, chooser.verify) == (expected.c, expected.verify)
 
 
 def test_steps_follow_the_timetable():

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sampling import Transform
 from ..core import Source, check, number
 from .lookup import SuffixDrafter, outcome
-from .base import Draft, Drafter, Informed, NGramDrafter
+from .base import Draft, Drafter, NGramDrafter
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #54defa7f
 class Acceptance:
@@ -72,7 +72,8 @@ class Acceptance:
 # %% ../../nbs/drafters/10_hybrid.ipynb #f6fadfa7
 def _evidence_of(drafter: Drafter, K: int) -> list[Hashable]: # for each guess it would make, ≤ K
     "What a drafter knows of its guesses before it draws them; else their positions."
-    if not isinstance(drafter, Informed): return list(range(K))
+    informed = hasattr(drafter, "evidence") and hasattr(drafter, "reach")
+    if not informed: return list(range(K))  # `isinstance` with a protocol is slow, in each round
     return [drafter.evidence(i) for i in range(drafter.reach(K))]
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #eacee06f
