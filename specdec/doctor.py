@@ -315,7 +315,8 @@ def costs_line(facts: dict) -> str:
     "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
     if not facts["costs"]: return f"{facts['file']} is damaged, and will be measured again"
     about, found = facts["about"], facts["costs"]["greedy"]
-    v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in (1, 2, 4, 8))
+    known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
+    v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in known)
     c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
                   for both in found["c"])
     stale = " (stale: will be measured again)" * (facts["state"] == "stale")

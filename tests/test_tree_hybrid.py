@@ -112,6 +112,9 @@ def test_a_promise_is_the_sum_of_chances_and_learns(target, head):
     for _ in range(300): promise.observe(range(2), 2, 2)
     more = promise.expected(range(2))
     assert more[1] > 2.5 and more[1] - 1 == pytest.approx(1.5 * (more[0] - 1))
+    least = Promise([.5, .25])
+    for _ in range(300): least.observe(range(2), 0, 2)
+    assert least.expected(range(2))[1] < 1.1
     for _ in range(600): promise.observe([], 0, 0)  # others have their turns: it is forgotten
     assert promise.expected(range(2)) == pytest.approx([1.5, 1.75], abs=.02)
 
