@@ -11,6 +11,7 @@ from specdec import costs as costs_module
 from specdec import pairs as pairs_module
 from specdec.core import InputError, TorchSource, exact_law
 from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
+from specdec.drafters import trees as trees_module
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
@@ -82,8 +83,10 @@ def test_both_have_their_turns_and_greedy_texts_are_the_plain_ones(target, head,
     assert all(len(draft.tokens) <= K for _, draft in turns)
 
 
-def test_a_chain_is_read_as_the_plain_loop_reads_it(target, head):
-    "The lookup's rounds in the tree's loop are those of the usual one, all of them."
+def test_a_chain_is_read_as_the_plain_loop_reads_it(target, monkeypatch):
+    "The lookup's rounds in the tree's loop are those of the usual one, all of them, and need no mask."
+    def never(*given): raise AssertionError("a chain was read as a tree")
+    monkeypatch.setattr(trees_module, "read_tree", never)
     usual = speculate(target, SuffixDrafter(), REPEATING, Transform(), TorchSource(0), 4, 30)
     due = [(r.drafted, r.accepted, r.emitted) for r in usual]
     found = list(speculate_tree(target, SuffixDrafter(), REPEATING, Transform(), TorchSource(0), 4, 30))
@@ -216,8 +219,14 @@ def test_what_a_tree_costs_is_measured_once_and_kept(target, head, monkeypatch, 
     monkeypatch.setattr(costs_module, "check_steady", lambda rounds: None)
     monkeypatch.setattr(target, "name", "tiny")
     usual = at(FLAT).greedy
+    paid = []
+    def member(rounds, verify, forwards=int):
+        paid.append([forwards(n) for n in (1, 2, 4)])
+        return member_cost(rounds, verify, forwards)
+    monkeypatch.setattr(costs_module, "member_cost", member)
     found = [tree_cost(target, TreeDrafter(head, target, shape=shape), usual) for shape in (SHAPE, SHAPE, [(0,), (1,)])]
     assert found[0] == found[1] and len(found[0]) == 2
+    assert paid == [[1, 1, 2], [1, 1, 1]]  # levels
     assert len(list((tmp_path / "costs").glob("*.json"))) == 2  # one for each shape
     def busy(rounds): raise costs_module.BusyError("busy")
     monkeypatch.setattr(costs_module, "check_steady", busy)
