@@ -810,7 +810,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 # %% ../nbs/use/07_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
-    "Every exact law that is compared: lossless rules, the loop with each kind of draft, and others."
+    "Every exact law that is compared: lossless rules, the loop with each kind of draft, others."
     from specdec.lossless.proof import prove_batches, prove_loop, prove_rule, prove_trees
     from specdec.batches import speculate_batch
     from specdec.rejection import speculative_sampling
