@@ -811,7 +811,10 @@ def doctor(as_json: AsJson = False) -> None:
 # %% ../nbs/use/07_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: lossless rules, the loop with each kind of draft, others."
-    from specdec.lossless.proof import prove_batches, prove_loop, prove_rule, prove_trees
+    from specdec.lossless import candidates
+    from specdec.lossless.proof import (
+        prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
+    )
     from specdec.batches import speculate_batch
     from specdec.rejection import speculative_sampling
     from specdec.lossless.block import block_verification
@@ -822,6 +825,8 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     rules = speculative_sampling, sample_and_match, block_verification
     for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
+    draws = candidates.draw_independent, candidates.draw_distinct, candidates.take_likeliest
+    yield from prove_candidates(candidates.recursive_rejection, *draws)
     yield from prove_trees(speculate_tree)
     yield from prove_batches(speculate_batch, ModelDrafter)
 
@@ -847,13 +852,13 @@ def prove_everything() -> dict:
 
     from tqdm import tqdm
 
-    from specdec.lossless.gallery import GALLERY, SHARED
+    from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED
     start = time.perf_counter()
     def progress(items, what: str):
         return tqdm(items, desc=what, unit="", leave=False, disable=None, file=sys.stderr)
 
     lines = [asdict(line) | {"error": str(line.error)} for line in progress(prove_lines(), "laws")]
-    broken_ones = progress(GALLERY + SHARED, "broken decoders")
+    broken_ones = progress(GALLERY + CANDIDATES + SHARED, "broken decoders")
     mutants = [prove_mutant(broken) for broken in broken_ones]
     exact = all(line["error"] == "0" for line in lines)
     all_caught = all(mutant["caught"] for mutant in mutants)

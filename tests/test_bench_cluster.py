@@ -295,7 +295,8 @@ def head():
     "A local cluster of one node; tests add others, under other addresses, so that they count as other machines."
     pytest.importorskip("ray", reason="no Ray, so no cluster was tried: pip install ray")
     from ray.cluster_utils import Cluster
-    quickly = dict(health_check_initial_delay_ms=0, health_check_period_ms=500, health_check_failure_threshold=4,
+    # A dead node is told from one whose processor is busy with other tests by six seconds of silence.
+    quickly = dict(health_check_initial_delay_ms=0, health_check_period_ms=500, health_check_failure_threshold=12,
                    prestart_worker_first_driver=False)
     cluster = Cluster(initialize_head=True, head_node_args=dict(SMALL, num_cpus=2, no_monitor=True,
                                                                 _system_config=quickly))

@@ -20,11 +20,7 @@ from specdec.lossless.candidates import (
 from specdec.lossless.proof import language_pairs
 from specdec.rejection import acceptance_probability, residual, speculative_sampling
 
-
-def likeliest(q, n, source): return take_likeliest(q, n)
-
-
-DRAWS = {"independent": draw_independent, "distinct": draw_distinct, "likeliest": likeliest}
+DRAWS = {"independent": draw_independent, "distinct": draw_distinct, "likeliest": take_likeliest}
 # p, q, and a number of candidates: with zeros, without, equal, apart
 PAIRS = [(p(()), q(()), n) for V, n, seed in product((2, 3, 4), (1, 2, 3), range(4))
          for _, p, q in language_pairs(V, seed)]
@@ -69,7 +65,7 @@ def test_no_candidate_is_a_draw_from_p():
 
 def test_certain_candidates_are_accepted_with_the_sum_of_their_p():
     for p, q, n in PAIRS:
-        assert outcome(recursive_rejection, likeliest, p, q, n)[0] == p[take_likeliest(q, n)[0]].sum()
+        assert outcome(recursive_rejection, take_likeliest, p, q, n)[0] == p[take_likeliest(q, n)[0]].sum()
 
 
 def forgets_the_residual(p, q, tokens, source):

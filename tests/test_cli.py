@@ -709,9 +709,9 @@ def test_prove_covers_every_size_and_finds_no_error(no_model):
     assert {line["error"] for line in report["lines"]} == {"0"}
     assert {line["what"] for line in report["lines"]} > {
         "speculative_sampling", "sample_and_match", "block_verification", "speculate, ModelDrafter",
-        "speculate, NGramDrafter",
+        "speculate, NGramDrafter", "recursive_rejection",
     }
-    assert len(report["mutants"]) == len(gallery.GALLERY + gallery.SHARED) > 40
+    assert len(report["mutants"]) == len(gallery.GALLERY + gallery.CANDIDATES + gallery.SHARED) > 45
     assert all(mutant["caught"] for mutant in report["mutants"])
     assert all(mutant["raised"] or Fraction(mutant["error"]) > 0 for mutant in report["mutants"])
 
@@ -725,6 +725,7 @@ def short_proof(monkeypatch):
         lambda: (line for rule in rules for line in prove_rule(rule, seeds=1, sizes=[(1, 2), (2, 3)])),
     )
     monkeypatch.setattr(gallery, "GALLERY", gallery.GALLERY[:2])
+    monkeypatch.setattr(gallery, "CANDIDATES", gallery.CANDIDATES[:1])
     monkeypatch.setattr(gallery, "SHARED", gallery.SHARED[:1])
     return rules
 
@@ -734,10 +735,11 @@ def test_prove_shows_a_table(short_proof):
     assert (
         found.exit_code == ExitCode.DONE
         and "speculative_sampling" in found.stdout
-        and "3 of 3 broken decoders caught" in found.stdout
+        and "4 of 4 broken decoders caught" in found.stdout
     )
     # a narrow terminal folds them
-    assert all(word in found.stdout for broken in gallery.GALLERY + gallery.SHARED for word in broken.name.split())
+    assert all(word in found.stdout for broken in gallery.GALLERY + gallery.CANDIDATES + gallery.SHARED
+               for word in broken.name.split())
 
 
 def test_prove_fails_if_a_law_differs(short_proof):
@@ -753,7 +755,7 @@ def test_prove_fails_if_a_broken_decoder_gets_through(short_proof, monkeypatch):
     assert (
         found.exit_code == ExitCode.UNEXPECTED
         and "not caught" in found.stdout
-        and "1 of 2 broken decoders caught" in found.stdout
+        and "2 of 3 broken decoders caught" in found.stdout
     )
 
 

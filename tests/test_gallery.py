@@ -9,13 +9,15 @@ import torch
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.drafters.base import ModelDrafter
 from specdec.drafters.trees import speculate_tree
-from specdec.lossless.gallery import GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax
+from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
+from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax
 from specdec.lossless.proof import (
     Branches,
     ExactDecoder,
     ExactModel,
     Language,
     Proven,
+    candidates_error,
     loop_error,
     one_round,
     round_error,
@@ -23,7 +25,7 @@ from specdec.lossless.proof import (
 from specdec.rejection import delta, residual, speculative_sampling
 from specdec.speculative import speculate
 
-EVERYTHING = GALLERY + SHARED
+EVERYTHING = GALLERY + CANDIDATES + SHARED
 BY_NAME = {broken.name: broken for broken in EVERYTHING}
 RULES = [broken for broken in GALLERY if broken.part == "rule"]
 
@@ -37,7 +39,7 @@ def found(broken, **more): return evidence(broken, speculate, ModelDrafter, **mo
 # --- The list ---------------------------------------------------------------------------------------------------------
 
 def test_names_are_unique_and_every_sighting_is_told():
-    assert len(BY_NAME) == len(EVERYTHING) >= 45
+    assert len(BY_NAME) == len(EVERYTHING) >= 50
     for broken in EVERYTHING:
         assert broken.name and broken.does.endswith(".") and broken.seen
         assert "://" not in broken.seen
@@ -46,8 +48,10 @@ def test_names_are_unique_and_every_sighting_is_told():
 
 def test_parts():
     assert {broken.part for broken in GALLERY} == {"rule", "draft", "cache"}
-    assert {broken.part for broken in SHARED} == {"forward"}
-    for broken in EVERYTHING:  # one mistake each
+    assert {broken.part for broken in SHARED} == {"forward"} and {broken.part for broken in CANDIDATES} == {"candidates"}
+    for broken in CANDIDATES:  # one mistake each
+        assert (broken.verify is recursive_rejection) == (broken.candidates is not draw_independent)
+    for broken in GALLERY + SHARED:
         right = Broken("", "", "")
         changed = broken.verify is not right.verify, broken.draft is not right.draft, broken.model is not right.model
         assert sum(changed) == 1
@@ -99,6 +103,19 @@ def test_shared_mistakes_show_where_a_forward_is_shared(broken):
     chain = loop_error(speculate, lambda: ModelDrafter(ExactModel(q, 2), 2), p, 2, 2, "", model=broken.model)
     of_one = loop_error(speculate_tree, lambda: Branches(q), p, 1, 2, "", model=broken.model)
     assert (chain.error, of_one.error) == (0, 0) and chain.texts > 8
+
+
+@pytest.mark.parametrize("broken", CANDIDATES, ids=named)
+def test_a_second_candidate_shows_what_one_hides(broken):
+    "But for candidates that were never drawn."
+    def errors(n):
+        pairs = [(Language(3, f"p{i}"), Language(3, f"q{i}")) for i in range(5)]
+        return [candidates_error(broken.verify, broken.candidates, p, q, n, 3, "").error for p, q in pairs]
+    assert any(errors(2)) and any(errors(1)) == (broken.name == "the likeliest, as if drawn")
+
+
+@pytest.mark.parametrize("draw", [draw_independent, draw_distinct, take_likeliest])
+def test_right_candidates_pass(draw): assert found(Broken("right", "", "", recursive_rejection, candidates=draw)) is None
 
 
 def match(p, q, tokens, source):

@@ -18,6 +18,7 @@ from specdec.batches import speculate_batch
 from specdec.core import InputError, Round, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
+from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.proof import (
     SIZES,
     AsIs,
@@ -38,6 +39,7 @@ from specdec.lossless.proof import (
     memory_of,
     one_round,
     prove_batches,
+    prove_candidates,
     prove_loop,
     prove_rule,
     prove_trees,
@@ -594,6 +596,26 @@ def test_the_rule_is_proven(K, V):
     assert len(lines) == 4 * 4 * 2 and {(line.what, line.K, line.V, line.error) for line in lines} == {
         ("speculative_sampling", K, V, 0)
     }
+
+
+@pytest.mark.parametrize("draw", [draw_independent, draw_distinct, take_likeliest])
+def test_candidates_are_proven(draw):
+    lines = list(prove_candidates(recursive_rejection, draw, seeds=1))
+    assert {line.error for line in lines} == {0} and {(line.K, line.V) for line in lines} == {*SIZES}
+    assert len(lines) == 4 * len(SIZES) and {line.what for line in lines} == {"recursive_rejection"}
+    assert {line.case for line in lines} == {f"{case}, {draw.__name__}" for case, *_ in language_pairs(2)}
+
+
+def test_wrong_verdicts_on_candidates_are_not_proven():
+    "A law that is wrong, and a right one with the wrong branch."
+    def again(p, q, tokens, source):
+        which, token = recursive_rejection(p, q, tokens, source)
+        return which, source.categorical(p) if which == len(tokens) else token
+    def another(p, q, tokens, source):
+        which, token = recursive_rejection(p, q, tokens, source)
+        return (which + 1) % len(tokens) if which < len(tokens) else which, token
+    for wrong in (again, another):
+        assert any(line.error for line in prove_candidates(wrong, draw_distinct, seeds=1, sizes=[(2, 3)]))
 
 
 def epsilon(p, q, tokens, source):

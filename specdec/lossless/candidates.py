@@ -63,6 +63,7 @@ def draw_distinct(
 def take_likeliest(
     q: Tensor,  # draft distribution, [V]; logits will do as well
     n: int,     # candidates, at least 1; fewer where the vocabulary is smaller
+    source: Source | None = None, # as for other ways to draw; isn't asked
 ) -> tuple[list[int], None]: # candidates [n], the likeliest first; each was certain
     """The n likeliest tokens. Together they are accepted with the sum of their p (as in the trees
     of EAGLE-2, Li et al. 2024)."""
