@@ -595,7 +595,7 @@ def best_first(p, q, tokens, source):
 
 def same_q(q, n, source):
     "Different candidates, each reported as drawn from q."
-    tokens, rows = draw_distinct(q, n, source)
+    tokens, _ = draw_distinct(q, n, source)
     return tokens, q[None][[0] * len(tokens)]
 
 def likeliest_as_drawn(q, n, source):
