@@ -45,7 +45,7 @@ class Broken:
     candidates: Drawing | None = None  # draws several guesses for one place
 
     @property
-    def part(self) -> str: # "rule", "draft", "cache"; "candidates" in `CANDIDATES`, "forward" in `SHARED`
+    def part(self) -> str: # "rule", "draft" or "cache"; in other lists "candidates" or "forward"
         "Which of them is broken."
         if self.candidates: return "candidates"
         if issubclass(self.model, ExactDecoder): return "forward"
