@@ -86,6 +86,7 @@ def test_run_shows_the_first_token_at_once_and_the_text_token_by_token(page):
     page.wait_for_function("document.querySelectorAll('.sp-token').length > 12")
     press(page, "Stop")
     until(page, "status", "Stopped.")
+    page.wait_for_timeout(1000)  # what was on its way to the page has arrived
     count = page.locator(".sp-token").count()
     page.wait_for_timeout(300)
     assert page.locator(".sp-token").count() == count < 96  # it stands still, in the middle of the text
