@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # for type checkers only: importing transformers takes second
     from transformers import Cache
 
 # %% ../nbs/engine/07_adapter.ipynb #6b221efb
+def cache_argument(model) -> str:
+    "What a transformers module calls its cache: since 5.24 `cache`, before `past_key_values`."
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
 def as_transformers_cache(cache: KVCache) -> "Cache":
     """A transformers `Cache` that keeps its keys and values in ours. It has no state of its own:
     make one for each forward, or keep it. Raises `InputError` for a cache with rounded views."""
@@ -75,7 +79,7 @@ def _why_not(model, config) -> list[str]: # empty: it can
     kinds = set(getattr(config, "layer_types", None) or [])
     why = [f"it has layers of the kind {kind}" for kind in sorted(kinds - _ROLLS_BACK)]
     if getattr(model, "_is_stateful", False): why.append("it keeps a recurrent state")
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if cache_argument(model) not in inspect.signature(model.forward).parameters:
         why.append("it keeps no keys and values")
     if any(getattr(part, "is_causal", True) is False for part in model.modules()):
         why.append("its tokens attend to later ones")
@@ -123,8 +127,8 @@ class TransformersLM(CausalLM):
         check_wanted(last, layers, self.config.num_hidden_layers)
         keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
         output = self.model(
-            input_ids=ids.to(self.device), past_key_values=as_transformers_cache(cache),
-            use_cache=True, output_hidden_states=bool(layers), **keep,
+            input_ids=ids.to(self.device), use_cache=True, output_hidden_states=bool(layers),
+            **{cache_argument(self.model): as_transformers_cache(cache)}, **keep,
         )
         if cache.length != end:
             raise ModelError(f"{type(self.model).__name__} did not keep its keys and values in the "

@@ -7,6 +7,7 @@ __all__ = ['Reader', 'lookup', 'probabilities', 'Dice', 'verify', 'one_round', '
 
 # %% ../nbs/path/00_tour.ipynb #bb698a45
 from collections.abc import Iterator
+from inspect import signature
 
 import torch
 from torch.nn.functional import one_hot
@@ -17,6 +18,8 @@ class Reader:
     "A causal language model of transformers, and the text that it has read."
     def __init__(self, model):
         self.model, self.seen, self.cache = model, [], DynamicCache()
+        named = "cache" in signature(model.forward).parameters  # since transformers 5.24
+        self.past = {"cache" if named else "past_key_values": self.cache}
 
     @torch.inference_mode()
     def __call__(self, text: list[int], n: int) -> torch.Tensor:
@@ -25,7 +28,7 @@ class Reader:
         while same < most and self.seen[same] == text[same]: same += 1
         if same < len(self.seen): self.cache.crop(same - len(self.seen))  # drop the end
         new = torch.tensor([text[same:]], device=self.model.device)
-        output = self.model(new, past_key_values=self.cache, use_cache=True)
+        output = self.model(new, **self.past, use_cache=True)
         self.seen = list(text)
         return output.logits[0, -n:].float().cpu()
 

@@ -5,7 +5,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from families import LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
-from specdec.adapter import TransformersLM, as_transformers_cache, is_native
+from specdec.adapter import TransformersLM, as_transformers_cache, cache_argument, is_native
 from specdec.core import InputError, ModelError, SpecdecError
 from specdec.kvcache import KVCache
 
@@ -82,7 +82,7 @@ def test_generate_of_transformers_on_this_cache():
                eos_token_id=None)
     cache = KVCache(3, 20)
     adapter = as_transformers_cache(cache)
-    assert torch.equal(llama.generate(start, past_key_values=adapter, **how), llama.generate(start, **how))
+    assert torch.equal(llama.generate(start, **{cache_argument(llama): adapter}, **how), llama.generate(start, **how))
     assert cache.length == 17
     for refused in (lambda: adapter.crop(-1), adapter.reset):
         with pytest.raises(SpecdecError, match="rollback"): refused()

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig, Qwen3Config
 
 import specdec.profiling as profiling
-from specdec.adapter import TransformersLM
+from specdec.adapter import TransformersLM, cache_argument
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.base import NGramDrafter
 from specdec.profiling import (
@@ -143,8 +143,9 @@ def test_flops_are_what_pytorch_counts(name, T, S):
     config, model = CONFIGS[name], library(CONFIGS[name])
     with torch.no_grad():
         cache = DynamicCache(config=model.config)
-        if S: model(torch.ones(1, S, dtype=torch.long), past_key_values=cache)
-        with FlopCounterMode(display=False) as counter: model(torch.ones(1, T, dtype=torch.long), past_key_values=cache)
+        past = {cache_argument(model): cache}
+        if S: model(torch.ones(1, S, dtype=torch.long), **past)
+        with FlopCounterMode(display=False) as counter: model(torch.ones(1, T, dtype=torch.long), **past)
     head = config.head_dim if config.model_type == "qwen3" else 8
     hidden = 4 * 3 * 4 * head * T * (T - 1) // 2
     assert counter.get_total_flops() == forward_flops(config, T, S) + hidden

@@ -25,6 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..adapter import cache_argument
 from .llamacpp import LlamaCppModes
 from .runner import prompt_ids
 from ..core import ModelError
@@ -128,7 +129,8 @@ def compiled_peer(model,        # a transformers causal LM
     settings._compile_all_devices = True  # without it, only on GPUs
     cache = StaticCache(config=model.config, max_cache_len=longest)
     folder = tempfile.TemporaryDirectory()
-    generate = transformers_peer(model, past_key_values=cache, compile_config=settings)
+    past = {cache_argument(model): cache}
+    generate = transformers_peer(model, **past, compile_config=settings)
     def run(ids: list[int], n: int, seed: int = 0) -> list[int]:
         cache.reset()
         with compile_folder(folder.name): return generate(ids, n, seed)
