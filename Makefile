@@ -4,27 +4,34 @@ BIN    := .venv/bin
 # Notebooks run with quiet libraries, so that their saved outputs hold results only.
 # What is measured on a machine decides nothing in them.
 QUIET  := SPECDEC_COSTS=usual HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
+# `ci`: what must hold. `nightly`: also the tests marked slow, and all of hypothesis' examples.
+TIER ?= ci
+CHOSEN := $(if $(filter nightly,$(TIER)),,-m "not slow")
 # Two processes share two cores, so each has one thread; where a test asks for more, those that wait don't spin.
-TESTING := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUIET)
+TESTING := SPECDEC_TESTS=$(TIER) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUIET)
 NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
-.PHONY: demo test setup model browser check check-site check-code check-texts test-pages test-waiting test-working notebooks badges record \
+.PHONY: demo test test-all setup model browser check check-site check-code check-texts test-pages test-waiting test-working notebooks badges record \
         mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
-test: setup                 ## everything that must hold before a commit lands
+test: setup                 ## everything that must hold before a commit lands, in ten minutes
 	$(MAKE) --no-print-directory --jobs 3 test-waiting test-working
-	$(TESTING) $(BIN)/python -m pytest tests/test_playground_browser.py  # alone: it asks how soon a click is answered
+	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) tests/test_playground_browser.py  # alone: it asks how soon a click is answered
 
-# Those that mostly wait for other processes to end: beside all others they cost next to nothing.
-WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py
+test-all:                   ## the same with every case, long statistics and long measurements
+	$(MAKE) --no-print-directory test TIER=nightly
+
+# One process beside all others: those that mostly wait for other processes to end, and those that share a browser's one
+# pass over the pages.
+WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py tests/test_site_browser.py tests/test_recorded_browser.py
 test-waiting: model
-	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(WAITING)
+	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) $(WAITING)
 
 test-working: check test-pages
-	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 3 \
+	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 \
 	  $(addprefix --ignore ,$(WAITING) tests/test_playground_browser.py)
 
 test-pages: model           # the notebooks without a number; those with one are run with their solutions, by pytest

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core import InputError, PhaseTimer, Round, Source, check, whole
-from .drafters.base import Draft, Drafter, NoDrafter
+from .drafters.base import Draft, Drafter, DraftState
 from .drafters.hybrid import _share
 from .kvcache import KVCache, _Buffers
 from .layouts import ALIKE, answer_apart, fold_apart, hidden_places, unfold_apart
@@ -171,14 +171,15 @@ def read_batch(target: Llama,
 class BatchText:
     "One text of a batch: what `specdec.speculative.speculate` asks for, for each its own."
     prompt: Sequence[int]            # token ids, at least one; a list, an array or a tensor [T]
-    drafter: Drafter                 # its own: a drafter remembers one text
+    drafter: Drafter                 # weights, which texts may share
     transform: Transform             # logits → p
     source: Source                   # all randomness
     K: int = 5                       # draft tokens per round, at most
     max_new_tokens: int = 128        # fewer where the target's context ends
     eos_ids: Set[int] = frozenset()  # the text ends after one of these
     verify: VerifyRule | None = None # None: greedy match at temperature 0, else sampling
-    over: bool = False               # to be set between rounds by who wants no more of it
+    over: bool = False               # set it between rounds to end the text
+    state: DraftState | None = None  # of its drafter, once the text has begun
 
 # %% ../nbs/engine/18_batches.ipynb #2d238e36
 @dataclass
@@ -202,14 +203,10 @@ def batch_loop(target: CausalLM, text: BatchText) -> tuple[_HostLoop, list[int]]
 
 def batch_loops(target: CausalLM, texts: Sequence[BatchText]) -> list[tuple[_HostLoop, list[int]]]:
     "The loops of all texts; raises `InputError` that names the text."
-    loops, seen = [], dict[int, int]()
+    loops = []
     for i, text in enumerate(texts):
         try: loops.append(batch_loop(target, text))
         except InputError as error: raise InputError(f"Text {i}: {error}") from error
-        if isinstance(text.drafter, NoDrafter): continue
-        first = seen.setdefault(id(text.drafter), i)
-        check(first == i, f"Texts {first} and {i} have the same drafter, and a drafter remembers "
-              "one text: give each its own.")
     return loops
 
 # %% ../nbs/engine/18_batches.ipynb #74c7f69b
@@ -282,6 +279,7 @@ def _batch_rounds(waiting: deque, cache: BatchCache | _OneByOne,
         while waiting and len(batch.members) < cache.size:
             i, (loop, prompt) = waiting.popleft()
             for r in loop.begin(prompt, cache.join(), timer): yield i, r
+            loop.text.state = loop.state
             batch.members.append((i, loop))
             batch.part()
         if not batch.members: continue
@@ -298,8 +296,7 @@ def speculate_batch(
     """`specdec.speculative.speculate` for several texts at once: each follows the target's law, and
     in float32 on an x86 CPU it is the text that `speculate` writes with the same source. Texts join
     in their order, as others end. A target that isn't our own decoder reads them one after the
-    other. Raises as `speculate` does, naming the text, and `InputError` for texts that share a
-    drafter."""
+    other. Raises as `speculate` does, naming the text."""
     loops = batch_loops(target, list(texts))
     size = whole(size, "size, how many texts share a forward,", 1)
     if not loops: return iter(())

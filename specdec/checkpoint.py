@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .core import ModelError
 from .layouts import Int4Linear, Linear, has_layouts, has_same_rows, stored_levels
-from .models import GRID, INT4, MANIFEST, pick_dtype
+from .models import FOUR_BITS, GRID, INT4, MANIFEST, pick_dtype
 
 # %% ../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
@@ -48,10 +48,30 @@ def _grid_of(folder: Path,
                          "no levels for int4. Delete that folder: it is then converted again.")
     try:
         with safe_open(path, "pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+            kinds = file.metadata() or {}
+            blocks = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a whole safetensors file ({error}). "
                          "Delete its folder: it is then converted again.") from error
+    _check_grid(path, kinds, blocks)
+    return kinds, blocks
+
+def _check_grid(path: Path, kinds: dict[str, str], blocks: dict[str, Tensor]) -> None:
+    "Raise `ModelError` unless the formats are known, and of tensors that the model has."
+    files = _files_of(path.parent)
+    strange = [name for name in kinds.keys() | blocks.keys()
+               if name not in files and name != "lm_head.weight"
+               or name in blocks and kinds.get(name) not in FOUR_BITS]
+    if strange: raise ModelError(
+        f"{path} tells of {min(strange)!r}, which this model hasn't, or not in four bits: the two"
+        " don't belong together. Delete that folder: it is then converted again.")
+
+def _check_blocks(name: str, kind: str, blocks: Tensor, inputs: int) -> None:
+    "Raise `ModelError` unless these can be the levels of rows of so many weights."
+    size = inputs // 32 * {"Q4_0": 18, "Q4_1": 20}[kind]  # bytes of a row
+    if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] != size: raise ModelError(
+        f"The levels of {name!r} in {GRID} have the shape {list(blocks.shape)}, which isn't that of"
+        " their weight: delete the model's folder, and it is converted again.")
 
 def finer_numbers(folder: Path,
                   vocabulary: int, # numbers in the matrix of the way out
@@ -118,6 +138,8 @@ class Checkpoint:
         if not self.int4: return Linear(weight, bias, self.pack)
         if not (whole or any(name in self.kinds for name in names)): return Int4Linear(weight, bias)
         if not all(name in self.blocks for name in names): return Linear(weight, bias)
+        for name in names:
+            _check_blocks(name, self.kinds[name], self.blocks[name], weight.shape[1])
         parts = [stored_levels(self.blocks[name], self.kinds[name]) for name in names]
         levels, scales = (torch.cat(part, i) for i, part in enumerate(zip(*parts)))
         stored = levels.to(self.device), scales.to(self.device)

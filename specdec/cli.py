@@ -15,12 +15,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum, IntEnum
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 # %% ../nbs/use/07_cli.ipynb #f06d5c13
@@ -42,8 +44,9 @@ def in_one_line(error: BaseException) -> str | None: # None: it is a bug
         command = error.ctx.command_path if error.ctx else "specdec"
         words = f"{error.format_message()} (See {command} -h.)"
     elif isinstance(error, OSError):
-        where = error.filename or "Standard output"  # a stream has no name
-        words = f"{where} can't be read or written: {error.strerror or error}."
+        where = f"{error.filename} can't be read or written" if error.filename else (
+            "The system refused, and doesn't say which file or connection it means")
+        words = f"{where}: {error.strerror or error}."
     elif core is not None and isinstance(error, core.SpecdecError): words = str(error)
     else: return None
     line = f"Error: {' '.join(words.split())}"
@@ -61,9 +64,23 @@ def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a
     return ExitCode.BAD_INPUT
 
 # %% ../nbs/use/07_cli.ipynb #868c1b2a
+def shown_as_written(command: TyperCommand | TyperGroup) -> None:
+    """Prepare the help of a command, and of those in it, for the library that prints it: brackets
+    are text and no markup, and lines are as long as the terminal is wide."""
+    for each in (command, *command.params):
+        words = getattr(each, "help", None)
+        if words is None: continue
+        paragraphs = cleandoc(words).split("\n\n")
+        each.help = "\n\n".join(escape(" ".join(p.split())) for p in paragraphs)
+    for one in getattr(command, "commands", {}).values(): shown_as_written(one)
+
 class Commands(TyperGroup):
     """A group of commands that ends with one line and exit code 2 where specdec raises an error on
     purpose, where an option is wrong, and where the system refuses."""
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        shown_as_written(self)
+
     def main(self, *args, standalone_mode: bool = True, **more):
         code = ExitCode.DONE
         try:
@@ -122,15 +139,18 @@ def _option(panel: str, *names: str, help: str, **more):
 PromptText = Annotated[str, typer.Argument(
     metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False)]
 PromptOrNone = Annotated[Optional[str], typer.Argument(
-    metavar="[PROMPT]", help="What to answer; - reads it from standard input.",
+    metavar="PROMPT", help="What to answer; - reads it from standard input.",
     show_default=False)]
 PromptFile = Annotated[Optional[Path], typer.Option(
     "--prompts", exists=True, dir_okay=False, show_default=False,
-    help="In place of PROMPT: a file with one a line, as text, or as JSON with a prompt, a text or "
-         "messages.")]
+    help="In place of PROMPT: a file with one a line. If its first line begins with {, each is a "
+         "JSON object with a text named prompt or text, or a chat named messages; else each is "
+         "text.")]
 AnswerFile = Annotated[Optional[Path], typer.Option(
     "--out", dir_okay=False, show_default=False,
-    help="With --prompts: a file for the answers, JSON lines; the same command goes on with it.")]
+    help="With --prompts: a file for the answers, JSON lines. Each is written when it is done, and "
+         "the file put in the order of the prompts when the command ends, also by Ctrl-C. Stopped, "
+         "even by kill -9, the same command goes on with it; another one is refused.")]
 BatchSize = Annotated[int, typer.Option(
     "--batch-size", min=1, help="With --prompts: how many texts share a forward.")]
 PairName = Annotated[Optional[str], _option(
@@ -216,8 +236,12 @@ def read_prompt(text: str,  # the argument; "-" is standard input
     """The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if
     it isn't text."""
     from specdec.core import InputError, check
+    from specdec.train.data import MOST_BYTES
     try:
-        if text == "-": text = sys.stdin.read().removesuffix("\n")
+        if text == "-":
+            text = sys.stdin.read(MOST_BYTES + 1).removesuffix("\n")
+            check(len(text) <= MOST_BYTES, "Standard input can't be read: it has more than "
+                  f"{MOST_BYTES // 10**6} million characters.")
         text.encode()  # bytes of an argument that are not UTF-8 only show here
     except UnicodeError as error:
         raise InputError(f"The prompt isn't UTF-8 text: {error}.") from error
@@ -227,41 +251,86 @@ def read_prompt(text: str,  # the argument; "-" is standard input
     return as_prompt(text, raw)
 
 # %% ../nbs/use/07_cli.ipynb #5ervc001
-def prompt_of(line: str,  # JSON
-              raw: bool) -> str | list[dict] | None: # None: there is none
-    "What a line of a file asks: a text named prompt or text, or a chat named messages."
-    try: found = json.loads(line)
-    except (ValueError, RecursionError): return None
-    if not isinstance(found, dict): return None
-    if "messages" in found: return found["messages"] or None
+def text_of(found: dict) -> str: # of a line
+    "The text named prompt or text; raises `ValueError` that says what is wrong with it."
+    if {"prompt", "text"} <= found.keys(): raise ValueError("has both a prompt and a text")
     text = found.get("prompt", found.get("text"))
-    return as_prompt(text, raw) if isinstance(text, str) and text.strip() else None
+    if not isinstance(text, str) or not text.strip(): raise ValueError("has no text to answer")
+    return text
 
-def prompts_in(file: Path, raw: bool) -> list[str | list[dict]]:
-    """The prompts in a file, one a line: JSON where the first line begins like it, else text;
-    raises `InputError`."""
-    from specdec.core import InputError, check
-    try: text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"The prompts in {file} can't be read: {error}.") from error
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    check(len(lines) > 0, f"There is no prompt in {file}.")
-    if not lines[0][1].startswith("{"): return [as_prompt(line, raw) for _, line in lines]
-    found = []
+def chat_of(messages: object) -> list[dict]:
+    "The same, if it is a chat; raises `ValueError` that says what is wrong with it."
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("has messages that are no list of at least one")
+    for each in messages:
+        names = [each.get(name) for name in ("role", "content")] if isinstance(each, dict) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError('has a message without a text "role" and a text "content"')
+    return messages
+
+def prompt_of(line: str) -> str | list[dict]: # a text, or a chat
+    "What a line of JSON asks; raises `ValueError` that says what is wrong with it."
+    try: found = json.loads(line)
+    except (ValueError, RecursionError) as error: raise ValueError("isn't JSON") from error
+    if isinstance(found, list): raise ValueError("is a JSON array, and no object")
+    if not isinstance(found, dict): raise ValueError("is no JSON object")
+    if "messages" not in found: asked = text_of(found)
+    elif {"prompt", "text"} & found.keys(): raise ValueError("has messages and a text besides")
+    else: asked = chat_of(found["messages"])
+    try: json.dumps(asked, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error: raise ValueError("has half a character in it") from error
+    return asked
+
+def is_json(line: str) -> bool: # of a file whose first line is text
+    "Whether it was meant as JSON, and not as text."
+    line = line.strip()
+    if line.startswith("{") or line == "[": return True
+    if not line.startswith("["): return False
+    try: return isinstance(json.loads(line), list)
+    except (ValueError, RecursionError): return line.startswith("[{")
+
+FORM = ('expected {"prompt": "…"}, {"text": "…"} or '
+        '{"messages": [{"role": "user", "content": "…"}]} in each line')
+
+def asked_in(file: Path) -> list[str | list[dict]]: # texts and chats
+    """What the lines of a file ask: JSON objects where the first begins like one, else texts;
+    raises `InputError` with the number of a line that is neither."""
+    from specdec.core import InputError
+    from specdec.train.data import numbered_lines
+    found, lines = [], numbered_lines(file)
+    as_text = not is_json(lines[0][1])
     for n, line in lines:
-        found.append(prompt_of(line, raw))
-        check(found[-1] is not None, f'Line {n} of {file} must be JSON with a text named "prompt" '
-              f'or "text", or a chat named "messages", not {line[:60]!r}.')
+        try:
+            if as_text and is_json(line): raise ValueError("is JSON, and the first one is text")
+            found.append(line if as_text else prompt_of(line))
+        except ValueError as error:
+            raise InputError(f"Line {n} of {file} {error}: {FORM}, or text in all of them, not "
+                             f"{line[:60]!r}.") from error
     return found
+
+def taken_for(asked: list[str | list[dict]]) -> str:
+    "What the lines of a file were taken for, such as `2 texts, 1 chat`."
+    texts = sum(isinstance(each, str) for each in asked)
+    counts = (texts, "text"), (len(asked) - texts, "chat")
+    return ", ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in counts if n)
+
+def prompts_in(file: Path, raw: bool,
+               told: bool = False, # whether standard error says what they were taken for
+              ) -> list[str | list[dict]]:
+    "The prompts in a file as `Pair.generate` takes them; raises `InputError` as `asked_in`."
+    found = asked_in(file)
+    if told: typer.echo(f"{file}: {taken_for(found)}", err=True)
+    return [as_prompt(each, raw) if isinstance(each, str) else each for each in found]
 
 def read_prompts(text: str | None,  # the argument
                  file: Path | None, # of --prompts
-                 raw: bool) -> list[str | list[dict]]:
-    "All prompts, from the one place or from the other; raises `InputError`."
+                 raw: bool, told: bool = False) -> list[str | list[dict]]:
+    "All prompts, from the one place or from the other; raises `InputError`. See `prompts_in`."
     from specdec.core import check
     check((text is None) != (file is None),
           "Give a prompt, or --prompts FILE with a line for each: one of the two.")
-    return prompts_in(file, raw) if text is None else [read_prompt(text, raw)]
+    return prompts_in(file, raw, told) if text is None else [read_prompt(text, raw)]
+
 
 # %% ../nbs/use/07_cli.ipynb #479730c9
 def read_settings(
@@ -285,7 +354,10 @@ def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dic
     check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
     if schema is None: return dict(logprobs=logprobs)
     from specdec.grammars import JSONSchema
-    try: data = json.loads(schema.read_text(encoding="utf-8"))
+    from specdec.train.data import read_bounded
+    content = read_bounded(schema, most=10**7)
+    try: data = json.loads(content.decode())
+    except RecursionError: raise InputError(f"{schema} has too many levels for JSON.") from None
     except ValueError as error:  # UnicodeError and JSONDecodeError are two of them
         raise InputError(f"{schema} holds no JSON: {error}.") from error
     return dict(logprobs=logprobs, grammar=JSONSchema(data))
@@ -382,6 +454,17 @@ def say(piece: str) -> None: # new text
     sys.stdout.flush()
 
 # %% ../nbs/use/07_cli.ipynb #c0072334
+def check_fits(results: list, # of (place, GenerationResult)
+               count: int): # of the prompts
+    "Raise `InputError` if answers were cut before what --json-schema asks for was complete."
+    from specdec.core import check
+    cut = sorted(i + 1 for i, result in results if result.fits_grammar is False)
+    which = "The answer was" if count == 1 else (
+        f"{len(cut)} of {count} answers were ({', '.join(map(str, cut[:10]))}"
+        f"{', …' * (len(cut) > 10)})")
+    check(not cut, f"{which} cut before it was complete: not JSON that fits --json-schema. Give a "
+          "larger --max-new-tokens, or leave out --stop.")
+
 def print_answer(pair, text, method: str, settings: dict, as_json: bool) -> None:
     "Print an answer as it comes, or as JSON."
     result = pair.generate(text, method=method, stream=None if as_json else say, **settings)
@@ -390,6 +473,7 @@ def print_answer(pair, text, method: str, settings: dict, as_json: bool) -> None
         say("\n")
         typer.echo(result.summary(), err=True)
     if result.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+    check_fits([(0, result)], 1)
 
 def in_order(results): # iterator of (place, result) → of results
     "Each as soon as all before it are there."
@@ -400,80 +484,206 @@ def in_order(results): # iterator of (place, result) → of results
             yield waiting.pop(following)
             following += 1
 
-def print_all(results, as_json: bool) -> None: # an iterator of GenerationResult
-    "Print answers with an empty line between, or a line of JSON for each."
-    for n, result in enumerate(results):
+def speed_of(pair) -> str:
+    "How much it has written, and how fast."
+    told = pair.stats
+    return (f"{told.tokens} tokens in {told.seconds:.2f} s, "
+            f"{told.tokens_per_second:.1f} tokens/s")
+
+def print_all(pair, prompts: list, batch_size: int, as_json: bool, **asked) -> None:
+    """Answer some prompts, several at a time, and print the answers in order, with an empty line
+    between or as a line of JSON for each; an interrupt prints what there is."""
+    pair.reset_stats()
+    printed, whole = 0, [] # whole: those that are over, with their places
+    for i, result in enumerate(in_order(pair.results(prompts, batch_size, **asked))):
+        if result.finish_reason != "interrupted": whole.append((i, result))
+        if not result.num_tokens: continue
         if as_json: say(f"{result.to_json()}\n")
-        else: say("\n" * (n > 0) + f"{result.text}\n")
+        else: say("\n" * (printed > 0) + f"{result.text}\n")
+        printed += 1
+    if not as_json: typer.echo(f"{printed} answers; {speed_of(pair)}", err=True)
+    if len(whole) < len(prompts): raise typer.Exit(ExitCode.INTERRUPTED)
+    check_fits(whole, len(prompts))
+
 
 # %% ../nbs/use/07_cli.ipynb #5ervc003
-def kept_answers(file: Path) -> tuple[list, int]: # of GenerationResult; the bytes that they take
-    """What an earlier run has written, up to a line that it didn't finish; raises `InputError` for
-    a file with anything else in it."""
-    from specdec.core import GenerationResult, InputError
-    content = file.read_bytes() if file.exists() else b""
-    size = content.rfind(b"\n") + 1
+BEGIN = b'{"prompt_ids": ['  # how an answer begins
+MOST_OF_A_LINE = 2**30       # bytes
+
+def check_out(file: Path, prompts: Path) -> Path: # the file that a link leads to
+    "Raise `InputError` for what can't hold answers, before anything is read or loaded."
+    from specdec.core import InputError, check
     try:
-        lines = content[:size].decode().split("\n")[:-1]
-        return [GenerationResult.from_json(line) for line in lines], size
-    except (UnicodeError, InputError) as error:
+        there, to_read = file.exists(), file.is_file()
+        check(to_read or not there, f"--out must be a file, or a new one, and {file} is there and "
+              "isn't a regular file.")
+        check(not there or not file.samefile(prompts),
+              f"--out and --prompts are the same file, {file}: give another one for the answers.")
+        file = file.resolve()
+        check(file.parent.is_dir(), f"There is no folder {file.parent} for --out: make it first.")
+        check(os.access(file if there else file.parent, os.W_OK),
+              f"--out can't be written: {file} is not ours to write.")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        raise InputError(f"--out can't be {file}: {error}.") from error
+    return file
+
+def is_torn(line: bytes, # the last of a file, without a line break
+            alone: bool, # whether there is nothing else in the file
+           ) -> bool:
+    "Whether a kill has torn an answer there: it begins like one, and doesn't end like JSON."
+    if not line.startswith(BEGIN) and (alone or not BEGIN.startswith(line)): return False
+    try: json.loads(line)
+    except ValueError: return True
+    except RecursionError: return False
+    return False
+
+def kept_answers(file: Path) -> tuple[list, int]: # of GenerationResult; the bytes that they take
+    """What an earlier run has written, but for a last line that it didn't finish; raises
+    `InputError` for a file with anything else in it. Nothing is changed."""
+    from specdec.core import GenerationResult, InputError
+    found, size = [], 0
+    try:
+        with open(file, "rb") if file.exists() else nullcontext([]) as lines:
+            while begin := lines.peek(len(BEGIN))[:len(BEGIN)] if lines else b"":
+                if not BEGIN.startswith(begin): raise InputError(f"It has {begin!r} in it.")
+                line = lines.readline(MOST_OF_A_LINE)
+                if not line.endswith(b"\n") and is_torn(line, alone=not found): break
+                found.append(GenerationResult.from_json(line.decode()))
+                size += len(line)
+    except (OSError, UnicodeError, InputError) as error:
         raise InputError(f"{file} holds something else than answers, which would be lost: take "
                          f"another file. ({error})") from error
+    return found, size
 
-def gone_on(known: list, # of GenerationResult: the answers to the first prompts
-            prompts: list, tokenizer, method: str, settings: dict) -> dict:
-    "The settings for the prompts that are left; raises `InputError` if they were others before."
-    from specdec.core import check
-    from specdec.models import encode
-    check(len(known) <= len(prompts), f"--out holds {len(known)} answers and there are "
-          f"{len(prompts)} prompts: take another file.")
-    seed = settings["seed"]
-    if known and seed is None: seed = known[0].settings["seed"]
-    for n, (result, prompt) in enumerate(zip(known, prompts), 1):
-        wanted = settings | dict(method=method, seed=None if seed is None else seed + n - 1)
-        found = result.settings | dict(method=result.method)
-        changed = [name for name in wanted if name in found and found[name] != wanted[name]]
-        if result.prompt_ids != encode(tokenizer, prompt): changed = ["prompt", *changed]
-        check(not changed, f"Answer {n} in --out was written with another {', '.join(changed)}: "
-              "take another file, or ask the same.")
-    return settings | dict(seed=None if seed is None else seed + len(known))
+
+# %% ../nbs/use/07_cli.ipynb #5ervc006
+def run_asked(pair, method: str, settings: dict, ids: list[list[int]], # of each prompt
+              trained: Path | None, # what drafts, if it was named by its folder
+              revision: str | None) -> dict: # for JSON
+    "What a run is asked, and by which models: all that its answers depend on, but the machine."
+    from specdec.bench.run import folder_digest
+    from specdec.bench.runner import fingerprint
+    from specdec.models import find_model
+    from specdec.pairs import drafter_name, find_drafter, rule_name
+    target, plain, settings = pair.target, method == "plain", dict(settings)
+    verify, grammar = settings.pop("verify", None), settings.pop("grammar", None)
+    digest = target.digest or folder_digest(find_model(target.name, revision))
+    schema = getattr(grammar, "schema", None)
+    return settings | {
+        "target": target.name, "weights": digest[:12], "dtype": target.precision, "method": method,
+        "drafter": None if plain else drafter_name(pair.drafter),
+        "drafter_weights": folder_digest(find_drafter(trained))[:12] if trained else None,
+        "verify": rule_name(verify, method), "schema": schema and fingerprint(schema),
+        "count": len(ids), "prompts": fingerprint(ids),
+    }
+
 
 # %% ../nbs/use/07_cli.ipynb #5ervc004
-def counted(results, total: int, known: int): # an iterator of GenerationResult → the same
+def check_same(known: list, # of GenerationResult
+               asked: dict, # of `run_asked`
+               ids: list[list[int]], seed: int, file: Path) -> dict: # place → GenerationResult
+    "Raise `InputError` unless all are answers to these prompts, by a run that was asked the same."
+    from specdec.core import check
+    advice = "Take another file, or give the same command."
+    found: dict = {}
+    for n, result in enumerate(known, 1):
+        said = dict(result.run or {})
+        i = said.pop("index", None)
+        names = [name for name in sorted(said.keys() | asked.keys())
+                 if said.get(name) != asked.get(name)]
+        differ = [f"{name} was {said.get(name)!r} and is {asked.get(name)!r}" for name in names]
+        check(result.run is not None, f"Line {n} of {file} doesn't say which run it is of: it is "
+              f"from --json, or an earlier version. {advice}")
+        check(not differ, f"{file} holds answers of another run: {'; '.join(differ)}. {advice}")
+        check(type(i) is int and 0 <= i < len(ids) and i not in found
+              and result.prompt_ids == ids[i] and result.settings.get("seed") == seed + i,
+              f"Line {n} of {file} isn't as it was written: it answers another prompt than it says,"
+              " or one that is answered before. Take another file, or delete the line.")
+        found[i] = result
+    return found
+
+def unbroken(places: list[int]) -> list[list[int]]:
+    "The same in order, in groups of neighbours."
+    groups: list[list[int]] = []
+    for i in sorted(places):
+        if groups and groups[-1][-1] == i - 1: groups[-1].append(i)
+        else: groups.append([i])
+    return groups
+
+def put_in_order(file: Path) -> None:
+    "Sort the answers by their prompts: the new file is there whole, or the old one stays."
+    from shutil import copymode
+
+    from specdec.train.resume import written_whole
+    *lines, torn = file.read_bytes().split(b"\n")
+    in_order = sorted(lines, key=lambda line: json.loads(line)["run"]["index"])
+    if lines == in_order: return
+    with written_whole(file) as partial:
+        partial.write_bytes(b"".join(line + b"\n" for line in in_order) + torn)
+        copymode(file, partial)
+
+
+# %% ../nbs/use/07_cli.ipynb #5ervc007
+def counted(results, total: int, known: int): # an iterator → the same
     "Show how far it is, where somebody looks."
     from tqdm import tqdm
     return tqdm(results, desc="answers", unit="text", total=total, initial=known, leave=False,
                 disable=None, file=sys.stderr)
 
-def write_all(results, file: Path, size: int) -> None: # an iterator of GenerationResult; bytes kept
-    "A line of JSON for each, up to an interrupt; each is in the file as soon as it is there."
-    with open(file, "ab") as out:
-        out.truncate(size)
-        for result in results:
-            if result.finish_reason == "interrupted": break
-            out.write(result.to_json().encode() + b"\n")
-            out.flush()
+def append_answer(file: Path, result) -> None: # a GenerationResult
+    "A line at the end of the file, all of it or nothing; raises `InputError` for a full disk."
+    from specdec.core import InputError
+    from specdec.models import append_whole
+    try: append_whole(file, result.to_json() + "\n")
+    except OSError as error:
+        raise InputError(f"{file} can't be written: {error.strerror or error}. What is answered so "
+                         "far is in it; make room, and the same command goes on.") from error
 
-def answer_all(pair, prompts: list, method: str, settings: dict, as_json: bool,
-               out: Path | None, batch_size: int) -> None:
-    "Answer a file of prompts, several at a time, in its order; an interrupt leaves what there is."
-    known, size = kept_answers(out) if out else ([], 0)
-    settings = gone_on(known, prompts, pair.tokenizer, method, settings)
-    rest, stopped = prompts[len(known):], []
-    def done():
-        results = pair.results(rest, batch_size, method=method, **settings) if rest else ()
-        for result in in_order(results):
-            if result.finish_reason == "interrupted": stopped.append(result)
-            if result.num_tokens: yield result
+def write_missing(pair, prompts: list, found: dict, file: Path, batch_size: int, seed: int,
+                  run: dict, **asked) -> None:
+    "Answer the prompts that have no answer yet, and write each answer down when it is done."
+    def results():
+        for group in unbroken([i for i in range(len(prompts)) if i not in found]):
+            some = [prompts[i] for i in group]
+            for n, result in pair.results(some, batch_size, seed=seed + group[0], **asked):
+                if result.finish_reason == "interrupted": return
+                yield group[n], result
 
+    try:
+        for i, result in counted(results(), len(prompts), len(found)):
+            found[i] = replace(result, run={"index": i} | run)
+            append_answer(file, found[i])
+    except KeyboardInterrupt: pass  # while one was written: what is missing says so
+
+def answer_into(pair, prompts: list, method: str, settings: dict, file: Path,
+                known: list, size: int, # of `kept_answers`
+                batch_size: int, trained: Path | None, revision: str | None) -> None:
+    """Answer a file of prompts into a file, several at a time, and go on with what is there. Each
+    answer is on the disk when it is done, and the file in order at the end, however it comes."""
+    from specdec.core import TorchSource
+    from specdec.models import encode
+    from specdec.pairs import place_named
+    ids = []
+    for i, prompt in enumerate(prompts):
+        with place_named(i, len(prompts)): ids.append(encode(pair.tokenizer, prompt))
+    seed = settings["seed"]
+    if seed is None and known: seed = (known[0].run or {}).get("seed")
+    seed = TorchSource(seed).seed >> (seed is None)  # room for one more each prompt
+    settings = settings | {"seed": seed}
+    run = json.loads(json.dumps(run_asked(pair, method, settings, ids, trained, revision)))
+    found = check_same(known, run, ids, seed, file)
+    with open(file, "ab") as held: # a line that was torn goes; one that was only not ended is
+        held.truncate(size)
+        if known and not file.read_bytes().endswith(b"\n"): held.write(b"\n")
     pair.reset_stats()
-    if out: write_all(counted(done(), len(prompts), len(known)), out, size)
-    else: print_all(done(), as_json)
-    told, where = pair.stats, f" in {out}, {len(known)} of them from before" if out else ""
-    if out or not as_json:
-        typer.echo(f"{len(known) + told.texts} answers{where}; {told.tokens} tokens in "
-                   f"{told.seconds:.2f} s, {told.tokens_per_second:.1f} tokens/s", err=True)
-    if stopped: raise typer.Exit(ExitCode.INTERRUPTED)
+    try: write_missing(pair, prompts, found, file, batch_size, run=run, method=method, **settings)
+    finally: put_in_order(file)
+    missing = f" of {len(prompts)}" if len(found) < len(prompts) else ""
+    typer.echo(f"{len(found)}{missing} answers in {file}, {len(known)} of them from before; "
+               f"{speed_of(pair)}", err=True)
+    if missing: raise typer.Exit(ExitCode.INTERRUPTED)
+    check_fits(list(found.items()), len(prompts))
+
 
 # %% ../nbs/use/07_cli.ipynb #a4a4e84a
 def with_options(path: Path, context: typer.Context, # of the command
@@ -535,7 +745,10 @@ def generate(
     check(out is None or prompts is not None, "--out is for the answers to --prompts FILE: send the"
           " answer to one prompt to a file by > FILE.")
     as_lines = as_json or out is not None
-    texts, wanted = read_prompts(prompt, prompts, raw), read_wanted(logprobs, json_schema, as_lines)
+    if out: out = check_out(out, prompts)
+    told = out is not None or not as_json
+    texts = read_prompts(prompt, prompts, raw, told)
+    wanted = read_wanted(logprobs, json_schema, as_lines)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
     )
@@ -544,10 +757,19 @@ def generate(
         file = with_options(config, context, device=device, dtype=dtype, method=how, **settings)
         settings = file.decoding.settings()
         how = settings.pop("method")
-    opened = open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
-    settings |= wanted
-    if prompts: answer_all(opened, texts, how, settings, as_json, out, batch_size)
-    else: print_answer(opened, texts[0], how, settings, as_json)
+    def opened(): # a specdec.pairs.Pair
+        return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
+
+    if out:
+        from specdec.bench.runner import locked
+        trained = drafter or (file and file.pair.drafter)
+        with locked(out):
+            kept = kept_answers(out)  # what isn't ours is refused before a model is loaded
+            answer_into(opened(), texts, how, settings | wanted, out, *kept, batch_size, trained,
+                        revision)
+    elif prompts: print_all(opened(), texts, batch_size, as_json, method=how, **settings | wanted)
+    else: print_answer(opened(), texts[0], how, settings | wanted, as_json)
+
 
 # %% ../nbs/use/07_cli.ipynb #7c077dd7
 def first_difference(a: list[int], b: list[int]) -> int | None: # None: they are equal
@@ -623,6 +845,7 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
     return [
         ["drafter", "", speculative.drafter or ""],
         row("loop", "", lambda r: r.loop), row("device", "", lambda r: r.device),
+        row("weights", "", lambda r: r.layout.partition(" (")[0]),
         row("tokens", "d", lambda r: r.num_tokens), row("seconds", ".2f", lambda r: r.total_time),
         row("tokens/s", ".1f", lambda r: r.tokens_per_second),
         ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
@@ -682,6 +905,7 @@ def compare(
 
     specdec compare - --json < prompt.txt | python -m json.tool"""
     from specdec.core import check
+    from specdec.loading import fits_plain
     text = read_prompt(prompt, raw)
     settings = read_settings(stop, temperature, top_k, top_p, seed,
                              K=K, max_new_tokens=max_new_tokens)
@@ -689,9 +913,9 @@ def compare(
           "itself: name what drafts, or leave --draft out.")
     models = dict(drafter=drafter, target=target, draft=draft, revision=revision)
     opened = open_pair(pair, device, dtype, raw, **models)
-    # plain decoding at its best
-    apart = opened.target.packed
-    alone = open_pair(pair, device, dtype, raw, "plain", **models) if apart else opened
+    alone = opened
+    if not fits_plain(opened.target):  # a speed-up is over plain decoding at its best
+        alone = open_pair(pair, device, dtype, raw, "plain", **models)
     results = decode_both({"plain": alone, "speculative": opened}, text, settings, as_json)
     if any(r.finish_reason == "interrupted" for r in results.values()): cut_short(results, as_json)
     found = comparison(**results, pair=opened)
@@ -1160,7 +1384,9 @@ def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
     result = Pair(model).generate(SMOKE, method="plain", max_new_tokens=n_tokens)
     return {
         "model": name, "kind": type(model).__name__, "device": str(model.device),
-        "dtype": model.precision, "param_count": model.param_count,
+        "dtype": model.kept_as, "layout": model.layout,
+        "int4": asdict(model.four_bits()) if model.int4 else None,
+        "param_count": model.param_count,
         "memory_footprint_mb": model.memory_footprint_mb, "cache_mb": needed.cache_mb,
         "cache_context": needed.context, "vocab_size": model.vocab_size,
         "context_length": model.context_length, "load_seconds": seconds, "prompt": SMOKE,
@@ -1172,11 +1398,14 @@ def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
 def load_lines(report: dict) -> list[str]: # of `load_report`
     "What `specdec load` says to people."
     size, memory = report["param_count"] / 1e6, report["memory_footprint_mb"]
+    four, layout = report["int4"], f"its weights lie {report['layout']}"
+    if four: layout = (f"{four['matrices']} of {four['of']} matrices are in four bits; a step reads"
+                       f" {four['step_mb']:,.0f} MB")
     return [
         f"{report['model']}: {size:,.1f} M parameters in {report['dtype']} on {report['device']}, "
         f"computed by {report['kind']}; loaded in {report['load_seconds']:.1f} s",
         f"weights {memory:,.0f} MB; keys and values of {report['cache_context']:,} tokens "
-        f"{report['cache_mb']:,.0f} MB",
+        f"{report['cache_mb']:,.0f} MB", *[layout] * bool(four or report["layout"]),
         f"vocabulary of {report['vocab_size']:,} tokens, {report['context_length']:,} positions",
         f"{report['num_tokens']} tokens as a test, {report['tokens_per_second']:.1f} a second:",
         f"{report['prompt']}{report['text']}",
@@ -1317,8 +1546,8 @@ class RayCommand(TyperCommand):
     "A command whose option `--ray` may stand alone: the cluster of this machine."
     def parse_args(self, ctx, args):
         after = args.index("--ray") + 1 if "--ray" in args else 0
-        address = re.compile(r"auto|\S+:\d+")
-        if after and not address.fullmatch("".join(args[after:after + 1])):
+        # what follows is the address, unless it is another option or the grid
+        if after and re.search(r"^-|\.(yaml|yml|toml)$", (args[after:] or ["-"])[0]):
             args = [*args[:after], "auto", *args[after:]]
         return super().parse_args(ctx, args)
 
@@ -1347,9 +1576,10 @@ def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
     from specdec.bench.cluster import over_ray
     from specdec.bench.grid import read_grid
     from specdec.bench.run import bench_run, in_turn, json_logs, run_text
+    from specdec.core import ModelError
     grid = read_grid(config)
     announce_conversion()
-    spread = over_ray(ray) if ray else in_turn
+    spread = in_turn if ray is None else over_ray(ray)
     if ray and not grid.timing: typer.echo("Only acceptance is measured, so cells share machines.",
                                            err=True)
     def measured():
@@ -1357,6 +1587,8 @@ def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
     outcome = or_rebuild(measured)
     typer.echo(bench_json(outcome) if as_json else run_text(outcome))
     if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)
+    if outcome.failed and not outcome.records:
+        raise ModelError("Every run failed, so nothing was measured: above is why.")
 
 @bench.command(name="schema")
 def grid_schema_command() -> None:
@@ -1401,7 +1633,8 @@ def export_original(file: Path, out: Path) -> None:
     import shutil
 
     from specdec.gguf import gguf_path
-    shutil.copyfile(file, gguf_path(out))
+    from specdec.models import written_whole
+    with written_whole(gguf_path(out)) as partial: shutil.copyfile(file, partial)
 
 # %% ../nbs/use/07_cli.ipynb #052e7f48
 @app.command()
@@ -1540,6 +1773,7 @@ def check_served(
     specdec check-server http://127.0.0.1:8080 --prompt "one two one two one" --distance 0.2
 
     specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
+    from specdec.core import ModelError
     from specdec.lossless.server import check_server
     report = check_server(url, prompt, model=model, samples=samples, distance=distance, alarm=alarm,
                           ends=frozenset(ends or ()))
@@ -1549,8 +1783,10 @@ def check_served(
         "samples": found.samples, "planned": found.planned, "alarm": found.alarm,
         "distance": found.distance, "power": found.power, "takes": report.takes,
         "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,
+        "failure": report.failure,
         "looks_like": [suspect.name for suspect in found.suspects[:3]]}))
     else: typer.echo(report.summary())
+    if report.failure and not found.rejected: raise ModelError(report.failure)
     if found.interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
     if not report.lossless: raise typer.Exit(ExitCode.UNEXPECTED)
 
@@ -1561,8 +1797,8 @@ def playground(
         "--port", min=1, max=65535, help="Where on this machine to serve it.",
         show_default="a free one")] = None,
     host: Annotated[str, typer.Option(
-        "--host", help="Whom it listens to: this machine alone, or 0.0.0.0 for any. There is no "
-                       "password.")] = "127.0.0.1",
+        "--host", help="Whom it listens to: this machine alone, or 0.0.0.0 for all who have the "
+                       "printed address.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(
         "--browser/--no-browser", help="Open it in the default browser.")] = True,
 ) -> None:
@@ -1592,6 +1828,25 @@ def replace_closed_streams() -> None:
         os.set_inheritable(number, True)
         setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))
 
+class Named:
+    "A stream whose errors say its name, as those of a file do."
+    def __init__(self, stream, name: str): self.stream, self.name = stream, name
+
+    def __getattr__(self, attribute: str): return getattr(self.stream, attribute)
+
+    def write(self, text: str) -> int:
+        "As the stream's own."
+        return self.named(self.stream.write, text)
+
+    def flush(self) -> None:
+        "As the stream's own."
+        self.named(self.stream.flush)
+
+    def named(self, action: Callable, *given):
+        "Do it, and name the stream if it can't be done."
+        try: return action(*given)
+        except OSError as error: raise OSError(error.errno, error.strerror, self.name) from error
+
 def finish(stream) -> None: # of standard output or error
     "Write what is left; if that can't be, it goes nowhere."
     try: stream.flush()
@@ -1608,6 +1863,7 @@ def main() -> None:
     for stream in streams:
         if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8", errors=stream.errors)
+    sys.stdout = Named(sys.stdout, "Standard output")
     try: app()
     finally:
         for stream in streams[1:]: finish(stream)

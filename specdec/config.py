@@ -10,15 +10,18 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator,
+)
 
 from .core import InputError, check
 from .lossless.rules import LossyLenience
-from .models import local_path
+from .models import local_path, written_whole
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11
@@ -28,15 +31,20 @@ class _Section(BaseModel):
     "Types are taken as they are, and unknown keys are errors."
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+def _no_end(name: str) -> str:
+    if "\0" in name: raise ValueError("no name holds the character U+0000")
+    return name
+
+Name = Annotated[str, AfterValidator(_no_end)] # of a model: perhaps a folder or a file
 
 class PairSection(_Section):
     "What decodes: a registered pair, or the parts of one."
     name: str | None = Field(None, description="A registered pair; `specdec pairs` lists them.")
-    target: str | None = Field(
+    target: Name | None = Field(
         None, description="In place of a name: the target. smollm2, a folder, a GGUF file, or"
                           " org/name on the hub.")
-    draft: str | None = Field(None, description="A model that drafts for the target.")
-    drafter: str | None = Field(
+    draft: Name | None = Field(None, description="A model that drafts for the target.")
+    drafter: Name | None = Field(
         None, description="A trained drafter: one that comes with the package, a folder that"
                           " `specdec distill` wrote, or org/name of an EAGLE-3 head on the hub.")
     lookup: bool = Field(
@@ -130,22 +138,41 @@ def decoding_of(settings: dict, # arguments of `Pair.generate`, or `GenerationRe
         raise InputError(f"{wrong['loc'][0]} can't be kept in a file: {wrong['msg']}.") from error
 
 # %% ../nbs/use/09_config.ipynb #7b4cfb64
-def yaml_lines(text: str) -> dict[tuple[str, ...], int]: # path of keys → line
-    "Where each key of a YAML file stands; raises `InputError` for a key given twice."
+LARGEST = 100_000  # bytes of a configuration; ours have some hundred
+VALUES = 10_000    # keys and values in one; those of an alias count wherever it stands
+
+def _yaml_lines(node: yaml.Node | None, # of the whole file
+               ) -> dict[tuple[str, ...], int]: # path of keys → line
+    "Where each key of a YAML file stands; raises `InputError` for a key given twice, and too many."
     found: dict[tuple[str, ...], int] = {}
+    seen = count()
     def walk(node, path: tuple[str, ...]) -> None:
+        check(next(seen) < VALUES, f"line {node.start_mark.line + 1 if node else 1}: more than"
+              f" {VALUES:,} values, with those that aliases repeat: shorten the file.")
         for i, item in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
             found[(*path, str(i))] = item.start_mark.line + 1
             walk(item, (*path, str(i)))
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            here, line = (*path, str(key.value)), key.start_mark.line + 1
+            line = key.start_mark.line + 1
+            check(isinstance(key, yaml.ScalarNode), f"line {line}: a key is a word, not a list.")
+            here = (*path, str(key.value))
             check(here not in found,
                   f"line {line}: {'.'.join(here)} is given a second time, first in line"
                   f" {found.get(here)}.")
             found[here] = line
             walk(value, here)
-    walk(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    walk(node, ())
     return found
+
+def read_yaml(text: str) -> tuple[Any, dict[tuple[str, ...], int]]: # path of keys → line
+    "The data and the lines; how much there is, is known before aliases and merges are filled in."
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        lines = _yaml_lines(node)
+        data = None if node is None else loader.construct_document(node)
+    finally: loader.dispose()
+    return {} if data is None else data, lines
 
 _HEADER = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
@@ -156,7 +183,7 @@ def toml_lines(text: str) -> dict[tuple[str, ...], int]: # path of keys → line
     section: tuple[str, ...] = ()
     def parts(words: str) -> tuple[str, ...]:
         return tuple(part.strip(" \"'") for part in words.split("."))
-    for i, line in enumerate(text.splitlines(), start=1):
+    for i, line in enumerate((line[:1000] for line in text.splitlines()), start=1):
         if header := _HEADER.match(line):
             section = parts(header[1])
             found.setdefault(section, i)
@@ -215,19 +242,39 @@ def _told(error: dict, # of pydantic's
     said = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     words = said.rstrip(".")
     if error["type"] == "value_error": return f"{where}{'.'.join(path)}: {words}."
-    return f"{where}{'.'.join(path)} should be {words}, not {error['input']!r}."
+    given = repr(error["input"])
+    if len(given) > 80: given = f"{given[:80]}…"
+    return f"{where}{'.'.join(path)} should be {words}, not {given}."
+
+def _check_numbers(data, lines: dict[tuple[str, ...], int], path: tuple[str, ...] = ()) -> None:
+    "Raise `InputError` for a number so large that it can't even be printed."
+    at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
+    large = isinstance(data, int) and data.bit_length() > 1024
+    check(not large, f"line {at}: {'.'.join(path)} is a number of hundreds of digits.")
+    items = data.items() if isinstance(data, dict) else (
+        enumerate(data) if isinstance(data, list) else ())
+    for key, value in items: _check_numbers(value, lines, (*path, str(key)))
 
 def _parsed(text: str, suffix: str) -> tuple[Any, dict[tuple[str, ...], int]]:
     "The data of a file, and where its keys stand; raises `InputError` with the line."
     try:
-        if suffix == ".toml": return tomllib.loads(text), toml_lines(text)
-        data = yaml.safe_load(text)
-        return ({} if data is None else data), yaml_lines(text) if data else {}
+        toml = suffix == ".toml"
+        data, lines = (tomllib.loads(text), toml_lines(text)) if toml else read_yaml(text)
+        _check_numbers(data, lines)
+        return data, lines
+    except InputError: raise
     except tomllib.TOMLDecodeError as error: raise InputError(f"{error}.") from error
     except yaml.MarkedYAMLError as error:
         at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputError(f"{at}{error.problem}.") from error
-    except (yaml.YAMLError, RecursionError) as error: raise InputError(f"{error}.") from error
+    except RecursionError as error: raise InputError("it is nested too deeply.") from error
+    except yaml.YAMLError as error: raise InputError(f"{error}.") from error
+    # of numbers, dates and tags that both libraries take for what they aren't
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        long = (i for i, line in enumerate(text.splitlines(), 1) if re.search(r"\w{4300}", line))
+        at = next(long, None)
+        raise InputError(f"line {at}: a number of thousands of digits." if at else
+                         f"a value isn't what its form says ({error}).") from error
 
 # %% ../nbs/use/09_config.ipynb #1befa7f8
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -239,7 +286,12 @@ def read_as(kind: type[Kind], path: str | Path, # .yaml, .yml or .toml
     path = local_path(path)
     check(path.suffix in (".yaml", ".yml", ".toml"),
           f"A configuration is a .yaml, .yml or .toml file, not {str(path)!r}.")
-    try: text = path.read_text(encoding="utf-8")
+    try:
+        if path.exists() and not path.is_file(): raise OSError("it is not a file")
+        with open(path, "rb") as file: held = file.read(LARGEST + 1)
+        check(len(held) <= LARGEST, f"{path} is no configuration: it has more than {LARGEST:,}"
+              " bytes, and one has some hundred.")
+        text = held.decode().removeprefix("\ufeff")
     except (OSError, UnicodeError) as error:
         raise InputError(f"{path} can't be read: {error}.") from error
     try:
@@ -253,11 +305,15 @@ def read_as(kind: type[Kind], path: str | Path, # .yaml, .yml or .toml
 
 def placed_names(pair, folder: Path): # as a file has it
     "A pair's names that begin with a dot, taken from the file's folder on."
-    def place(key: str, value):
-        if key not in ("target", "draft", "drafter") or not isinstance(value, str): return value
-        return str((folder / value).resolve()) if value.startswith(".") else value
     if not isinstance(pair, dict): return pair
-    return {key: place(key, value) for key, value in pair.items()}
+    return {key: placed_name(value, folder) if key in ("target", "draft", "drafter") else value
+            for key, value in pair.items()}
+
+def placed_name(value, folder: Path): # as a file has it
+    "A name that begins with a dot, taken from the file's folder on; others as they are."
+    if not (isinstance(value, str) and value.startswith(".")): return value
+    try: return str((folder / value).resolve())
+    except (OSError, ValueError, RuntimeError): return value  # which loading says, or the section
 
 # %% ../nbs/use/09_config.ipynb #1befa7f9
 def read_config(path: str | Path, # .yaml, .yml or .toml
@@ -293,11 +349,13 @@ def config_text(config: Config,
 
 def save_config(config: Config, path: str | Path # .yaml, .yml or .toml
                ) -> None:
-    "Write a configuration; raises `InputError` for any other kind of file."
+    """Write a configuration, whole or not at all; raises `InputError` for another kind of file, and
+    `ModelError` where it can't be written."""
     path = local_path(path)
     check(path.suffix in (".yaml", ".yml", ".toml"),
           f"A configuration is a .yaml, .yml or .toml file, not {str(path)!r}.")
-    path.write_text(config_text(config, path.suffix), encoding="utf-8")
+    text = config_text(config, path.suffix)
+    with written_whole(path) as partial: partial.write_text(text, encoding="utf-8")
 
 # %% ../nbs/use/09_config.ipynb #01cbaecf
 def config_schema() -> dict:

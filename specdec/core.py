@@ -138,12 +138,15 @@ class SpeedStatistics:
     verify_time_total_ms: float
     sampling_time_total_ms: float
 
+    plain_factor: float
+
     @property
     def plain_step(self) -> float | None: # s
-        "Median time of the rounds that drafted nothing; None if there is none."
+        """Median time of the rounds that drafted nothing, as the layout that is fastest for plain
+        decoding would have it: over `plain_factor`. None if there is none."""
         times = zip(self.rounds, self.round_latencies[1:])
         plain = [seconds for r, seconds in times if not r.drafted]
-        return percentile(plain, 50) if plain else None
+        return percentile(plain, 50) / self.plain_factor if plain else None
 
     def speedup_estimate(self, plain_step: float | None = None, # s; None: as this run knows it
                         ) -> float | None:
@@ -183,10 +186,17 @@ class GenerationResult(MethodStatistics, LatencyStatistics, SpeedStatistics):
     drafter: str | None = None       # what drafted, in words; None for plain decoding
     loop: str = "host"               # which loop ran: "host" or "device"
     device: str = "cpu"              # where the target computed: "cpu", "cuda:0", …
+    layout: str = ""                 # how the target's weights lay, and what decided that
+    plain_factor: float = 1.0        # a plain step, over one in the fastest layout for plain
     costs: dict | None = None        # measured ones that the choice of drafts went by; None: others
     # for each token of the answer: id → natural logarithm of its probability in the target's law,
     # for that token and for the likeliest (see `specdec.logprobs`); None: nobody asked
     logprobs: list[dict[int, float]] | None = None
+    # whether the text fits its grammar to the end; False: it was cut before; None: no grammar
+    fits_grammar: bool | None = None
+    # in a file of answers (`specdec generate --out`): which prompt it answers, as "index", and what
+    # the run was asked; None elsewhere
+    run: dict | None = None
 
     def summary(self) -> str: # one line
         "The figures people ask for first."
@@ -435,6 +445,7 @@ def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line h
           "a round accepted more than was drafted")
     check(logprobs is None or len(logprobs) == result.num_tokens,
           "logprobs are not those of the tokens")
+    check(result.plain_factor >= 1, "plain_factor is below 1")
     return result
 
 def result_from_json(line: str, # what `to_json` wrote
@@ -505,6 +516,20 @@ def exact_law(program: Callable[[Source], Hashable], # draws only through the so
         to_do += source.open
     return law
 
+# %% ../nbs/engine/01_core.ipynb #5eed64b1
+def seed_generator(generator: torch.Generator,
+                   seed: int) -> None: # of 64 bits; a negative one is taken modulo 2⁶⁴
+    """Seed it with all bits. On a CPU `manual_seed` would take the lower 32 only, so a larger seed
+    gets the state that MT19937's `init_by_array` makes of both halves (as NumPy computes it)."""
+    generator.manual_seed(seed)
+    high, low = divmod(seed % 2**64, 2**32)
+    if high == 0 or generator.device.type != "cpu": return
+    state, made = generator.get_state(), np.random.RandomState([low, high])
+    # the 624 words stand behind three numbers, each as 64 bits
+    words = made.get_state(legacy=False)["state"]["key"].astype(np.uint64)
+    state[24:24 + 624 * 8] = torch.from_numpy(words.view(np.uint8))
+    generator.set_state(state)
+
 # %% ../nbs/engine/01_core.ipynb #bf351a72
 class TorchSource:
     """Draws from a seeded `torch.Generator` on the CPU, in float64: the same seed gives the same
@@ -516,7 +541,7 @@ class TorchSource:
         except TypeError: self.seed = 2**64  # which is none
         fits = -2**63 <= self.seed < 2**64
         check(fits, f"The seed must be a whole number of 64 bits, not {seed!r}.")
-        self.generator.manual_seed(self.seed)
+        seed_generator(self.generator, self.seed)
 
     def uniform(self) -> float: # in [0, 1)
         "One uniform number with 53 random bits."

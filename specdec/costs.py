@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
@@ -24,7 +24,9 @@ import torch
 
 from .core import ModelError, PhaseTimer, Source, TorchSource, check, number
 from .drafters.adaptive import MOST, AdaptiveDrafter, adaptive
-from .drafters.base import Draft, Drafter, NoDrafter, WrapperDrafter
+from specdec.drafters.base import (
+    Draft, Drafter, DraftState, NoDrafter, WrapperDrafter, WrapperState,
+)
 from .drafters.hybrid import HybridDrafter, usual_cost
 from .drafters.trees import TreeDrafter, speculate_tree
 from .models import cache_home, locked, say, written_together
@@ -38,16 +40,27 @@ OWN = (0, 0, 1, 0, 0, 3)                   # of those with a drafter that comput
 KINDS = {"greedy": 0.0, "sampled": 1.0}    # kind of text → temperature that stands for it
 
 class Timetable(WrapperDrafter):
-    "A drafter that is told for each round, beforehand, how many guesses to make."
+    "A drafter that is told for each round, beforehand, how many tokens to draft; for one sequence."
     def __init__(self, drafter: Drafter, lengths: Iterable[int]):
         super().__init__(drafter)
-        self.lengths, self.made = iter(lengths), []
+        self.lengths = iter(lengths)
+        self.made: list[int] = []  # tokens that were drafted, round by round
+
+    def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> "TimetableState":
+        "A state that goes by the timetable."
+        return TimetableState(inner, self)
+
+class TimetableState(WrapperState):
+    "A sequence whose drafts have lengths that were set beforehand."
+    def __init__(self, inner: DraftState, timetable: Timetable):
+        super().__init__(inner)
+        self.timetable = timetable
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "So many guesses, if there is room for them."
-        n = min(K, next(self.lengths))
-        draft = super().propose(n, transform, source) if n else Draft([])
-        self.made.append(len(draft.tokens))
+        "As many tokens as the timetable says, if there is room for them."
+        n = min(K, next(self.timetable.lengths))
+        draft = self.inner.propose(n, transform, source) if n else Draft([])
+        self.timetable.made.append(len(draft.tokens))
         return draft
 
 class Same(NoDrafter):
@@ -169,9 +182,8 @@ def measure_costs(target: CausalLM,
                   drafters: Sequence[Drafter], # those between which is chosen
                   repeats: int = 5,            # rounds of each length
                  ) -> MachineCosts:
-    """Time rounds of the target, and of each drafter that computes something, for some seconds. Say
-    nothing to the drafters meanwhile: each remembers one text. Raises `BusyError` where equal steps
-    take very different times."""
+    """Time rounds of the target, and of each drafter that computes something, for some seconds.
+    Raises `BusyError` where equal steps take very different times."""
     layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.layers))
     def rounds(drafter: Drafter, lengths: Sequence[int], temperature: float) -> list[TimedRound]:
         return timed_rounds(target, drafter, lengths * (repeats + 1), temperature)[len(lengths):]
@@ -194,7 +206,7 @@ def choices(drafter: Drafter) -> tuple[Drafter, ...]:
 
 def weighs_costs(drafter: Drafter, adapts: bool) -> bool: # adapts: K shall change
     "Whether measured costs would change what it does: not where somebody has given it others."
-    if isinstance(drafter, HybridDrafter): return drafter.usual and not drafter.carried
+    if isinstance(drafter, HybridDrafter): return drafter.usual
     return adapts and not isinstance(drafter, AdaptiveDrafter)
 
 def at_cost(drafter: Drafter,
@@ -300,7 +312,11 @@ def write_costs(file: Path, subject: dict, costs: MachineCosts) -> None:
 def look_up(file: Path, subject: dict) -> tuple[MachineCosts | None, str]:
     "The costs in a file if they are about this, or None and what is wrong; no file, nothing."
     if not file.exists(): return None, ""
-    try: about, costs = read_costs(file)
+    drafters = len(subject.get("drafters", ()))
+    try:
+        about, costs = read_costs(file)
+        if {len(costs.greedy.c), len(costs.sampled.c)} != {drafters}: raise ModelError(
+            f"{file} holds costs of another number of drafters than {drafters}.")
     except ModelError as error: return None, f"{error} They are measured again."
     changed = [name for name in {**about, **subject} if about.get(name) != subject.get(name)]
     if not changed: return costs, ""

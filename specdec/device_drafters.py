@@ -372,7 +372,7 @@ class _TreeHead(HeadOnDevice):
         self.width, self.K = min(drafter.width, len(self.ids)), K
         self.levels, self.plan = min(drafter.depth, K), None
         if drafter.shape is None: return
-        def at(indices): return torch.tensor(indices, device=self.ids.device)
+        def at(indices): return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
         following, kept = planned(drafter.shape[:K], self.width)
         self.plan, self.kept = [at(level) for level in following], at(kept)
         self.levels = len(following) + 1

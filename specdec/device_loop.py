@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core import (NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
-                          check, whole)
+                          check, seed_generator, whole)
 from .device import DeviceText, StaticCache, bucket, emitted_tokens, race, read_at
 from specdec.device_drafters import (
     Decided, DeviceDraft, DeviceTree, decide_on_device, no_draft, not_finite, obstacle, places_of,
@@ -253,7 +253,7 @@ class DeviceLoop(_Recorded):
         turn, said = object(), 0
         with self.lock:
             self.turn = turn
-            if seed is not None: self.generator.manual_seed(seed)
+            if seed is not None: seed_generator(self.generator, seed)
             sent = deque([self.start(prompt, timer)])
         def begin() -> None:
             with self.lock:
@@ -391,6 +391,9 @@ class DeviceDecoder(_KeptLoops):
         K, max_new_tokens, eos_ids = check_request(self.target, prompt, K, max_new_tokens, eos_ids)
         room = min(max_new_tokens, self.target.context_length - len(prompt))
         limit = len(prompt) + room
+        K = min(K, self.target.context_length)  # no text holds more
+        if isinstance(self.drafter, TreeDrafter) and K > limit:  # nor a tree more nodes than this
+            K = min(K, max(limit, len(self.drafter.shape or ()), self.drafter.size(K)))
         seed = TorchSource(seed).seed
         timer = timer or PhaseTimer(self.target.device)
         return self.loop(transform, K, limit).rounds(prompt, seed, room, eos_ids, timer)

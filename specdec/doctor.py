@@ -156,6 +156,7 @@ def processor(findings: Findings) -> dict:
     "What the CPU is, and what it can do for decoding."
     import torch
     from specdec.layouts import has_layouts, has_same_rows, has_tiles
+    from specdec.loading import layouts_used
     from specdec.models import has_bfloat16
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
     if threads > here: findings.warnings.append(
@@ -169,7 +170,7 @@ def processor(findings: Findings) -> dict:
     return {
         "name": processor_name(), "cores": here, "threads": threads,
         "instructions": torch.backends.cpu.get_cpu_capability(), "bfloat16": has_bfloat16(cpu),
-        "tiles": has_tiles(), "packed": packed, "caches": caches(),
+        "tiles": has_tiles(), "packed": packed, "layouts": layouts_used(), "caches": caches(),
     }
 
 # %% ../nbs/use/10_doctor.ipynb #3c24e97b
@@ -283,14 +284,26 @@ def devices(findings: Findings) -> list[dict]:
     return facts
 
 # %% ../nbs/use/10_doctor.ipynb #55c18a2e
+def unwritable(folder: Path) -> str: # empty: it can be written
+    "Why nothing can be put into a folder, which need not be there yet, and what to do."
+    there = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    try:
+        with tempfile.TemporaryDirectory(dir=there): return ""
+    except OSError as error:
+        return (f"The cache folder {folder} can't be written ({error.strerror or error}): set "
+                "SPECDEC_HOME to a folder that can.")
+
 def model(findings: Findings) -> dict:
-    "The default model: ready, absent or damaged."
+    "The default model: ready, absent or damaged; and whether there is a place for it."
     from specdec.core import ModelError
     from specdec.models import cache_home, check_folder
-    folder = cache_home() / "smollm2"
+    folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
     known = {"name": "smollm2", "state": "ready", "folder": str(folder), "bytes": None}
-    if not folder.exists():
-        findings.warnings.append("The default model isn't here yet: specdec fetch gets it.")
+    here = folder.exists()  # then a cache that is read-only on purpose does
+    if trouble: (findings.warnings if here else findings.problems).append(trouble)
+    if not here:
+        if not trouble:
+            findings.warnings.append("The default model isn't here yet: specdec fetch gets it.")
         return known | {"state": "absent"}
     try: check_folder(folder)
     except ModelError as error:
@@ -309,7 +322,15 @@ def extras(findings: Findings) -> dict:
 def costs(findings: Findings) -> list[dict]:
     "What guesses cost here, as far as it was measured: see `specdec.costs`."
     from specdec.costs import kept_costs
-    return kept_costs()
+    damaged = {"state": "damaged", "about": None, "costs": None}
+    return [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
+
+def says_whose(about: dict | None) -> bool:
+    "Whether kept costs say which target they are of, so that a person can be told."
+    target = (about or {}).get("target")
+    named = isinstance(target, dict) and all(
+        isinstance(target.get(key), str) and target[key].isprintable() for key in ("name", "dtype"))
+    return named and isinstance((about or {}).get("threads"), int)
 
 def costs_line(facts: dict) -> str:
     "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
@@ -533,6 +554,7 @@ def processor_lines(facts: dict) -> list[tuple[str, str]]: # title, text
         ("processor", f"{facts['name']}; cores: {facts['cores']}, threads: {facts['threads']}"),
         ("can do", ", ".join([facts["instructions"], *has])),
         ("packed", ", ".join(packed) or "nothing: weights lie as they are"),
+        ("one token", f"packed or not by {facts['layouts']}"),
         ("caches", ", ".join(sizes) or "not known"),
     ]
 
@@ -603,6 +625,7 @@ KEYS = {
     "processor.tiles": "whether it multiplies tiles of bfloat16 (AMX)",
     "processor.packed.float32": "whether weights are packed so that rows always have the same bits",
     "processor.packed.bfloat16": "whether a target's weights are packed for several rows",
+    "processor.layouts": "what decides how weights lie for plain decoding in bfloat16",
     "processor.caches": "level → bytes, for data, of the first core; empty: not known",
     "memory.free_bytes": "what this process may still take; null: not known",
     "memory.needed_bytes": "what decoding with the default model takes, roughly",

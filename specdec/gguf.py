@@ -26,7 +26,7 @@ from .drafters.small import TOKENS_FILE
 from .loading import read_config
 from specdec.models import (
     DTYPES, GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf,
-    load_tokenizer, local_path, locked,
+    load_tokenizer, local_path, locked, written_whole,
 )
 from .protocol import CausalLM
 from .transformer import head_size, rope_frequencies, sliding_window
@@ -194,16 +194,14 @@ class Plan:
 def planned(path: Path,  # whole or not at all
             kind: str, dtype: torch.dtype) -> Iterator[Plan]:
     "A plan to be filled; the file is there when the block ends without an error."
-    part = path.with_name(f"{path.name}.part")
-    plan = Plan(part, kind, dtype)
-    try:
-        yield plan
-        plan.write()
-        plan.writer.close()
-        os.replace(part, path)
-    finally:
-        with suppress(Exception): plan.writer.close()
-        part.unlink(missing_ok=True)
+    with written_whole(path) as partial:
+        plan = Plan(partial, kind, dtype)
+        try:
+            yield plan
+            plan.write()
+            plan.writer.close()
+        finally:
+            with suppress(Exception): plan.writer.close()
 
 def gguf_path(path: Path) -> Path:
     "The path, if a file can be written there; raises `InputError`."

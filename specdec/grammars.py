@@ -6,6 +6,8 @@
 __all__ = ['GrammarState', 'Grammar', 'GrammarLM', 'JSONSchema', 'Regex', 'GrammarDrafter']
 
 # %% ../nbs/lossless/14_grammars.ipynb #bbbbe91a
+import math
+import reprlib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +17,9 @@ import torch
 from torch import Tensor
 
 from .core import InputError, ModelError, Source, check
-from .drafters.base import Draft, Drafter, WrapperDrafter
+from specdec.drafters.base import (
+    Draft, Drafter, DraftState, WrapperDrafter, WrapperState,
+)
 from .kvcache import KVCache
 from .protocol import CausalLM, WrapperLM
 from .sampling import Transform
@@ -35,6 +39,19 @@ class Grammar(Protocol):
     def start(self, model: CausalLM) -> GrammarState:
         "The state of an empty text in this model's tokens; raises `InputError` if nothing fits."
 
+# %% ../nbs/lossless/14_grammars.ipynb #57a27of1
+def start_of(grammar: Grammar, model: CausalLM) -> GrammarState:
+    "The state of an empty text; raises `InputError` for what is no grammar, or gives no state."
+    kind = isinstance(grammar, type)
+    check(not kind and callable(getattr(grammar, "start", None)),
+          f"A grammar is a JSONSchema, a Regex, or has a `start` of its own, not {grammar!r}"
+          f"{': make one of this class, such as JSONSchema(schema)' if kind else ''}.")
+    state = grammar.start(model)
+    check(all(callable(getattr(state, name, None)) for name in ("allowed", "after", "forced")),
+          f"The `start` of {type(grammar).__name__} gave {state!r}: expected the state of an empty "
+          "text, with `allowed`, `after` and `forced`.")
+    return state
+
 # %% ../nbs/lossless/14_grammars.ipynb #ecf9d3fa
 class GrammarLM(WrapperLM):
     """A model under a grammar: in each row of its logits, what may not follow the tokens read so
@@ -42,9 +59,7 @@ class GrammarLM(WrapperLM):
     it. Raises `InputError` for a grammar that allows nothing at all."""
     def __init__(self, model: CausalLM, grammar: Grammar):
         super().__init__(model)
-        check(hasattr(grammar, "start"),
-              f"A grammar is a JSONSchema, a Regex, or has a `start` of its own, not {grammar!r}.")
-        self.start, self.prompt = grammar.start(model), 0
+        self.start, self.prompt = start_of(grammar, model), 0
         # after each token of the answer; None: the text has ended, or doesn't fit
         self.states: list[GrammarState | None] = []
 
@@ -83,6 +98,16 @@ def mask(row: Tensor, # logits, [V]
         "The grammar allows no token here, not even the end of the text: it came to a place from "
         "which nothing fits.")
     return row.masked_fill(~allowed.to(row.device), float("-inf"))
+
+def fits_to_its_end(grammar: Grammar, model: CausalLM, tokens: Sequence[int]) -> bool:
+    "Whether a text of the grammar is over: it came to an end token, or one may follow."
+    state = grammar.start(model)
+    for token in tokens:
+        if token in model.eos_ids: return True
+        state = state.after(token)
+    allowed = state.allowed()
+    return any(bool(allowed[token]) for token in model.eos_ids)
+
 
 # %% ../nbs/lossless/14_grammars.ipynb #d1a1c09b
 def library():
@@ -123,12 +148,50 @@ class MatcherState:
         return self.matcher.compute_ff_tokens()
 
 # %% ../nbs/lossless/14_grammars.ipynb #3756c7a5
+DEEPEST, LARGEST = 120, 100_000 # levels and values of a schema; the library reads 128 levels
+
+def check_json(data: object) -> None:
+    "Raise `InputError` for a schema that isn't what JSON can hold, as far as the library goes."
+    to_do, count = [(data, 1)], 0
+    while to_do:
+        value, depth = to_do.pop()
+        count += 1
+        check(depth <= DEEPEST, f"A schema has at most {DEEPEST} levels: this one is deeper, or "
+              "holds itself (\"$ref\": \"#\" says that something comes again inside).")
+        check(count <= LARGEST, f"A schema has at most {LARGEST:,} values: this one has more.")
+        if isinstance(value, dict):
+            to_do += [(key, depth) for key in value] + [(v, depth + 1) for v in value.values()]
+            for key in value: check(isinstance(key, str),
+                                    f"The keys of a schema are text, not {short(key)}.")
+        elif isinstance(value, (list, tuple)): to_do += [(v, depth + 1) for v in value]
+        elif isinstance(value, str): check_text(value, "The schema")
+        elif isinstance(value, float): check(math.isfinite(value),
+                                             f"The schema holds {value}, which isn't in JSON.")
+        elif isinstance(value, int): check(-2**63 <= value < 2**64,
+                                           "The schema holds a whole number of more than 64 bits, "
+                                           "which no schema here can: write it as 1e30, say.")
+        else: check(value is None, f"A schema holds what JSON can: text, numbers, true, false, "
+                    f"null, lists and objects; not {short(value)}.")
+
+def check_text(text: str, what: str) -> None:
+    "Raise `InputError` for half a surrogate: no bytes stand for it."
+    try: text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} holds half a character ({error}).") from error
+
+def short(value: object) -> str:
+    "What it is, in Python's words, without most of a large one."
+    try: return reprlib.repr(value)
+    except ValueError: return f"a {type(value).__name__}"  # a number of thousands of digits
+
 def possible(source: str, # a grammar as llguidance has it
              what: str,   # named in the error
             ) -> str:
     "The same; raises `InputError` if it is wrong, or contradicts itself."
     wrong, why = library().LLMatcher.validate_grammar_with_warnings(source)
-    check(not wrong, f"No text can fit {what}: {' '.join(why).strip()}.")
+    problem = " ".join(" ".join(why).split())
+    if len(problem) > 300: problem = problem[:200] + " … " + problem[-100:]
+    check(not wrong, f"No text can fit {what}: {problem}.")
     return source
 
 def matcher_state(model: CausalLM, source: str, what: str) -> MatcherState:
@@ -150,7 +213,8 @@ class JSONSchema:
 
     def __post_init__(self):
         check(isinstance(self.schema, dict),
-              f"A JSON schema is a dict, not {self.schema!r}: json.loads makes one of text.")
+              f"A JSON schema is a dict, not {short(self.schema)}: json.loads makes one of text.")
+        check_json(self.schema)
         possible(self.source, "this schema")
 
     @property
@@ -171,8 +235,15 @@ class Regex:
     pattern: str # in the syntax of Rust's regex crate, which knows no look-around
 
     def __post_init__(self):
-        check(isinstance(self.pattern, str), f"A pattern is text, not {self.pattern!r}.")
-        possible(self.source, f"the pattern {self.pattern}")
+        check(isinstance(self.pattern, str), f"A pattern is text, not {short(self.pattern)}.")
+        check_text(self.pattern, "The pattern")
+        possible(self.source, self.called)
+
+    @property
+    def called(self) -> str:
+        "What errors call it."
+        more = " …" if len(self.pattern) > 80 else ""
+        return f"the pattern {self.pattern[:80]}{more}"
 
     @property
     def source(self) -> str:
@@ -181,35 +252,41 @@ class Regex:
 
     def start(self, model: CausalLM) -> MatcherState:
         "The state of an empty text; raises `InputError` for a pattern that nothing matches."
-        return matcher_state(model, self.source, f"the pattern {self.pattern}")
+        return matcher_state(model, self.source, self.called)
+
+# %% ../nbs/lossless/14_grammars.ipynb #ad1a72d3
+class GrammarDraftState(WrapperState):
+    "One sequence, and where its grammar stands."
+    def __init__(self, inner: DraftState, grammar: GrammarState, eos_ids: Set[int]):
+        super().__init__(inner)
+        self.grammar, self.eos_ids = grammar, eos_ids
+
+    def follow(self, tokens: list[int]) -> None:
+        "Move the grammar on, up to the end of the sequence."
+        for token in tokens:
+            if token not in self.eos_ids: self.grammar = self.grammar.after(token)
+
+    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+        "What is forced, else the drafter's own draft."
+        forced = self.grammar.forced()[:K]
+        return Draft(forced) if forced else self.inner.propose(K, transform, source)
+
+    def commit(self, tokens: list[int], features: Tensor | None) -> None:
+        "The sequence grew."
+        self.inner.commit(tokens, features)
+        self.follow(tokens)
 
 # %% ../nbs/lossless/14_grammars.ipynb #f76258e1
 class GrammarDrafter(WrapperDrafter):
-    """Proposes what the grammar forces, as sure guesses; where it forces nothing, what another
-    drafter proposes. Lossless with the target of the same grammar."""
+    """Proposes what the grammar forces, as certain draft tokens; where it forces nothing, what
+    another drafter proposes. Lossless with the target of the same grammar."""
     def __init__(self, drafter: Drafter,
-                 start: GrammarState): # of an empty text
+                 grammar: GrammarState): # of an empty text
         super().__init__(drafter)
-        self.start = self.state = start
+        self.grammar = grammar
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text: the last of the tokens is the first of the answer."
-        super().prefill(tokens, features, limit, eos_ids)
-        self.state, self.ends = self.start, eos_ids
-        self.follow(tokens[-1:])
-
-    def follow(self, tokens: list[int]) -> None:
-        "Move the state on, up to the end of the text."
-        for token in tokens:
-            if token not in self.ends: self.state = self.state.after(token)
-
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "What is forced, else the drafter's guesses."
-        forced = self.state.forced()[:K]
-        return Draft(forced) if forced else super().propose(K, transform, source)
-
-    def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The text grew."
-        super().commit(tokens, features)
-        self.follow(tokens)
+    def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> GrammarDraftState:
+        "The grammar follows from the first token of the answer on: the last of `tokens`."
+        state = GrammarDraftState(inner, self.grammar, eos_ids)
+        state.follow(tokens[-1:])
+        return state

@@ -26,9 +26,13 @@ def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 def has_tiles() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16 (AMX): then a packed weight is no slower for a
-    single row, either."""
+    "Whether this CPU multiplies tiles of bfloat16 (AMX)."
     return torch.cpu._is_amx_tile_supported()
+
+def processor_kind() -> str: # "amx", "avx512_bf16" or "other"
+    "The widest instructions for bfloat16 that this CPU has: what its best layouts depend on."
+    if has_tiles(): return "amx"
+    return "avx512_bf16" if torch.cpu._is_avx512_bf16_supported() else "other"
 
 # %% ../nbs/engine/05_layouts.ipynb #dadb90f8
 FEW = 16  # new tokens that still count as few: for attention, and for what weights are packed for
@@ -55,7 +59,7 @@ class Linear:
                  pack: bool = True,
                 ):
         device, dtype = weight.device, weight.dtype
-        self.bias, self.inputs = bias, weight.shape[1]
+        self.bias, (self.outputs, self.inputs) = bias, weight.shape
         self.half = has_layouts(device, dtype)
         self.same_rows = pack and has_same_rows(device, dtype)
         self.packed = self.same_rows or pack and self.half

@@ -10,9 +10,12 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import torch
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from .adapter import TransformersLM, check_sizes, context_length, is_native
@@ -20,10 +23,10 @@ from .checkpoint import Checkpoint, finer_numbers
 from .core import InputError, ModelError, SpecdecError, check, interrupts_kept, whole
 from .drafters.small import TOKENS_FILE, NarrowLM
 from .kvcache import cache_bytes
-from .layouts import GROUP, has_layouts, has_same_rows, has_tiles
-from .models import INT4, STORED, find_config, find_model, first_line, has_int4
-from .models import load_tokenizer, load_transformers, pick_device, pick_dtype
-from .models import weights_digest
+from .layouts import GROUP, Linear, has_layouts, has_same_rows, processor_kind
+from .models import FOUR_BITS, INT4, STORED, find_config, find_model, first_line, has_int4
+from .models import load_tokenizer, load_transformers, local_path, pick_device, pick_dtype
+from .models import say, weights_digest
 from .protocol import CausalLM
 from .transformer import Llama, head_size, weight_counts
 
@@ -46,12 +49,97 @@ def check_use(use: str) -> None:
     check(use in uses, "A model is loaded to be a target or a draft, or for plain decoding: use "
           f"must be one of {', '.join(uses)}, not {use!r}.")
 
-# %% ../nbs/engine/09_loading.ipynb #a040fb47
-def will_pack(device: torch.device, dtype: torch.dtype, use: str) -> bool:
-    "Whether weights are packed for that use, which pays where several tokens are read at once."
-    same_rows = has_same_rows(device, dtype)
-    return same_rows or has_layouts(device, dtype) and (use == "target" or has_tiles())
+# %% ../nbs/engine/09_loading.ipynb #5ae0fa02
+class Step(BaseModel):
+    "A measured step of one token, in both layouts."
+    layer: PositiveInt # numbers in the matrices of one layer
+    packed_to_plain: float = Field(gt=0, allow_inf_nan=False) # time packed / time as they are
 
+class Steps(BaseModel):
+    "What was measured on one kind of processor, by dtype."
+    bfloat16: list[Step] = Field(min_length=1)
+
+class LayoutTable(BaseModel):
+    "What was measured, by kind of processor."
+    kinds: dict[str, Steps]
+
+LARGEST_TABLE = 1_000_000 # bytes
+
+def layout_table() -> tuple[LayoutTable, str]: # and what it is called
+    """The table that comes with the package, or the one that the environment's `SPECDEC_LAYOUTS`
+    names. Raises `InputError` for a file that holds no table."""
+    named = os.environ.get("SPECDEC_LAYOUTS")
+    shipped = Path(str(resources.files("specdec") / "data" / "layouts.json"))
+    file = local_path(named) if named else shipped
+    advice = "expected what tools/layouts.py wrote; without SPECDEC_LAYOUTS the package's own holds"
+    check(file.is_file(), f"There is no table of layouts {str(file)!r}: {advice}.")
+    with open(file, "rb") as opened: content = opened.read(LARGEST_TABLE + 1)
+    try:
+        check(len(content) <= LARGEST_TABLE, f"it is larger than {LARGEST_TABLE:,} bytes")
+        return LayoutTable.model_validate_json(content), named or "the shipped table"
+    except (ValidationError, InputError) as error:
+        found = error.errors() if isinstance(error, ValidationError) else []
+        place = ".".join(map(str, found[0]["loc"])) if found else ""
+        reason = f"{place}: {found[0]['msg']}".removeprefix(": ") if found else str(error)
+        raise InputError(f"{file} is no table of layouts ({reason}): {advice}.") from error
+
+# %% ../nbs/engine/09_loading.ipynb #5ae0fa03
+@dataclass(frozen=True)
+class Layout:
+    "How weights lie in memory, and what decided that."
+    packed: bool
+    why: str
+    # how many times as long a step of one token takes as in the layout that is fastest for it
+    slower: float = 1.0
+
+    def __str__(self) -> str: return f"{'packed' if self.packed else 'as they are'} ({self.why})"
+
+def layer_numbers(config) -> int:
+    "How many numbers the matrices of one layer have."
+    return weight_counts(config, 1)[0] - weight_counts(config, 0)[0]
+
+def packed_to_plain(layer: int, # numbers in the matrices of one layer
+                    kind: str,  # of processor, see `processor_kind`
+                    table: LayoutTable) -> float | None: # None: not in the table
+    "How long a step of one token takes with packed weights, over one with weights as they are."
+    if kind not in table.kinds: return None
+    steps = sorted(table.kinds[kind].bfloat16, key=lambda step: step.layer)
+    return float(np.interp(np.log(layer), np.log([step.layer for step in steps]),
+                           [step.packed_to_plain for step in steps]))
+
+def one_row_layout(layer: int, kind: str, table: LayoutTable, # as `packed_to_plain` takes them
+                   source: str = "the shipped table") -> Layout:
+    """The faster layout in bfloat16 for a decoder that reads one token at a time. On a processor
+    that isn't in the table weights are packed where it has AMX, and else as they are."""
+    ratio = packed_to_plain(layer, kind, table)
+    if ratio is None: return Layout(kind == "amx", f"{source} has no processor of the kind {kind}")
+    return Layout(ratio < 1, f"by {source}, {kind}: packed, a step takes {ratio:.2f} times as long")
+
+def layouts_used() -> str:
+    "What decides about the layout of plain decoding on this machine, for people."
+    kind, (table, source) = processor_kind(), layout_table()
+    steps = len(table.kinds[kind].bfloat16) if kind in table.kinds else 0
+    return f"{source}, {kind}: {f'{steps} shapes' if steps else 'not in it, so by a rule'}"
+
+def layout_for(config, device: torch.device, dtype: torch.dtype, use: str) -> Layout:
+    "The layout of a model that is loaded for that use."
+    if has_same_rows(device, dtype): return Layout(True, "a row's bits don't depend on the others")
+    if not (has_layouts(device, dtype) and is_native(config)):
+        return Layout(False, "there is one layout only")
+    check_sizes(config)
+    layer, kind, (table, source) = layer_numbers(config), processor_kind(), layout_table()
+    if use != "target": return one_row_layout(layer, kind, table, source)
+    ratio = packed_to_plain(layer, kind, table)
+    return Layout(True, "for several tokens at once", max(1.0, ratio or 1.0))
+
+def fits_plain(model: CausalLM) -> bool:
+    """Whether a model's weights lie as is fastest for plain decoding. If not, load it again with
+    `use="plain"` before you measure plain decoding."""
+    if not model.packed: return True
+    if model.config is None: return False
+    return layout_for(model.config, model.device, model.dtype, "plain").packed
+
+# %% ../nbs/engine/09_loading.ipynb #a040fb47
 def read_config(folder: Path): # a transformers config, and whether our decoder computes it
     "The config.json of a folder; raises `ModelError` if it can't be used."
     from transformers import AutoConfig
@@ -68,6 +156,32 @@ def check_native(dtype: torch.dtype, config) -> None:
                      f"Qwen3, Phi-3), and this one, of the kind {config.model_type!r}, is computed "
                      "by transformers: take bfloat16 or float32.")
 
+# %% ../nbs/engine/09_loading.ipynb #5ae0fa06
+def no_levels(tensors: Checkpoint) -> ModelError:
+    "What to say of a file in which nothing is on 16 levels."
+    formats = ", ".join(sorted(set(tensors.kinds.values())))
+    return ModelError(f"Nothing of this model can be kept in four bits: its file has its matrices "
+                      f"as {formats}, and int4 keeps those in {' and '.join(FOUR_BITS)}. Take "
+                      "dtype=bfloat16, or another file of the model.")
+
+def check_levels(tensors: Checkpoint) -> None:
+    "Raise `ModelError`, before weights are read, if int4 was asked for and nothing can be in it."
+    inside = [name for name in tensors.files if name.endswith("_proj.weight")]
+    finer = tensors.kinds.keys() - tensors.blocks.keys()
+    if tensors.int4 and not tensors.blocks and finer.issuperset(inside) and inside:
+        raise no_levels(tensors)
+
+def check_four_bits(model: Llama, tensors: Checkpoint) -> None:
+    """Raise `ModelError` if nothing of a model that was loaded in int4 is in four bits. Tell people
+    if matrices of its layers aren't; the vocabulary's seldom is."""
+    found = model.four_bits()
+    if not found.matrices: raise no_levels(tensors)
+    if found.of - found.matrices <= isinstance(model.head, Linear): return
+    finer = {tensors.kinds[name] for name in tensors.kinds.keys() - tensors.blocks.keys()}
+    say(f"Only {found.matrices} of {found.of} matrices, {found.share:.0%} of the weights, are in "
+        f"four bits: others are finer in their file ({', '.join(sorted(finer))}) and stay in "
+        f"{str(model.dtype).removeprefix('torch.')}. A step reads {found.step_mb:,.0f} MB.")
+
 # %% ../nbs/engine/09_loading.ipynb #e70cdcb5
 def load_model(folder: Path, # config.json and safetensors
                device: torch.device, dtype: torch.dtype,
@@ -81,16 +195,20 @@ def load_model(folder: Path, # config.json and safetensors
 
 def _loaded(folder: Path, device: torch.device, dtype: torch.dtype, use: str) -> CausalLM:
     "See `load_model`."
-    # looks at every file
-    tensors = Checkpoint(folder, dtype, device, will_pack(device, dtype, use))
     config, native = read_config(folder)
     if not native: check_native(dtype, config)
+    layout = layout_for(config, device, dtype, use)
+    tensors = Checkpoint(folder, dtype, device, layout.packed)  # looks at every file
+    check_levels(tensors)
     try: model: CausalLM = native_model(config, tensors) if native else _wrapped(
         folder, device, dtype)
     except InputError as error:
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
+    if dtype == INT4 and isinstance(model, Llama): check_four_bits(model, tensors)
     model.target_digest = getattr(config, "specdec_target_digest", None)
-    return _with_tokens(model, folder / TOKENS_FILE)
+    model = _with_tokens(model, folder / TOKENS_FILE)
+    model.layout, model.plain_factor = str(layout), layout.slower
+    return model
 
 # %% ../nbs/engine/09_loading.ipynb #53f0cab3
 def _wrapped(folder: Path, device: torch.device, dtype: torch.dtype) -> TransformersLM:
@@ -191,7 +309,8 @@ def weight_bytes(config, counts: tuple[int, int, int], # of `weight_counts`
     size = (pick_dtype("auto", device) if four else dtype).itemsize
     if four and not (embedding or finer):  # one matrix in two forms
         embedding = config.vocab_size * config.hidden_size
-    stays = device.type == "cpu" and (four or will_pack(device, dtype, use))  # in its file
+    packed = layout_for(config, device, dtype, use).packed
+    stays = device.type == "cpu" and (four or packed)  # in its file
     if stays: embedding = 0
     return matrices * ((4 + 2 * 16 / GROUP) / 8 if four else size) + (embedding + rest) * size
 
@@ -277,7 +396,7 @@ def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids
     try:
         stored = json.loads(file.read_text(encoding="utf-8")) if file else {}
         ends = stored.get("eos_token_id", (stored.get("text_config") or {}).get("eos_token_id"))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"Where texts end can't be read from {file} ({first_line(error)})."
         ) from error

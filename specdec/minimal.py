@@ -18,8 +18,8 @@ class Reader:
     "A causal language model of transformers, and the text that it has read."
     def __init__(self, model):
         self.model, self.seen, self.cache = model, [], DynamicCache()
-        named = "cache" in signature(model.forward).parameters  # since transformers 5.24
-        self.past = {"cache" if named else "past_key_values": self.cache}
+        new = "cache" in signature(model.forward).parameters  # since transformers 5.24
+        self.past = {"cache" if new else "past_key_values": self.cache}
 
     @torch.inference_mode()
     def __call__(self, text: list[int], n: int) -> torch.Tensor:

@@ -12,10 +12,12 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -236,6 +238,26 @@ def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
     except (OSError, SafetensorError) as error:
         raise ModelError(f"Nothing was written to {folder} ({first_line(error)}): "
                          "make room there, or take another folder.") from error
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write instead
+    """Replace one file: it is there whole or not at all, even if the process is killed meanwhile,
+    and two that write it at a time don't mix. Raises `ModelError` if it can't be written."""
+    try:
+        place = path.resolve()  # a link stays a link
+        if place.exists() and not place.is_file(): raise OSError("it is not a file")
+        partial = place.with_name(f"{place.name[:60]}.{secrets.token_hex(8)}.partial")
+        try:
+            yield partial
+            with open(partial, "rb") as file: os.fsync(file.fileno())
+            if place.exists(): shutil.copymode(place, partial)
+            os.replace(partial, place)
+        finally:
+            with suppress(OSError): partial.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ModelError(f"{path} can't be written ({reason}): make room there, or take another"
+                         " place. What was there before still is.") from error
 
 def append_whole(path: Path, text: str) -> None:
     "Text at the end of a file, all of it or nothing; raises `OSError` if it can't be written."
@@ -551,6 +573,19 @@ def _text_ids(tokenizer, text: str) -> list[int]:
         raise InputError(f"The prompt is not valid Unicode text ({error}).") from error
     return tokenizer(text)["input_ids"]
 
+TEMPLATE_SECONDS = 10.0 # that a chat template may take: a program, and it may go round and round
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    "Raise `TimeoutError` from this thread's Python code, if the block takes longer."
+    end, before = time.monotonic() + seconds, sys.gettrace()
+    def trace(frame, event, argument):
+        if time.monotonic() > end: raise TimeoutError(f"it took more than {seconds:g} seconds")
+        return trace
+    sys.settrace(trace)
+    try: yield
+    finally: sys.settrace(before)
+
 def _chat_ids(tokenizer, messages: list) -> list[int]:
     "Ids of chat messages through the template, up to where the answer begins."
     check(all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages),
@@ -559,7 +594,9 @@ def _chat_ids(tokenizer, messages: list) -> list[int]:
     template = tokenizer.chat_template
     check(bool(template), "This tokenizer has no chat template: give the prompt as text.")
     settings = dict(add_generation_prompt=True, return_dict=False)
-    try: return tokenizer.apply_chat_template(messages, **settings)
+    try:
+        with stopped_after(TEMPLATE_SECONDS):
+            return tokenizer.apply_chat_template(messages, **settings)
     except Exception as error:  # templates raise what they like
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"The model's chat template refused the messages ({reason}).") from error

@@ -6,14 +6,14 @@
 __all__ = ['ollama_status', 'ollama_generate']
 
 # %% ../nbs/use/12_ollama.ipynb #172886e5
-import json
 import os
-from http.client import HTTPException
-from urllib.error import HTTPError
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
-from .core import InputError, ModelError, check
+from pydantic import Field
+
+from .core import InputError, check, whole
+from .lossless.server import Answer, ask_server, checked, printable
 
 # %% ../nbs/use/12_ollama.ipynb #1c41361c
 WHY_NOT = (
@@ -27,8 +27,8 @@ def ollama_url(url: str | None = None # None: as `OLLAMA_HOST` says, else the us
               ) -> str: # without a slash at its end
     "Where the server listens; raises `InputError` for what can't be an address."
     given = url or os.environ.get("OLLAMA_HOST") or "127.0.0.1:11434"
-    whole = given if "://" in given else f"http://{given}"
-    try: parts = urlsplit(whole); port = parts.port or 11434
+    full = given if "://" in given else f"http://{given}"
+    try: parts = urlsplit(full); port = parts.port or 11434
     except ValueError as error:
         raise InputError(f"{given!r} is no address of a server: {error}.") from error
     check(parts.scheme in ("http", "https") and bool(parts.hostname),
@@ -38,42 +38,56 @@ def ollama_url(url: str | None = None # None: as `OLLAMA_HOST` says, else the us
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 # %% ../nbs/use/12_ollama.ipynb #2153f142
-def _ask(url: str, path: str, data: dict | None, # None: GET
-         seconds: float) -> dict:
-    "What the server answers; raises `ModelError` with what to do."
-    body = None if data is None else json.dumps(data).encode()
-    request = Request(url + path, body, {"Content-Type": "application/json"})
-    try:
-        with build_opener(ProxyHandler({})).open(request, timeout=seconds) as answer:
-            found = json.loads(answer.read())
-        if not isinstance(found, dict): raise ValueError("no object")
-    except HTTPError as error:
-        words = error.read().decode(errors="replace").strip() or error.reason
-        raise ModelError(f"The server at {url} refused {path} ({error.code}: {words}).") from error
-    except ValueError as error:
-        raise ModelError(f"What answers at {url}{path} is no Ollama server ({error}).") from error
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ModelError(
-            f"No Ollama server answers at {url} ({reason}). Start one with `ollama serve`, or say"
-            " where it is with --url or the environment variable OLLAMA_HOST."
-        ) from error
-    return found
+STATUS = 5     # s for what is there, at most
+LOADING = 120  # s for an answer, at most, and one more for each token that is asked for
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+class Version(Answer):
+    version: str
+
+class Details(Answer):
+    parameter_size: str | None = None
+    quantization_level: str | None = None
+
+class Model(Answer):
+    name: str
+    size: Count | None = None
+    details: Details | None = None
+
+class Models(Answer):
+    models: list[Model] | None = None
+
+class Generated(Answer):
+    response: str
+    eval_count: Count | None = None
+    eval_duration: Count | None = None # ns
+
+Found = TypeVar("Found", bound=Answer)
+
+def _ask(kind: type[Found], url: str, path: str, data: dict | None, # None: GET
+         seconds: float) -> Found:
+    """What the server answers within so many seconds, as checked values; raises `ModelError` with
+    what to do."""
+    found = ask_server(url, path, data, "Ollama server",
+                       "Start one with `ollama serve`, or say where it is with --url or the "
+                       "environment variable OLLAMA_HOST.", seconds)
+    return checked(kind, found, f"The server at {url} is no Ollama server, or a damaged one: its "
+                                f"{path}")
 
 # %% ../nbs/use/12_ollama.ipynb #fc6fe070
 def ollama_status(url: str | None = None) -> dict: # url, version, models: name, megabytes, …
     "Whether a server is up and what it has; raises `ModelError` if none answers."
     url = ollama_url(url)
-    version = _ask(url, "/api/version", None, 5)
-    found = _ask(url, "/api/tags", None, 5).get("models") or []
+    version = _ask(Version, url, "/api/version", None, STATUS).version
     models = []
-    for model in found:
-        details = model.get("details") or {}
+    for model in _ask(Models, url, "/api/tags", None, STATUS).models or []:
+        details = model.details or Details()
         models.append(dict(
-            name=model.get("name"), megabytes=(model.get("size") or 0) / 1e6,
-            parameters=details.get("parameter_size"), numbers=details.get("quantization_level"),
+            name=printable(model.name), megabytes=(model.size or 0) / 1e6,
+            parameters=details.parameter_size, numbers=details.quantization_level,
         ))
-    return dict(url=url, version=version.get("version"), models=models)
+    return dict(url=url, version=printable(version), models=models)
 
 # %% ../nbs/use/12_ollama.ipynb #26a895d2
 def ollama_generate(prompt: str,
@@ -84,6 +98,7 @@ def ollama_generate(prompt: str,
     """Let the server answer a prompt, greedily; raises `InputError` for a model it doesn't have,
     `ModelError` if it doesn't answer."""
     check(isinstance(prompt, str) and bool(prompt.strip()), "The prompt is empty: give some text.")
+    max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
     status = ollama_status(url)
     names = [found["name"] for found in status["models"]]
     check(bool(names), f"The server at {status['url']} has no models: `ollama pull NAME` gets one.")
@@ -93,7 +108,8 @@ def ollama_generate(prompt: str,
           f"The server at {status['url']} has no model {model!r}: it has {', '.join(names)}.")
     options = dict(num_predict=max_new_tokens, temperature=0)
     data = dict(model=model, prompt=prompt, stream=False, options=options)
-    found = _ask(status["url"], "/api/generate", data, 600)
-    tokens, seconds = found.get("eval_count") or 0, (found.get("eval_duration") or 0) / 1e9
-    return dict(model=model, text=found.get("response", ""), tokens=tokens,
+    found = _ask(Generated, status["url"], "/api/generate", data, LOADING + max_new_tokens)
+    tokens, seconds = found.eval_count or 0, (found.eval_duration or 0) / 1e9
+    text = found.response.encode("utf-8", "replace").decode()  # half a character can't be printed
+    return dict(model=model, text=text, tokens=tokens,
                 tokens_per_second=tokens / seconds if seconds else None)

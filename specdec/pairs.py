@@ -7,33 +7,32 @@ __all__ = ['PairStats', 'Pair', 'load_drafter', 'shipped', 'load_pair', 'Configu
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import json
-import math
 import re
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from threading import Condition, Thread, current_thread
+from threading import Lock
 from typing import overload
 
 import torch
 
-from .batch_costs import batch_costs_of, fewer, reprice, twin
+from .batch_costs import batch_costs_of, fewer, set_costs
 from .batches import BatchText, speculate_batch
 from .config import Config, PairSection, decoding_of, read_config
 from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
 from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory, whole
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
-from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter
 from specdec.costs import (
     Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs,
 )
-from .drafters.adaptive import MOST
+from .drafters.adaptive import MOST, AdaptiveDrafter
 from .drafters.colder import ColderDrafter
 from .drafters.head_drafter import HeadDrafter
 from .drafters.hybrid import Cost, HybridDrafter
@@ -42,8 +41,8 @@ from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
 from .drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from .drafters.trees import TreeDrafter, speculate_tree
-from .grammars import Grammar, GrammarDrafter, GrammarLM
-from .layouts import release_workers
+from .grammars import Grammar, GrammarDrafter, GrammarLM, fits_to_its_end, start_of
+from .layouts import FEW, release_workers
 from .loading import load, load_model, memory_free_mb, memory_needed
 from .logprobs import WatchedLM
 from .models import TextStream, encode, find_model, local_path, pick_device
@@ -120,11 +119,21 @@ class RunSoFar:
                 ):
         self.answer, self.stream, self.raise_interrupt = answer, stream, raise_interrupt
         self.heard, self.watched = heard, watched
-        self.logprobs: list[dict[int, float]] = []  # of each token, where the target is watched
-        self.rounds, self.seconds = [], []  # one number of seconds for each round
+        self.chances: list[list[dict[int, float]]] = [] # of each round, where logits are looked at
+        # rounds with their seconds: one list, so that an interrupt can't part them
+        self.timed: list[tuple[Round, float]] = []
         self.interrupted, self.total_time = False, 0.0
         self.rest = ""  # of the text: what was held back until the end
-        self.elsewhere: Callable = nullcontext  # what is done in it is the listener's business
+
+    @property
+    def rounds(self) -> list[Round]:
+        "The rounds so far."
+        return [r for r, _ in self.timed]
+
+    @property
+    def seconds(self) -> list[float]: # s
+        "What each of them took."
+        return [seconds for _, seconds in self.timed]
 
     @property
     def ids(self) -> list[int]:
@@ -134,18 +143,27 @@ class RunSoFar:
     @property
     def latencies(self) -> list[float]: # s, one a token
         "The time of each round, shared evenly among its tokens."
-        return [s / len(r.emitted) for r, s in zip(self.rounds, self.seconds) for _ in r.emitted]
+        return [s / len(r.emitted) for r, s in self.timed for _ in r.emitted]
 
     def tell(self, piece: str) -> None:
         "Call the callback, if there is one, and something to say."
-        if not (piece and self.stream): return
-        with self.elsewhere(): self.stream(piece)
+        if piece and self.stream: self.stream(piece)
+
+    def add_logprobs(self) -> None:
+        "Note how likely the tokens of the last round were, unless that is done."
+        if self.watched and len(self.chances) < len(self.timed):
+            self.chances.append(self.watched.logprobs(self.timed[-1][0].emitted))
+
+    @property
+    def logprobs(self) -> list[dict[int, float]] | None:
+        "Of each token so far; None where logits aren't looked at."
+        return [of_one for chances in self.chances for of_one in chances] if self.watched else None
 
     def hear(self, r: Round) -> list[Event]:
         "The tokens of a round, and what each made certain; what follows a stop string is cut off."
-        if self.watched: self.logprobs += self.watched.logprobs(r.emitted)
+        self.add_logprobs()
         if not self.heard: return []
-        odds = iter(self.logprobs[-len(r.emitted):])
+        odds = iter(self.chances[-1] if self.watched else [])
         pieces: list[str] = []
         for token in r.emitted:
             self.answer.read([token])
@@ -173,12 +191,11 @@ class Run(RunSoFar):
         try:
             for r in rounds:
                 now = time.perf_counter()
-                self.rounds.append(r)
-                self.seconds.append(now - before)
+                self.timed.append((r, now - before))
                 events = self.hear(r)
                 self.tell("".join(event.text for event in events))
                 told = time.perf_counter()
-                with self.elsewhere(): yield from events
+                yield from events
                 listened = time.perf_counter() - told
                 start, before = start + listened, now + listened
                 if self.answer.end is not None: break
@@ -186,87 +203,9 @@ class Run(RunSoFar):
         except KeyboardInterrupt:
             if self.raise_interrupt: raise
             self.interrupted = True
+            self.add_logprobs()  # it may have come before them
             self.finish()
         self.total_time = time.perf_counter() - start
-
-# %% ../nbs/use/01_pairs.ipynb #ffb3d676
-def parts_of(drafter: Drafter) -> list[Drafter]:
-    "The drafter and those among its attributes, theirs, and so on: each remembers a text."
-    found: dict[int, Drafter] = {}
-    to_do = [drafter]
-    while to_do:
-        part = to_do.pop()
-        if id(part) in found: continue
-        found[id(part)] = part
-        for value in list(getattr(part, "__dict__", {}).values()):
-            if isinstance(value, dict): value = list(value.values())
-            several = list(value) if isinstance(value, (list, tuple)) else [value]
-            to_do += [held for held in several if hasattr(held, "propose") and is_drafter(held)]
-    return list(found.values())
-
-# %% ../nbs/use/01_pairs.ipynb #6c509ef8
-class Queue:
-    "Who has what, who wants what, and who is where."
-    PATIENCE = 30.0 # s, that a listener may leave a text alone while another waits for it
-
-    def __init__(self):
-        self.changed = Condition()
-        self.users: dict[int, Thread] = {}        # by id of a drafter: whose text it follows
-        self.wanted: dict[Thread, list[int]] = {} # the drafters that threads wait for
-        self.left: dict[Thread, float] = {}       # when they went to whoever listens to their text
-
-    def waits_for_itself(self, thread: Thread) -> bool:
-        "Whether those that a thread waits for wait here, at the end of the chain, for it."
-        seen: set[Thread] = set()
-        to_do = [thread]
-        while to_do:
-            wanted = self.wanted.get(to_do.pop(), ())
-            others = {self.users[part] for part in wanted if part in self.users}
-            if thread in others: return True
-            to_do += others - seen
-            seen |= others
-        return False
-
-    def is_left_alone(self, parts: list[int]) -> bool:
-        "Whether somebody has listened to the text that has one of these for too long."
-        users = {self.users[part] for part in parts if part in self.users}
-        since = min((self.left[user] for user in users if user in self.left), default=math.inf)
-        return time.monotonic() - since > self.PATIENCE
-
-    @contextmanager
-    def elsewhere(self, thread: Thread) -> Iterator[None]:
-        "Somebody listens to the thread's text meanwhile."
-        self.left[thread] = time.monotonic()
-        try: yield
-        finally: self.left.pop(thread, None)
-
-# %% ../nbs/use/01_pairs.ipynb #810f5077
-class Turns(Queue):
-    "Threads come one after the other: a drafter remembers one text only, whatever pairs it is in."
-    @contextmanager
-    def of(self, drafter: Drafter) -> Iterator[Callable]: # to be called where somebody listens
-        "Wait for one's turn; raises `InputError` for a thread that would wait for ever."
-        parts, thread = [id(part) for part in parts_of(drafter)], current_thread()
-        with self.changed:
-            self.wanted[thread] = parts
-            try:
-                while not self.users.keys().isdisjoint(parts):
-                    stuck = self.waits_for_itself(thread) or self.is_left_alone(parts)
-                    check(not stuck,
-                          "A drafter of this pair is in the middle of another text, whose "
-                          "`stream` asked for this one, or hasn't come back for long: finish or "
-                          "close that one, or load a second pair for this.")
-                    self.changed.wait(0.1)  # nobody says for how long a text is left
-            finally: del self.wanted[thread]
-            self.users |= dict.fromkeys(parts, thread)
-        try: yield partial(self.elsewhere, thread)
-        finally:
-            with self.changed:
-                for part in parts: del self.users[part]
-                self.changed.notify_all()
-            release_workers()  # else they slow down whoever decodes next, in another thread
-
-TURNS = Turns()
 
 # %% ../nbs/use/01_pairs.ipynb #pa1rst01
 def ratio(a: float, b: float) -> float:
@@ -288,12 +227,12 @@ class Totals:
     verify_seconds: float = 0.0
     sampling_seconds: float = 0.0
     plain_steps: int = 0       # rounds that drafted nothing, those of plain texts among them
-    plain_seconds: float = 0.0 # theirs
+    plain_seconds: float = 0.0 # theirs, in the layout fastest for plain decoding
 
     def add(self, result: GenerationResult, seconds: float | None = None) -> None:
         "Count one more text; seconds: its share of the time, where texts shared it."
         waits = zip(result.rounds, result.round_latencies[1:])
-        plain = [seconds for r, seconds in waits if not r.drafted]
+        plain = [wait / result.plain_factor for r, wait in waits if not r.drafted]
         self.texts += 1
         self.tokens += result.num_tokens
         self.seconds += result.total_time if seconds is None else seconds
@@ -417,11 +356,16 @@ class Couple:
             f"A target is a model, not {told(target)}. To load one by its name, use load(name), a"
             " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
         )
+        check(costs is None or callable(getattr(costs, "at", None)),
+              f"costs are MachineCosts, as `measure_costs` gives them, or None, not {told(costs)}.")
         self.target, self.tokenizer = target, target.tokenizer
         self.eos_ids, self.stats, self.costs = target.eos_ids, PairStats(), costs
         self.given = costs is not None
+        self.asked_costs = self.given  # whether it is known what guesses cost, or that it isn't
         self.together_costs: dict[int, MachineCosts | None] = {} # by how many texts share a forward
-        self.decoders: dict[int, DeviceDecoder] = {}  # by id of the drafter, with their recordings
+        # by id of the drafter: decoders on the device that are free, with their recordings
+        self.decoders: dict[int, list[DeviceDecoder]] = {}
+        self.adding = Lock() # threads add to the same totals
         self.trees: dict[int, tuple[TreeDrafter, Cost] | None] = {} # by K: in place of chains
         self.nothing = NoDrafter()
         self.named = draft is not None  # whether somebody said what drafts
@@ -435,25 +379,26 @@ class Couple:
         return best_drafter(self.target)
 
     def decoder(self, drafter: Drafter) -> DeviceDecoder:
-        "The loop on the target's device, with the recordings that were made for it."
-        if id(drafter) not in self.decoders:
-            self.decoders[id(drafter)] = DeviceDecoder(self.target, drafter)
-        return self.decoders[id(drafter)]
+        "A free decoder on the target's device, with its recordings; else a new one."
+        free = self.decoders.setdefault(id(drafter), [])
+        try: return free.pop()
+        except IndexError: return DeviceDecoder(self.target, drafter)
 
     def reset_stats(self) -> None:
         "Begin the running totals anew."
         self.stats = PairStats()
 
     def costs_with(self, drafter: Drafter, size: int) -> MachineCosts | None:
-        "What guesses cost where so many texts share a forward: as given, or measured once."
+        """What guesses cost where so many texts share a forward: as given, or measured once. What
+        couldn't be measured then stays unknown: else a seed would give another text later."""
         if size > 1 and not self.given:
-            if self.together_costs.get(size) is None:
-                with TURNS.of(drafter):
-                    found = batch_costs_of(self.target, choices(drafter), size)
-                self.together_costs[size] = found
+            if size not in self.together_costs:
+                found = batch_costs_of(self.target, choices(drafter), size)
+                self.together_costs.setdefault(size, found)  # another thread may have been here
             return self.together_costs[size]
-        if self.costs is None:
-            with TURNS.of(drafter): self.costs = costs_of(self.target, choices(drafter))
+        if self.costs is None and not self.asked_costs:
+            self.costs = costs_of(self.target, choices(drafter))
+            self.asked_costs = True
         return self.costs
 
     def priced(
@@ -473,24 +418,40 @@ class Couple:
         if head is None or costs is None or not gives_trees(self.target): return drafter, costs
         if most not in self.trees:
             chain, verify = costs.c[-1], costs.verify[:most]
-            c, shape = chain, paying_tree(chain, chain, verify)
+            c: Cost | None = chain
+            shape = paying_tree(chain, chain, verify)
             if shape and not self.given:
-                tree = TreeDrafter(head, self.target, shape=shape)
-                with TURNS.of(drafter): c = tree_cost(self.target, tree, costs)
-                if c is None: return drafter, costs  # nobody knows now
-                shape = paying_tree(chain, c, verify)
-            self.trees[most] = (TreeDrafter(head, self.target, shape=shape), c) if shape else None
-        if self.trees[most] is None: return drafter, costs
-        tree, c = self.trees[most]
-        costs = replace(costs, c=(*costs.c[:-1], c))
-        return TreeHybrid(*drafter.members[:-1], tree, c=costs.c, verify=costs.verify), costs
+                timed = TreeDrafter(head, self.target, shape=shape)
+                c = tree_cost(self.target, timed, costs)
+                # what can't be measured now stays unknown, as in `costs_with`
+                shape = [] if c is None else paying_tree(chain, c, verify)
+            tree = TreeDrafter(head, self.target, shape=shape) if shape else None
+            found = None if tree is None or c is None else (tree, c)
+            self.trees.setdefault(most, found)  # another thread may have been here
+        known = self.trees[most]
+        if known is None: return drafter, costs
+        costs = replace(costs, c=(*costs.c[:-1], known[1]))
+        return TreeHybrid(*drafter.members[:-1], known[0], c=costs.c, verify=costs.verify), costs
 
 # %% ../nbs/use/01_pairs.ipynb #5erve002
+TREES = TreeDrafter, TreeHybrid # what drafts trees, for `speculate_tree`
+
+def hands_on_trees(drafter: Drafter) -> bool:
+    "Whether it drafts trees, or one of ours that passes on what another drafts holds such a one."
+    if isinstance(drafter, TREES): return True
+    if type(drafter) is HybridDrafter: return any(map(hands_on_trees, drafter.members))
+    if type(drafter) not in (AdaptiveDrafter, ColderDrafter, WrapperDrafter): return False
+    return hands_on_trees(drafter.drafter)
+
 def check_trees(drafter: Drafter, asked: Asked,
                 as_it_is: bool, # neither grammar nor log-probabilities
                ) -> None:
     "Raise `InputError` for what a tree of guesses can't be combined with."
-    if not isinstance(drafter, (TreeDrafter, TreeHybrid)): return
+    if not isinstance(drafter, TREES):
+        check(not hands_on_trees(drafter), f"A {type(drafter).__name__} hands on chains only, and "
+              "what it holds drafts trees: give the TreeDrafter to the pair as it is, or as the "
+              "last member of a TreeHybrid.")
+        return
     check(asked.verify is None and not asked.adapts and as_it_is, "With a tree of guesses there is "
           "no verify rule, adaptive K, grammar or log-probability: leave them out, and give K, the "
           "nodes of the tree, as a number.")
@@ -515,6 +476,9 @@ class Asking(Couple):
         settings = dict(K=K if adapts else most, **asdict(transform),
                         max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
+        # no more rows than keep their bits: greedy text is then the very text of plain decoding
+        exact = transform.temperature == 0 and getattr(self.target, "same_rows", False)
+        if exact and verify is None: most = min(most, FEW - 1)
         if rule: settings["verify"] = rule
         if grammar is not None: settings["grammar"] = str(grammar)
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless)
@@ -542,15 +506,15 @@ class Decoding(Asking):
             drafter, costs = self.priced(drafter, asked.adapts, asked.transform.temperature)
             if asked.transform.temperature == 0 and asked.verify is None and as_it_is:
                 drafter, costs = self.with_tree(drafter, costs, asked.K)
-            if grammar is not None: drafter = GrammarDrafter(drafter, grammar.start(self.target))
+            if grammar is not None:
+                drafter = GrammarDrafter(drafter, start_of(grammar, self.target))
         rounds = self.rounds_of(asked, target, drafter, decoder, timer)
         known = asked.known | dict(drafter=None if plain else drafter_name(drafter), loop=where,
                                    costs=costs and costs.as_dict())
         heard = told or bool(asked.stops) or stream is not None
         watched = target if isinstance(target, WatchedLM) else None
         run = Run(Answer(self.tokenizer, asked.stops), stream, raise_interrupt, heard, watched)
-        if plain and not decoder: drafter = NoDrafter()  # remembers no text: no turns
-        return self._decoded(decoder or drafter, rounds, run, asked.ends, timer, known)
+        return self._decoded(decoder, rounds, run, asked.ends, timer, known, grammar)
 
     def rounds_of(self, asked: Asked, target: CausalLM, drafter: Drafter,
                   decoder: DeviceDecoder | None, timer: PhaseTimer) -> Iterator[Round]:
@@ -560,21 +524,29 @@ class Decoding(Asking):
         if decoder:
             seed = asked.source.seed
             return decoder.speculate(asked.ids, asked.transform, seed, asked.K, *rest, timer)
-        if isinstance(drafter, (TreeDrafter, TreeHybrid)):
+        if isinstance(drafter, TREES):
             return speculate_tree(target, drafter, asked.ids, *how, timer)
         return speculate(target, drafter, asked.ids, *how, asked.rule, timer)
 
-    def _decoded(self, user: Drafter | DeviceDecoder, # what remembers one text at a time
+    def _decoded(self, decoder: DeviceDecoder | None, # what decodes on the device; free afterwards
                  rounds: Iterator[Round], run: Run, ends: frozenset[int],
-                 timer: PhaseTimer, known: dict) -> Generator[Event, None, None]:
-        "Decode when it is one's turn; the events, and at the end the result."
+                 timer: PhaseTimer, known: dict,
+                 grammar: Grammar | None) -> Generator[Event, None, None]:
+        "Decode; the events, and at the end the result."
         device = self.target.device
-        with TURNS.of(user) as run.elsewhere:
+        try:
             of_this_run = reset_peak_memory(device)
             yield from run.collect(rounds)
             known["peak_memory_mb"] = peak_memory_mb(device) if of_this_run else None
+        finally:
+            if decoder: self.decoders[id(decoder.drafter)].append(decoder)
+            release_workers()  # else they slow down the next text, in another thread
+        if grammar is not None:  # what a stop string has cut doesn't fit
+            whole_text = run.answer.end is None
+            fits = whole_text and fits_to_its_end(grammar, self.target, run.ids)
+            known["fits_grammar"] = fits
         result = result_of(self, run, ends, timer, known)
-        with TURNS.changed: self.stats.add(result)  # threads add to the same totals
+        with self.adding: self.stats.add(result)
         yield Event(None, None, run.rest, result)
 
 # %% ../nbs/use/01_pairs.ipynb #5erve005
@@ -586,8 +558,7 @@ class Member:
 
     def hear(self, r: Round, seconds: float) -> bool: # whether the text is over
         "A round of this text."
-        self.run.rounds.append(r)
-        self.run.seconds.append(seconds)
+        self.run.timed.append((r, seconds))
         self.run.hear(r)
         self.count += len(r.emitted)
         stopped = self.run.answer.end is not None
@@ -704,8 +675,8 @@ class Together(Pricing):
         timer = PhaseTimer(device)
         known = dict(drafter=None if plain else drafter_name(drafter), loop="host",
                      costs=costs[-1].as_dict() if costs else None, peak_memory_mb=None)
-        with TURNS.of(NoDrafter() if plain else drafter) as elsewhere:
-            texts = {i: BatchText(one.ids, twin(drafter), one.transform, one.source, one.K,
+        try:
+            texts = {i: BatchText(one.ids, drafter, one.transform, one.source, one.K,
                                   one.max_new_tokens, one.ends, one.rule)
                      for i, one in enumerate(asked)}
             rounds = speculate_batch(self.target, texts.values(), size, timer)
@@ -715,12 +686,13 @@ class Together(Pricing):
                 for i, r in rounds:
                     if not batch.hear(i, r): continue
                     texts.pop(i).over = True  # also where a stop string has ended it
-                    for text in texts.values() if len(texts) < len(costs) else ():
-                        reprice(text.drafter, costs[len(texts) - 1])
+                    if texts and len(texts) < len(costs):
+                        states = [text.state for text in texts.values()]
+                        set_costs(drafter, states, costs[len(texts) - 1])
                     if of_this_run: known["peak_memory_mb"] = peak_memory_mb(device)
                     result = batch.leave(i)
                     self.count(result, batch.now - before)
-                    with elsewhere(): yield i, result
+                    yield i, result
                     batch.resume()
                     before = batch.now
             except KeyboardInterrupt:
@@ -731,10 +703,11 @@ class Together(Pricing):
                         self.count(result, shared)
                         shared = 0.0
                     yield i, result
+        finally: release_workers()  # else they slow down the next text, in another thread
 
     def count(self, result: GenerationResult, seconds: float) -> None:
         "Add to the totals: the time is this text's share of what all took."
-        with TURNS.changed: self.stats.add(result, seconds)  # threads add to the same totals
+        with self.adding: self.stats.add(result, seconds)
 
 # %% ../nbs/use/01_pairs.ipynb #5erve009
 BATCH = 16 # texts that are decoded together, unless told otherwise
@@ -752,12 +725,13 @@ class Serving(Together):
         size = min(size, len(prompts))
         settings |= dict(stream=None, raise_interrupt=raise_interrupt, grammar=grammar)
         asked = self.asked_all(prompts, seed, settings)
+        wrapped(self.target, asked[0].transform, asked[0].ends, logprobs, grammar)
         first, plain = asked[0], asked[0].known["method"] == "plain"
         drafter = self.nothing if plain else self.drafter
         own = logprobs is not None or grammar is not None  # each round's logits are looked at
         check_trees(drafter, first, not own)
         chosen_loop(loop, self.target, drafter, first.verify, first.adapts, own)
-        apart = own or loop == "device" or isinstance(drafter, TreeDrafter)
+        apart = own or loop == "device" or isinstance(drafter, TREES)
         if size == 1 or apart or not isinstance(self.target, Llama):
             return self.one_by_one(asked, settings | dict(loop=loop, logprobs=logprobs))
         costs: list[Costs] = []
@@ -818,7 +792,7 @@ class Pair(Described):
                 ):
         """Decode a prompt, or each of a list (see `results`), whose results come in order.
         Everything is checked before any model runs (`InputError`); later errors name the step
-        (`NumericalError`, `ModelError`). Threads with the same drafter take turns.
+        (`NumericalError`, `ModelError`). Threads, and texts inside texts, may share a pair.
 
         An interrupt (Ctrl-C, or a `KeyboardInterrupt` that `stream` raises) ends the text: the
         result so far is returned, with the finish reason "interrupted". A program that wants the
@@ -859,7 +833,7 @@ class Pair(Described):
         """Decode a prompt, and tell of it as it grows: an `Event` for each token and each rejected
         draft, round by round, then one that holds the `result` and what was held back of the text.
         Everything is checked at once, as in `generate`. To leave early, break out of the loop, or
-        `close()` what is returned: the drafter is free again, and there is no result."""
+        `close()` what is returned; there is no result then."""
         defaults = known_settings(settings, "stream", without=("stream", "batch_size"))
         return self._events(prompt, stream=None, **defaults)
 
@@ -880,7 +854,7 @@ def is_drafter(thing) -> bool:
     "Whether it is a `Drafter`: a thing with all its parts, and not a class of such things."
     return not isinstance(thing, type) and all(
         getattr(thing, name, None) is not None
-        for name in ("layers", "prefill", "propose", "commit")
+        for name in ("layers", "start")
     )
 
 def drafter_name(drafter: Drafter) -> str:
@@ -976,7 +950,7 @@ def result_of(pair: Couple, run: Run, ends: frozenset[int], timer: PhaseTimer,
     "The record of a run; `known` holds what is known besides."
     ids = run.ids
     reason = finish_reason(run, ends, known["settings"]["max_new_tokens"])
-    odds = run.logprobs[:len(ids)] if run.watched else None
+    odds = run.logprobs and run.logprobs[:len(ids)]
     seen, texts = {*ids, *(token for r in run.rounds for token in r.drafted)}, {}
     for of_one in odds or (): seen |= of_one.keys()
     if pair.tokenizer: texts = {token: pair.tokenizer.decode([token]) for token in sorted(seen)}
@@ -995,7 +969,8 @@ def result_of(pair: Couple, run: Run, ends: frozenset[int], timer: PhaseTimer,
         verify_time_total_ms=1000 * timer.seconds("verify"),
         sampling_time_total_ms=1000 * timer.seconds("sample"),
         token_text=texts,
-        device=device_name(pair.target.device),
+        device=device_name(pair.target.device), layout=pair.target.layout,
+        plain_factor=pair.target.plain_factor,
         logprobs=odds,
     )
 
@@ -1128,7 +1103,7 @@ def section_of(pair: Couple) -> PairSection:
     target, drafter = pair.target, pair.drafter if pair.named else None
     parts = dict(target=target.name, device=str(target.device), dtype=target.precision)
     draft = drafter.model if type(drafter) is ModelDrafter else None
-    if type(drafter) is TokenIntersectionDrafter: draft = drafter.reader.model
+    if type(drafter) is TokenIntersectionDrafter: draft = drafter.model
     if draft:
         parts["draft"] = draft.name
         if draft.precision != target.precision: parts["draft_dtype"] = draft.precision

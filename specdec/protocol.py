@@ -25,7 +25,7 @@ def described(model: "CausalLM") -> str:
     size = f"{model.param_count / 1e6:,.1f} M parameters in " if model.param_count else ""
     memory = f", {model.memory_footprint_mb:,.0f} MB" if model.memory_footprint_mb else ""
     reads = f"{model.vocab_size:,} tokens, context {model.context_length:,}"
-    where = f"{size}{model.precision} on {model.device}"
+    where = f"{size}{model.kept_as} on {model.device}"
     return f"<{type(model).__name__}{name}: {where}{memory}; {reads}>"
 
 # %% ../nbs/engine/03_protocol.ipynb #500834f0
@@ -36,8 +36,13 @@ class CausalLM(Protocol):
     device: torch.device # where it computes
     dtype: torch.dtype   # of its weights
     config: Any = None   # its shape, as transformers writes it down; None: there is nothing to know
-    packed: bool = False # its weights lie as suits several tokens at once; for one, load another
-    int4: bool = False   # its matrices are kept in four bits; what it computes is in `dtype`
+    packed: bool = False # its weights lie as suits several tokens at once; see `fits_plain`
+    layout: str = ""     # how its weights lie, and what decided that, in words; "": not known
+    # a step of one token, over one in the layout that is fastest for plain decoding; as measured
+    # when that layout was looked up, and 1 where it is the same
+    plain_factor: float = 1.0
+    int4: bool = False   # loaded as int4: matrices are in four bits, as far as `int4_share` says
+    int4_share: float = 0.0 # how much of the weights that a step reads is in four bits, 0…1
 
     name: str | None = None   # what it was loaded by
     digest: str | None = None # of its weights; None: not known
@@ -59,6 +64,12 @@ class CausalLM(Protocol):
     def precision(self) -> str: # such as "float32"; "int4" where matrices are kept in four bits
         "What its weights are kept in."
         return "int4" if self.int4 else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def kept_as(self) -> str: # such as "int4 (79 % of the weights)"
+        "What its weights are kept in, for people: four bits, and how many of the weights are."
+        if not self.int4 or self.int4_share == 1: return self.precision
+        return f"int4 ({100 * self.int4_share:.0f} % of the weights)"
 
     def __repr__(self) -> str:
         return described(self)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .sampling import Transform, check_logits
 from .core import PhaseTimer, Round, Source
-from .drafters.base import Draft, Drafter, ask, decide
+from .drafters.base import Draft, Drafter, ask, check_state, decide
 from .kvcache import KVCache
 from .rejection import VerifyRule, greedy_match, speculative_sampling
 from .requests import check_request, token_ids
@@ -45,6 +45,7 @@ def play_round(loop, timer: PhaseTimer):
     with timer.phase("draft"): return loop.commit(draft, decided, features)
 
 # %% ../nbs/path/04_speculative.ipynb #h0st1oop
+#| code-fold: true
 @dataclass
 class _HostLoop:
     "One text. Between rounds the target's cache holds every token but the last."
@@ -59,7 +60,7 @@ class _HostLoop:
     def draft(self) -> Draft:
         "One place is kept for the target's own token."
         n = min(self.K, self.limit - len(self.tokens) - 1)
-        return ask(self.drafter, n, self.transform, self.source, self.target.vocab_size)
+        return ask(self.state, n, self.transform, self.source, self.target.vocab_size)
 
     def verify(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
         "The target reads its own last token, and the guesses."
@@ -77,11 +78,11 @@ class _HostLoop:
         accepted, emitted = decided
         self.tokens += emitted
         self.cache.rollback(len(self.tokens) - 1)
-        self.drafter.commit(emitted, None if features is None else features[:len(emitted)])
+        self.state.commit(emitted, None if features is None else features[:len(emitted)])
         return Round(draft.tokens, accepted, emitted)
 
     def begin(self, prompt: list[int], cache: KVCache, timer: PhaseTimer) -> Iterator[Round]:
-        "The token that the prompt's forward gives; then the drafter hears of the text."
+        "The token that the prompt's forward gives; then the drafter starts from both."
         self.cache = cache
         with timer.phase("prefill"):
             logits, features = _read(self.target, prompt, cache, self.drafter.layers, last=1)
@@ -90,7 +91,8 @@ class _HostLoop:
             self.tokens = [*prompt, self.source.categorical(self.transform(logits)[-1])]
         yield Round([], 0, self.tokens[-1:])
         with timer.phase("draft"):
-            self.drafter.prefill(self.tokens, features, self.limit, self.eos_ids)
+            self.state = self.drafter.start(self.tokens, features, self.limit, self.eos_ids)
+            check_state(self.state, self.drafter)
 
     @property
     def is_over(self) -> bool:

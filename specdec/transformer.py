@@ -224,6 +224,14 @@ def held_tensors(part) -> dict[int, Tensor]: # by identity
     return {key: tensor for one in inside for key, tensor in held_tensors(one).items()}
 
 # %% ../nbs/engine/04_transformer.ipynb #a712755f
+@dataclass(frozen=True)
+class FourBits:
+    "Which matrices of a decoder are in four bits."
+    matrices: int  # in four bits
+    of: int        # all by which a step multiplies; projections of one input are one
+    share: float   # of their weights, 0…1
+    step_mb: float # MB (10⁶ bytes) of weights that a step reads
+
 class _Decoder(CausalLM):
     "What a decoder consists of, and its arithmetic."
     def __init__(self, config,        # a transformers config that `is_native` accepts
@@ -231,7 +239,7 @@ class _Decoder(CausalLM):
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
         # a token's logits don't depend on how many are read
         self.same_rows = tensor.pack and has_same_rows(self.device, self.dtype)
-        self.packed = tensor.pack and not self.same_rows  # there is a layout that is faster for one
+        self.packed = tensor.pack and not self.same_rows  # for one there may be a faster layout
         self.int4 = tensor.int4
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
         self.context_length = config.max_position_embeddings
@@ -243,12 +251,25 @@ class _Decoder(CausalLM):
             layer.attention.windowed = windowed
         self.norm = tensor("model.norm.weight", config.hidden_size)
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
+        self.int4_share = self.four_bits().share
         tensor.check_all_read()
 
     @property
     def param_count(self) -> int:
         "How many numbers it has learned."
         return sum(weight_counts(self.config, len(self.layers)))
+
+    def four_bits(self) -> "FourBits":
+        "Which of its matrices are in four bits."
+        matrices = [self.head]
+        for layer in self.layers:
+            attention, mlp = layer.attention, layer.mlp
+            matrices += [attention.qkv, attention.out, mlp.gate_up, mlp.down]
+        numbers = [matrix.inputs * matrix.outputs for matrix in matrices]
+        four = [isinstance(matrix, Int4Linear) for matrix in matrices]
+        inside = held_tensors([self.head, self.norm, *self.layers]).values()
+        return FourBits(sum(four), len(four), sum(n for n, is_four in zip(numbers, four) if is_four)
+                        / sum(numbers), sum(tensor.nbytes for tensor in inside) / 1e6)
 
     @property
     def memory_footprint_mb(self) -> float: # MB (10⁶ bytes)
@@ -300,4 +321,5 @@ class Llama(_Decoder):
               f"Layers to skip must be some, not all, of 0…{n - 1}, not {list(layers)}.")
         light = copy.copy(self)
         light.layers = [layer for i, layer in enumerate(self.layers) if i not in set(layers)]
+        light.int4_share = light.four_bits().share
         return light

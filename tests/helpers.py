@@ -10,6 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,12 @@ from specdec.protocol import CausalLM
 from specdec.transformer import Llama
 
 CPU = torch.device("cpu")
+NIGHTLY = os.environ.get("SPECDEC_TESTS") == "nightly"  # `make test-all`
+
+
+def examples(most: int) -> int:
+    "How many examples hypothesis tries: all in the profile `nightly`, a quarter of them in `ci`, and at least ten."
+    return min(most, max(10, most * hypothesis.settings.default.max_examples // 100))
 
 
 def tool(name: str):

@@ -1,6 +1,7 @@
 "Small random targets and heads, for the tests of drafters."
 import tempfile
 from pathlib import Path
+from random import Random
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -68,19 +69,62 @@ def difference(a, b):
     return ((a.float() - b.float()).abs().max() / b.float().abs().max()).item()
 
 
-def proposals(drafter, K=3, transform=Transform(1.0), seed=0):
-    "What a drafter proposes with that seed."
-    return drafter.propose(K, transform, TorchSource(seed))
+def proposals(state, K=3, transform=Transform(1.0), seed=0):
+    "What is proposed for a sequence with that seed."
+    return state.propose(K, transform, TorchSource(seed))
 
 
 def fresh(head, target, text):
-    "A head's drafter that has read the text at once."
-    drafter = HeadDrafter(head, target)
-    drafter.prefill(text, read(target, torch.tensor([text]), head.config.layers)[0, :-1], 40)
-    return drafter
+    "The state of a sequence that a head's drafter has read at once."
+    features = read(target, torch.tensor([text]), head.config.layers)[0, :-1]
+    return HeadDrafter(head, target).start(text, features, 40)
 
 
 def started(drafter, tokens):
-    "A drafter that begins with that text."
-    drafter.prefill(tokens, None, 10 ** 6)
-    return drafter
+    "The state of a sequence that begins with that text."
+    return drafter.start(tokens, None, 10 ** 6)
+
+
+# Sequences of one drafter
+
+def drafts(drafter, target, prompt, count=12, K=3, temperature=1.0, seed=0):
+    """What is drafted in each round of a sequence, in which 0, 1, 2 or 3 tokens of the draft are accepted, one after
+    the other (of a tree the first one at most), and another token follows."""
+    def features(tokens): return read(target, torch.tensor([tokens]), drafter.layers)[0] if drafter.layers else None
+    tokens, source = list(prompt), TorchSource(seed)
+    shown = features(tokens)
+    state = drafter.start(list(tokens), None if shown is None else shown[:-1], len(tokens) + 4 * count)
+    for i in range(count):
+        draft = state.propose(K, Transform(temperature), source)
+        q, parents = getattr(draft, "q", None), getattr(draft, "parents", None)
+        yield list(draft.tokens), parents, None if q is None else hash(q.numpy().tobytes())
+        new = [*draft.tokens[:i % 4 if parents is None else min(1, i % 4)], prompt[i % len(prompt)]]
+        tokens += new
+        shown = features(tokens)
+        state.commit(new, None if shown is None else shown[-1 - len(new):-1])
+
+
+def take_turns(streams, seed=0):
+    "What each of them yields if it is random whose turn it is."
+    found, random = [[] for _ in streams], Random(seed)
+    running = list(enumerate(map(iter, streams)))
+    while running:
+        i, stream = chosen = random.choice(running)
+        try: found[i].append(next(stream))
+        except StopIteration: running.remove(chosen)
+    return found
+
+
+def check_sequences_apart(make, target, prompts, **how):
+    """That one drafter object gives to several sequences, which grow in turns while one more is left half way,
+    what a drafter of its own gives to each; and that it does so again."""
+    prompts = [*prompts, prompts[0]]  # two that begin alike, with draws of their own
+    alone = [list(drafts(make(), target, prompt, seed=i, **how)) for i, prompt in enumerate(prompts)]
+    drafter = make()
+    left = drafts(drafter, target, prompts[-2], seed=9, **how)
+    for _ in range(4): next(left)
+    for turn in range(2):
+        streams = [drafts(drafter, target, prompt, seed=i, **how) for i, prompt in enumerate(prompts)]
+        assert take_turns(streams, turn) == alone
+    said = [tokens for sequence in alone for tokens, *_ in sequence]
+    assert sum(map(bool, said)) > len(said) / 4 and alone[0] != alone[1]  # else this would say little

@@ -1,9 +1,13 @@
 """Runs notebooks as nbdev_test does, each stub of an exercise followed by its folded solution."""
+import ast
 import re
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
+import pytest
 
 NBS = Path(__file__).parents[1] / "nbs"
 NOT_RUN = re.compile(r"^#\|\s*(eval:\s*false|slow)\s*$", re.M)
@@ -11,6 +15,14 @@ STUB = re.compile(r"\braise NotImplementedError\b")
 CHECK = re.compile(r"^\s*except NotImplementedError\b", re.M)
 SOLUTION = re.compile(r"<summary>Solution</summary>.*?```python\n(.*?)```", re.S)
 UNWRITTEN = "Not written yet."
+# Those that take most time or memory, of the tracks behind the path: `make test` sees that what they import is
+# there and that each exercise has its check and its solution; `make test-all` runs them.
+LONG = {
+    "bench/07_run", "bench/09_report", "bench/10_llamacpp", "drafters/07_head_drafter", "drafters/25_trees",
+    "engine/02_models", "engine/04_transformer", "engine/14_device_loop", "engine/15_gguf", "engine/18_batches",
+    "lossless/01_proof", "lossless/02_gallery", "lossless/07_conformance", "lossless/09_black_boxes",
+    "lossless/14_grammars", "use/01_pairs", "use/02_session", "use/03_figures", "use/07_cli",
+}
 
 
 @dataclass
@@ -63,6 +75,31 @@ def having_stubs(*tracks: str) -> list[Path]:
     "The notebooks of those folders that have exercises of this form."
     paths = sorted(path for track in tracks for path in (NBS / track).glob("*.ipynb"))
     return [path for path in paths if "raise NotImplementedError  # write it here" in path.read_text(encoding="utf-8")]
+
+
+def to_run(*tracks: str) -> list:
+    "The notebooks of those folders, as cases; those that take long are marked slow."
+    def marks(path): return [pytest.mark.slow] if f"{path.parent.name}/{path.stem}" in LONG else []
+    return [pytest.param(path, id=path.stem, marks=marks(path)) for path in having_stubs(*tracks)]
+
+
+def missing(cells) -> list[str]:
+    "What cells import of the package and it doesn't have."
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    sources = [re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M) for source in code]
+    found = []
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "specdec": continue
+        try: module = import_module(node.module)
+        except ModuleNotFoundError: found.append(node.module)
+        else: found += [f"{node.module}.{name.name}" for name in node.names if not is_there(module, name.name)]
+    return found
+
+
+def is_there(module, name: str) -> bool:
+    "Whether a module has it, as a name or as a module of its own."
+    if name == "*" or hasattr(module, name): return True
+    return hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") is not None
 
 
 def solve_notebook(notebook: Path, shell, monkeypatch) -> None:

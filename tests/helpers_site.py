@@ -1,4 +1,4 @@
-"""A page in a real browser, and what to ask of any page: colours, widths, headings, names."""
+"""A page in a real browser, and what to ask of any page: colours, widths, headings, names, pictures."""
 # Runs in the page. Colours are blended with what lies behind them, as a reader sees them (WCAG 2.1, success criterion
 # 1.4.3).
 AUDIT = """() => {
@@ -82,19 +82,50 @@ LAYOUT = """async () => {
   const share = probe.clientWidth / innerWidth;
   probe.remove();
   const over = (e) => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX);
-  const boxes = [...main.querySelectorAll('pre, code, .cell-output, .sd-table, table, .katex-display')];
+  const boxes = [...main.querySelectorAll(
+    'pre, code, .cell-output, figure, figure p, .sd-table, table, .katex-display')];
   const scrolling = boxes.filter((e) => shown(e) && over(e));
   const words = (e) => (e.textContent.trim() || e.outerHTML).slice(0, 60);
   const inside = (e) => e !== main && (['auto', 'scroll', 'hidden'].includes(getComputedStyle(e).overflowX)
     || inside(e.parentElement));
-  const blocks = [...main.querySelectorAll('p, pre, div, table, img, details, summary, ul, ol, h1, h2, h3')];
-  const cut = blocks.filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !inside(e) && shown(e));
+  const blocks = [...main.querySelectorAll('p, pre, div, table, img, figure, details, summary, ul, ol, h1, h2, h3')];
+  const cut = blocks.filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !inside(e.parentElement)
+    && shown(e));
   return {
     cut: cut.map(words),
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, column, share,
     code: scrolling.filter((e) => e.matches('pre, code')).map(words),
     silent: scrolling.filter((e) => getComputedStyle(e).maskImage === 'none' || e.tabIndex < 0).map(words),
     contents: [shown(document.querySelector('#TOC')), shown(document.querySelector('.page-contents > summary'))],
+  };
+}"""
+
+# Runs in the page, with everything unfolded that folds. Pictures without a size; drawings so much smaller than they
+# were drawn that their letters can't be read; figures that break over several lines; links inside a sentence that look
+# like buttons.
+LOOKS = """async () => {
+  const main = document.querySelector('main');
+  main.querySelectorAll('details').forEach((details) => { details.open = true; });
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+  const shown = (e) => e.checkVisibility({visibilityProperty: true}), box = (e) => e.getBoundingClientRect();
+  const said = (e) => e.getAttribute('src') || e.outerHTML.slice(0, 60);
+  const pictures = [...document.querySelectorAll('img, svg:not(svg svg), canvas')].filter(shown);
+  const drawings = pictures.filter((e) => /\\.svg$/.test(e.getAttribute('src')) && main.contains(e));
+  const lines = (e) => {
+    const range = document.createRange();
+    range.selectNodeContents(e);
+    return new Set([...range.getClientRects()].map((r) => Math.round(r.top / 8))).size;
+  };
+  const cells = [...main.querySelectorAll('td')].filter((e) => shown(e)
+    && /^[-+−]?[\\d.]+( \\([\\d.]+ to [\\d.]+\\))?$/.test(e.innerText.trim()));
+  const alone = (p) => [...p.childNodes].every((n) => !n.textContent.trim() || n.matches?.('a, strong:has(> a)'));
+  const framed = (a) => getComputedStyle(a).borderTopStyle !== 'none' || getComputedStyle(a).display !== 'inline';
+  return {
+    empty: pictures.filter((e) => box(e).width < 2 || box(e).height < 2).map(said),
+    tiny: drawings.filter((e) => box(e).width < .74 * e.naturalWidth).map(said),
+    split: cells.filter((e) => lines(e) > 1).map((e) => e.innerText),
+    framed: [...main.querySelectorAll('p a')].filter((a) => !a.querySelector('img') && framed(a)
+      && !alone(a.closest('p'))).map((a) => a.innerText),
   };
 }"""
 
@@ -134,3 +165,8 @@ class Visit:
         "How the page lies in a window of that width."
         self.tab.set_viewport_size({"width": width, "height": 900})
         return self.tab.evaluate(LAYOUT)
+
+    def looks(self, width: int) -> dict:
+        "How pictures, figures and links look in a window of that width. Unfolds what folds: ask it last."
+        self.tab.set_viewport_size({"width": width, "height": 900})
+        return self.tab.evaluate(LOOKS)

@@ -12,13 +12,15 @@ from specdec.drafters.adaptive import (
     MOST,
     AdaptiveDrafter,
     AdaptiveLookahead,
+    AdaptiveState,
     ConfidentDrafter,
+    ConfidentState,
     HeuristicLookahead,
     PayingLookahead,
     adaptive,
     play,
 )
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
+from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NGramState
 from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error, one_round, sampled
@@ -143,13 +145,15 @@ def test_play_is_what_the_loop_would_do():
     "Against `replay`, which needs a drafter and a text."
     text = [1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 9, 9, 9, 9, 9]
     seen = []
-    class Recorder(NGramDrafter):
+    class Recording(NGramState):
         def propose(self, K, transform, source):
             guesses = super().propose(16, transform, source).tokens
             rest = text[len(self.tokens):]
             differ = (i for i, (a, b) in enumerate(zip(guesses, rest)) if a != b)
             seen.append(next(differ, min(len(guesses), len(rest))))
             return Draft([])
+    class Recorder(NGramDrafter):
+        def start(self, tokens, features, limit, eos_ids): return Recording(self.longest, tokens)
     replay(Recorder(), [1], text[1:], 16)
     seen += [0] * (len(text) - 2 - len(seen))
     for K in (1, 2, 5):
@@ -238,7 +242,9 @@ def test_guesses_beyond_a_rejection_say_nothing():
 class Scripted:
     layers = (3,)
     def __init__(self): self.log = []
-    def prefill(self, *news): self.log.append(("prefill", *news))
+    def start(self, *news):
+        self.log.append(("start", *news))
+        return self
     def commit(self, *news): self.log.append(("commit", *news))
     def propose(self, K, transform, source):
         self.log.append(("propose", K))
@@ -253,50 +259,77 @@ class Heard:
 
 
 def test_the_controller_is_asked_and_told():
-    inner, controller = Scripted(), Heard()
-    drafter = AdaptiveDrafter(inner, controller)
+    inner, template = Scripted(), Heard()
+    drafter = AdaptiveDrafter(inner, template)
     assert drafter.layers == (3,)
-    drafter.prefill([1], "features", 9, frozenset({4}))
-    assert inner.log == [("prefill", [1], "features", 9, frozenset({4}))] and controller.heard == ["reset"]
-    assert drafter.propose(5, None, None).tokens == [7, 8]
-    drafter.commit([7, 5], "more")
-    assert drafter.propose(1, None, None).tokens == [7]  # the loop's limit holds as well
-    drafter.commit([7, 5], None)
-    drafter.commit([5], None)                            # it was not asked
+    state = drafter.start([1], "features", 9, frozenset({4}))
+    controller = state.controller
+    assert inner.log == [("start", [1], "features", 9, frozenset({4}))] and controller.heard == ["reset"]
+    assert state.propose(5, None, None).tokens == [7, 8]
+    state.commit([7, 5], "more")
+    assert inner.log[-1] == ("commit", [7, 5], "more")
+    assert state.propose(1, None, None).tokens == [7]  # the loop's limit holds as well
+    state.commit([7, 5], None)
+    state.commit([5], None)                            # it was not asked
     controller.lookahead = 0
-    assert drafter.propose(5, None, None) == Draft([])
-    drafter.commit([5], None)
+    assert state.propose(5, None, None) == Draft([])
+    state.commit([5], None)
     controller.lookahead = 3
-    drafter.propose(5, None, None)
-    drafter.commit([7], None)                            # the text ended inside: nobody looked at 8 and 9
+    state.propose(5, None, None)
+    state.commit([7], None)                            # the text ended inside: nothing was compared with 8 and 9
     assert controller.heard[1:] == [(2, 1), (1, 1), (0, 0), (0, 0), (1, 1)]
     assert [entry[1] for entry in inner.log if entry[0] == "propose"] == [2, 1, 3]
-    drafter.controller = HeuristicLookahead(1)           # replaced while in use
-    assert len(drafter.propose(5, None, None).tokens) == 1
+    state.controller = HeuristicLookahead(1)           # replaced while in use
+    assert len(state.propose(5, None, None).tokens) == 1
+    state.commit([7], None)
+    assert state.controller.lookahead == 3 and controller.heard[-1] == (1, 1)  # the new one hears of it
+    assert drafter.controller is template and template.heard == []  # that of the drafter never changes
 
 
-def test_what_was_learned_is_carried_over_if_asked():
-    for carried in (False, True):
-        drafter, hybrid = AdaptiveDrafter(Scripted(), Heard(), carried), HybridDrafter(Scripted(), carried=carried)
-        for one in (drafter, hybrid):
-            one.prefill([1], None, 9)
-            one.propose(3, None, None)
-            one.commit([5], None)
-            one.prefill([1], None, 9)
-        assert drafter.controller.heard.count("reset") == (0 if carried else 2)
-        assert bool(hybrid.estimates[0].counts) == carried
+def test_nothing_learned_is_carried_over():
+    "Each sequence starts from the template or the priors, even from a template that has been in use."
+    used, fresh = PayingLookahead(), PayingLookahead()
+    for _ in range(9): used.observe_step(used.lookahead, 0)
+    assert used.lookahead < fresh.lookahead and used.estimates[0].counts
+    known = dict(used.estimates[0].counts)
+    drafter, hybrid = AdaptiveDrafter(Scripted(), used), HybridDrafter(Scripted())
+    for one, learned in ((drafter, lambda state: state.controller), (hybrid, lambda state: state.chooser)):
+        first, other = one.start([1], None, 9), one.start([1], None, 9)
+        for _ in range(3):
+            first.propose(3, None, None)
+            first.commit([5], None)
+        for state in (other, one.start([1], None, 9)):  # of the same time, and a later one
+            assert learned(state).estimates[0].counts == {} and learned(state).rested == 0
+            assert len(state.propose(16, None, None).tokens) == min(3, fresh.lookahead)
+        assert learned(first).estimates[0].counts[0][1] > 1 and learned(first) is not learned(other)
+    assert drafter.controller is used and used.estimates[0].counts == known
+
+
+def test_what_a_sequence_has_taught_can_be_read_and_replaced():
+    "Who wants another text to go on with it gives it to that text's state."
+    drafter, hybrid = AdaptiveDrafter(Scripted(), PayingLookahead()), HybridDrafter(Scripted())
+    for one, place in ((drafter, "controller"), (hybrid, "chooser")):
+        first, other = one.start([1], None, 9), one.start([1], None, 9)
+        for _ in range(6):
+            first.propose(3, None, None)
+            first.commit([5], None)
+        learned = getattr(first, place)
+        assert learned.estimates[0].alpha(0) < getattr(other, place).estimates[0].alpha(0)
+        setattr(other, place, learned)
+        asked = [len(state.propose(3, None, None).tokens) for state in (first, other, one.start([1], None, 9))]
+        assert asked[0] == asked[1] < asked[2]
 
 
 def test_one_rule_for_one_drafter():
     "A hybrid of one and a controller make the same choice by the same chooser."
     hybrid, controller = HybridDrafter(Scripted(), c=(0.1,), verify=0.02), PayingLookahead(0.1, 0.02, most=3)
-    hybrid.prefill([1], None, 9)
-    assert isinstance(hybrid, Chooser) and isinstance(controller, Chooser)
+    state = hybrid.start([1], None, 9)
+    assert type(state.chooser) is Chooser and isinstance(controller, Chooser)
     for accepted in (2, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0):
-        assert len(hybrid.plan(3)[1]) == controller.lookahead
+        assert len(state.plan(3)[1]) == controller.lookahead
         n = controller.lookahead
-        hybrid.propose(3, None, None)
-        hybrid.commit([*[7, 8, 9][:min(n, accepted)], 5], None)
+        state.propose(3, None, None)
+        state.commit([*[7, 8, 9][:min(n, accepted)], 5], None)
         controller.learn(0, range(n), min(n, accepted), min(n, accepted + 1))
 
 
@@ -348,9 +381,8 @@ def test_a_flat_row_is_not_drawn_from():
         ([sharp, flat, sharp], 1.0, 1), ([flat], 1.0, 0), ([sharp] * 9, 1.0, 4), ([sharp, flat, sharp], 0.0, 1),
     ):
         model = Shaped(rows)
-        drafter = ConfidentDrafter(model, 4, stop_below=0.5)
-        drafter.prefill([1], None, 50)
-        draft = drafter.propose(9, Transform(temperature), TorchSource(0))
+        state = ConfidentDrafter(model, 4, stop_below=0.5).start([1], None, 50)
+        draft = state.propose(9, Transform(temperature), TorchSource(0))
         assert len(draft.tokens) == expected == (0 if draft.q is None else len(draft.q))
         assert model.read == expected + 1  # one more was looked at, and the draft ends there
 
@@ -358,10 +390,10 @@ def test_a_flat_row_is_not_drawn_from():
 def test_it_ends_with_the_text_and_with_K():
     sharp = [0.97, 0.01, 0.01, 0.01]
     drafter = ConfidentDrafter(Shaped([sharp] * 9), 4)
-    drafter.prefill([1], None, 50, frozenset({0}))
-    assert drafter.propose(9, Transform(), TorchSource(0)).tokens == [0]
-    drafter.prefill([1], None, 50)
-    assert drafter.propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
+    state = drafter.start([1], None, 50, frozenset({0}))
+    assert state.propose(9, Transform(), TorchSource(0)).tokens == [0]
+    state = drafter.start([1], None, 50)
+    assert state.propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
     for wrong in (1, -0.1, None, "0.5"):
         with pytest.raises(InputError, match="stop_below"): ConfidentDrafter(Shaped([]), 4, wrong)
 
@@ -404,10 +436,15 @@ def test_in_the_proof_the_lengths_differ(name):
     def make():
         drafter = variants(q, 2, 2)[name]()
         class Seen(type(drafter)):
-            def propose(self, *asked):
-                draft = super().propose(*asked)
-                lengths.add(len(draft.tokens))
-                return draft
+            def start(self, *told):
+                state = super().start(*told)
+                class Noting(type(state)):
+                    def propose(self, *asked):
+                        draft = super().propose(*asked)
+                        lengths.add(len(draft.tokens))
+                        return draft
+                state.__class__ = Noting
+                return state
         drafter.__class__ = Seen
         return drafter
     assert loop_error(speculate, make, p, 3, 2, "").error == 0
@@ -428,21 +465,34 @@ def test_the_token_thrown_away():
     assert exact_law(ends(1)) == dict(enumerate(row))
 
 
-class PeeksAtItsToken(ConfidentDrafter):
+class PeekingAtItsToken(ConfidentState):
     "Wrong: the token is drawn first, and thrown away where it is an unlikely one."
     def propose(self, K, transform, source):
-        draft = ModelDrafter.propose(self, K, transform, source)
+        draft = ModelState.propose(self, K, transform, source)
         sure = [float(row[token]) >= self.stop_below for token, row in zip(draft.tokens, draft.q)]
         n = sure.index(False) if False in sure else len(sure)
         return Draft(draft.tokens[:n], draft.q[:n] if n else None)
 
 
-class PeeksAtTheOutcome(AdaptiveDrafter):
+class PeeksAtItsToken(ConfidentDrafter):
+    def start(self, tokens, features, limit, eos_ids):
+        state = PeekingAtItsToken(self.model, self.vocab_size, tokens, limit, eos_ids)
+        state.stop_below = self.stop_below
+        return state
+
+
+class PeekingAtTheOutcome(AdaptiveState):
     "Wrong: a draft whose last token came out as 0 is not proposed."
     def propose(self, K, transform, source):
         draft = super().propose(K, transform, source)
         if draft.tokens[-1:] == [0]: draft, self.drafted = Draft([]), []
         return draft
+
+
+class PeeksAtTheOutcome(AdaptiveDrafter):
+    def wrap(self, *told):
+        right = super().wrap(*told)
+        return PeekingAtTheOutcome(right.inner, right.controller)
 
 
 @pytest.mark.parametrize("make", [
@@ -465,7 +515,7 @@ def test_a_pair_that_adapts(tiny):
     assert result.settings["K"] == "adaptive" and result.is_lossless
     assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
     lengths = [len(r.drafted) for r in result.rounds]
-    assert lengths[0] < 8 and max(lengths) == MOST
+    assert lengths[0] < 8 and max(lengths) == (MOST - 1 if tiny.same_rows else MOST)  # sixteen rows keep their bits
     assert pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120).rounds == result.rounds  # nothing is carried over
     plain = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=9, method="plain")
     assert plain.num_drafted == 0

@@ -1,11 +1,20 @@
 """The audit: it installs what is published into a folder of its own, asks it in a process of its own, keeps what is
 known, and says why where it has no verdict."""
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from specdec.cli import app
@@ -79,6 +88,70 @@ def test_a_package_that_gives_no_answer_is_said(monkeypatch, tmp_path, ask, seco
     monkeypatch.setattr(module, "_ASK", ask)
     found = module.verdict_apart(AUDITED["tightwad"], seconds=seconds)
     assert found["lossless"] is None and found["raised"] == why and found["name"] == "tightwad"
+
+
+def test_a_package_that_ends_its_process_in_peace_has_no_verdict(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "installed", lambda each: tmp_path)
+    for ask, why in {"pass": "silently", "import sys; open(sys.argv[4], 'w').write('{')": "can't be read"}.items():
+        monkeypatch.setattr(module, "_ASK", ask)
+        found = module.verdict_apart(AUDITED["tightwad"])
+        assert found["lossless"] is None and why in found["raised"]
+
+
+# What is left of an audit that is killed
+
+def until(condition, what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(.05)
+
+
+def living(processes) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_audit_that_is_killed_leaves_no_pip_and_its_folder_to_the_next(monkeypatch, tmp_path, number):
+    "The index takes questions and never answers."
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        index = {"PIP_INDEX_URL": f"http://127.0.0.1:{port}/", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
+        code = "from specdec.lossless.audit import AUDITED, installed; installed(AUDITED['dflash'])"
+        audited = subprocess.Popen([sys.executable, "-c", code], env=os.environ | index)
+        try:
+            below = psutil.Process(audited.pid)
+            until(lambda: any("pip" in p.cmdline() for p in below.children(recursive=True)[1:]), "pip")
+            processes = below.children(recursive=True)
+            audited.send_signal(number)
+            audited.wait()
+            until(lambda: not living(processes), "pip's end", 10)
+        finally:
+            audited.kill()
+            for process in living(processes): process.kill()
+    left = list((tmp_path / "home" / "audit").glob(".work-*"))
+    assert len(left) == 2  # a folder and the lock beside it
+    with module.work_folder() as folder:
+        assert not any(path.exists() for path in left) and folder.is_dir()
+        with module.work_folder(): assert folder.is_dir()  # whose owner lives
+    assert list((tmp_path / "home" / "audit").iterdir()) == []
+
+
+def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
+    child = "import subprocess, sys, time; open(sys.argv[1], 'w').write(str(subprocess.Popen(['sleep', '99']).pid))"
+    note = tmp_path / "pid"
+    with pytest.raises(subprocess.TimeoutExpired):
+        module.run_below([sys.executable, "-c", f"{child}; time.sleep(99)", str(note)], 2)
+    until(lambda: not psutil.pid_exists(int(note.read_text())) or not living([psutil.Process(int(note.read_text()))]),
+          "what it started", 10)
+
+
+def test_a_cache_that_is_a_file_is_said(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "file"))
+    found, = audit("dflash")
+    assert found["lossless"] is None and "can't be written" in found["raised"]
 
 
 def test_a_package_is_asked_with_one_thread(monkeypatch, tmp_path):
@@ -210,7 +283,70 @@ def test_verdicts_stand_in_the_order_of_the_audit_and_the_last_counts():
     assert in_order([old, {"name": "gone", "run": 0}, new, first]) == [first, new]
 
 
+GOOD = {"name": "dflash", "version": "1", "promises": True, "lossless": True, "error": 0.0, "seconds": 1}
+NO_FILES = {
+    "a list": "[1]", "a number": '{"verdicts": 1}', "an object": '{"verdicts": {}}', "text": '{"verdicts": "abc"}',
+    "no verdict": '{"verdicts": [1]}', "an empty one": '{"verdicts": [{}]}', "deep": "[" * 10**5,
+    "cut": '{"verdicts": [',
+    "digits": '{"verdicts": ' + "1" * 5000 + "}",
+    **{f"{key} {value!r}": json.dumps({"verdicts": [GOOD | {key: value}]})
+       for key, value in {"name": ["a"], "lossless": "yes", "error": "0.1", "seconds": None, "run": [], "version": 1,
+                          "promises": 1, "raised": {}}.items()},
+    "infinite": json.dumps({"verdicts": [GOOD | {"error": float("inf")}]}),
+}
+
+
+@pytest.mark.parametrize("text", NO_FILES.values(), ids=NO_FILES)
+def test_a_file_with_other_things_is_refused_in_a_line(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    done = run_cli("dflash", "--out", str(tmp_path / "a.json"))
+    assert done.exit_code == 2 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert "can't be read" in done.stderr and (tmp_path / "a.json").read_text() == text
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
+                    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+                    max_leaves=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=JSON | st.builds(
+    lambda key, value: {"verdicts": [GOOD | {key: value}]}, st.sampled_from(list(GOOD)), JSON))
+def test_any_file_is_read_or_refused(tmp_path, found):
+    (tmp_path / "a.json").write_text(json.dumps(found))
+    try: verdicts = kept_verdicts(tmp_path / "a.json")
+    except ModelError as error:
+        assert len(str(error).splitlines()) == 1
+        return
+    for verdict in in_order(verdicts): assert len(audit_row(verdict)) == 5
+
+
 def test_a_file_that_holds_no_verdicts_is_refused(tmp_path):
     assert kept_verdicts(tmp_path / "none.json") == []
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(ModelError, match="a.json can't be read"): kept_verdicts(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("held", [
+    {"verdicts": [1, 2]}, {"verdicts": []}, {"command": "specdec audit", "verdicts": {}},
+    {"command": "another program", "verdicts": []}, {"command": "specdec audit", "verdicts": [{"name": "a"}]},
+    {"command": "specdec audit", "verdicts": [], "notes": "mine"},
+], ids=str)
+def test_a_file_of_another_program_is_refused_and_left_as_it_is(held, tmp_path, monkeypatch):
+    "Before anything is asked."
+    monkeypatch.setattr(module, "verdict_apart", lambda each, run: pytest.fail("asked"))
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(held))
+    done = run_cli("dflash", "--out", str(file))
+    assert done.exit_code == 2 and "a.json can't be read" in done.stderr and json.loads(file.read_text()) == held
+
+
+@pytest.mark.parametrize("where", ["none/a.json", "."])
+def test_where_no_verdict_can_be_written_nothing_is_asked(where, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "verdict_apart", lambda each, run: pytest.fail("asked"))
+    assert run_cli("dflash", "--out", str(tmp_path / where)).exit_code == 2
+
+
+def test_the_verdicts_that_were_published_are_read_back():
+    path = Path(__file__).parents[1] / "nbs" / "data" / "audit.json"
+    assert kept_verdicts(path) == STORED["verdicts"]

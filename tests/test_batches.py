@@ -9,10 +9,16 @@ import torch
 
 from families import FAMILIES, random_model, stored
 from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
+from helpers_drafters import random_head, take_turns
 from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, BatchText, read_batch, speculate_batch
 from specdec.core import InputError, NumericalError, PhaseTimer, TorchSource, exact_law
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.adaptive import AdaptiveDrafter, ConfidentDrafter, HeuristicLookahead, PayingLookahead
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, WrapperState
+from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
 from specdec.kvcache import CacheFullError
 from specdec.layouts import has_same_rows
 from specdec.lossless.proof import AsIs, ExactModel, Language, target_law
@@ -163,17 +169,21 @@ def test_models_of_transformers_read_one_after_the_other():
     assert rounds == one_by_one(target, requests())
 
 
-class Recording(NGramDrafter):
+class Recording(WrapperDrafter):
     "Keeps the features that it is shown."
     def __init__(self, layers):
-        super().__init__()
+        super().__init__(NGramDrafter())
         self.layers, self.shown = layers, []
-    def prefill(self, tokens, features, limit, eos_ids):
+    def start(self, tokens, features, limit, eos_ids):
         self.shown.append(features)
-        super().prefill(tokens, features, limit, eos_ids)
-    def commit(self, tokens, features):
-        self.shown.append(features)
-        super().commit(tokens, features)
+        return super().start(tokens, features, limit, eos_ids)
+    def wrap(self, inner, tokens, eos_ids):
+        shown = self.shown
+        class Noting(WrapperState):
+            def commit(self, tokens, features):
+                shown.append(features)
+                super().commit(tokens, features)
+        return Noting(inner)
 
 
 @exact_rows
@@ -186,7 +196,7 @@ def test_each_drafter_sees_the_layers_that_it_asked_for():
     decode(target, [BatchText(**request) for request in together], 4)
     one_by_one(target, alone)
     for a, b in zip(together, alone):
-        shown = [request["drafter"].shown[1:] for request in (a, b)]  # the first is the index's own
+        shown = [request["drafter"].shown for request in (a, b)]
         assert len(shown[0]) == len(shown[1]) > 3
         for x, y in zip(*shown): assert (x is None and y is None) or torch.equal(x, y)
 
@@ -245,6 +255,69 @@ def test_each_text_is_judged_by_its_own_rule():
     assert set(ids_of(judged[1:])) == {7} != set(ids_of(own[1:]))
 
 
+# One drafter for several texts
+
+def relative_of(target): return ModelDrafter(tiny(target.vocab_size, noise=0.05), target.vocab_size)
+
+
+def head_of(target): return HeadDrafter(random_head(target), target)
+
+
+SHARED = {
+    "n-gram": lambda target: NGramDrafter(), "lookup": lambda target: SuffixDrafter(),
+    "model": relative_of, "colder": lambda target: ColderDrafter(relative_of(target)),
+    "head": head_of, "hybrid": lambda target: HybridDrafter(SuffixDrafter(), head_of(target), relative_of(target)),
+    "adaptive": lambda target: AdaptiveDrafter(relative_of(target), PayingLookahead()),
+    "schedule": lambda target: AdaptiveDrafter(head_of(target), HeuristicLookahead(2)),
+    "confident": lambda target: ConfidentDrafter(tiny(target.vocab_size, noise=0.05), target.vocab_size, 0.05),
+    "nothing": lambda target: NoDrafter(),
+}
+
+
+def of_one(target, drafter, temperature):
+    "Requests that a drafter serves, with texts that repeat themselves; two of them begin alike."
+    prompts = [[1, 2, 3, 1, 2, 3, 1], [5, 9, 5, 9, 5], [30] * 6, [1, 2, 3, 1, 2, 3, 1], list(range(12))]
+    for i, prompt in enumerate(prompts):
+        ends = {3, 5} if i == 2 else set()
+        yield dict(
+            prompt=prompt, drafter=drafter(target), transform=Transform(temperature), source=TorchSource(i),
+            K=2 + i % 3, max_new_tokens=16 + 3 * i, eos_ids=ends,
+        )
+
+
+@exact_rows
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", SHARED)
+def test_texts_may_have_one_drafter(kind, temperature):
+    "It gives to each of them what a drafter of its own would: in one batch, in the next one, in two that take turns."
+    target = tiny(40, context=64)
+    alone = one_by_one(target, of_one(target, SHARED[kind], temperature))
+    one = SHARED[kind](target)
+    def texts(): return [BatchText(**request) for request in of_one(target, lambda _: one, temperature)]
+    for size in (5, 2): assert decode(target, texts(), size) == alone
+    both = take_turns([speculate_batch(target, texts(), 3) for _ in range(2)])
+    for found in both: assert [[r for i, r in found if i == text] for text in range(5)] == alone
+    assert any(r.drafted for rounds in alone for r in rounds) or kind == "nothing"
+
+
+@pytest.mark.parametrize("kind", ["n-gram", "lookup", "model", "head", "hybrid", "adaptive"])
+def test_greedy_texts_of_one_drafter_are_those_of_plain_decoding(kind):
+    target = filled(tiny(40, context=64))
+    one = SHARED[kind](target)
+    texts = [BatchText(**request | dict(eos_ids=set())) for request in of_one(target, lambda _: one, 0.0)]
+    for text, rounds in zip(texts, decode(target, texts, 3), strict=True):
+        assert ids_of(rounds) == greedy(target, text.prompt, text.max_new_tokens)
+
+
+def test_each_text_has_a_state_of_its_own_once_it_has_begun():
+    target, drafter = tiny(context=64), NGramDrafter()
+    texts = [BatchText([1, i], drafter, Transform(), TorchSource(0), 3, 9) for i in range(3)]
+    begun = [[text.state is not None for text in texts] for _ in speculate_batch(target, texts, 2)]
+    assert begun[-1] == [True] * 3 and begun[1][2] is False
+    assert len({id(text.state) for text in texts}) == 3 and all(text.drafter is drafter for text in texts)
+    assert [text.state.tokens[:2] for text in texts] == [[1, 0], [1, 1], [1, 2]]
+
+
 # The exact law of two texts at once
 
 PROMPTS, WARM = ([1, 2, 1], [3, 0]), Transform(1.0, top_k=3)
@@ -275,11 +348,21 @@ def test_the_joint_law_of_two_texts_is_the_product_of_their_own(kind):
     assert sum(abs(found.get(x, 0) - expected.get(x, 0)) for x in found.keys() | expected.keys()) / 2 < 1e-5
 
 
-def test_the_joint_law_is_exact_in_fractions():
-    "The scheduling of texts, on a model without rounding."
+def of_languages(kind, q):
+    "A drafter of a language; two of them, or one for both texts."
+    def model(): return ModelDrafter(ExactModel(q, 3), 3)
+    if kind == "each its own": return [model, model]
+    one = model()
+    if kind == "one hybrid": one = HybridDrafter(SuffixDrafter(), one, c=(0.0, 0.1), priors=(0.4, 0.6))
+    if kind == "one controlled": one = AdaptiveDrafter(one, HeuristicLookahead(1))
+    return [lambda: one, lambda: one]
+
+
+@pytest.mark.parametrize("kind", ["each its own", "one model", "one hybrid", "one controlled"])
+def test_the_joint_law_is_exact_in_fractions(kind):
+    "The scheduling of texts, on a model without rounding; also if one drafter serves both."
     p, q = Language(3, "p", most=3), Language(3, "q", most=2, halves=True)
-    def drafter(): return ModelDrafter(ExactModel(q, 3), 3)
-    found = pair_law(ExactModel(p, 3), AsIs(), [drafter, drafter], 3, prompts=([0], [0]))
+    found = pair_law(ExactModel(p, 3), AsIs(), of_languages(kind, q), 3, prompts=([0], [0]))
     expected = product(target_law(p, 3), target_law(p, 3))
     assert exact_distance(found, expected) == 0 and len(expected) > 20
 
@@ -305,14 +388,6 @@ def ask(target=None, size=2, **wrong):
 ], ids=lambda value: value[:20] if isinstance(value, str) else None)
 def test_what_is_wrong_is_said_before_any_work(wrong, words):
     with pytest.raises(InputError, match=words): ask(**wrong)
-
-
-def test_two_texts_can_not_have_one_drafter():
-    drafter, nothing = NGramDrafter(), NoDrafter()
-    def texts(drafter): return [BatchText([1], drafter, Transform(), TorchSource(0)) for _ in range(3)]
-    with pytest.raises(InputError, match="Texts 0 and 1 have the same drafter"):
-        speculate_batch(Untouchable(), texts(drafter), 2)
-    assert len(decode(tiny(), texts(nothing), 2)) == 3
 
 
 def test_no_texts_are_no_rounds(): assert list(speculate_batch(Untouchable(), [], 4)) == []

@@ -5,15 +5,19 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import specdec.bench.cluster as c
+from helpers import examples
 from specdec.bench.grid import BenchmarkConfig, Cell, Grid
 from specdec.bench.records import Record, read_records
 from specdec.bench.run import Failure, bench_run
+from specdec.cli import app
 from specdec.core import GenerationResult, InputError
 from specdec.models import fetch
 
@@ -63,7 +67,7 @@ MACHINES = st.dictionaries(st.sampled_from("ABCD"), st.integers(1, 4), min_size=
 DEATHS = st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(1, 30), st.integers(1, 20)), max_size=2)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(MACHINES, DEATHS, st.integers(0, 12))
 def test_each_cell_is_kept_once_whoever_dies_and_when(ticks, deaths, cells):
     crew = Simulated(ticks, [(name, start, start + longer) for name, start, longer in deaths])
@@ -447,3 +451,45 @@ def test_another_version_is_refused(name):
     worker, here = c.Worker(lambda cell: 2 * cell), c.code_here()
     assert worker.ready(here) is None and worker.do(4) == 8
     with pytest.raises(InputError, match=f"it has another {name} .*, not 0.0"): worker.ready(here | {name: "0.0"})
+
+
+# Addresses
+
+@pytest.mark.parametrize("given", [["--ray", ""], ["--ray="], ["--ray", "127.0.0.1:"], ["--ray=127.0.0.1:"],
+                                   ["--ray", "somewhere"]], ids=str)
+def test_an_address_that_is_none_is_refused_before_anything_is_run(given, tmp_path, monkeypatch):
+    monkeypatch.setattr("specdec.bench.run.bench_run", lambda *_: pytest.fail("it ran here"))
+    config = tmp_path / "grid.yaml"
+    config.write_text("methods: [plain]\n")
+    for words in ([str(config), *given], [*given, str(config)]):
+        done = CliRunner().invoke(app, ["bench", "run", *words], prog_name="specdec")
+        assert done.exit_code == 2 and "The address of a Ray cluster is HOST:PORT" in done.stderr, words
+
+
+def test_another_server_is_no_cluster():
+    "One that speaks HTTP/1; it is told from a head at once, and without Ray's own words."
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            start = time.monotonic()
+            with pytest.raises(InputError, match="Can't reach the Ray cluster at .*the server there is another"):
+                with c.connected(f"127.0.0.1:{server.server_port}"): pass
+            assert time.monotonic() - start < 8
+        finally: server.shutdown()
+        thread.join()
+
+
+def test_a_head_that_does_not_answer_ends_the_work():
+    "After a few silences in a row; and its workers aren't told to end, which would wait for it."
+    class Context: gcs_address = "127.0.0.1:1"
+    class Ray:
+        def get_runtime_context(self): return Context
+        def nodes(self): raise AssertionError("Ray was asked")
+        def kill(self, worker): raise AssertionError("Ray was asked")
+    crew = c.RayCrew(Ray(), print)
+    crew.workers[c.Place("a")] = None
+    for _ in range(c.SILENCES - 1): assert crew.places() == [c.Place("a")]
+    with pytest.raises(InputError, match="head of the Ray cluster, 127.0.0.1:1, does not answer any more. What is"):
+        crew.places()
+    crew.stop()

@@ -2,15 +2,21 @@
 import json
 import re
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from helpers import on_a_disk_of
 from helpers_bench import grid, record, write
 from helpers_site import Visit
 from specdec.bench import report
 from specdec.bench.estimates import check_drawing, read_runs, study
+from specdec.bench.records import read_records
 from specdec.bench.report import Table, changes, compare_reports, parted_table, report_on
 from specdec.cli import app
 from specdec.core import InputError, ModelError
@@ -99,7 +105,7 @@ def test_texts_that_do_not_part_need_no_table(results):
 
 def test_cells_are_escaped():
     table = Table(["a|b"], [["<x>|y"]])
-    assert "&lt;x&gt;|y" in table.html("name") and "| <x>\\|y |" in table.markdown()
+    assert "&lt;x&gt;|y" in table.html("name") and "| &lt;x&gt;\\|y |" in table.markdown()
 
 
 def quicker(made, factor):
@@ -217,3 +223,95 @@ def test_the_command_names_what_it_wrote(results, tmp_path):
     done = command("--compare", str(results), str(results), "--out", str(tmp_path))
     assert done.exit_code == 0 and str(tmp_path / "report.html") in done.stdout and not done.stderr
     assert "0 are faster in B beyond noise, 0 slower" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+# What comes from outside
+
+@pytest.mark.parametrize("where", ["report.html", "report.md"])
+def test_a_full_disk_leaves_the_report_before(results, tmp_path, where):
+    report.write_report("before", [report.Section.of_words("a", "b")], tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in ("report.html", "report.md")}
+    size = 1500 if where == "report.html" else 4000
+    long = [report.Section("a", "x" * 3000 * (where == "report.html"), "y" * 9000)]
+    with on_a_disk_of(size), pytest.raises(InputError, match=rf"{where} can't be written .File too large.*--out"):
+        report.write_report("after", long, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+HOSTILE_NAME = "<script>alert(1)</script> [x](javascript:1) $x_{$ *b* `c` | d\n# e"
+
+
+def test_a_name_is_a_name_on_the_page_in_the_summary_and_in_the_figures(tmp_path):
+    made = [each for name in ("plain name", HOSTILE_NAME)
+            for each in grid(5, ("suffix",), (4,), (0.0,), ("float32",), pairs=(name,))]
+    for each in made:
+        each["config"]["domain"] = each["config"]["domain"].replace("code", "$x_{$")
+        each["key"] = each["key"][:6] + f"{made.index(each):06x}"
+    page = report_on(write(tmp_path / "r.jsonl", made), tmp_path)
+    for file in (page, page.with_suffix(".md")):
+        text = file.read_text(encoding="utf-8")
+        assert "<script" not in text and "&lt;script&gt;" in text
+    summary = page.with_suffix(".md").read_text(encoding="utf-8")
+    assert "[x](" not in summary and "\\[x\\](javascript:1) \\$x\\_{\\$ \\*b\\* \\`c\\` \\| d # e" in summary
+    assert "$x_{$" in page.read_text(encoding="utf-8")
+
+
+WRONG = {
+    "pair": [5, None, ["a"], "\ud800"], "K": ["four", 0, 2.5, 10**30, True], "threads": [0, "2", 1.5, 10**400, None],
+    "temperature": [-1, "0", None, {}], "prompt": [7, None], "repeat": [-1, "0", 1.5, 10**30], "dtype": [1, None, []],
+    "device": [None, 3], "method": ["magic", None, 5], "domain": [1, []],
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
+def test_one_wrong_setting_is_one_line_that_names_file_and_line(name, value, tmp_path):
+    rng = np.random.default_rng(0)
+    made = [record(rng), record(rng, "head", 2)]
+    made[1]["config"][name] = value
+    done = command(str(write(tmp_path / "r.jsonl", made)), "--out", str(tmp_path))
+    assert done.exit_code == 2 and "r.jsonl, line 2 " in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("part, value", [
+    ("load", "much"), ("load", -1), ("load", [1]), ("timed", "yes"), ("timed", 1), ("parted", 5), ("parted", {}),
+    ("parted", {"position": 5, "gap": "wide", "plain": 1, "ours": 2}), ("parted", [1]),
+    ("parted", {"position": -1, "gap": 1.0, "plain": 1, "ours": 2}),
+], ids=str)
+def test_another_wrong_part_is_one_line_that_names_file_and_line(part, value, tmp_path):
+    rng = np.random.default_rng(0)
+    made = [record(rng), record(rng, "head", 2)]
+    if part == "parted": made[1]["parted"] = value
+    else: made[1]["environment"][part] = value
+    done = command(str(write(tmp_path / "r.jsonl", made)), "--out", str(tmp_path))
+    assert done.exit_code == 2 and "r.jsonl, line 2 " in done.stderr and done.stderr.count("\n") == 1
+    assert part in done.stderr
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from([10**400, -1, 1e300]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=4)
+
+
+def places(data, path=()):
+    "Every place in a record."
+    items = data.items() if isinstance(data, dict) else enumerate(data[:2]) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_record_with_anything_in_one_place_is_reported_or_a_clear_error(data):
+    rng = np.random.default_rng(0)
+    made = [record(rng, n=8), record(rng, "head", 2, n=8, gap=.1)]
+    *path, last = data.draw(st.sampled_from(sorted(places(made[1]), key=str)))
+    at = made[1]
+    for key in path: at = at[key]
+    at[last] = data.draw(anything)
+    with TemporaryDirectory() as folder:
+        file = write(Path(folder) / "r.jsonl", made)
+        for read in (lambda: report.report_sections(read_runs(file)), lambda: read_records(file)):
+            try: read()
+            except InputError as error: assert "r.jsonl" in str(error)

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
 from helpers import on_a_disk_of
 from helpers_training import make_target
 from specdec.bench import run as r
 from specdec.bench.grid import Grid, GridPair, cells, read_grid
 from specdec.bench.records import Record, Records, read_records
+from specdec.cli import app
 from specdec.core import InputError
 
 
@@ -414,3 +416,73 @@ def test_events_are_heard_only_by_those_who_asked(grid, capfd):
     assert events[0]["runs"] == 6 and (end["made"], end["complete"]) == (2, True)  # a head has K of two kinds
     r.bench_run(small)
     assert capfd.readouterr().err == "" and logging.getLogger("specdec.bench").handlers == []
+
+
+# What must fail is refused before anything is run
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    def never(*_): raise AssertionError("something was run")
+    monkeypatch.setattr(r, "do_cell", never)
+    monkeypatch.setattr(r, "load", never)
+
+
+def test_texts_that_do_not_fit_are_refused_before_the_first_run(grid, nothing_runs):
+    "The context is of 128 tokens, and a prompt has 11."
+    with pytest.raises(InputError, match=r"118 new tokens after the \d+ of prompt code_000 don't fit .* small, 128"):
+        r.bench_run(grid.model_copy(update={"max_new_tokens": 118}))
+
+
+def test_four_bits_that_cannot_be_packed_are_refused_before_the_first_run(prompts, tmp_path, nothing_runs):
+    config = json.loads((make_target(tmp_path) / "config.json").read_text()) | {"intermediate_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="can't be packed in four bits.*take int4 out of dtypes"):
+        r.bench_run(grid_of(tmp_path, prompts, dtypes=["float32", "int4"]))
+
+
+def test_a_grid_of_too_many_runs_is_refused_at_once(folder, prompts, nothing_runs):
+    start = time.process_time()
+    with pytest.raises(InputError, match="This grid means 2,000,000,000 runs, and one file holds at most 100,000"):
+        r.bench_run(grid_of(folder, prompts, repeats=10**8))
+    assert time.process_time() - start < 5
+    with pytest.raises(ValueError, match="seed of the last repeat"): grid_of(folder, prompts, seed=2**32 - 1, repeats=2)
+
+
+def test_where_every_run_fails_the_command_does_too(folder, prompts, tmp_path, monkeypatch):
+    config = tmp_path / "grid.yaml"
+    config.write_text(yaml.safe_dump(grid_of(folder, prompts, methods=["head"]).model_dump(exclude={"timing"})))
+    done = CliRunner().invoke(app, ["bench", "run", str(config)], prog_name="specdec")
+    assert done.exit_code == 2 and "head, small in float32 is missing: " in done.stdout
+    assert "Every run failed" in done.stderr
+
+
+def test_a_link_to_a_file_has_its_lock(grid, tmp_path):
+    file, link = tmp_path / "r.jsonl", tmp_path / "links" / "r.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    with r.locked(file):
+        with pytest.raises(InputError, match="Another run is writing"): r.bench_run(grid, link)
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "longer"])
+def test_a_file_that_is_changed_meanwhile_ends_the_run(grid, tmp_path, monkeypatch, change):
+    file, true, calls = tmp_path / "r.jsonl", r.decoded, []
+    def meddling(bench, run, ids):
+        if run.max_new_tokens == 12: calls.append(run)
+        if len(calls) == 3 and file.exists():
+            if change == "longer": file.write_text(file.read_text() + "\n")
+            else: file.rename(tmp_path / "elsewhere")
+            if change == "replaced": file.write_bytes((tmp_path / "elsewhere").read_bytes())
+        return true(bench, run, ids)
+    monkeypatch.setattr(r, "decoded", meddling)
+    with pytest.raises(InputError, match="r.jsonl was replaced, removed or changed by another program"):
+        r.bench_run(grid, file)
+    assert len(calls) < 20
+
+
+def test_a_file_that_is_changed_after_the_last_run_is_told(grid, tmp_path, monkeypatch):
+    file = tmp_path / "r.jsonl"
+    def in_turn(work, keep):
+        r.in_turn(work, keep)
+        file.unlink()
+    with pytest.raises(InputError, match="replaced, removed or changed"): r.bench_run(grid, file, in_turn)

@@ -1,6 +1,7 @@
 "Weights from files: what is damaged or left over is a clear error, and rows are read from where they lie."
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,13 @@ from families import (
     stored,
     tokens,
 )
-from specdec.checkpoint import StoredRows
+from helpers import on_a_disk_of
+from specdec.checkpoint import Checkpoint, StoredRows, finer_numbers
+from specdec.cli import export_original
 from specdec.core import ModelError
-from specdec.loading import load_model
+from specdec.gguf import planned
+from specdec.loading import end_tokens, load_model
+from specdec.models import GRID, INT4
 
 
 def edit_tensors(edit):
@@ -140,3 +145,52 @@ def test_a_file_that_is_read_has_no_position(tmp_path):
     before = rows.file.tell()
     rows(torch.tensor([3, 1]))
     assert rows.file.tell() == before
+
+
+# Levels in four bits that belong to another model, ends nested too deeply, exports
+
+@pytest.mark.parametrize("kinds, blocks", [
+    ({"gone.weight": "Q8_0"}, {}), ({"gone.weight": "Q4_0"}, {"gone.weight": torch.zeros(1)}),
+    ({"model.norm.weight": "Q9_9"}, {"model.norm.weight": torch.zeros(1)}), ({}, {"model.norm.weight": torch.zeros(1)}),
+], ids=["an unknown weight", "levels of one", "an unknown format", "no format"])
+def test_levels_that_do_not_belong_to_the_model_are_a_clear_error(kinds, blocks, tmp_path):
+    stored(random_model(FAMILIES["qwen2"]), tmp_path)
+    save_file(blocks, tmp_path / GRID, kinds)
+    with pytest.raises(ModelError, match="grid.tensors tells of .*don't belong together. Delete that folder"):
+        load_model(tmp_path, CPU, INT4)
+    with pytest.raises(ModelError, match="don't belong together"): finer_numbers(tmp_path, 10)
+
+
+@pytest.mark.parametrize("blocks", [torch.zeros(4), torch.zeros(8, 7, dtype=torch.uint8), torch.zeros(8, 36)], ids=repr)
+def test_levels_in_another_shape_than_their_weight_are_a_clear_error(blocks, tmp_path):
+    save_file({"a": torch.ones(8, 64)}, tmp_path / "model.safetensors")
+    save_file({"a": blocks}, tmp_path / GRID, {"a": "Q4_0"})
+    with pytest.raises(ModelError, match="levels of 'a' .*have the shape"):
+        Checkpoint(tmp_path, INT4, CPU).linear(torch.ones(8, 64), ["a"])
+
+
+def test_ends_that_are_nested_too_deeply_are_a_clear_error(tmp_path):
+    (tmp_path / "generation_config.json").write_text("[" * 10**5)
+    with pytest.raises(ModelError, match="Where texts end can't be read from .*generation_config.json"):
+        end_tokens(tmp_path, SimpleNamespace(eos_token_id=None))
+
+
+def test_two_exports_to_one_path_do_not_mix(tmp_path):
+    "Each writes a file of its own; the one that ends last counts, whole."
+    file = tmp_path / "m.gguf"
+    with planned(file, "llama", torch.float32) as one, planned(file, "llama", torch.bfloat16) as other:
+        for plan in (one, other): plan.add("a", (4, 4), lambda: torch.ones(4, 4))
+    from gguf import GGUFReader
+    [tensor] = GGUFReader(file).tensors
+    assert tensor.tensor_type.name == "F32" and [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_full_disk_leaves_the_export_before(tmp_path):
+    file, source = tmp_path / "m.gguf", tmp_path / "source.gguf"
+    file.write_bytes(b"before")
+    source.write_bytes(bytes(9000))
+    with on_a_disk_of(5000):
+        with pytest.raises(ModelError, match="m.gguf can't be written .File too large"): export_original(source, file)
+        with pytest.raises(ModelError, match="m.gguf can't be written"):
+            with planned(file, "llama", torch.float32) as plan: plan.add("a", (64, 64), lambda: torch.ones(64, 64))
+    assert file.read_bytes() == b"before" and {path.name for path in tmp_path.iterdir()} == {"m.gguf", "source.gguf"}

@@ -1,5 +1,6 @@
 """The command line: what goes to which stream, which exit code says what, and that bad input is refused before any
 model is loaded."""
+import gzip
 import json
 import os
 import re
@@ -7,12 +8,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import specdec
@@ -41,8 +46,8 @@ def process(*words: str, **more) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def one_load(monkeypatch, loaded=lru_cache(pairs.load_pair)):
-    "Load each pair once for all tests."
+def one_load(monkeypatch, loaded=lru_cache(maxsize=2)(pairs.load_pair)):
+    "Load each pair once, and keep the two that were asked for last: `compare` loads two."
     monkeypatch.setattr(pairs, "load_pair", loaded)
     return loaded
 
@@ -131,6 +136,44 @@ def test_prompts_are_a_file_in_every_command():
 def test_an_example_with_a_wrong_option_is_seen():
     command = typer.main.get_command(app).commands["bench"].commands["peers"]
     with pytest.raises(Exception, match="--prompts"): command.make_context("specdec", ["--prompts", "3"])
+
+
+def written(group: typer.Typer, *names: str):
+    "Every command under a group, by its words, with its docstring and the help of its options, as the source has them."
+    for each in group.registered_commands:
+        hints = get_type_hints(each.callback, include_extras=True)
+        helps = [told for hint in hints.values() for one in getattr(hint, "__metadata__", ())
+                 if (told := getattr(one, "help", None))]
+        yield [*names, each.name or each.callback.__name__], each.callback.__doc__, helps
+    for each in group.registered_groups: yield from written(each.typer_instance, *names, each.name)
+
+
+def paragraphs(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in text.split("\n\n")]
+
+
+WRITTEN = list(written(app))
+
+
+@pytest.mark.parametrize("words, doc, helps", WRITTEN, ids=[" ".join(words) for words, *_ in WRITTEN])
+def test_a_help_page_says_what_its_source_says(words, doc, helps, monkeypatch):
+    "Each paragraph, with all its brackets, is one line where the terminal is wide enough; so is the first in a list."
+    monkeypatch.setenv("COLUMNS", "1200")
+    page = [line.strip("│ ") for line in run(*words, "-h").stdout.splitlines()]
+    assert [p for p in paragraphs(doc) if p not in page] == []
+    assert [told for told in helps if not any(" ".join(told.split()) in line for line in page)] == []
+    assert any(paragraphs(doc)[0] in line for line in run(*words[:-1], "-h").stdout.splitlines())
+
+
+def test_the_help_of_all_commands_says_what_its_source_says(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1200")
+    page = [line.strip() for line in run("-h").stdout.splitlines()]
+    assert [p for p in paragraphs(cli.HELP) if p not in page] == []
+
+
+def test_commands_are_found_for_the_comparison_of_help_pages():
+    assert {" ".join(words) for words, *_ in WRITTEN} == {" ".join(c) for c in COMMANDS} - {"", "bench"}
+    assert any("[peers]" in doc for _, doc, _ in WRITTEN)
 
 
 def test_help_lists_the_doctor_before_what_takes_long():
@@ -230,10 +273,38 @@ def test_an_answer_that_fits_a_schema(one_load, tmp_path):
     assert answer.exit_code == 0 and json.loads(answer.stdout) in ({"capital": "Paris"}, {"capital": "Rome"})
 
 
+@pytest.mark.parametrize("more", [["--json"], []], ids=["JSON", "text"])
+def test_an_answer_that_is_cut_before_it_fits_the_schema_says_so(one_load, tmp_path, more):
+    schema, texts = tmp_path / "schema.json", tmp_path / "texts"
+    schema.write_text('{"enum": ["It is the city of Paris"]}', encoding="utf-8")
+    texts.write_text("Which?\nWhat?", encoding="utf-8")
+    words = ["--json-schema", str(schema), *more]
+    cut, whole = (run("generate", QUESTION, *words, "--max-new-tokens", n) for n in ("3", "40"))
+    assert cut.exit_code == ExitCode.BAD_INPUT and "Error: The answer was cut" in cut.stderr
+    assert "larger --max-new-tokens" in cut.stderr and whole.exit_code == ExitCode.DONE
+    several = run("generate", "--prompts", str(texts), *words, "--max-new-tokens", "3")
+    assert several.exit_code == ExitCode.BAD_INPUT and "2 of 2 answers were (1, 2) cut" in several.stderr
+    if more:
+        assert [json.loads(done.stdout)["fits_grammar"] for done in (cut, whole)] == [False, True]
+        assert json.loads(json.loads(whole.stdout)["text"]) == "It is the city of Paris"
+        alone = json.loads(run("generate", QUESTION, "--json", "--max-new-tokens", "2").stdout)
+        assert alone["fits_grammar"] is None
+
+
+def test_an_answer_that_is_complete_where_no_token_is_left_fits(one_load, tmp_path):
+    "Its end token doesn't fit, its text does."
+    (tmp_path / "schema.json").write_text('{"enum": ["It is the city of Paris"]}', encoding="utf-8")
+    words = ["generate", QUESTION, "--json", "--json-schema", str(tmp_path / "schema.json"), "--max-new-tokens"]
+    n = json.loads(run(*words, "40").stdout)["generated_ids"]
+    done = run(*words, str(len(n) - 1))
+    assert done.exit_code == ExitCode.DONE and json.loads(done.stdout)["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("text, says", [
+    ("[" * 99999, "too many levels for JSON"), ('{"minimum": ' + "1" * 5000 + "}", "holds no JSON"),
     ('{"type"', "holds no JSON"), ("\xff", "holds no JSON"), ("[]", "A JSON schema is a dict"),
     ('{"enum": []}', "No text"),
-], ids=["half", "bytes", "list", "nothing fits"])
+], ids=["deep", "a long number", "half", "bytes", "list", "nothing fits"])
 def test_a_schema_that_is_none_is_one_line(text, says, no_model, tmp_path):
     (tmp_path / "schema.json").write_bytes(text.encode("latin-1"))
     answer = run("generate", "Hi", "--json-schema", str(tmp_path / "schema.json"))
@@ -302,7 +373,8 @@ def test_texts_of_several_prompts(one_load, questions):
     done = run("generate", "--prompts", str(questions), *words)
     alone = [run("generate", "-", *words, stdin=text).stdout for text in ("Hi", "-", "Why?")]
     assert done.exit_code == ExitCode.DONE and done.stdout == "\n".join(alone)
-    assert re.fullmatch(r"3 answers; 5 tokens in \d+\.\d\d s, \d+\.\d tokens/s\n", done.stderr)
+    said = r".*questions\.jsonl: 3 texts\n3 answers; 5 tokens in \d+\.\d\d s, \d+\.\d tokens/s\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 def test_a_prompt_of_several_that_does_not_fit_is_named(one_load, tmp_path):
@@ -314,10 +386,11 @@ def test_a_prompt_of_several_that_does_not_fit_is_named(one_load, tmp_path):
 
 
 @pytest.mark.parametrize("text, found", [
-    ("Hi\n\n  Why? \r\n-", ["Hi", "  Why? ", "-"]),
+    ("Hi\n\n  Why? \r\n-", ["Hi", "  Why? ", "-"]), (' {"prompt": "Hi"}\n\t{"text": "Why?"}', ["Hi", "Why?"]),
+    ("[INST] Hi\n[1] is a footnote", ["[INST] Hi", "[1] is a footnote"]),
     ('{"prompt": "Hi", "id": 3}\n\n{"text": "Why?", "domain": "science"}\n', ["Hi", "Why?"]),
     ('\ufeff{"messages": [{"role": "user", "content": "Hi"}]}', [[{"role": "user", "content": "Hi"}]]),
-], ids=["text", "prompts of both names", "a chat, after a byte order mark"])
+], ids=["text", "JSON after a space", "brackets in text", "prompts of both names", "a chat, after a byte order mark"])
 def test_lines_that_are_prompts(tmp_path, text, found):
     file = tmp_path / "prompts"
     file.write_text(text, encoding="utf-8", newline="")
@@ -329,45 +402,266 @@ def test_lines_that_are_prompts(tmp_path, text, found):
 @pytest.mark.parametrize("text, words", [
     ("", "no prompt"), ("\n \n", "no prompt"), (b"\xff\xfe", "can't be read"), ('{"prompt": 3}', "Line 1"),
     ('{"prompt": "Hi"}\nWhy?', "Line 2"), ('{"prompt": " "}', "Line 1"), ('{"messages": []}', "Line 1"),
-    ("{" * 9999, "Line 1"), ('{"prompt": "Hi"}\n[1]', "Line 2"),
-], ids=["nothing", "blanks", "bytes", "a number", "text among JSON", "a blank", "an empty chat", "too deep", "a list"])
+    ("{" * 9999, "Line 1"), ('{"prompt": "Hi"}\n[1]', "Line 2"), ('{"messages": "hi"}', "Line 1"),
+    ('{"messages": [1, 2, 3]}', "Line 1"), ('{"messages": [[{"role": "user", "content": "Hi"}]]}', "Line 1"),
+    ('{"messages": [{"role": "user"}]}', "Line 1"), ('{"messages": [{"role": "user", "content": 3}]}', "Line 1"),
+    ("[1,2,3]", "Line 1"), ('["Hi", "Why?"]', "Line 1"), ('[\n{"prompt": "Hi"}\n]', "Line 1"),
+    ('[{"prompt": "Hi"},', "Line 1"), ('Hi\n\n {"prompt": "Why?"}', "Line 3"), ("Hi\n[1, 2]", "Line 2"),
+    ('{"prompt": "Hi", "text": "Why?"}', "Line 1"), ('{"prompt": "Hi", "messages": []}', "Line 1"),
+    ('{"prompt": "\\ud800"}', "Line 1"), ("Hi\0", "line 1"), (b"Hi\nWh\xff", "line 2"),
+    (gzip.compress(b"Hi", mtime=0), "packed"),
+    (b"PK\x03\x04\xff", "line 1"), ('{"prompt": ' + "9" * 5000 + "}", "Line 1"),
+], ids=lambda value: None)
 def test_lines_that_are_no_prompts(tmp_path, text, words):
     file = tmp_path / "prompts"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(core.InputError, match=words): cli.prompts_in(file, raw=True)
 
 
-def test_answers_in_a_file_are_gone_on_with(one_load, questions, tmp_path):
+SILENT = st.text() | st.binary().map(lambda b: b.decode("latin-1"))
+LINES = st.one_of(SILENT, st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | SILENT | st.sampled_from(["prompt", "messages", "role"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(
+        ["prompt", "text", "messages", "role", "content", "prompt_ids", "run", "index", "rounds"]) | SILENT, inner),
+    max_leaves=8).map(json.dumps))
+
+
+@given(st.lists(LINES), st.sampled_from(["\n", "\r\n", "\n\n"]), st.sampled_from(["utf-8", "latin-1", "utf-16"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_prompts_or_one_line(tmp_path, lines, end, encoding):
+    file = tmp_path / "prompts"
+    file.write_bytes(end.join(lines).encode(encoding, errors="replace"))
+    try: found = cli.prompts_in(file, raw=True)
+    except core.InputError as error: assert str(file) in str(error)
+    else:
+        assert found and all(isinstance(each, str) and each.strip() or each[0]["role"] is not None for each in found)
+
+
+def test_prompts_without_an_end_and_a_pipe_without_a_writer(no_model, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for file, says in (("/dev/zero", "more than 100 MB"), (str(tmp_path / "pipe"), "There is no prompt")):
+        done = run("generate", "--prompts", file)
+        assert done.exit_code == ExitCode.BAD_INPUT and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_prompts_come_through_a_pipe(tmp_path):
+    ends = os.pipe()
+    with open(ends[1], "w") as pipe: pipe.write("Hi\nWhy?\n")
+    assert cli.prompts_in(Path(f"/dev/fd/{ends[0]}"), raw=True) == ["Hi", "Why?"]
+    os.close(ends[0])
+
+
+# A file of answers
+
+@pytest.fixture
+def answered(one_load, questions, tmp_path):
+    "Answer the questions into a file, with more words for the command; the same file each time."
+    def answer(*more: str, words=("--max-new-tokens", "3")):
+        return run("generate", "--prompts", str(questions), "--out", str(answer.out), *words, *more)
+    answer.out = tmp_path / "answers.jsonl"
+    return answer
+
+
+def test_answers_in_a_file_are_gone_on_with(answered, questions):
     "Stopped anywhere, also within a line, the same command ends with the same file; others don't touch it."
-    out, words = tmp_path / "answers.jsonl", ["--max-new-tokens", "3", "--temperature", "1"]
-    command = ["generate", "--prompts", str(questions), "--out", str(out), *words]
-    first = run(*command, "--seed", "4")
+    out, sampled = answered.out, ["--temperature", "1"]
+    first = answered(*sampled, "--seed", "4")
     whole = out.read_bytes()
-    assert first.exit_code == ExitCode.DONE and first.stdout == "" and first.stderr.startswith("3 answers in ")
-    def told(): return [(r.generated_ids, r.settings["seed"]) for r in cli.kept_answers(out)[0]]
+    assert first.exit_code == ExitCode.DONE and first.stdout == "" and "\n3 answers in " in first.stderr
+    def told(): return [(r.generated_ids, r.settings["seed"], r.run["index"]) for r in cli.kept_answers(out)[0]]
     found, lines = told(), whole.splitlines(keepends=True)
-    assert [seed for _, seed in found] == [4, 5, 6] and len(lines) == 3
-    for kept in (lines[0] + lines[1][:50], lines[0] + lines[1], whole):  # with a seed, and without: it is in there
+    assert [place for _, *place in found] == [[4, 0], [5, 1], [6, 2]] and len(lines) == 3
+    gaps = [lines[0] + lines[1][:50], lines[0] + lines[1], whole, lines[2], lines[2] + lines[0] + b"{", whole[:-1]]
+    for kept in gaps:  # with a seed, and without: it is in there
         for seed in (["--seed", "4"], []):
+            if not seed and kept not in gaps[:2]: continue
             out.write_bytes(kept)
-            again = run(*command, *seed)
-            assert again.exit_code == ExitCode.DONE and told() == found and out.read_bytes().startswith(lines[0])
-            assert f"{kept.count(10)} of them from before" in again.stderr
-    for other in (["--seed", "5"], ["--top-k", "3"], ["--raw"], ["--method", "plain"], ["-K", "2"]):
-        refused = run(*command, *other)
-        assert refused.exit_code == ExitCode.BAD_INPUT and "Answer 1 in --out" in refused.stderr
+            again = answered(*sampled, *seed)
+            assert again.exit_code == ExitCode.DONE, again.stderr
+            assert told() == found and set(kept.splitlines()[:1]) <= set(out.read_bytes().splitlines())
+            assert f"{kept.count(b'}}')} of them from before" in again.stderr
+    out.write_bytes(whole)
     questions.write_text('{"prompt": "Hi"}')
-    assert "3 answers and there are 1" in run(*command).stderr and out.read_bytes() == whole
+    assert "count was 3 and is 1" in answered(*sampled, "--seed", "4").stderr and out.read_bytes() == whole
 
 
-@pytest.mark.parametrize("held", [b"notes of mine\n", b'{"prompt_ids": []}\n', b"\xff\n"],
-                         ids=["text", "JSON", "bytes"])
-def test_a_file_with_anything_else_is_not_overwritten(one_load, questions, tmp_path, held):
+@pytest.mark.parametrize("more, name", [
+    (["--seed", "5"], "seed was 4 and is 5"), (["--top-k", "3"], "top_k"), (["--raw"], "prompts"),
+    (["--method", "plain"], "method was 'speculative' and is 'plain'"), (["-K", "2"], "K was 5 and is 2"),
+    (["--dtype", "float32"], "dtype was"), (["--logprobs", "1"], "logprobs was None and is 1"),
+    (["--pair", "smollm2-ngram"], "drafter was"), (["--json-schema", "schema.json"], "schema was None"),
+    (["--max-new-tokens", "4"], "max_new_tokens was 3 and is 4"),
+], ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_a_file_of_another_run_is_refused_by_what_differs(answered, tmp_path, monkeypatch, more, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text('{"enum": ["a"]}')
+    assert answered("--seed", "4").exit_code == ExitCode.DONE
+    before = answered.out.read_bytes()
+    done = answered("--seed", "4", *more)
+    assert done.exit_code == ExitCode.BAD_INPUT and name in done.stderr, done.stderr
+    assert f"{answered.out} holds answers of another run: " in done.stderr
+    assert answered.out.read_bytes() == before
+
+
+def test_the_same_command_goes_on_with_a_schema_and_with_a_lenience(answered, tmp_path):
+    (tmp_path / "schema.json").write_text('{"enum": ["a", "b"]}')
+    (tmp_path / "run.toml").write_text('[pair]\nname = "smollm2"\n[decoding]\nlenience = 0.5\nmax_new_tokens = 9\n')
+    for words in (["--json-schema", str(tmp_path / "schema.json"), "--logprobs", "1", "--max-new-tokens", "9"],
+                  ["--config", str(tmp_path / "run.toml")]):
+        answered.out.unlink(missing_ok=True)
+        assert answered(words=words).exit_code == ExitCode.DONE
+        kept = answered.out.read_bytes()
+        answered.out.write_bytes(kept.splitlines(keepends=True)[0])
+        again = answered(words=words)
+        assert again.exit_code == ExitCode.DONE and "1 of them from before" in again.stderr, again.stderr
+        assert answered.out.read_bytes().count(b"\n") == 3
+
+
+FOREIGN = {
+    "notes": b"notes of mine\n", "notes without an end": b"notes of mine", "JSON": b'{"prompt_ids": []}\n',
+    "JSON without an end": b'{"a": 1, "b": [2]}', "our key without an end": b'{"prompt_ids": [1, 2], "mine": 3}',
+    "a brace": b"{", "half of JSON": b'{"prompt": "Hi"', "several lines": b'{\n "a": 1\n}', "bytes": b"\xff\n",
+    "bytes without an end": b"\xff", "packed": gzip.compress(b"notes", mtime=0),
+    "deep": b'{"prompt_ids": [' + b"[" * 99999,
+    "a blank line": b"\n", "numbers": b"[1, 2]",
+}
+
+
+@pytest.mark.parametrize("held", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_with_anything_else_is_not_overwritten(no_model, questions, tmp_path, held):
     out = tmp_path / "answers.jsonl"
     out.write_bytes(held)
     done = run("generate", "--prompts", str(questions), "--out", str(out))
     assert done.exit_code == ExitCode.BAD_INPUT and "something else than answers" in done.stderr
-    assert out.read_bytes() == held
+    assert done.stderr.count("\n") == 2 and out.read_bytes() == held
+
+
+def test_the_prompts_are_not_overwritten_by_their_answers(no_model, questions):
+    questions.write_bytes(before := questions.read_bytes().rstrip(b"\n"))
+    link = questions.with_name("link")
+    link.symlink_to(questions)
+    for out in (questions, link):
+        done = run("generate", "--prompts", str(questions), "--out", str(out))
+        assert done.exit_code == ExitCode.BAD_INPUT and "the same file" in done.stderr
+        assert questions.read_bytes() == before
+
+
+@lru_cache
+def an_answer() -> bytes:
+    "A line as it is written, of no model."
+    result = core.GenerationResult(
+        prompt_ids=[1, 2], generated_ids=[3], text="three", finish_reason="length", method="plain", rounds=[],
+        per_token_latencies=[0.1], round_latencies=[0.1], time_to_first_token=0.1, total_time=0.1, prefill_time_ms=1.0,
+        draft_time_total_ms=0.0, verify_time_total_ms=0.0, sampling_time_total_ms=0.0, peak_memory_mb=None,
+        run={"index": 0})
+    return result.to_json().encode() + b"\n"
+
+
+@given(st.integers(0, 2), st.binary() | LINES.map(str.encode) | st.integers(0, 600), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_answers_or_one_line_and_is_left_as_it_is(tmp_path, whole, rest, data):
+    "After whole answers: what is anybody's, the beginning of one, or one with a byte changed."
+    line = an_answer()
+    if isinstance(rest, int):
+        changed = bytearray(line[:rest])
+        if changed and data.draw(st.booleans()): changed[data.draw(st.integers(0, len(changed) - 1))] ^= 4
+        rest = bytes(changed)
+    out = tmp_path / "answers"
+    out.write_bytes(line * whole + rest)
+    try: found, size = cli.kept_answers(out)
+    except core.InputError as error: assert str(out) in str(error)
+    else:
+        assert len(found) >= whole and out.read_bytes()[:size].count(b"}") >= len(found)
+        lost = out.read_bytes()[size:].lstrip(b"\n")
+        assert not lost or lost.startswith(cli.BEGIN) or found and cli.BEGIN.startswith(lost)
+    assert out.read_bytes() == line * whole + rest
+
+
+@pytest.mark.parametrize("out, says", [
+    ("/dev/full", "regular file"), ("/dev/null", "regular file"), ("pipe", "regular file"), ("folder", "directory"),
+    ("nowhere/answers", "no folder"), ("loop", "loop"),
+])
+def test_what_cannot_hold_answers_is_one_line(no_model, questions, tmp_path, monkeypatch, out, says):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    done = run("generate", "--prompts", str(questions), "--out", out)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert says in done.stderr
+
+
+def test_standard_output_is_no_file_for_answers(questions):
+    done = process("generate", "--prompts", str(questions), "--out", "/dev/stdout")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+
+
+def test_one_run_at_a_time_writes_into_a_file(no_model, questions, tmp_path):
+    "Under any of its names."
+    from specdec.bench.runner import locked
+    out, link = tmp_path / "answers", tmp_path / "link"
+    link.symlink_to(out)
+    with locked(out):
+        for name in (out, link):
+            done = run("generate", "--prompts", str(questions), "--out", str(name))
+            assert done.exit_code == ExitCode.BAD_INPUT and "Another run is writing" in done.stderr
+    assert not out.exists()
+
+
+def test_each_answer_is_written_when_it_is_done(answered, one_load, monkeypatch):
+    "The last one first; an interrupt keeps what is finished, and the same command answers the rest, in their order."
+    pair, lines = usual(one_load), []
+    results = pair.results
+    def last_first(prompts, *given, **more):
+        for i, result in sorted(results(prompts, *given, **more), reverse=True):
+            if lines == [0, 1]: raise KeyboardInterrupt
+            yield i, result
+            lines.append(answered.out.read_bytes().count(b"\n") - 1)
+    monkeypatch.setattr(pair, "results", last_first)
+    stopped = answered("--seed", "7")
+    assert stopped.exit_code == ExitCode.INTERRUPTED and lines == [0, 1] and "2 of 3 answers in" in stopped.stderr
+    def order(): return [result.run["index"] for result in cli.kept_answers(answered.out)[0]]
+    assert order() == [1, 2]
+    monkeypatch.setattr(pair, "results", results)
+    assert answered("--seed", "7").exit_code == ExitCode.DONE and order() == [0, 1, 2]
+
+
+def test_an_error_keeps_the_answers_that_are_done(answered, one_load, monkeypatch):
+    pair = usual(one_load)
+    results = pair.results
+    def fails(*given, **more):
+        for i, result in results(*given, **more):
+            if i == 2: raise core.NumericalError("Step 1: NaN.")
+            yield i, result
+    monkeypatch.setattr(pair, "results", fails)
+    assert answered("--batch-size", "1").exit_code == ExitCode.BAD_INPUT
+    assert len(cli.kept_answers(answered.out)[0]) == 2
+
+
+def test_a_full_disk_names_the_file_of_answers(answered, monkeypatch):
+    def full(path, text): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(models, "append_whole", full)
+    done = answered()
+    assert done.exit_code == ExitCode.BAD_INPUT and f"Error: {answered.out} can't be written" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+def test_a_stopped_process_leaves_what_it_had_finished(one_load, tmp_path, number):
+    "A short answer waits behind a long one, and is on the disk before that ends."
+    (tmp_path / "texts").write_text("Tell me a very long story.\nSay only: yes.\n")
+    out = tmp_path / "answers"
+    words = ["generate", "--prompts", str(tmp_path / "texts"), "--out", str(out), "--max-new-tokens", "400"]
+    running = start(*words)
+    while running.poll() is None and not (out.exists() and out.read_bytes().endswith(b"\n")): time.sleep(0.01)
+    running.send_signal(number)
+    errors = running.communicate(timeout=60)[1].decode()
+    kept, size = cli.kept_answers(out)
+    assert kept and (kept[0].run["index"] == 1 or len(kept) == 2) and running.returncode in (130, -9)
+    if number == signal.SIGINT: assert "1 of 2 answers in" in errors and "Traceback" not in errors
+    first = out.read_bytes()[:size]
+    again = run(*words)
+    assert again.exit_code == ExitCode.DONE and first.splitlines()[0] in out.read_bytes().splitlines(), again.stderr
+    assert [result.run["index"] for result in cli.kept_answers(out)[0]] == [0, 1]
 
 
 def test_results_are_told_in_the_order_of_the_prompts():
@@ -390,20 +684,22 @@ def test_an_interrupt_ends_all_prompts(one_load, questions, monkeypatch):
     assert all(result.finish_reason == "interrupted" and result.num_tokens for result in found)
     done = run("generate", "--prompts", str(questions), "--out", str(out := questions.with_name("answers.jsonl")))
     assert done.exit_code == ExitCode.INTERRUPTED and out.read_bytes() == b""  # what is unfinished is asked again
+    assert "0 of 3 answers in" in done.stderr
 
 
 # Any two models
 
 @pytest.fixture
 def loads(monkeypatch, kept=lru_cache(loading.load)):
-    "What is loaded: name, use and revision; each model once."
+    "What is loaded: name, use and revision; each model once in a test."
     asked = []
     def load(name, device="auto", dtype="auto", use="target", revision=None):
         asked.append((name, use, revision))
         return kept(name, device, dtype, use)
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(pairs, "load", load)
-    return asked
+    yield asked
+    kept.cache_clear()
 
 
 def ids_of(*words) -> list[int]:
@@ -781,16 +1077,19 @@ def test_interrupt_keeps_the_text_and_exits_with_130():
 
 def interrupted(after: int):
     "A drafter that is interrupted at its so-many-th proposal."
-    from specdec.drafters.base import NGramDrafter
+    from specdec.drafters.base import NGramDrafter, WrapperDrafter, WrapperState
 
-    class Interrupted(NGramDrafter):
+    class InterruptedState(WrapperState):
+        def propose(self, *arguments):
+            drafter.calls += 1
+            if drafter.calls >= after: raise KeyboardInterrupt
+            return super().propose(*arguments)
+
+    class Interrupted(WrapperDrafter):
         calls = 0
-
-        def propose(self, *arguments, **more):
-            self.calls += 1
-            if self.calls >= after: raise KeyboardInterrupt
-            return super().propose(*arguments, **more)
-    return Interrupted()
+        def wrap(self, inner, tokens, eos_ids): return InterruptedState(inner)
+    drafter = Interrupted(NGramDrafter())
+    return drafter
 
 
 def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
@@ -825,8 +1124,9 @@ def test_interrupted_compare_shows_what_there_is(one_load, monkeypatch):
 )
 def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_load, monkeypatch):
     "On a processor where the layout of the weights matters, nobody is compared with a plain loop that was made slow."
-    seen, target = [], usual(one_load).target
-    monkeypatch.setattr(target, "packed", True)
+    seen = []
+    usual(one_load)
+    monkeypatch.setattr(loading, "fits_plain", lambda model: False)
     monkeypatch.setattr(
         pairs,
         "load_pair",
@@ -834,7 +1134,7 @@ def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_l
     )
     assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == asked
     if words[0] == "compare":
-        monkeypatch.setattr(target, "packed", False)
+        monkeypatch.setattr(loading, "fits_plain", lambda model: True)
         # one model does both
         assert run(*words, "--max-new-tokens", "2").exit_code == ExitCode.DONE and seen == [*asked, "speculative"]
 
@@ -901,12 +1201,19 @@ except OSError: os._exit(7)"""
     assert done.returncode == 7
 
 
-def test_a_full_disk_ends_an_answer_with_one_line(one_load, monkeypatch):
-    def full(piece): raise OSError(28, "No space left on device")
-    monkeypatch.setattr(cli, "say", full)
-    done = run("generate", "Hi", "--max-new-tokens", "4")
-    assert done.exit_code == ExitCode.BAD_INPUT
+def test_a_full_disk_ends_an_answer_with_one_line():
+    if not Path("/dev/full").exists(): pytest.skip("this system has no /dev/full")
+    done = shell("specdec generate Hi --max-new-tokens 4 > /dev/full")
+    assert done.returncode == ExitCode.BAD_INPUT
     assert done.stderr == "Error: Standard output can't be read or written: No space left on device.\n"
+
+
+def test_an_error_without_a_name_is_not_blamed_on_standard_output(monkeypatch):
+    def full(*given): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(registry, "list_pairs", full)
+    done = run("pairs")
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stderr.count("\n") == 1
+    assert "Standard output" not in done.stderr and "No space left on device" in done.stderr
 
 
 def test_ctrl_c_at_the_question_is_an_interrupt(damaged, monkeypatch):
@@ -980,12 +1287,16 @@ def test_load_says_what_a_model_is(monkeypatch):
     "Loaded once in four bits, told twice."
     done = run("load", "smollm2", "--dtype", "int4", "--device", "cpu", "--n-tokens", "2", "--json")
     report = json.loads(done.stdout)
-    assert done.exit_code == ExitCode.DONE and report["dtype"] == "int4" and report["num_tokens"] == 2
+    assert done.exit_code == ExitCode.DONE and report["num_tokens"] == 2
+    assert report["dtype"] == "int4 (79 % of the weights)"
+    four = report["int4"]
+    assert (four["matrices"], four["of"]) == (120, 121) and .78 < four["share"] < .80 and 120 < four["step_mb"] < 125
     assert report["param_count"] == 134_515_008 and 120 < report["memory_footprint_mb"] < 125
     assert "Paris" in report["text"] and report["load_seconds"] > 0 and report["cache_context"] == 1024
     monkeypatch.setattr(cli, "load_report", lambda *asked: report | {"model": asked[0]})
     told = run("load", "smollm2").stdout
-    for words in ("smollm2: 134.5 M parameters in int4 on cpu", "weights 123 MB", "8,192 positions", "France is Paris"):
+    for words in ("smollm2: 134.5 M parameters in int4 (79 % of the weights) on cpu", "weights 123 MB",
+                  "120 of 121 matrices are in four bits; a step reads 123 MB", "8,192 positions", "France is Paris"):
         assert words in told
 
 

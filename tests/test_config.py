@@ -1,10 +1,16 @@
 "A pair in a file: both formats, every mistake with its line, and the way back."
 import json
+import time
+from itertools import pairwise
 
 import jsonschema
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from helpers import on_a_disk_of
+from specdec.bench.grid import read_grid
 from specdec.config import (
     ELSEWHERE,
     Config,
@@ -13,11 +19,11 @@ from specdec.config import (
     config_schema,
     config_text,
     read_config,
+    read_yaml,
     save_config,
     toml_lines,
-    yaml_lines,
 )
-from specdec.core import InputError
+from specdec.core import InputError, ModelError
 from specdec.lossless.rules import LossyLenience
 
 FULL = Config(
@@ -175,7 +181,7 @@ def test_all_mistakes_at_once(file):
     ("toml", "pair.name = 'a'\n", {("pair", "name"): 1}),
 ], ids=["YAML", "TOML", "dotted"])
 def test_where_keys_stand(name, text, lines):
-    assert (yaml_lines if name == "yaml" else toml_lines)(text) == lines
+    assert (read_yaml(text)[1] if name == "yaml" else toml_lines(text)) == lines
 
 
 def test_files_that_are_none(tmp_path, file):
@@ -216,3 +222,71 @@ def test_an_editor_sees_what_we_see():
 def test_names_of_others_lead_to_keys_of_ours():
     ours = {*Decoding.model_fields, *PairSection.model_fields}
     assert set(ELSEWHERE.values()) <= ours and not set(ELSEWHERE) & ours
+
+
+# What a hostile or damaged file may do
+
+def bomb(begin, more):
+    "Nine levels, each of which repeats the one before nine times."
+    names = "abcdefghij"
+    lines = [f"a: &a {begin}"]
+    lines += [f"{new}: &{new} {more % ','.join([f'*{old}'] * 9)}" for old, new in pairwise(names)]
+    return "\n".join(lines)
+
+
+HOSTILE = {  # name → (kind, text, words)
+    "aliases": ("yaml", bomb("[x]", "[%s]"), "more than 10,000 values"),
+    "merges": ("yaml", bomb("{k: 1}", "{<<: [%s]}"), "more than 10,000 values"),
+    "itself": ("yaml", "a: &a [*a]", "nested too deeply"), "deep": ("yaml", "a: " + "[" * 5000, "nested too deeply"),
+    "deep, in TOML": ("toml", "a = " + "[" * 5000, "nested too deeply"),
+    "2 MB": ("yaml", "a: 1\n" * 400_000, "more than 100,000 bytes"),
+    "5,000 digits": ("yaml", "decoding:\n  seed: " + "9" * 5000, "line 2: a number of thousands of digits"),
+    "5,000 digits, in TOML": ("toml", "[decoding]\nseed = " + "9" * 5000, "line 2: a number of thousands of digits"),
+    "hexadecimal": ("toml", "[decoding]\nseed = 0x" + "f" * 5000, "line 2: decoding.seed is a number of hundreds"),
+    "NUL": ("yaml", 'pair:\n  target: ".\\0"', "line 2: pair.target: no name holds the character U+0000"),
+    "NUL, in TOML": ("toml", '[pair]\ntarget = ".\\u0000"', "line 2: pair.target: no name holds"),
+    "no date": ("yaml", "a: 2001-99-99", "a value isn't what its form says"),
+    "no integer": ("yaml", "a: !!int ''", "a value isn't what its form says"),
+    "a list for a key": ("yaml", "? [a]\n: 1", "line 1: a key is a word"),
+    "brackets": ("toml", "a = \'\'\'\n" + "[" * 90_000 + "\n\'\'\'", "unknown key a"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("read", [read_config, read_grid])
+def test_a_hostile_file_is_refused_at_once(name, read, file):
+    kind, text, words = HOSTILE[name]
+    start = time.process_time()
+    with pytest.raises(InputError) as caught: read(file(f"a.{kind}", text))
+    assert time.process_time() - start < 5 and len(str(caught.value)) < 1000
+    assert read is read_grid or words in str(caught.value)
+
+
+def test_a_device_is_no_configuration(tmp_path):
+    (tmp_path / "a.yaml").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="a.yaml can't be read: it is not a file"): read_config(tmp_path / "a.yaml")
+
+
+words = st.sampled_from(["pair", "decoding", "pairs", "K", "seed", "target", "stop", "a", "*a", "&a x", "!!int", "0x9",
+                         "1e400", ".nan", "2001-99-99", "true", "~", "<<", "name: x", "smollm2", "[", "]", "{", "}",
+                         ":", "-", "=", "\n", "  ", "'", '"', "\\0", "\0", "é", "9" * 5000, "? "])
+
+
+@given(text=st.one_of(st.text(max_size=60), st.lists(words, max_size=20).map(" ".join),
+                      st.lists(words, max_size=20).map("".join)),
+       kind=st.sampled_from(["yaml", "toml"]))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_a_configuration_or_a_clear_error(text, kind, tmp_path):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for read in (read_config, read_grid):
+        try: read(path)
+        except InputError as error: assert str(path) in str(error)
+
+
+def test_a_full_disk_leaves_the_configuration_before(tmp_path):
+    path = tmp_path / "a.yaml"
+    save_config(Config(), path)
+    before = path.read_bytes()
+    with on_a_disk_of(20), pytest.raises(ModelError, match="a.yaml can't be written"): save_config(FULL, path)
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a.yaml"]

@@ -245,7 +245,10 @@ def test_a_right_decoder_passes_and_wrong_ones_do_not():
     with pytest.raises(NotLossless, match="REJECTED"): flat.raise_if_lossy()
 
 
-@pytest.mark.parametrize("name", ["accept everything", "keep the greedy test", "temperature not reported"])
+@pytest.mark.parametrize("name", [
+    "keep the greedy test", *[pytest.param(name, marks=pytest.mark.slow) for name in (
+        "accept everything", "temperature not reported")],
+])
 def test_mutants_are_caught_and_named(name):
     report = check_decoder(
         box(BY_NAME[name]), logits_of(P), START, samples=1500, distance=0.2, stop=False, draft=logits_of(Q), K=1

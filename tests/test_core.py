@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers import examples
 from specdec import core
 from specdec.core import (
     FATE_MEANINGS,
@@ -125,7 +126,7 @@ def test_certain_coins_are_certain():
     assert Scripted(0.).bernoulli(torch.tensor(1e-30))  # a tensor is fine, and so is a tiny probability
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, 1e-290, 1e-30, 1e-9, 0.1, 1.0, 3.0, 1e9]), min_size=1, max_size=12).filter(any),
     st.floats(0, ALMOST_ONE),
@@ -137,7 +138,7 @@ def test_categorical_equals_numpy_and_never_gives_a_zero_weight(weights, u):
     assert index == np.searchsorted(cumulative, u * cumulative[-1], side="right")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.floats(2e-300, sys.float_info.max))
 def test_the_largest_uniform_stays_inside_the_weights(total):
     assert Scripted(ALMOST_ONE).categorical(torch.tensor([0., total, 0.], dtype=torch.float64)) == 1
@@ -310,7 +311,7 @@ def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
         assert abs(s.acceptance_rate - sum(alpha**i for i in range(1, K + 1)) / K) < 0.05
         assert abs(s.tokens_per_step - (1 - alpha**(K + 1)) / (1 - alpha)) < 0.35
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.data())
 def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
     accepted = data.draw(st.integers(0, len(drafted)))
@@ -367,6 +368,16 @@ def test_the_speed_up_is_that_of_the_formula():
     c, v = draft_cost([r], .02), .075 / 3 / .02
     assert r.speedup_estimate() == pytest.approx(speedup_of_rounds(rounds, c, [v] * 4))
     assert r.speedup_estimate(.04) == pytest.approx(2 * r.speedup_estimate())
+
+def test_an_estimated_speed_up_is_over_the_fastest_plain_layout():
+    "A target packed for several rows takes longer for one: its own plain steps would flatter."
+    rounds = [Round([2, 5], 1, [2, 3]), Round([], 0, [4])]
+    own = example(rounds=rounds, round_latencies=[.05, .04, .03], per_token_latencies=[.05, .02, .02, .03],
+                  generated_ids=[1, 2, 3, 4])
+    slow = replace(own, plain_factor=1.5)
+    assert own.plain_step == .03 and slow.plain_step == pytest.approx(.02)
+    assert slow.speedup_estimate() == pytest.approx(own.speedup_estimate() / 1.5)
+    assert slow.speedup_estimate(.02) == own.speedup_estimate(.02)  # of a model that is at its best already
 
 def test_a_speed_up_that_nobody_can_know_is_none():
     drafted = example()
@@ -465,7 +476,7 @@ results = st.builds(
     token_text=st.dictionaries(st.integers(0, 2**31), st.text(st.characters()), max_size=6),  # lone surrogates too
 )
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(results)
 def test_json_line_and_back_without_loss(result):
     line = result.to_json()
@@ -483,7 +494,7 @@ def test_a_line_is_standard_json():
     first = json.loads(example().to_json(), parse_constant=pytest.fail)["rounds"][0]
     assert first == {"drafted": [2, 5], "accepted": 1, "emitted": [2, 3]}
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, len(example().to_json()) - 1))
 def test_every_truncated_line_is_an_input_error(length):
     with pytest.raises(InputError, match="to_json"): result_from_json(example().to_json()[:length])
@@ -515,6 +526,8 @@ WRONG = {
     "drafter": [3, ["head"]],
     "loop": [None, 1],
     "device": [None, 0],
+    "layout": [None, 0],
+    "plain_factor": [None, "1", .5, 0, -1.0, math.nan],
     "settings": [[], "K", None, {"temperature": math.nan}],
     "token_text": [[], {"x": "a"}, {"1": 2}, None],
     "logprobs": [{}, 3, [[]], [{"x": -1.0}], [{"1": "2"}], [{"1": math.nan}]],
@@ -525,7 +538,8 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
     with pytest.raises(InputError, match="Not a GenerationResult"):
         result_from_json(json.dumps({**asdict(example()), name: value}))
 
-DEFAULTS = ("settings", "is_lossless", "drafter", "loop", "device", "costs", "logprobs")
+DEFAULTS = ("settings", "is_lossless", "drafter", "loop", "device", "layout", "plain_factor", "costs", "logprobs",
+            "fits_grammar", "run")
 
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())

@@ -32,7 +32,7 @@ from specdec.costs import (
     write_costs,
 )
 from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.drafters.hybrid import VERIFY, HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
@@ -263,11 +263,10 @@ def test_people_can_read_it(tmp_path):
 
 
 def test_who_goes_by_measured_costs():
-    usual, own, carried = hybrid(), HybridDrafter(NoDrafter(), c=(0.1,)), HybridDrafter(SuffixDrafter(), carried=True)
+    usual, own = hybrid(), HybridDrafter(NoDrafter(), c=(0.1,))
     adapting = AdaptiveDrafter(NoDrafter(), HeuristicLookahead())
-    assert [weighs_costs(d, False) for d in (usual, own, carried, NGramDrafter(), adapting)] == [True] + [False] * 4
-    assert [weighs_costs(d, True) for d in (usual, own, carried, NGramDrafter(), adapting)] == [
-        True, False, False, True, False]
+    assert [weighs_costs(d, False) for d in (usual, own, NGramDrafter(), adapting)] == [True] + [False] * 3
+    assert [weighs_costs(d, True) for d in (usual, own, NGramDrafter(), adapting)] == [True, False, True, False]
     priced = at_cost(usual, CHEAP)
     assert (priced.members, priced.c, priced.verify, priced.priors) == (
         usual.members, CHEAP.c, CHEAP.verify, usual.priors)
@@ -276,7 +275,7 @@ def test_who_goes_by_measured_costs():
         controller = at_cost(drafter, one, True).controller
         assert controller.c == ((0.3, 0.2),) and controller.verify == (1.5, 2.0)
         assert at_cost(drafter, None, True).controller.verify == VERIFY
-    for same in (own, carried, NGramDrafter()): assert at_cost(same, one) is same
+    for same in (own, NGramDrafter()): assert at_cost(same, one) is same
     with pytest.raises(InputError, match="for 1 drafters"): at_cost(usual, one)
 
 
@@ -345,12 +344,14 @@ def test_the_law_is_the_targets(K, V, name):
         assert [loop_error(speculate, make, p, K, V, case).error for make in (both, alone)] == [0, 0], case
 
 
-class Regretful(ModelDrafter):
+class RegretfulState(ModelState):
     "Wrong: weighs what a draft costs when it is drawn already, and throws an unlikely one away."
     def propose(self, K, transform, source):
         draft = super().propose(K, transform, source)
         worth = all(row[token] == max(row) for token, row in zip(draft.tokens, draft.q))
         return draft if worth else Draft([])
+
+class Regretful(ModelDrafter): State = RegretfulState
 
 
 def test_weighing_after_the_draw_is_caught():
@@ -369,3 +370,16 @@ def test_the_source_is_not_asked_by_the_choice(tiny):
                             [1, 2, 1, 2], Transform(), TorchSource(0), 3, 30)) for v in ((1.0,) * 3, (9.0,) * 3)]
     one, other = ([token for r in rounds for token in r.emitted] for rounds in texts)
     assert one == other
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_costs_of_another_number_of_drafters_are_measured_again(named, capsys, count):
+    target, measured = named
+    drafters = choices(hybrid())
+    costs_of(target, drafters)
+    file = Path(kept_costs()[0]["file"])
+    held = json.loads(file.read_text())
+    for kind in held["costs"].values(): kind["c"] = [[0.1, 0.1]] * count
+    file.write_text(json.dumps(held))
+    assert costs_of(target, drafters) == BOTH and measured == [2, 2]
+    assert "another number of drafters than 2" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from helpers_cuda import FakeCuda
@@ -67,7 +69,8 @@ def test_the_same_for_a_person(quick):
     done = run()
     assert (done.exit_code, done.stderr) == (ExitCode.DONE, "") and done.stdout.endswith("All is well.\n")
     lines = done.stdout.splitlines()
-    titles = ("system", "torch", "transformers", "processor", "packed", "caches", "cpu", "model", "loops", "playground")
+    titles = ("system", "torch", "transformers", "processor", "packed", "one token", "caches", "cpu", "model", "loops",
+              "playground")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
     # 30 GB/s over the bytes of the weights
     assert f"at most {3e10 / (doctor.WEIGHTS * models.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
@@ -88,6 +91,40 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     assert lines[0].endswith("c = 0, c = 0.30, then 0.20") and lines[1] == f"{lines[0]} (stale: will be measured again)"
     assert lines[2].endswith("c.json is damaged, and will be measured again")
     assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
+
+
+ABOUT = {"threads": 2, "target": {"name": "m", "dtype": "int4"}}
+STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"name": "m"}},
+           ABOUT | {"threads": "two"}, ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
+           ABOUT | {"target": {"name": ["m"], "dtype": "int4"}}]
+
+
+@pytest.mark.parametrize("about", STRANGE)
+def test_costs_that_do_not_say_whose_they_are(quick, monkeypatch, tmp_path, about):
+    "They are of no use, and will be measured again."
+    monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.costs))  # the others take seconds
+    both = costs.Costs(0.01, (1.1,), ((0.0, 0.0),))
+    monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+    costs.write_costs(tmp_path / "costs" / "a.json", about, costs.MachineCosts(both, both))
+    done, found = run(), json.loads(run("--json").stdout)["costs"]
+    assert done.exit_code == ExitCode.DONE and "a.json is damaged, and will be measured again" in done.stdout
+    assert [(entry["state"], entry["costs"]) for entry in found] == [("damaged", None)]
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+                    max_leaves=5)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(about=st.dictionaries(st.sampled_from(["target", "threads", "processor"]), JSON) | st.fixed_dictionaries(
+    {"threads": JSON, "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
+def test_any_subject_is_shown_or_called_damaged(monkeypatch, tmp_path, about):
+    both = costs.Costs(0.01, (1.1,), ((0.0, 0.0),))
+    monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+    costs.write_costs(tmp_path / "costs" / "a.json", about, costs.MachineCosts(both, both))
+    line, = map(doctor.costs_line, doctor.costs(Findings()))
+    assert line.encode() and ("is damaged" in line or "a step 10.0 ms" in line)
 
 
 def keys_of(value, path=""):
@@ -162,6 +199,27 @@ def test_a_source_tree_that_is_not_installed(quick, monkeypatch):
     found = json.loads(done.stdout)
     assert done.exit_code == ExitCode.DONE and "pip install -e" in found["warnings"][0]
     assert set(found["libraries"]) == {"torch", "transformers"}
+
+
+def test_a_cache_that_is_a_file(quick, monkeypatch, tmp_path):
+    "Nothing could be put there, neither into the file nor below it."
+    monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.model))  # the others take seconds
+    (tmp_path / "file").write_text("")
+    for home in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("SPECDEC_HOME", str(home))
+        assert is_ill("can't be written (Not a directory): set SPECDEC_HOME")["model"]["state"] == "absent"
+    assert (tmp_path / "file").read_text() == "" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_cache_that_is_not_there_yet_and_one_that_is_read_only(quick, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.model))
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "a" / "b"))
+    done = run()
+    assert done.exit_code == ExitCode.DONE and "specdec fetch" in done.stdout and os.listdir(tmp_path) == []
+    (tmp_path / "a" / "b" / "smollm2").mkdir(parents=True)
+    monkeypatch.setattr(doctor, "unwritable", lambda folder: "It can't be written.")
+    done = run()  # with a model that is ready
+    assert done.exit_code == ExitCode.DONE and "It can't be written." in done.stdout
 
 
 def test_a_damaged_model(quick, monkeypatch):

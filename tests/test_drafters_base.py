@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, ask, decide
+from specdec.drafters.base import (
+    Draft,
+    ModelDrafter,
+    ModelState,
+    NGramDrafter,
+    NoDrafter,
+    WrapperDrafter,
+    WrapperState,
+    ask,
+    decide,
+)
 from specdec.drafters.colder import ColderDrafter
 from specdec.sampling import Transform
 from specdec.speculative import speculate
@@ -31,22 +41,41 @@ class Told(NoDrafter):
     "Remembers what it is told and asked."
     layers = (3, 1)
     def __init__(self): self.heard = []
-    def prefill(self, *text): self.heard.append(text)
+    def start(self, *text):
+        self.heard.append(text)
+        return self
     def commit(self, *news): self.heard.append(news)
     def propose(self, *asked):
         self.heard.append(asked)
         return Draft([4])
 
 
-@pytest.mark.parametrize("kind", [WrapperDrafter, ColderDrafter, Clocked])
+class Wrapped(WrapperDrafter):
+    def wrap(self, inner, tokens, eos_ids): return WrapperState(inner)
+
+
+@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, ColderDrafter, Clocked])
 def test_a_drafter_around_a_drafter_passes_everything_on(kind):
     told, direct = Told(), Told()
     around, features, source = kind(told), torch.ones(1, 8), TorchSource(0)
     for drafter in (around, direct):
-        drafter.prefill([1, 2], features, 20, {7})
-        assert drafter.propose(3, Transform(), source) == Draft([4])  # nothing gets colder than greedy
-        drafter.commit([4, 5], features)
-    assert told.heard == direct.heard and around.layers == told.layers
+        state = drafter.start([1, 2], features, 20, {7})
+        assert state.propose(3, Transform(), source) == Draft([4])  # nothing gets colder than greedy
+        state.commit([4, 5], features)
+    assert told.heard == direct.heard and len(told.heard) == 3 and around.layers == told.layers
+
+
+def test_what_wraps_a_state_hears_of_its_sequence():
+    class Noting(WrapperDrafter):
+        def wrap(self, *told): return told
+    told = Told()
+    assert Noting(told).start([1, 2], None, 20, {7}) == (told, [1, 2], {7})
+
+
+def test_a_drafter_of_nothing_has_nothing_to_remember():
+    drafter = NoDrafter()
+    assert drafter.start([1], None, 9) is drafter and vars(drafter) == {}
+    assert drafter.propose(5, Transform(), TorchSource(0)) == Draft([])
 
 
 # What the loop takes from a drafter
@@ -96,6 +125,14 @@ def test_tokens_in_any_form_end_a_text(form):
     assert all(type(t) is int for t in emitted)
 
 
+@pytest.mark.parametrize("given", [None, 5, NGramDrafter()], ids=["nothing", "a number", "a drafter"])
+def test_what_start_gives_must_be_a_state(given):
+    class Stateless(NoDrafter):
+        def start(self, *told): return given
+    with pytest.raises(ModelError, match="Stateless.start gave .*expected the state of a sequence"):
+        decode(tiny(), Stateless(), [1, 2, 3])
+
+
 def test_errors_of_a_drafter_reach_the_caller():
     class Angry(NoDrafter):
         def propose(self, K, transform, source): raise ZeroDivisionError("mine")
@@ -120,10 +157,10 @@ def slow_lookup(tokens, K, longest):
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.integers(1, 6), st.integers(1, 4), st.integers(0, 24))
 def test_ngram_lookup_equals_a_slow_search(tokens, K, longest, split):
-    drafter, split = NGramDrafter(longest), max(split, 1)
-    drafter.prefill(tokens[:split], None, 100)
-    if tokens[split:]: drafter.commit(tokens[split:], None)
-    assert drafter.propose(K, Transform(), TorchSource(0)) == Draft(slow_lookup(tokens, K, longest))
+    split = max(split, 1)
+    state = NGramDrafter(longest).start(tokens[:split], None, 100)
+    if tokens[split:]: state.commit(tokens[split:], None)
+    assert state.propose(K, Transform(), TorchSource(0)) == Draft(slow_lookup(tokens, K, longest))
 
 
 @pytest.mark.parametrize("form", [tuple, np.array, torch.tensor], ids=["tuple", "array", "tensor"])
@@ -143,29 +180,31 @@ def test_a_model_says_what_uncached_sampling_says():
         ids = torch.tensor([[*text, *said]])
         rows.append(transform(draft.forward(ids, draft.new_cache(ids.shape[1]))[0, -1]))
         said.append(source.categorical(rows[-1]))
-    drafter.prefill(text, None, 20)
-    guess = drafter.propose(K, transform, TorchSource(6))
+    guess = drafter.start(text, None, 20).propose(K, transform, TorchSource(6))
     assert guess.tokens == said and torch.allclose(guess.q, torch.stack(rows), atol=1e-5)
 
 
 def test_draft_distributions_after_any_round_equal_uncached_ones():
     target, draft = tiny(), tiny(noise=0.05)
-    class Checked(ModelDrafter):
+    class Checked(ModelState):
         def propose(self, K, transform, source):
             guess = super().propose(K, transform, source)
             text = [*self.tokens, *guess.tokens]
             p = transform(draft.forward(torch.tensor([text]), draft.new_cache(len(text)))[0])
             assert torch.allclose(guess.q, p[len(self.tokens) - 1:-1], atol=1e-5)
+            checked.append(len(guess.tokens))
             return guess
-    decode(target, Checked(draft, 24), [1, 2, 3], 1.0, 4, 40)
+    class Checking(ModelDrafter): State = Checked
+    checked = []
+    decode(target, Checking(draft, 24), [1, 2, 3], 1.0, 4, 40)
+    assert sum(checked) > 20
 
 
 @pytest.mark.parametrize("guessed", [1, 2, 4])
 def test_a_draft_stops_at_the_end_of_the_text_and_keeps_it(guessed):
     def proposed(eos_ids):
-        drafter = ModelDrafter(tiny(noise=0.05), 24)
-        drafter.prefill([1, 2, 3, 4], None, 40, eos_ids)
-        return drafter.propose(6, Transform(1.0), TorchSource(6))
+        state = ModelDrafter(tiny(noise=0.05), 24).start([1, 2, 3, 4], None, 40, eos_ids)
+        return state.propose(6, Transform(1.0), TorchSource(6))
     whole = proposed(frozenset())
     end = whole.tokens[guessed - 1]
     n = whole.tokens.index(end) + 1
@@ -177,8 +216,8 @@ def test_a_draft_stops_at_the_end_of_the_text_and_keeps_it(guessed):
 def test_a_draft_with_a_short_context_fills_it_to_the_last_place(length, given):
     "The last token of a draft needs no place in the draft's own cache, since nothing is drafted after it."
     drafter = ModelDrafter(tiny(noise=0.05, context=12), 24)
-    drafter.prefill([1 + i % 20 for i in range(length)], None, 40)
-    draft = drafter.propose(6, Transform(), TorchSource(0))
+    state = drafter.start([1 + i % 20 for i in range(length)], None, 40)
+    draft = state.propose(6, Transform(), TorchSource(0))
     assert len(draft.tokens) == given and (draft.q is None if given == 0 else draft.q.shape == (given, 24))
 
 
@@ -188,8 +227,7 @@ def test_padded_vocabularies(width):
     drafter = ModelDrafter(tiny(vocab=width, seed=3), 24)
     said = ids_of(decode(target, drafter, [1, 23, 3], K=3, max_new_tokens=30))
     assert said == greedy(target, [1, 23, 3], 30)
-    drafter.prefill([1, 23, 3], None, 40)
-    draft = drafter.propose(3, Transform(1.0), TorchSource(0))
+    draft = drafter.start([1, 23, 3], None, 40).propose(3, Transform(1.0), TorchSource(0))
     assert draft.q.shape == (3, 24) and not draft.q[:, width:].any()
     assert torch.allclose(draft.q.sum(-1), torch.ones(3))
     decode(target, drafter, [1, 23, 3], 1.0, K=3, max_new_tokens=30)

@@ -6,7 +6,7 @@ import torch
 from helpers_drafters import packable_llama
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.colder import ColderDrafter, ColderState
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
@@ -28,12 +28,17 @@ class Likelier(ColderDrafter):
         return even
 
 
-class Unreported(Likelier):
+class Unreporting(ColderState):
     "Wrong: draws colder, and reports the q that it would otherwise have drawn from."
     def propose(self, K, transform, source):
-        text, drawn = self.drafter.tokens[1:], super().propose(K, transform, source)
-        rows = [self.drafter.model.language((*text, *drawn.tokens[:i])).astype(float) for i in range(len(drawn.tokens))]
+        text, drawn = self.inner.tokens[1:], super().propose(K, transform, source)
+        model = self.inner.model
+        rows = [model.language((*text, *drawn.tokens[:i])).astype(float) for i in range(len(drawn.tokens))]
         return Draft(drawn.tokens, torch.tensor(np.stack(rows), dtype=torch.float32))
+
+
+class Unreported(Likelier):
+    def wrap(self, inner, tokens, eos_ids): return Unreporting(inner, self.colder)
 
 
 @pytest.mark.parametrize("K, V", [(1, 2), (1, 3), (2, 2), (2, 3), (3, 2)])
@@ -57,8 +62,7 @@ def test_only_the_draft_gets_colder(tiny):
     "q is the draft's softmax at the lower temperature, and greedy text has the same rounds as without."
     prompt, transform = [1, 2, 3], Transform(0.8, top_k=20)
     drafter = ColderDrafter(ModelDrafter(tiny, 96), 0.5)
-    drafter.prefill(prompt, None, 20)
-    draft = drafter.propose(2, transform, TorchSource(0))
+    draft = drafter.start(prompt, None, 20).propose(2, transform, TorchSource(0))
     logits = tiny.forward(torch.tensor([prompt + draft.tokens[:1]]), tiny.new_cache(9), last=2)[0]
     assert torch.allclose(draft.q, Transform(0.4, top_k=20)(logits), atol=1e-5) and not torch.allclose(
         draft.q, transform(logits), atol=1e-2

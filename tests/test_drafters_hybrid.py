@@ -7,8 +7,8 @@ from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, Informed, ModelDrafter
-from specdec.drafters.hybrid import Acceptance, HybridDrafter, drafting, most_for_its_cost
-from specdec.drafters.lookup import SuffixDrafter, replay
+from specdec.drafters.hybrid import Acceptance, HybridDrafter, HybridState, drafting, most_for_its_cost
+from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform
 from specdec.speculative import speculate
@@ -59,11 +59,13 @@ def test_old_tries_fade():
 
 
 class Scripted:
-    "Proposes what it is told to, knows what it is told to know, and logs everything."
+    "Proposes what it is told to, knows what it is told to know, and logs everything; for one sequence at a time."
     def __init__(self, tokens=(), layers=(), evidence=None):
         self.tokens, self.layers, self.log = list(tokens), layers, []
         if evidence is not None: self.reach, self.evidence = (lambda K: min(K, len(evidence))), (lambda i: evidence[i])
-    def prefill(self, tokens, features, limit, eos_ids): self.log.append(("prefill", list(tokens), features, eos_ids))
+    def start(self, tokens, features, limit, eos_ids):
+        self.log.append(("start", list(tokens), features, eos_ids))
+        return self
     def commit(self, tokens, features): self.log.append(("commit", list(tokens), features))
     def propose(self, K, transform, source):
         self.log.append(("propose", K))
@@ -83,71 +85,71 @@ def test_who_is_informed():
     "Both methods, or the position of a guess is all that is known."
     half = Scripted()
     half.evidence = "xyz".__getitem__  # it doesn't say how far it reaches
-    assert isinstance(Scripted(evidence=["x"]), Informed) and isinstance(SuffixDrafter(), Informed)
-    for drafter in (Scripted(), half, ModelDrafter(None, 4)):
-        assert not isinstance(drafter, Informed)
+    def began(drafter): return drafter.start([1], None, 9, frozenset())
+    for drafter in (Scripted(evidence=["x"]), SuffixDrafter()): assert isinstance(began(drafter), Informed)
+    for drafter in (Scripted(), half, ModelDrafter(ExactModel(None, 4), 4)):
+        assert not isinstance(began(drafter), Informed)
         hybrid = HybridDrafter(drafter, Scripted(), c=(0, 9), priors=(0.9, 0.1))
-        hybrid.estimates = [Acceptance(prior) for prior in hybrid.priors]
-        assert hybrid.plan(3) == (0, [0, 1, 2])
+        assert began(hybrid).plan(3) == (0, [0, 1, 2])
 
 
 def test_the_plan_is_the_best_rate():
     "Against every choice, by the formula."
     first, second = Scripted(evidence=["x", "y", "z"]), Scripted()
     priors, c, verify = ({"x": 0.9, "y": 0.2, "z": 0.9}, 0.7), (0.01, 0.3), 0.05
-    hybrid = HybridDrafter(first, second, c=c, verify=verify, priors=priors)
-    hybrid.prefill([1], None, 10)
+    state = HybridDrafter(first, second, c=c, verify=verify, priors=priors).start([1], None, 10)
     rates = {(0, 0): 1.0}
     for n, tokens in enumerate((1.9, 1.9 + .18, 1.9 + .18 + .162), 1): rates[0, n] = tokens / (1 + n * .06)
     for n in range(1, 5): rates[1, n] = sum(.7 ** i for i in range(n + 1)) / (1 + n * .35)
-    who, evidence = hybrid.plan(4)
+    who, evidence = state.plan(4)
     assert (who, len(evidence)) == max(rates, key=rates.get)
-    assert hybrid.plan(1) == (0, ["x"])
+    assert state.plan(1) == (0, ["x"])
 
 
 def test_no_guess_is_better_than_a_bad_one():
     hybrid = HybridDrafter(Scripted(evidence=["x"]), Scripted(), c=(0.1, 1.0), priors=({"x": 0.05}, 0.5))
-    hybrid.prefill([1], None, 10)
-    assert hybrid.plan(5) == (0, []) and hybrid.propose(5, None, None) == Draft([])
+    state = hybrid.start([1], None, 10)
+    assert state.plan(5) == (0, []) and state.propose(5, None, None) == Draft([])
     assert not any(entry[0] == "propose" for member in hybrid.members for entry in member.log)
 
 
 def test_both_members_hear_everything_and_the_proposer_learns():
     first, second = Scripted([7, 8], evidence=["x", "x"]), Scripted([5, 6])
     hybrid = HybridDrafter(first, second, c=(0, 0.1), priors=({"x": 0.9}, 0.5))
-    hybrid.prefill([1, 2], None, 10)
-    assert hybrid.propose(2, None, None).tokens == [7, 8]
-    hybrid.commit([7, 3], None)
-    assert hybrid.estimates[0].counts == {"x": (1.0, 2.0)} and hybrid.estimates[1].counts == {}
-    hybrid.commit([4], None)  # a round without a draft tells nothing, and makes nothing forgotten
-    assert hybrid.estimates[0].counts == {"x": (1.0, 2.0)}
-    hybrid.propose(1, None, None)
-    hybrid.commit([7, 4], None)
-    assert hybrid.estimates[0].counts["x"] == pytest.approx((1.98, 2.96))  # what it knows grows old
+    state = hybrid.start([1, 2], None, 10)
+    estimates = state.chooser.estimates
+    assert state.propose(2, None, None).tokens == [7, 8]
+    state.commit([7, 3], None)
+    assert estimates[0].counts == {"x": (1.0, 2.0)} and estimates[1].counts == {}
+    state.commit([4], None)  # a round without a draft tells nothing, and makes nothing forgotten
+    assert estimates[0].counts == {"x": (1.0, 2.0)}
+    state.propose(1, None, None)
+    state.commit([7, 4], None)
+    assert estimates[0].counts["x"] == pytest.approx((1.98, 2.96))  # what it knows grows old
     for member in (first, second):
         assert [e[:2] for e in member.log if e[0] != "propose"] == [
-            ("prefill", [1, 2]), ("commit", [7, 3]), ("commit", [4]), ("commit", [7, 4]),
+            ("start", [1, 2]), ("commit", [7, 3]), ("commit", [4]), ("commit", [7, 4]),
         ]
     for _ in range(20):
-        drafted = hybrid.propose(2, None, None).tokens
+        drafted = state.propose(2, None, None).tokens
         if drafted[:1] == [5]: break  # the first has disappointed
-        hybrid.commit([9], None)
+        state.commit([9], None)
     assert drafted[:1] == [5]
-    hybrid.prefill([1], None, 10)
-    assert hybrid.propose(2, None, None).tokens == [7, 8]  # a new text begins with the priors
+    new = hybrid.start([1], None, 10)
+    assert new.propose(2, None, None).tokens == [7, 8]  # a new text begins with the priors
+    assert state.plan(2)[0] == 1                        # and the old one goes on with what it knows
 
 
 def test_who_was_unlucky_is_asked_again():
     "While the other one drafts, old disappointments fade."
     first, second = Scripted([7], evidence=["x"]), Scripted([5], evidence=["y"])
-    hybrid = HybridDrafter(first, second, c=(0.0, 0.1), priors=(0.5, 0.8))
-    hybrid.prefill([1], None, 10)
+    state = HybridDrafter(first, second, c=(0.0, 0.1), priors=(0.5, 0.8)).start([1], None, 10)
     asked = []
     for _ in range(400):
-        drafted = hybrid.propose(1, None, None).tokens
+        drafted = state.propose(1, None, None).tokens
         asked.append(drafted)
         # the second is never right, the first one half of the time
-        hybrid.commit([9] if drafted == [5] else [7] if len(asked) % 2 else [9], None)
+        state.commit([9] if drafted == [5] else [7] if len(asked) % 2 else [9], None)
     turned = asked.index([7])
     assert [5] in asked[:turned] and [5] in asked[turned + 20:]
 
@@ -157,11 +159,13 @@ def test_features_are_shared_out():
     first, second, third = Scripted(layers=(3, 1)), Scripted(layers=(1, 9)), Scripted()
     hybrid = HybridDrafter(first, second)
     assert hybrid.layers == (3, 1, 9)
-    hybrid.prefill([1, 2, 3], features, 10, {5})
+    state = hybrid.start([1, 2, 3], features, 10, {5})
     assert all(member.log[0][3] == {5} for member in hybrid.members)
     assert torch.equal(first.log[0][2], features[:, :4]) and torch.equal(second.log[0][2], features[:, [2, 3, 4, 5]])
+    state.commit([4, 5], -features)
+    assert torch.equal(first.log[1][2], -features[:, :4]) and torch.equal(second.log[1][2], -features[:, 2:])
     hybrid = HybridDrafter(third, second)
-    hybrid.prefill([1, 2, 3], features[:, :4], 10)
+    hybrid.start([1, 2, 3], features[:, :4], 10)
     assert third.log[0][2] is None and second.log[-1][2].tolist() == features[:, :4].tolist()
 
 
@@ -194,16 +198,19 @@ def test_same_seed_same_tokens(tiny):
 
 def test_a_hybrid_in_the_loop_keeps_its_model_right(tiny):
     "A target drafting for itself accepts everything, also after rounds in which the other one proposed."
-    class Often(SuffixDrafter):
+    class Always(SuffixState):
         def evidence(self, i): return "always"
+    class Often(SuffixDrafter):
+        def start(self, tokens, *told): return Always(self.per_match, SuffixIndex(), tokens)
     own = ModelDrafter(tiny, 96)
     hybrid = HybridDrafter(Often(), own, c=(0, 0.3), priors=({"always": 0.9}, 0.9))
-    proposals, real = [], hybrid.propose
-    def propose(K, transform, source):
-        draft = real(K, transform, source)
-        proposals.append(hybrid.pending[0])
-        return draft
-    hybrid.propose = propose
+    proposals = []
+    class Noting(HybridState):
+        def propose(self, K, transform, source):
+            draft = super().propose(K, transform, source)
+            proposals.append(self.pending[0])
+            return draft
+    hybrid.State = Noting
     rounds = list(speculate(tiny, hybrid, [1, 2, 1, 2, 1], Transform(1.0), TorchSource(0), 3, 120))[1:]
     assert {0, 1} <= set(proposals)
     for who, r in zip(proposals, rounds):
@@ -220,7 +227,9 @@ def test_the_hybrid_is_not_slower_than_its_better_half():
         def __init__(self, text, chances, seed):
             self.text, self.right = text, np.random.default_rng(seed).random(len(text)) < chances
 
-        def prefill(self, tokens, features, limit, eos_ids): self.at = len(tokens)
+        def start(self, tokens, features, limit, eos_ids):
+            self.at = len(tokens)
+            return self
         def commit(self, tokens, features): self.at += len(tokens)
         def propose(self, K, transform, source):
             return Draft(
@@ -236,12 +245,12 @@ def test_the_hybrid_is_not_slower_than_its_better_half():
             return sum(len(r.emitted) for r in rounds) / sum(1 + len(r.drafted) * .025 + cost(r) for r in rounds)
         alone = [speed(make(i), lambda r, i=i: len(r.drafted) * c[i]) for i in (0, 1)]
         hybrid, spent = HybridDrafter(make(0), make(1), c=c, verify=.025, priors=(0.5, 0.5)), []
-        real = hybrid.propose
-        def propose(K, transform, source):
-            draft = real(K, transform, source)
-            spent.append(len(draft.tokens) * c[hybrid.pending[0]])
-            return draft
-        hybrid.propose = propose
+        class Spending(HybridState):
+            def propose(self, K, transform, source):
+                draft = super().propose(K, transform, source)
+                spent.append(len(draft.tokens) * c[self.pending[0]])
+                return draft
+        hybrid.State = Spending
         rounds = replay(hybrid, text[:1], text[1:], 4)
         together = sum(len(r.emitted) for r in rounds) / (sum(1 + len(r.drafted) * .025 for r in rounds) + sum(spent))
         assert together > 0.97 * max(alone), (chances, alone, together)
@@ -272,11 +281,12 @@ def test_every_drafter_is_lossless(K, V):
 def test_in_the_proof_both_members_propose():
     "Else the test above would prove less than it says."
     seen = set()
-    class Seen(HybridDrafter):
+    class Noting(HybridState):
         def propose(self, K, transform, source):
             draft = super().propose(K, transform, source)
             seen.add(self.pending[0] if draft.tokens else None)
             return draft
+    class Seen(HybridDrafter): State = Noting
     p, q = Language(2, "p", halves=True), Language(2, "q", halves=True)
     assert (
         loop_error(speculate, lambda: Seen(SuffixDrafter(), ModelDrafter(ExactModel(q, 2), 2)), p, 2, 2, "").error == 0
@@ -286,18 +296,20 @@ def test_in_the_proof_both_members_propose():
 
 class Peeking(HybridDrafter):
     "Wrong: lets the second draw first, and takes the first one's guesses where the drawn token is an unlikely one."
-    def propose(self, K, transform, source):
-        drawn = self.members[1].propose(K, transform, source)
-        if drawn.tokens and drawn.q[0][drawn.tokens[0]] >= 0.5: return drawn
-        return self.members[0].propose(K, transform, source)
+    class State(HybridState):
+        def propose(self, K, transform, source):
+            drawn = self.states[1].propose(K, transform, source)
+            if drawn.tokens and drawn.q[0][drawn.tokens[0]] >= 0.5: return drawn
+            return self.states[0].propose(K, transform, source)
 
 
 class Blending(HybridDrafter):
     "Wrong: takes the first one's guesses and reports the second one's q."
-    def propose(self, K, transform, source):
-        sure = self.members[0].propose(K, transform, source)
-        drawn = self.members[1].propose(len(sure.tokens), transform, source) if sure.tokens else Draft([])
-        return Draft(sure.tokens, drawn.q)
+    class State(HybridState):
+        def propose(self, K, transform, source):
+            sure = self.states[0].propose(K, transform, source)
+            drawn = self.states[1].propose(len(sure.tokens), transform, source) if sure.tokens else Draft([])
+            return Draft(sure.tokens, drawn.q)
 
 
 @pytest.mark.parametrize("wrong", [Peeking, Blending], ids=["chosen after the draw", "another's q"])

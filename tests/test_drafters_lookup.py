@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from helpers_drafters import CPU, started
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, NGramDrafter, NoDrafter
@@ -35,7 +36,7 @@ def index_of(tokens):
 texts = st.integers(1, 4).flatmap(lambda V: st.lists(st.integers(0, V - 1), min_size=1, max_size=30))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(texts)
 def test_the_match_is_what_a_search_finds(tokens):
     index = SuffixIndex()
@@ -55,7 +56,7 @@ def test_the_index_without_refreshing_finds_older_places():
     assert old.match == (2, 2) and index_of(tokens).match == (2, 5) == search(tokens)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(texts)
 def test_the_automaton_knows_every_substring_and_no_other(tokens):
     index = index_of(tokens)
@@ -119,32 +120,33 @@ def test_the_count_of_looks_would_notice_a_walk_up_all_links():
 # the drafter
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(texts, st.integers(1, 7), st.sampled_from([0.5, 1, 2, 3.5]))
 def test_what_the_suffix_drafter_proposes(tokens, K, per_match):
     length, _end = search(tokens)
-    drafter = started(SuffixDrafter(per_match), tokens)
-    draft = drafter.propose(K, None, None)
+    state = started(SuffixDrafter(per_match), tokens)
+    draft = state.propose(K, None, None)
     wanted = 0 if not length else min(K, max(1, int(per_match * length)))
     longer = list(tokens)
-    start = drafter.index.match[1]
+    start = state.index.match[1]
     for i in range(wanted): longer.append(longer[start + i])  # copying may run into what was copied
-    assert draft == Draft(longer[len(tokens):]) and draft.q is None and drafter.reach(K) == wanted
-    assert [drafter.evidence(i) for i in range(3)] == [min(8, length + i) for i in range(3)]
+    assert draft == Draft(longer[len(tokens):]) and draft.q is None and state.reach(K) == wanted
+    assert [state.evidence(i) for i in range(3)] == [min(8, length + i) for i in range(3)]
 
 
 def test_the_suffix_drafter_goes_on_and_starts_anew():
-    drafter = started(SuffixDrafter(), [1, 2, 3])
-    drafter.commit([1], None)
-    assert drafter.propose(4, None, None).tokens == [2, 3]
-    drafter.prefill([1, 2, 1], None, 10)
-    assert drafter.propose(4, None, None).tokens == [2, 1]
-    assert started(SuffixDrafter(), [1]).propose(4, None, None) == Draft([])
+    drafter = SuffixDrafter()
+    state = started(drafter, [1, 2, 3])
+    state.commit([1], None)
+    assert state.propose(4, None, None).tokens == [2, 3]
+    assert started(drafter, [1, 2, 1]).propose(4, None, None).tokens == [2, 1]
+    assert started(drafter, [1]).propose(4, None, None) == Draft([])
+    assert state.propose(4, None, None).tokens == [2, 3]  # whatever has been started since
 
 
 def test_per_match_may_be_without_end():
-    drafter = started(SuffixDrafter(float("inf")), [1, 2, 3, 1])
-    assert drafter.propose(5, None, None).tokens == [2, 3, 1, 2, 3] and drafter.propose(0, None, None) == Draft([])
+    state = started(SuffixDrafter(float("inf")), [1, 2, 3, 1])
+    assert state.propose(5, None, None).tokens == [2, 3, 1, 2, 3] and state.propose(0, None, None) == Draft([])
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "2", None, True, float("nan")], ids=repr)
@@ -152,7 +154,7 @@ def test_per_match_is_checked(wrong):
     with pytest.raises(InputError, match="above 0"): SuffixDrafter(wrong)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 3), max_size=5), st.integers(0, 5), st.integers(0, 3), st.booleans())
 def test_outcome_reads_what_the_loop_did(drafted, accepted, own, ended):
     """Commits as the loop makes them: accepted drafts and the target's own token, which differs from a rejected draft;
@@ -193,7 +195,7 @@ def test_replaying_gives_the_rounds_of_the_loop(make, K):
 
 
 def test_only_certain_guesses_are_replayed():
-    class Unsure(NGramDrafter):
+    class Unsure(NoDrafter):
         def propose(self, K, transform, source): return Draft([1], torch.full((1, 50), 1 / 50))
     with pytest.raises(InputError, match="reports a q"): replay(Unsure(), [1, 2], [3, 4, 5], 2)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers_notebooks import NBS, exercises, having_stubs, solve, solve_notebook
+from helpers_notebooks import LONG, NBS, exercises, having_stubs, missing, solve, solve_notebook
 
 HERE = Path(__file__)
 PATH = having_stubs("path")
@@ -33,6 +33,12 @@ def test_the_tour_has_exercises():
     assert len(exercises(nbformat.read(NBS / "path" / "00_tour.ipynb", as_version=4).cells)) >= 2
 
 
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_one_that_takes_long_has_all_that_it_imports_and_whole_exercises(name):
+    cells = nbformat.read(NBS / f"{name}.ipynb", as_version=4).cells
+    assert missing(cells) == [] and len(exercises(cells)) > 0
+
+
 # Negative controls, on a notebook made up here
 
 MARKDOWN, CODE = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
@@ -47,6 +53,12 @@ def synthetic(solution="    return 2 * x", check="assert double(4) == 8"):
         CODE(f"try:\n    {check}\nexcept NotImplementedError: print('Not written yet.')"),
         MARKDOWN(f"<details><summary>Solution</summary>\n\n```python\ndef double(x):\n{solution}\n```\n\n</details>"),
     ]
+
+
+def test_an_import_of_what_is_not_there_is_seen():
+    cells = [CODE("from specdec.core import Round, Square"), CODE("%time 1 + 1\nfrom specdec import core, nothing"),
+             CODE("def f():\n    from specdec.nowhere import x\nimport torch")]
+    assert missing(cells) == ["specdec.core.Square", "specdec.nothing", "specdec.nowhere"]
 
 
 def test_a_right_solution_passes(shell): assert solve(synthetic(), shell) == 1

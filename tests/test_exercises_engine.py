@@ -2,8 +2,8 @@
 
 import pytest
 
-from helpers_notebooks import having_stubs, solve_notebook
+from helpers_notebooks import solve_notebook, to_run
 
 
-@pytest.mark.parametrize("notebook", having_stubs("engine"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", to_run("engine"))
 def test_solutions_solve_their_exercises(notebook, shell, monkeypatch): solve_notebook(notebook, shell, monkeypatch)

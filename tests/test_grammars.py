@@ -212,13 +212,12 @@ def test_where_nothing_is_forced_the_drafter_is_asked():
     class Fixed(NoDrafter):
         def propose(self, K, transform, source): return Draft([0] * K)
     drafter = GrammarDrafter(Fixed(), Left())
-    drafter.prefill([3, 3, 0], None, 10)
-    assert drafter.propose(2, Transform(), TorchSource(0)).tokens == [0, 0]
-    drafter.commit([0], None)
-    assert drafter.propose(1, Transform(), TorchSource(0)).tokens == [1]
-    assert drafter.propose(5, Transform(), TorchSource(0)).tokens == [1, 1]
-    drafter.prefill([3, 0], None, 10)
-    assert drafter.propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
+    state = drafter.start([3, 3, 0], None, 10)
+    assert state.propose(2, Transform(), TorchSource(0)).tokens == [0, 0]
+    state.commit([0], None)
+    assert state.propose(1, Transform(), TorchSource(0)).tokens == [1]
+    assert state.propose(5, Transform(), TorchSource(0)).tokens == [1, 1]
+    assert drafter.start([3, 0], None, 10).propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
 
 
 WRONG = [

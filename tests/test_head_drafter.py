@@ -8,7 +8,7 @@ import torch
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
 from specdec.core import InputError, ModelError, TorchSource, exact_law
-from specdec.drafters.head_drafter import FastHead, HeadDrafter
+from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.loading import load_model
 from specdec.sampling import Transform
 from specdec.speculative import speculate
@@ -32,8 +32,7 @@ def test_first_row_of_q_is_the_batched_forward(target):
     head = random_head(target)
     text = torch.randint(V, (1, 12), generator=torch.Generator().manual_seed(5))
     features = read(target, text, head.config.layers)
-    drafter = HeadDrafter(head, target)
-    drafter.prefill(text[0].tolist(), features[0, :-1], 30)
+    drafter = HeadDrafter(head, target).start(text[0].tolist(), features[0, :-1], 30)
     for transform in (Transform(1.0), Transform(.7, top_k=3), Transform(1.3, top_p=.6)):
         q = proposals(drafter, 3, transform).q
         assert q.shape == (3, V) and torch.allclose(q.sum(-1), torch.ones(3)) and not q[:, t2d_complement()].any()
@@ -51,9 +50,8 @@ def test_tokens_are_drawn_from_the_reported_q(target):
             self.asked.append((weights, choice))
             return choice
     head, source = random_head(target), Remembering(0)
-    drafter = HeadDrafter(head, target)
-    drafter.prefill([1, 2], read(target, torch.tensor([[1]]), head.config.layers)[0], 30)
-    draft = drafter.propose(4, Transform(.8), source)
+    known = read(target, torch.tensor([[1]]), head.config.layers)[0]
+    draft = HeadDrafter(head, target).start([1, 2], known, 30).propose(4, Transform(.8), source)
     assert draft.tokens == [DRAFT[choice].item() for _, choice in source.asked]
     assert all(torch.equal(weights, row[DRAFT]) for (weights, _), row in zip(source.asked, draft.q))
 
@@ -65,9 +63,8 @@ def test_a_head_stops_at_the_end_of_the_text_and_keeps_it(target, temperature):
     features = read(target, text, head.config.layers)
 
     def proposed(eos_ids):
-        drafter = HeadDrafter(head, target)
-        drafter.prefill(text[0].tolist(), features[0, :-1], 30, eos_ids)
-        return drafter.propose(5, Transform(temperature), TorchSource(3))
+        state = HeadDrafter(head, target).start(text[0].tolist(), features[0, :-1], 30, eos_ids)
+        return state.propose(5, Transform(temperature), TorchSource(3))
     whole = proposed(frozenset())
     end = whole.tokens[1]
     n = whole.tokens.index(end) + 1
@@ -80,8 +77,7 @@ def test_greedy_drafts_are_certain_and_likeliest(target):
     head = random_head(target)
     text = torch.randint(V, (1, 12))
     features = read(target, text, head.config.layers)
-    drafter = HeadDrafter(head, target)
-    drafter.prefill(text[0].tolist(), features[0, :-1], 30)
+    drafter = HeadDrafter(head, target).start(text[0].tolist(), features[0, :-1], 30)
     draft = drafter.propose(3, Transform(), None)  # nothing is drawn
     assert draft.q is None and draft.tokens[0] == DRAFT[head(text, features, 1)[0][0, -1].argmax()].item()
     assert draft.tokens == proposals(drafter, 3, Transform(1.0, top_k=1)).tokens
@@ -104,13 +100,15 @@ def test_after_any_history_it_drafts_like_a_fresh_one(target, name):
         text += new
 
 
-class KeepsDrafts(HeadDrafter):
+class KeepsState(HeadState):
     "Wrong: goes on from its own states instead of reading the accepted tokens again."
     def commit(self, tokens, features):
         super().commit(tokens, features)
         kept = min(len(tokens), 1)
         if self.read and self.last is not None:
             self.unread, self.features = self.unread[kept:], [torch.cat(self.features)[kept:]]
+
+class KeepsDrafts(HeadDrafter): State = KeepsState
 
 
 def test_keeping_its_own_states_would_be_noticed(target):
@@ -119,10 +117,10 @@ def test_keeping_its_own_states_would_be_noticed(target):
     features = read(target, torch.tensor([text + new]), head.config.layers)[0]
     rows = []
     for drafter in drafters:
-        drafter.prefill(text, features[:2], 40)
-        proposals(drafter)
-        drafter.commit(new, features[2:5])
-        rows.append(proposals(drafter).q[0])
+        state = drafter.start(text, features[:2], 40)
+        proposals(state)
+        state.commit(new, features[2:5])
+        rows.append(proposals(state).q[0])
     expected = proposals(fresh(head, target, text + new)).q[0]
     assert difference(rows[0], expected) < 1e-4 < difference(rows[1], expected)
 
@@ -196,11 +194,13 @@ def error(target, drafter, transform, K):
     return sum(abs(float(found.get(text, 0)) - expected.get(text, 0)) for text in found.keys() | expected.keys()) / 2
 
 
-class Misreports(HeadDrafter):
+class MisreportsState(HeadState):
     "Wrong: draws from the head's q, and reports a uniform one."
     def propose(self, K, transform, source):
         draft = super().propose(K, transform, source)
         return replace(draft, q=(draft.q > 0) / (draft.q > 0).sum(-1, keepdim=True))
+
+class Misreports(HeadDrafter): State = MisreportsState
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_the_law_is_the_targets(tiny, K, tokens, transform):
 def test_an_early_end_leaves_the_law_alone(tiny, stop_below):
     head = random_head(tiny, torch.tensor([0, 2]))
     drafter, lengths = HeadDrafter(head, tiny, stop_below), set()
-    propose = drafter.propose
-    def noted(*given):
-        draft = propose(*given)
-        lengths.add(len(draft.tokens))
-        return draft
-    drafter.propose = noted
+    class Noted(HeadState):
+        def propose(self, *given):
+            draft = super().propose(*given)
+            lengths.add(len(draft.tokens))
+            return draft
+    drafter.State = Noted
     assert error(tiny, drafter, Transform(1.0), 3) < 1e-6 and len(lengths) > 1  # it did end early, and not always
 
 
@@ -242,12 +242,9 @@ def test_where_a_draft_ends(tiny):
     head = random_head(tiny, torch.tensor([0, 1, 2]))
     for transform in (Transform(1.0), Transform()):
         for limit in (.05, .3, .6, .9):
-            drafters = [HeadDrafter(head, tiny, stop) for stop in (0.0, limit)]
-            for drafter in drafters:
-                drafter.prefill(
-                    [0, 2], tiny.forward(torch.tensor([[0, 2]]), tiny.new_cache(40), layers=drafter.layers)[1][0, :-1],
-                    40,
-                )
+            layers = HeadDrafter(head, tiny).layers
+            known = tiny.forward(torch.tensor([[0, 2]]), tiny.new_cache(40), layers=layers)[1][0, :-1]
+            drafters = [HeadDrafter(head, tiny, stop).start([0, 2], known, 40) for stop in (0.0, limit)]
             whole, short = (drafter.propose(5, transform, TorchSource(1)).tokens for drafter in drafters)
             q = [row[token] for row, token in zip(drafters[0].propose(5, Transform(1.0), Forced(whole)).q, whole)]
             products = torch.stack(q).cumprod(0).tolist()
@@ -263,6 +260,7 @@ def test_a_wrong_q_has_another_law(tiny):
 
 def test_a_head_that_reads_the_wrong_features_is_lossless_all_the_same(tiny):
     "Losslessness does not depend on what the drafter reads; only its usefulness does."
-    class Late(HeadDrafter):
+    class LateState(HeadState):
         def commit(self, tokens, features): super().commit(tokens, features.flip(0))
+    class Late(HeadDrafter): State = LateState
     assert error(tiny, Late(random_head(tiny, torch.tensor([0, 2])), tiny), Transform(1.0), 2) < 1e-6

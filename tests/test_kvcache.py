@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from helpers import examples
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, SpecdecError
 from specdec.kvcache import CacheFullError, KVCache, cache_bytes
@@ -82,27 +83,27 @@ def follow(model, reference, cache, batch, operations, seed):
         assert cache.length == ids.shape[1]
 
 
-def check_property(model, reference, make_cache=KVCache, examples=150, **more):
+def check_property(model, reference, make_cache=KVCache, most=150, **more):
     layers = len(model.new_cache(1).keys)
 
-    @settings(max_examples=examples, **QUICK, **more)
+    @settings(max_examples=most, **QUICK, **more)
     @given(st.integers(1, 3), OPERATIONS, st.integers(0, 9))
     def run(batch, operations, seed): follow(model, reference, make_cache(layers, CAPACITY), batch, operations, seed)
     run()
 
 
-def test_cached_equals_uncached(model, llama): check_property(model, llama)
+def test_cached_equals_uncached(model, llama): check_property(model, llama, most=examples(150))
 
 
 def test_cached_equals_uncached_with_eager_attention():
     module = build("llama", "eager", **GROUPED)
-    check_property(TransformersLM(module), module, examples=20)
+    check_property(TransformersLM(module), module, most=examples(20))
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_cached_equals_uncached_in_other_families(kind):
     module = build(kind, **FAMILIES[kind])
-    check_property(TransformersLM(module), module, examples=40)
+    check_property(TransformersLM(module), module, most=examples(40))
 
 
 class ForgetsToRollBack(KVCache):

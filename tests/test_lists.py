@@ -8,18 +8,28 @@ import pytest
 import torch
 
 from helpers import Untouchable, tiny
+from helpers_drafters import check_sequences_apart, random_head, random_target, read
 from helpers_text import TOKENIZER, talker
 from specdec import batch_costs as module
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.batch_costs import TimedStep, drafting_cost, fewer, measure_batch_costs, prices, reprice, timed_steps, twin
+from specdec.batch_costs import TimedStep, drafting_cost, fewer, measure_batch_costs, prices, set_costs, timed_steps
 from specdec.core import InputError, NumericalError
 from specdec.costs import Costs, MachineCosts, at_cost
-from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.adaptive import (
+    AdaptiveDrafter,
+    AdaptiveLookahead,
+    ConfidentDrafter,
+    HeuristicLookahead,
+    PayingLookahead,
+)
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NGramState, NoDrafter
 from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid
+from specdec.drafters.trees import TreeDrafter, best_tree
 from specdec.pairs import Pair, load_config
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -28,7 +38,7 @@ DRAFTS = {
     "lookup": NGramDrafter, "model": lambda: ModelDrafter(talker(seed=1), talker().vocab_size),
     "hybrid": lambda: HybridDrafter(SuffixDrafter(), ModelDrafter(talker(seed=1), talker().vocab_size)),
     "controlled": lambda: AdaptiveDrafter(ModelDrafter(talker().skip([1]), talker().vocab_size), HeuristicLookahead(2)),
-    "nothing": NoDrafter,
+    "head": lambda: HeadDrafter(random_head(talker()), talker()), "nothing": NoDrafter,
 }
 
 
@@ -152,15 +162,15 @@ def test_totals_share_the_time():
 
 
 class Interrupting(NGramDrafter):
-    "Interrupts one text's so-many-th proposal; copies count together."
+    "Interrupts one text's so-many-th proposal; all its texts count together."
     def __init__(self, after): super().__init__(); self.after, self.calls = after, count(1)
-    def __deepcopy__(self, memo):
-        other = Interrupting(self.after)
-        other.calls = self.calls
-        return other
-    def propose(self, *arguments):
-        if next(self.calls) == self.after: raise KeyboardInterrupt
-        return super().propose(*arguments)
+    def start(self, tokens, *told):
+        drafter = self
+        class Interrupted(NGramState):
+            def propose(self, *arguments):
+                if next(drafter.calls) == drafter.after: raise KeyboardInterrupt
+                return super().propose(*arguments)
+        return Interrupted(self.longest, tokens)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -227,38 +237,102 @@ def test_damaged_weights_name_the_text():
     with pytest.raises(NumericalError, match="after the prompt"): Pair(target, NoDrafter()).generate(["Hello", "Hi"])
 
 
-# Twins
+# One drafter, and states of its sequences
 
-def test_twins_share_weights_and_remember_their_own_text():
-    for make in DRAFTS.values():
-        drafter = make()
-        drafter.prefill([1, 2, 3, 1, 2], None, 40)
-        one, other = twin(drafter), twin(drafter)
-        for each, text in ((one, [5, 6, 5, 6, 5]), (other, [7, 8, 7, 8, 7])): each.prefill(text, None, 40)
-        fresh = make()
-        fresh.prefill([5, 6, 5, 6, 5], None, 40)
-        draws = [d.propose(3, pairs.Transform(), pairs.TorchSource(0)).tokens for d in (one, fresh)]
-        assert draws[0] == draws[1] and type(one) is type(drafter)
-    drafter = ColderDrafter(ModelDrafter(talker(), talker().vocab_size))
-    assert twin(drafter).drafter is not drafter.drafter and twin(drafter).drafter.model is drafter.drafter.model
+TREE = best_tree([(.5, .3), (.4, .2)], 5)
+MADE = {
+    "nothing": lambda target, other, head: NoDrafter(), "n-gram": lambda target, other, head: NGramDrafter(),
+    "lookup": lambda target, other, head: SuffixDrafter(), "model": lambda target, other, head: other,
+    "colder": lambda target, other, head: ColderDrafter(other),
+    "confident": lambda target, other, head: ConfidentDrafter(other.model, 24, 0.05),
+    "head": lambda target, other, head: HeadDrafter(head, target),
+    "hybrid": lambda target, other, head: HybridDrafter(
+        SuffixDrafter(), ColderDrafter(other), HeadDrafter(head, target), c=(0.0, 0.1, 0.05)),
+    "heuristic": lambda target, other, head: AdaptiveDrafter(other, HeuristicLookahead(1)),
+    "moving average": lambda target, other, head: AdaptiveDrafter(other, AdaptiveLookahead(2, 1, cooldown_steps=0)),
+    "what pays": lambda target, other, head: AdaptiveDrafter(HeadDrafter(head, target), PayingLookahead()),
+    "a controlled hybrid": lambda target, other, head: AdaptiveDrafter(
+        HybridDrafter(SuffixDrafter(), other), HeuristicLookahead(1)),
+    "tree": lambda target, other, head: TreeDrafter(head, target, width=3, depth=2),
+    "shaped tree": lambda target, other, head: TreeDrafter(head, target, shape=TREE),
+    "tree hybrid": lambda target, other, head: TreeHybrid(
+        SuffixDrafter(), TreeDrafter(head, target, shape=TREE), c=(0.0, 0.05), verify=[1.01, 1.02, 1.03, 1.04, 1.05]),
+}
 
 
-def test_the_heads_twin_shares_the_head(monkeypatch):
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    "A target, a draft model and a head; what a drafter is made of."
+    target = random_target(tmp_path_factory.mktemp("target"))
+    return target, ModelDrafter(tiny(noise=0.05), 24), random_head(target)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != "nothing"])
+def test_sequences_of_one_drafter_do_not_know_of_each_other(kind, temperature, parts):
+    prompts = [[1, 2, 3, 1, 2, 3, 1], [5, 9, 5, 9, 5], [20] * 6]
+    def make(): return MADE[kind](*parts)
+    check_sequences_apart(make, parts[0], prompts, K=5 if "tree" in kind else 3, temperature=temperature)
+
+
+class OneIndexForAll(NGramDrafter):
+    "Wrong: keeps the text that it was asked for last, and shows it to all."
+    def start(self, tokens, *told):
+        self.state = super().start(tokens, *told)
+        drafter = self
+        class Shared:
+            def propose(self, *asked): return drafter.state.propose(*asked)
+            def commit(self, *told): drafter.state.commit(*told)
+        return Shared()
+
+
+class OneController(AdaptiveDrafter):
+    "Wrong: one controller for all texts."
+    def wrap(self, *told):
+        state = super().wrap(*told)
+        state.controller = self.controller
+        return state
+
+
+@pytest.mark.parametrize("make", [
+    OneIndexForAll, lambda: OneController(NGramDrafter(), HeuristicLookahead(1)),
+], ids=["a text", "what was learned"])
+def test_a_drafter_that_remembers_a_text_is_caught(make, parts):
+    with pytest.raises(AssertionError):
+        check_sequences_apart(make, parts[0], [[1, 2, 3, 1, 2, 3, 1], [5, 9, 5, 9, 5], [20] * 6])
+
+
+def test_sequences_share_weights_and_nothing_else(parts):
+    target, other, head = parts
+    drafter = HybridDrafter(SuffixDrafter(), ColderDrafter(other), HeadDrafter(head, target))
+    features = read(target, torch.tensor([[1, 2, 3]]), drafter.layers)[0][:-1]
+    one, two = (drafter.start([1, 2, 3], features, 40) for _ in range(2))
+    assert one.chooser is not two.chooser and one.states[0].index is not two.states[0].index
+    assert one.states[1].inner.model is two.states[1].inner.model is other.model
+    assert one.states[2].head is two.states[2].head is drafter.members[2].head
+    for a, b in ((one.states[1].inner, two.states[1].inner), (one.states[2], two.states[2])):
+        assert a.cache is not b.cache
+
+
+def test_sequences_of_the_usual_pair_share_the_head():
     pair = pairs.load_pair("smollm2", dtype="bfloat16")
-    head = pair.drafter.members[1].drafter
-    other = twin(pair.drafter).members[1].drafter
-    assert other is not head and other.head is head.head
+    ids = [1, 2, 3]
+    features = read(pair.target, torch.tensor([ids]), pair.drafter.layers)[0][:-1]
+    one, two = (pair.drafter.start(ids, features, 40).states[1].inner for _ in range(2))
+    assert one is not two and one.head is two.head is pair.drafter.members[1].drafter.head
+    assert one.cache is not two.cache
 
 
-def test_a_drafter_that_cannot_be_copied_is_told():
+def test_a_drafter_that_cannot_be_copied_serves_a_list():
     class Locked(NGramDrafter):
         def __init__(self):
             super().__init__()
             self.rows = iter(map(str, ()))
         def __deepcopy__(self, memo): raise TypeError("cannot pickle 'lock' object")
-    pair = Pair(talker(), Locked())
-    with pytest.raises(InputError, match="Locked can't be copied .*batch_size=1"): pair.generate(["a", "b"])
-    assert len(pair.generate(["a", "b"], batch_size=1, max_new_tokens=2)) == 2
+    pair, usual = Pair(talker(), Locked()), Pair(talker(), NGramDrafter())
+    for size in (2, 1):
+        found, expected = (each.generate(PROMPTS, batch_size=size, max_new_tokens=6) for each in (pair, usual))
+        assert [r.rounds for r in found] == [r.rounds for r in expected] and len(found) == len(PROMPTS)
 
 
 # Costs
@@ -308,16 +382,18 @@ def test_a_text_that_is_left_alone_drafts_again(given, monkeypatch):
 
 
 def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
-    told, real = [], pairs.reprice
-    def noted(drafter, costs):
-        told.append(costs.step)
-        real(drafter, costs)
-    monkeypatch.setattr(pairs, "reprice", noted)
+    told, real = [], pairs.set_costs
+    def noted(drafter, states, costs):
+        told.append((costs.step, len(states)))
+        real(drafter, states, costs)
+        choosers = [drafter, *[state.chooser for state in states]]
+        assert {id(each.verify) for each in choosers} == {id(costs.verify)}
+    monkeypatch.setattr(pairs, "set_costs", noted)
     monkeypatch.setattr(pairs, "fewer", lambda one, many, size, texts: Costs(texts, many.verify, many.c))
     pair = Pair(talker(), DRAFTS["hybrid"](), costs=MachineCosts(DEAR, DEAR))
     prompts = [[1, 2, 3] * n for n in (4, 8, 12, 16)]  # the context ends one after the other, the last first
     pair.generate(prompts, batch_size=3, max_new_tokens=200, ignore_eos=True)
-    assert sorted(told) == [1, 2, 2]
+    assert told == [(2, 2), (1, 1)]  # all that are left, each time
 
 
 def test_costs_of_fewer_texts_lie_on_the_line_over_the_logarithm():
@@ -329,11 +405,20 @@ def test_costs_of_fewer_texts_lie_on_the_line_over_the_logarithm():
 
 @pytest.mark.parametrize("drafter, adapts", [("hybrid", False), ("model", True), ("lookup", True)])
 def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
+    "In sequences that are running and in those that will start; what they have learned stays, and the template does."
     cheap, dear = (CHEAP, DEAR) if drafter == "hybrid" else map(costs_of_one, (CHEAP, DEAR))
     fresh, other = at_cost(DRAFTS[drafter](), cheap, adapts), at_cost(DRAFTS[drafter](), dear, adapts)
-    reprice(other, cheap)
-    chooser, expected = (getattr(d, "controller", d) for d in (other, fresh))
-    assert (chooser.c, chooser.verify) == (expected.c, expected.verify)
+    def chooser(state): return getattr(state, "controller", None) or state.chooser
+    def started(one): return one.start([1, 2, 3], None, 40, frozenset())
+    running, expected = [started(other), started(other)], chooser(started(fresh))
+    for state in running: chooser(state).learn(0, [0, 1], 1, 2)
+    learned = [dict(chooser(state).estimates[0].counts) for state in running]
+    assert learned[0] == {0: (1, 1), 1: (0, 1)} and chooser(running[0]).verify != expected.verify
+    set_costs(other, [running[0], None, running[1]], cheap)  # one has not begun
+    for state in (*running, started(other)):
+        assert (chooser(state).c, chooser(state).verify) == (expected.c, expected.verify)
+    assert [chooser(state).estimates[0].counts for state in running] == learned
+    assert chooser(started(other)).estimates[0].counts == {}
 
 
 def test_steps_follow_the_timetable():
@@ -380,7 +465,14 @@ def test_costs_are_kept_for_each_size(monkeypatch, tmp_path):
     target = copy.copy(tiny())
     target.name = "tiny"
     for size in (4, 4, 2, 4):
-        assert module.batch_costs_of(target, (SuffixDrafter(),), size) == MachineCosts(CHEAP, DEAR)
+        assert module.batch_costs_of(target, (SuffixDrafter(), SuffixDrafter()), size) == MachineCosts(CHEAP, DEAR)
     assert measured == [4, 2] and len(list((tmp_path / "costs").glob("*.json"))) == 2
     monkeypatch.setenv("SPECDEC_COSTS", "usual")
     assert module.batch_costs_of(target, (SuffixDrafter(),), 4) is None
+
+
+@pytest.mark.parametrize("wrong", [dict(logprobs=-1), dict(logprobs="two"), dict(grammar="one"), dict(grammar=int),
+                                   dict(K=0), dict(loop="moon"), dict(verify=3)], ids=str)
+def test_what_is_wrong_with_the_settings_is_said_when_they_are_given(wrong):
+    "And not when the first result is asked for."
+    with pytest.raises(InputError): Pair(talker()).results([[1], [2]], **wrong)

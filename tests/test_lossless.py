@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.loading import load_model
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
 from specdec.sampling import Transform
@@ -222,12 +222,14 @@ def test_the_law_of_the_first_three_tokens(models, bins, K):
     assert statistic < stats.chi2.isf(ALARM, freedom)
 
 
-class Misreporting(ModelDrafter):
+class MisreportingState(ModelState):
     "The negative control: draws at temperature ½ (from q²), reports the q of temperature 1."
     class Sharpened:
         def __init__(self, source): self.source = source
         def categorical(self, weights): return self.source.categorical(weights ** 2)
     def propose(self, K, transform, source): return super().propose(K, transform, self.Sharpened(source))
+
+class Misreporting(ModelDrafter): State = MisreportingState
 
 
 def test_the_check_rejects_a_drafter_that_misreports_q(models, bins):

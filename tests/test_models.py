@@ -18,7 +18,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import on_a_disk_of
+from helpers import examples, on_a_disk_of
 from specdec import models
 from specdec.core import InputError, ModelError
 from specdec.layouts import Linear
@@ -291,7 +291,15 @@ def test_a_download_unpacks_the_gguf(tmp_path, monkeypatch):
 
 # --- a small real GGUF file
 
-def write_gguf(path, kinds):
+def k_blocks(shape, kind, generator):
+    "Random blocks of a format with blocks of 256 weights in blocks, which the library reads and doesn't write."
+    size, scales = {"Q4_K": (144, (0, 4)), "Q6_K": (210, (208, 210))}[kind]
+    blocks = generator.integers(0, 256, (shape[0] * shape[1] // 256, size), dtype=np.uint8)
+    first, last = scales
+    blocks[:, first:last] = np.full(((last - first) // 2), 1e-3, np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+def write_gguf(path, kinds, sizes=(64, 96)):
     """A Llama with two layers and a byte-level tokenizer, random weights, in the formats that `kinds` names by what a
     tensor's name contains; the numbers that are stored, by their GGUF names."""
     from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
@@ -299,7 +307,7 @@ def write_gguf(path, kinds):
         "<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab",
         "cd",
     ]
-    generator, (d, layers, heads, m) = np.random.default_rng(0), (64, 2, 4, 96)
+    generator, layers, heads, (d, m) = np.random.default_rng(0), 2, 4, sizes
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(d)
@@ -326,7 +334,7 @@ def write_gguf(path, kinds):
         kind = next((GGMLQuantizationType[kind] for part, kind in kinds.items() if part in name), None)
         if kind is None or tensor.ndim == 1: writer.add_tensor(name, tensor)
         else:
-            packed = quantize(tensor, kind)
+            packed = k_blocks(tensor.shape, kind.name, generator) if "_K" in kind.name else quantize(tensor, kind)
             writer.add_tensor(name, packed, raw_dtype=kind)
             tensors[name] = dequantize(packed, kind)
     writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
@@ -372,6 +380,47 @@ def test_four_bits_of_a_gguf_file_are_kept(kind, vocabulary, home, tmp_path):
     plain = [model.layers[1].attention.qkv, model.head]
     assert all(isinstance(linear, Linear) and linear.weight.dtype == model.dtype for linear in plain)
     assert model.memory_footprint_mb == pytest.approx(memory_needed(str(folder), "cpu", "int4").weights_mb, rel=.15)
+
+@pytest.mark.parametrize("kinds", [{"": "Q4_K"}, {"ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}],
+                         ids=["one format", "two"])
+def test_what_has_no_four_bits_is_not_called_int4(kinds, home, tmp_path):
+    "As of a file of the kind Q4_K_M: refused with its formats and what to take, before weights are read."
+    write_gguf(tmp_path / "k.gguf", kinds, (256, 256))
+    folder = find_model(tmp_path / "k.gguf")
+    formats = ", ".join(sorted(set(kinds.values())))
+    with pytest.raises(ModelError, match=f"as {formats}, and int4 keeps .* Q4_0 and Q4_1. Take dtype=bfloat16"):
+        load_model(folder, CPU, INT4)
+    model = load_model(folder, CPU, torch.bfloat16)
+    assert model.kept_as == "bfloat16" and model.int4_share == 0
+
+def test_nothing_in_four_bits_that_only_loading_shows(home, tmp_path):
+    "Projections of one input are one matrix, so a few tensors on 16 levels among finer ones are of no use."
+    kinds = {"attn_k": "Q4_1", "ffn_gate": "Q4_1", "": "Q8_0"}
+    write_gguf(tmp_path / "mixed.gguf", kinds)
+    with pytest.raises(ModelError, match="as Q4_1, Q8_0, and int4 keeps"):
+        load_model(find_model(tmp_path / "mixed.gguf"), CPU, INT4)
+
+def test_how_much_is_in_four_bits_is_said(home, tmp_path, capsys):
+    "The vocabulary's matrix seldom is, and is no reason to warn; others are."
+    write_gguf(tmp_path / "usual.gguf", {"token_embd": "Q8_0", "": "Q4_1"})
+    write_gguf(tmp_path / "part.gguf", {"token_embd": "Q8_0", "ffn_down": "Q8_0", "": "Q4_1"})
+    usual, part = (find_model(tmp_path / f"{name}.gguf") for name in ("usual", "part"))
+    capsys.readouterr()
+    model = load_model(usual, CPU, INT4)
+    assert capsys.readouterr().err == ""
+    found, vocabulary = model.four_bits(), model.vocab_size * 64
+    layers = 2 * (4 * 64 * 64 + 3 * 64 * 96)
+    assert (found.matrices, found.of) == (8, 9) and found.share == pytest.approx(layers / (layers + vocabulary))
+    assert found.step_mb == pytest.approx(model.memory_footprint_mb, rel=1e-6)  # the way in and out are one matrix
+    assert model.precision == "int4" and model.int4_share == found.share
+    assert model.kept_as == f"int4 ({100 * found.share:.0f} % of the weights)" and model.kept_as in repr(model)
+    light = model.skip([0])
+    assert light.four_bits().matrices == 4 and light.int4_share == light.four_bits().share < found.share
+    other = load_model(part, CPU, INT4)
+    told = capsys.readouterr().err
+    assert other.four_bits().matrices == 6 and other.int4_share < found.share
+    assert f"Only 6 of 9 matrices, {other.int4_share:.0%} of the weights, are in four bits" in told
+    assert "finer in their file (Q8_0)" in told and f"reads {other.four_bits().step_mb:,.0f} MB" in told
 
 def test_a_model_that_was_converted_without_its_four_bits(home, tiny_gguf):
     folder = find_model(tiny_gguf[0])
@@ -543,7 +592,7 @@ def streamed(tokenizer, ids) -> tuple[str, list[str]]:
     assert stream.text == "".join(pieces)
     return stream.text, pieces
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.integers(0, 49151), max_size=40))
 def test_a_stream_of_random_tokens_is_their_text(tokenizer, ids):
     assert streamed(tokenizer, ids)[0] == tokenizer.decode(ids, skip_special_tokens=True)
@@ -556,7 +605,7 @@ def test_a_stream_of_broken_bytes_is_their_text(tokenizer):
         ids = [token() for _ in range(rng.randrange(1, 25))]
         assert streamed(tokenizer, ids)[0] == tokenizer.decode(ids, skip_special_tokens=True)
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.sampled_from("🦙👨\u200d👩日本語中文한é\u0301ü हि\n ab1.\u2028"), min_size=1, max_size=30))
 def test_a_stream_of_text_is_the_text_and_never_shows_half_a_character(tokenizer, text):
     whole, pieces = streamed(tokenizer, tokenizer(text)["input_ids"])

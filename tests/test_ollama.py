@@ -1,14 +1,19 @@
 "Ollama's HTTP API: a real server on this machine that speaks it, and others that don't."
 import json
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from specdec import ollama
 from specdec.cli import app
 from specdec.core import InputError, ModelError
+from specdec.lossless import server
 from specdec.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 
 
@@ -104,6 +109,113 @@ WRONG = {
 def test_other_answers_say_what_they_are(name):
     answers, words = WRONG[name]
     with serving(answers) as (_, url), pytest.raises(ModelError, match=words): ollama_generate("Hello", url=url)
+
+
+def of_models(**changed): return WHOLE | {"/api/tags": (200, {"models": [MODELS[0] | changed]})}
+def of_answer(**changed): return WHOLE | {"/api/generate": (200, WHOLE["/api/generate"][1] | changed)}
+
+
+MALFORMED = {
+    "models as text": WHOLE | {"/api/tags": (200, {"models": "abc"})},
+    "a model as text": WHOLE | {"/api/tags": (200, {"models": ["llama"]})},
+    "a name that is none": of_models(name=None), "a size as text": of_models(size="2 GB"),
+    "a size below 0": of_models(size=-1), "a huge size": of_models(size=10**400),
+    "details as text": of_models(details="Q4"),
+    "a number for text": of_answer(response=5), "no text": of_answer(response=None),
+    "tokens as text": of_answer(eval_count="3"), "half a token": of_answer(eval_count=2.5),
+    "time below 0": of_answer(eval_duration=-5), "true": of_answer(eval_duration=True),
+    "a version that is none": WHOLE | {"/api/version": (200, {})},
+}
+
+
+@pytest.mark.parametrize("answers", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_answer_is_called_so_in_a_line(answers):
+    with serving(answers) as (_, url): done = run("Hello", "--url", url)
+    assert done.exit_code == 2 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert "malformed" in done.stderr and done.stdout == ""
+
+
+NO_JSON = {"deep": "[" * 10**5, "digits": '{"a": ' + "1" * 10**4 + "}", "escapes": "\x1b[2J\n" * 99}
+
+
+@pytest.mark.parametrize("body", NO_JSON.values(), ids=NO_JSON)
+def test_what_is_no_json_is_said_in_a_line(body):
+    for status in (200, 404):
+        with serving({"/api/version": (status, body)}) as (_, url): done = run("--url", url)
+        assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
+        assert len(done.stderr) < 600
+
+
+def test_half_a_character_does_not_end_the_command():
+    answers = of_models(name="m\ud800") | {"/api/generate": of_answer(response="a \ud800")["/api/generate"]}
+    with serving(answers) as (_, url):
+        assert run("--url", url).exit_code == 0
+        assert run("Hello", "--url", url).stdout == "a ?\n"
+
+
+@contextmanager
+def holding(path, drop):
+    "A server that is right, but for one path it sends this again and again, and never ends."
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_): "Nothing."
+
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.path != path:
+                body = json.dumps(WHOLE[self.path][1]).encode()
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(body)
+                return
+            if drop: self.send_response(200); self.end_headers()
+            while not over.wait(.02):
+                try: self.wfile.write(drop)
+                except OSError: return
+
+        do_POST = do_GET
+
+    over = Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(.02,), daemon=True).start()
+        try: yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            over.set()
+            server.shutdown()
+
+
+@pytest.mark.parametrize("drop", [b"", b" "], ids=["silence", "drops"])
+@pytest.mark.parametrize("path", ["/api/version", "/api/tags", "/api/generate"])
+def test_no_server_holds_us(monkeypatch, path, drop):
+    monkeypatch.setattr(ollama, "STATUS", .3)
+    monkeypatch.setattr(ollama, "LOADING", -.7)  # and a second for the one token
+    start = time.monotonic()
+    with holding(path, drop) as url, pytest.raises(ModelError, match=f"no whole answer to {path} within 0.3 s"):
+        ollama_generate("Hello", max_new_tokens=1, url=url)
+    assert time.monotonic() - start < 4
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "a", 1.5, None])
+def test_tokens_without_end_are_not_asked_for(wrong):
+    "To the server, -1 means for ever."
+    with pytest.raises(InputError, match="max_new_tokens"): ollama_generate("Hello", max_new_tokens=wrong, url="x:1")
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(
+                        ["name", "size", "details", "models", "response", "version"]), inner, max_size=3), max_leaves=6)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(version=JSON | st.just({"version": "1"}), tags=JSON | JSON.map(lambda inner: {"models": [{"name": "m"} | (
+    inner if isinstance(inner, dict) else {})]}),
+       answer=JSON | JSON.map(lambda inner: {"response": "a", "eval_count": inner}))
+def test_any_answers_are_read_or_refused(monkeypatch, version, tags, answer):
+    bodies = {"/api/version": version, "/api/tags": tags, "/api/generate": answer}
+    def exchange(url, path, question, seconds): return 200, json.dumps(bodies[path]).encode(), ""
+    monkeypatch.setattr(server, "exchange", exchange)
+    try: found = ollama_generate("Hello", url="here")
+    except (ModelError, InputError) as error: assert str(error).isprintable()
+    else: assert found["text"].encode() and found["tokens"] >= 0
 
 
 def test_nobody_there():

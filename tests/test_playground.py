@@ -706,7 +706,8 @@ def test_figure_escapes_its_words():
 
 
 @pytest.mark.parametrize("host, said", [
-    ("127.0.0.1", []), ("localhost", []), ("0.0.0.0", ["no password", "unencrypted", "ssh -L 8866:127.0.0.1:8866"]),
+    ("127.0.0.1", []), ("localhost", []), ("127.0.0.2", []),
+    ("0.0.0.0", ["All who have the address with its token", "unencrypted", "8 at most", "ssh -L 8866:127.0.0.1:8866"]),
 ])
 def test_opening_it_to_a_network_says_what_that_means(host, said):
     words = opened_to(host, 8866)

@@ -29,7 +29,7 @@ def page(browser):
             "request",
             lambda request: (
                 None
-                if request.url.startswith((address, "data:", "blob:", "ws://127.0.0.1"))
+                if request.url.startswith((address.partition("?")[0], "data:", "blob:", "ws://127.0.0.1"))
                 else opened.elsewhere.append(request.url)
             ),
         )

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig, Qwen3Config
 
 import specdec.profiling as profiling
+from helpers import examples
 from specdec.adapter import TransformersLM, cache_argument
 from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.base import NGramDrafter
@@ -217,7 +218,7 @@ def test_time_is_work_over_what_is_attainable(bandwidth, rate, flops, nbytes):
     assert roof.attainable([roof.ridge * 3, roof.ridge * 5]).tolist() == [rate, rate]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.floats(1e8, 1e12), st.floats(.1, 300), st.integers(0, 500), st.sampled_from([0.0, .1, 1.0]))
 def test_free_tokens_by_trying_all(bandwidth, ridge, S, slack):
     roof, config = Roofline(bandwidth, bandwidth * ridge), CONFIGS["grouped, tied"]

@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from specdec.batches import speculate_batch
 from specdec.core import InputError, Round, TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.proof import (
@@ -103,7 +104,7 @@ def test_target_law_by_hand():
 some_languages = st.builds(Language, st.integers(2, 4), st.integers(0, 10 ** 6), halves=st.booleans())
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(some_languages, st.integers(0, 4))
 def test_target_law_is_a_law_and_completing_is_consistent(p, length):
     law = target_law(p, length)
@@ -115,7 +116,7 @@ def test_target_law_is_a_law_and_completing_is_consistent(p, length):
     assert distance(law, law) == 0
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(
     st.integers(1, 5).flatmap(
         lambda n: st.tuples(*[st.lists(st.integers(0, 9), min_size=n, max_size=n).filter(any)] * 2)
@@ -218,8 +219,7 @@ def test_rounding_is_an_error_that_the_walk_sees():
 def test_memory_tells_states_apart():
     p, q = Language(2, "p"), Language(2, "q")
     def state(tokens=(), drafted=(), seen=()):
-        target, drafter = ExactModel(p, 2), ModelDrafter(ExactModel(q, 2), 2)
-        drafter.prefill([0, 1], None, 9)
+        target, drafter = ExactModel(p, 2), ModelDrafter(ExactModel(q, 2), 2).start([0, 1], None, 9)
         target.new_cache(9).tokens += tokens
         drafter.cache.tokens += drafted
         drafter.features = torch.tensor(seen)
@@ -337,7 +337,7 @@ def test_merging_by_text_alone_would_hide_a_broken_cache():
 
 def test_randomness_from_elsewhere_and_rounds_without_tokens_are_errors():
     other = TorchSource(0)
-    class Elsewhere(NGramDrafter):
+    class Elsewhere(NoDrafter):
         def propose(self, K, transform, source): return Draft([other.categorical(torch.ones(3))])
     class Nothing(NoDrafter): pass
     def silent(*arguments):
@@ -428,12 +428,14 @@ def first_only(p, q, tokens, source):
 def all_of_it(p, q, tokens, source): return len(tokens), int(p[-1].argmax())
 
 
-class Misreports(ModelDrafter):
+class MisreportsState(ModelState):
     "Draws from q², reports q."
     class Sharpened:
         def __init__(self, source): self.source = source
         def categorical(self, weights): return self.source.categorical(weights ** 2)
     def propose(self, K, transform, source): return super().propose(K, transform, self.Sharpened(source))
+
+class Misreports(ModelDrafter): State = MisreportsState
 
 
 BROKEN = {
@@ -481,7 +483,7 @@ def test_greedy_law_is_the_likeliest_text():
     assert law_of_rounds(start, K + 3) == {text: 1}
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), size=st.sampled_from([(1, 2), (1, 3), (2, 2)]), limit=st.sampled_from([None, 1, 2, 3]),
     ends=st.sampled_from([(), (0,), (1,), (0, 1)]), greedy=st.booleans(),
@@ -529,11 +531,11 @@ def test_a_text_with_a_gap_or_two_tokens_in_one_place_is_none():
 def test_a_drafter_of_trees_takes_the_likeliest_paths():
     weights = {(): (HALF, Fraction(1, 4), Fraction(1, 4)), (0,): (Fraction(1, 8), Fraction(7, 8), 0)}
     drafter = Branches(lambda text: np.array(weights.get(text, (1, 0, 0)), dtype=object))
-    drafter.prefill([0], None, 9)
-    tree = drafter.propose(3, AsIs(), None)  # 1/2, then 1/2 · 7/8, then 1/2 · 7/8 · 1
+    state = drafter.start([0], None, 9)
+    tree = state.propose(3, AsIs(), None)  # 1/2, then 1/2 · 7/8, then 1/2 · 7/8 · 1
     assert (tree.tokens, tree.parents) == ([0, 1, 0], [-1, 0, 1])
-    drafter.commit([0, 1], None)
-    assert drafter.propose(1, AsIs(), None).tokens == [0]
+    state.commit([0, 1], None)
+    assert state.propose(1, AsIs(), None).tokens == [0]
 
 
 def test_trees_are_proven():

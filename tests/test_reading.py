@@ -47,10 +47,10 @@ def test_what_counts(reading, monkeypatch, tmp_path):
 @pytest.mark.parametrize("name, cell, figure", [
     ("nbs/path/01_x.ipynb", "# " + "word " * 2600, "words"),
     ("nbs/path/01_x.ipynb", "\n".join(f"x = {i}" for i in range(301)), "code lines"),
-    ("nbs/path/00_tour.ipynb", "\n".join(f"x = {i}" for i in range(16)), "longest cell"),
+    ("nbs/path/00_tour.ipynb", "\n".join(f"x = {i}" for i in range(123)), "code lines"),
     ("nbs/path/00_tour.ipynb", "x = " + "1" * 90, "longest line"),
     ("nbs/use/01_x.ipynb", "x = " + "1" * 100, "longest line"),
-], ids=["words", "lines", "cell", "line of the tour", "line anywhere"])
+], ids=["words", "lines", "lines of the tour", "line of the tour", "line anywhere"])
 def test_what_is_too_much_is_named(reading, monkeypatch, tmp_path, name, cell, figure):
     problems = place(reading, monkeypatch, tmp_path, name, notebook(cell)).problems()
     assert len(problems) == 1 and figure in problems[0] and name in problems[0]

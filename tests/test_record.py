@@ -23,7 +23,7 @@ PROMPT, LENGTH, T = [2, 0, 2], 4, Transform(1.0)
 class Narrow:
     "A drafter that knows two tokens only, and draws among them, as the trained head does among its own."
     layers, tokens = (), torch.tensor([2, 0])
-    def prefill(self, tokens, features, limit, eos_ids): "Nothing to prepare."
+    def start(self, tokens, features, limit, eos_ids): return self  # it remembers nothing
     def commit(self, tokens, features): "Nothing to remember."
     def propose(self, K, transform, source):
         q = torch.tensor([.7, .3])

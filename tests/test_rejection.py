@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.stats import chi2, ncx2
 
+from helpers import examples
 from specdec.core import Enumerator, InputError, TorchSource, exact_law
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
@@ -76,14 +77,14 @@ def is_lossless(language, rule, Ks, length, sampled):
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("V, K", [(2, 1), (3, 1), (2, 2), (3, 2)])
 def test_joint_law_of_a_round_is_exact(V, K, sampled):
-    @settings(max_examples=12, deadline=None, derandomize=True)
+    @settings(max_examples=examples(12), deadline=None, derandomize=True)
     @given(languages(V, K))
     def check(language): assert is_lossless(language, speculative_sampling, [K], K + 1, sampled)
     check()
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(language=languages(2, 4))
 def test_joint_law_of_several_rounds_cut_inside_one(sampled, language):
     assert is_lossless(language, speculative_sampling, [2, 0, 2], 3, sampled)
@@ -304,7 +305,7 @@ def test_residual_never_gives_a_token_the_draft_has_enough_of(case):
         assert not weights[a == 0].any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rounds(K=st.integers(0, 2)), st.randoms(use_true_random=False))
 def test_no_token_id_is_special(case, random):
     "New names for the tokens: the exact law of (accepted, following) is the same, renamed."
@@ -345,7 +346,7 @@ def test_a_token_its_q_cannot_say_is_an_error():
     with pytest.raises(InputError): speculative_sampling(thirds, halves, [2], Enumerator())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rounds(), st.data())
 def test_greedy_match_is_speculative_sampling_of_one_hot_p(case, data):
     p, q, tokens = case
@@ -386,7 +387,7 @@ def test_arguments_are_left_alone():
 
 # --- α ----------------------------------------------------------------------------------------------------------------
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rounds(K=st.just(1)))
 def test_alpha_is_one_minus_total_variation(case):
     "Against the definition of total variation as the largest difference in the probability of an event."
@@ -402,7 +403,7 @@ def test_alpha_is_one_minus_total_variation(case):
     assert acceptance_probability(tensor(p), tensor(q)).item() == pytest.approx(float(alpha), abs=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(rounds(K=st.just(1)))
 def test_no_coupling_keeps_more(case):
     "α is the largest P(X = Z) of all pairs with X ~ q and Z ~ p: a linear program over the table of their joint law."

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
@@ -265,7 +266,7 @@ def test_law_of_token_shares_out_what_is_not_kept():
 rows = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     p=st.tuples(rows, rows, rows), q=st.tuples(rows, rows), seed=st.integers(0, 10**6), certain=st.booleans(),
     rule=st.sampled_from([sample_and_match, *LOSSY]),

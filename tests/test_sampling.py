@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from helpers import examples
 from specdec.core import InputError, NumericalError
 from specdec.sampling import (
     Transform,
@@ -85,7 +86,7 @@ def test_top_p_equals_transformers(shape, dtype, ties, top_p):
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.floats(1e-6, 1), st.integers(1, 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_top_p_is_the_smallest_set(levels, top_p, look):
     logits = torch.tensor(levels).float()
     inside = kept(apply_top_p(logits, top_p))

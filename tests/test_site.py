@@ -1,6 +1,7 @@
 """The checks of the documentation site and of the README find what they are there to find."""
 import ast
 import builtins
+import html
 import importlib.util
 import inspect
 import json
@@ -262,6 +263,102 @@ def test_wrong_examples_are_noticed(line, run, says):
     assert found is None if says is None else says in found
 
 
+# All code stands on its page
+
+NOTEBOOKS = sorted(path.relative_to(ROOT / "nbs").as_posix() for path in (ROOT / "nbs").rglob("*.ipynb")
+                   if ".ipynb_checkpoints" not in path.parts)
+UNSHOWN = re.compile(r"^#\|\s*(?:hide\b|(?:echo|include):\s*false)", re.M)
+
+
+def page_of(notebook: str) -> str:
+    "The page that a notebook becomes."
+    return re.sub(r"(^|/)\d+_([^/]+)\.ipynb$", r"\1\2.html", notebook).replace(".ipynb", ".html")
+
+
+def bare(code: str) -> str:
+    "Code as a page shows it: without its `#|` lines, and without spaces that none can see."
+    return "\n".join(line.rstrip() for line in code.splitlines() if not line.startswith("#|")).strip()
+
+
+def lacking(cells: list[dict], page: str, may_keep: bool = False) -> list[str]:
+    "The code cells of a notebook that do not stand on its page, word for word."
+    blocks = [bare(html.unescape(re.sub(r"<[^>]+>", "", block)))
+              for block in re.findall(r"<code\b[^>]*>(.*?)</code>", page, re.S)]
+    sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    wanted = [bare(source) for source in sources if not UNSHOWN.search(source)
+              and not (may_keep and re.search(r"^#\|\s*export\b", source, re.M))]
+    return [code for code in wanted if not any(code in block for block in blocks)]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_all_code_of_a_notebook_stands_on_its_page(notebook):
+    "Exported code too; only a page about how the package is built may keep `#| export` cells to itself."
+    cells = nbformat.read(ROOT / "nbs" / notebook, as_version=4).cells
+    page = (ROOT / "docs" / page_of(notebook)).read_text(encoding="utf-8")
+    assert lacking(cells, page, notebook in site_tool().PACKAGE_PAGES) == []
+
+
+def test_a_lacking_cell_is_noticed():
+    cells = [cell(source) for source in ("#| export\ndef f(x): return x < 1", "#| hide\n1", "#| echo: false\n2",
+                                         "3 + 3", "#| slow\nif 4:\n    5")]
+    page = "<code><span>def</span> f(x): return x &lt; 1</code> <code>if 4:\n  5</code> <p>3 + 3</p>"
+    assert lacking(cells, page) == ["3 + 3", "if 4:\n    5"]
+    assert lacking(cells[:1], "") == ["def f(x): return x < 1"] and lacking(cells[:1], "", may_keep=True) == []
+
+
+def test_a_cell_that_a_page_would_lack_stops_the_build(monkeypatch):
+    site = site_tool()
+    cells = [cell("#| export\ndef f(): ..."), cell("#| exports\n1"), cell("#| exporti\n2"),
+             cell("#| hide\n#| export\n3"), {"cell_type": "markdown", "source": "#| export"}]
+    (told,) = site.unshown("path/00_tour.ipynb", cells)
+    assert "nbs/path/00_tour.ipynb" in told and "def f(): ..." in told and "`#| exports`" in told
+    monkeypatch.setattr(site, "PACKAGE_PAGES", {"path/00_tour.ipynb"})
+    assert site.unshown("path/00_tour.ipynb", cells) == []
+
+
+def test_a_source_link_leads_to_the_file_of_its_page():
+    "On all pages: to the line that defines the name in the page's own module, where that defines it."
+    wrong, seen = [], 0
+    for notebook in NOTEBOOKS:
+        found = re.search(r"#\| default_exp ([\w.]+)", (ROOT / "nbs" / notebook).read_text(encoding="utf-8"))
+        if not found: continue
+        own = f"specdec/{found[1].replace('.', '/')}.py"
+        defined = site_tool().named((ROOT / own).read_text(encoding="utf-8"))
+        page = (ROOT / "docs" / page_of(notebook)).read_text(encoding="utf-8")
+        for entry in re.split(r"<h3\b[^>]*>", page.partition(">API<")[2])[1:]:
+            name = html.unescape(re.sub(r"<[^>]+>", "", entry.partition("</h3>")[0])).strip()
+            link = re.search(r'href="[^"]*/blob/[^/]+/([^"#]+)#L(\d+)"[^>]*>source', entry)
+            if not link or name not in defined: continue
+            seen += 1
+            line = (ROOT / link[1]).read_text(encoding="utf-8").splitlines()[int(link[2]) - 1]
+            if link[1] != own or not re.search(rf"\b(?:def|class) {name}\b", line):
+                wrong.append((notebook, name, link[0]))
+    assert wrong == [] and seen > 200
+
+
+def test_a_name_that_several_modules_define_leads_to_the_right_one():
+    "To this page's own, else to what the package gives, else nowhere; other links, code and unique names stay."
+    site = site_tool()
+    shared = {"f": {"p.a": "https://x.org/a.html#f", "p.b": "https://x.org/b.html#f"}}
+    text = "[`f`](https://x.org/a.html#f), [`g()`](https://x.org/a.html#g), [`f`](https://y.org), `f`, [`f()`](b.ipynb)"
+    for module, public, led in (("p.b", {}, "[`f`](https://x.org/b.html#f)"), ("p.c", {}, "`f`"),
+                                ("p.c", {"f": "p.b"}, "[`f`](https://x.org/b.html#f)"),
+                                ("p.a", {"f": "p.b"}, "[`f`](https://x.org/a.html#f)")):
+        assert site.disambiguated(text, module, shared, public) == led + text.removeprefix("[`f`](https://x.org/a.html#f)")
+    link = "[source](https://github.com/s/s/blob/main/specdec/cli.py#L499)"
+    found = re.fullmatch(r"\[source\]\(https://github.com/s/s/blob/main/specdec/minimal.py#L(\d+)\)",
+                         site.source_link(link, "generate", "minimal"))
+    minimal = importlib.import_module("specdec.minimal")
+    assert inspect.getsourcelines(minimal.generate)[1] == int(found[1])
+    assert site.source_link(link, "unknown", "minimal") == site.source_link(link, "generate", None) == link
+
+
+def test_the_tour_speaks_of_its_own_decoder():
+    page = (ROOT / "docs" / "path" / "tour.html").read_text(encoding="utf-8")
+    found = set(re.findall(r'<a href="([^"]+)"[^>]*><code[^>]*>(?:generate|fetch)(?:\(\))?</code>', page))
+    assert found == {"tour.html#generate"}
+
+
 # What those see with whom a page is shared
 
 @pytest.mark.parametrize("page", ["index.html", "path/rejection.html", "use/reference.html"])
@@ -376,6 +473,76 @@ def test_pictures_lose_digits_and_spaces_only():
         site_tool().shorter_paths(svg)
         == '<path d="M10 20.1L-3.9 .5z" x="1.2"/><use x="12.3" y="-0.5" width="1.23456"/>'
     )
+
+
+@pytest.mark.parametrize("head, size", [
+    ('viewBox="0 0 662.4 406.8" role="img"', (883, 542)), ('viewBox="0,0,60,30" width="100%"', (80, 40)),
+    ('width="72pt" height="36pt" viewBox="0 0 72 36"', (96, 48)),
+    ('width="30px" height="20" viewBox="0 0 1 1"', (30, 20)),
+])
+def test_the_size_of_a_drawing(tmp_path, head, size):
+    (tmp_path / "a.svg").write_text(f'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg" {head}><g/></svg>')
+    assert site_tool().picture_size(tmp_path / "a.svg") == size
+
+
+def test_pictures_come_with_their_size(tmp_path):
+    "From their files, on pages in any folder; a width that was asked for stays."
+    site = site_tool()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.svg").write_text('<svg viewBox="0 0 60 30"></svg>')
+    shutil.copy(ROOT / "nbs" / "images" / "card.png", tmp_path / "images" / "b.png")
+    assert site.picture_size(tmp_path / "images" / "b.png") == (1200, 630)
+    page = '<img src="../images/a.svg" alt="x"><img src="../images/a.svg" style="width:60%"><img src="../images/b.png">'
+    assert site.sized(page, "path/x.html", tmp_path) == (
+        '<img width="80" height="40" style="--drawn: 80px" src="../images/a.svg" alt="x">'
+        '<img src="../images/a.svg" style="--drawn: 80px; width:60%">'
+        '<img width="1200" height="630" src="../images/b.png">')
+    outside = '<img src="https://x.org/a.svg"><img src="data:image/png;base64,AAAA">'
+    assert site.sized(outside, "path/x.html", tmp_path) == outside
+
+
+@pytest.mark.parametrize("before, after", [
+    ('<p><strong><a href="a.html">A</a></strong> <strong><a href="#b">B</a></strong></p>', '<p class="choices">'),
+    ('<p>The <strong><a href="a.html">A</a></strong> and <a href="b.html">B</a>.</p>', "<p>"),
+    ('<p><strong><a href="a.html">A</a></strong> is it.</p>', "<p>"),
+])
+def test_only_a_row_of_bold_links_is_one_of_choices(before, after):
+    assert site_tool().marked(before) == before.replace("<p>", after)
+
+
+@pytest.mark.parametrize("text, one_line", [
+    ("1.47 (1.28 to 1.58)", True), ("<strong>50.55</strong> (47.36 to 52.14)", True), ("1.01 / 0.93", True),
+    ("−0.3 ms", True), ("&lt; 0.1", True), ("1 + accepted / rounds", False), ("ngram, K = 1", False),
+    ("1 of two", False),
+])
+def test_figures_stand_on_one_line(text, one_line):
+    cell = f'<td style="text-align: right;">{text}</td>'
+    assert ('class="figures"' in site_tool().marked(cell)) is one_line
+
+
+def test_the_index_knows_prose_from_code():
+    "What a section says, and apart from it the names that only its code has."
+    from smalldocs.markdown import render
+    env = {"title": "x"}
+    code = "```python\nfor x1 in drawn: token = categorical(p)\n```\n"
+    render(f"Read `p`.\n\n## Draw\n\nA token is drawn.\n\n{code}", env)
+    first, second = env["search"]
+    assert (first["text"], first["code"]) == ("Read p.", [])
+    assert (second["title"], second["text"], second["code"]) == ("Draw", "A token is drawn.", ["categorical"])
+
+
+def test_prose_beside_a_figure_names_no_shade():
+    "On a dark page a drawing's white is dark, and its darker is lighter: words that hold in both schemes are needed."
+    shades = re.compile(r"\b(?:white|black|(?:dark|bright)(?:er|est)?|light(?:er|est))\b(?! (?:box|page|screen|paper))")
+    found = []
+    for notebook in NOTEBOOKS:
+        cells = [cell for cell in nbformat.read(ROOT / "nbs" / notebook, as_version=4).cells
+                 if cell.cell_type == "markdown" or not UNSHOWN.search(cell.source) and "test_" not in cell.source]
+        for before, cell, after in zip([None, *cells], cells, [*cells[1:], None]):
+            near = [c.source for c in (before, after) if c and re.search(r"^#\| fig-alt:", c.source, re.M)]
+            if cell.cell_type == "markdown" and near:
+                found += [(notebook, line.strip()) for line in cell.source.splitlines() if shades.search(line)]
+    assert found == []
 
 
 def test_no_markdown_is_left_in_signatures():

@@ -3,8 +3,11 @@ with a keyboard."""
 import io
 import json
 import re
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,10 +15,11 @@ import pytest
 from helpers_site import Visit
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.html"))
+PAGES = sorted({path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.html")} - {"404.html"})
 MOST_BYTES = 2_000_000
 
 WIDTHS, SCHEMES = (390, 992, 1024, 1440), ("light", "dark")
+PICTURE_WIDTHS = (390, 800, 1280, 1920)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,8 @@ def audits(browser, site):
         for scheme, width in zip(SCHEMES, (360, 1280)):
             looks.append(visit.audit(width, scheme))
             shapes |= {(width, scheme): visit.shape(width) for width in WIDTHS}
-        found[page] = visit.said, visit.fetched, shapes, looks
+        pictures = {width: visit.looks(width) for width in PICTURE_WIDTHS}
+        found[page] = visit.said, visit.fetched, pictures, shapes, looks
     visit.tab.close()
     return found
 
@@ -68,6 +73,28 @@ def test_page_has_room_to_read(audits, page):
         phone = width < 768 and seen["share"] > .9
         assert seen["column"] >= 60 or phone, f"{at}: {seen['column']:.0f} letters a line"
         assert seen["contents"] in ([None, None], [width == 1440, width != 1440]), at
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_picture_can_be_seen(audits, page):
+    """A picture has a size in every window, and a drawing's letters can be read on a phone; a figure and its interval
+    stand on one line; a link inside a sentence looks like one."""
+    for width, seen in audits[page][-3].items():
+        assert seen == {"empty": [], "tiny": [], "split": [], "framed": []}, f"{width} px"
+
+
+def test_looks_finds_what_it_looks_for(browser, tmp_path):
+    "The negative control: a drawing in a box that fits its content, a shrunken one, a split figure, a button in prose."
+    (tmp_path / "a.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 300"/>')
+    (tmp_path / "bad.html").write_text(
+        """<main><details><p style="display:inline-block"><img src="a.svg" style="max-width:100%"></p></details>
+        <img src="a.svg" width="100"><table style="width:40px"><td>1.47 (1.28 to 1.58)</table>
+        <p>The <strong><a href="#" style="border:1px solid">tour</a></strong> builds it.</p>
+        <p><strong><a href="#" style="border:1px solid">Run it</a></strong></p></main>"""
+    )
+    seen = Visit(browser, (tmp_path / "bad.html").as_uri()).looks(800)
+    assert seen == {"empty": ["a.svg"], "tiny": ["a.svg", "a.svg"], "split": ["1.47 (1.28 to 1.58)"],
+                    "framed": ["tour"]}
 
 
 def test_shape_finds_what_it_looks_for(browser, tmp_path):
@@ -166,6 +193,72 @@ def test_search_needs_every_word_and_says_when_there_is_none(front):
     assert front.locator(".result-none").is_visible()
     pages = [hit.partition("#")[0] for hit in hits(front, "drafter")]
     assert len(pages) == 12 and max(map(pages.count, pages)) == 2
+
+
+def test_search_reads_its_index_once(browser, site):
+    "However soon one types, and however slowly it comes."
+    tab, asked = browser.new_page(), []
+    tab.goto(f"{site}/index.html")
+    tab.route("**/search.json", lambda route: asked.append(route))
+    tab.locator(".site-search input").focus()
+    tab.keyboard.type("residual")
+    tab.wait_for_timeout(100)
+    for route in asked: route.continue_()
+    tab.locator(".site-results a").first.wait_for()
+    assert len(asked) == 1
+    tab.close()
+
+
+def test_search_puts_prose_before_code(browser, site):
+    "Titles first, then text; a section that has a word in its code alone comes last, and shows the word."
+    def section(href, text="", code="", heading="A heading"):
+        return {"href": href, "page": "A page", "name": href, "section": heading, "text": text, "code": code}
+
+    index = [section("code.html", "of another thing", "import_lookup lookup LookupDrafter", "A drafter"),
+             section("half.html", "a drafter", "lookup", "A drafter"), section("text.html", "the lookup of a drafter"),
+             section("head.html", "drafter", heading="What lookup is")]
+    tab = browser.new_page(viewport={"width": 1440, "height": 900})
+    tab.route("**/search.json", lambda route: route.fulfill(json=index))
+    tab.goto(f"{site}/index.html")
+    assert hits(tab, "lookup") == ["head.html", "text.html", "code.html", "half.html"]
+    assert hits(tab, "drafter lookup") == ["head.html", "text.html", "code.html", "half.html"]
+    hits(tab, "lookup")
+    assert tab.locator(".site-results a").nth(2).locator("mark").all_inner_texts() == ["lookup", "lookup", "Lookup"]
+    tab.close()
+
+
+def test_search_index_is_light():
+    assert (DOCS / "search.json").stat().st_size < 1_500_000
+
+
+def test_an_address_without_a_page_says_so(browser):
+    "In any folder, at the site's own address: a page with its style, its search, and the way to all others."
+    class Host(SimpleHTTPRequestHandler):
+        "A host as code hosts are: below a folder, and with `404.html` in place of what is not there."
+        def translate_path(self, path): return super().translate_path(path.removeprefix("/specdec"))
+        def send_error(self, code, *_):
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write((DOCS / "404.html").read_bytes())
+        def log_message(self, *_): "Nothing."
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Host, directory=DOCS)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/specdec"
+        visit = Visit(browser, "about:blank", viewport={"width": 1440, "height": 900})
+        visit.go(f"{address}/path/gone/residual.html")
+        assert visit.tab.title().startswith("Nothing is at this address")
+        assert all(url.startswith(f"{address}/") for url in visit.fetched if not url.startswith("data:"))
+        assert len(visit.said) == 1 and "404" in visit.said[0]  # the address itself, and nothing that the page needs
+        for scheme, width in zip(SCHEMES, (360, 1280)):
+            seen = visit.audit(width, scheme)
+            assert seen["wide"] <= 0 and seen["titles"] == 1
+            assert seen["faint"] == seen["missing"] == seen["unlabelled"] == []
+        assert hits(visit.tab, "residual")
+        visit.tab.locator("main").get_by_role("link", name="Start here").click()
+        visit.tab.wait_for_url(f"{address}/index.html")
+        visit.tab.close()
+        server.shutdown()
 
 
 def test_search_by_keyboard_leads_to_the_page(front):

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import CPU, Failing, greedy, ids_of, tiny
+from helpers import CPU, Failing, examples, greedy, ids_of, tiny
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache
+from specdec.lossless.proof import Remembering
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
 from specdec.speculative import _until, speculate
@@ -41,26 +42,27 @@ class Recording:
     def __init__(self, inner, layers=()):
         self.inner, self.layers, self.tokens, self.features, self.asked = inner, layers, [], [], []
 
-    def prefill(self, tokens, features, limit, eos_ids):
+    def start(self, tokens, features, limit, eos_ids):
         self.ends = eos_ids
         self.tokens, self.features, self.limit = list(tokens), [] if features is None else [features], limit
-        self.inner.prefill(tokens, features, limit, eos_ids)
+        self.state = self.inner.start(tokens, features, limit, eos_ids)
+        return self
     def commit(self, tokens, features):
         assert len(tokens) > 0
         self.tokens += tokens
         if features is not None: self.features.append(features)
         assert len(self.tokens) <= self.limit
-        self.inner.commit(tokens, features)
+        self.state.commit(tokens, features)
     def propose(self, K, transform, source):
         assert K >= 1
         self.asked.append(K)
-        return self.inner.propose(K, transform, source)
+        return self.state.propose(K, transform, source)
 
 
 # Greedy text
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 10**6), K=st.integers(1, 7), length=st.integers(1, 12), count=st.integers(1, 24),
        vocab=st.sampled_from([16, 33, 64]))
 def test_greedy_text_is_that_of_plain_decoding(seed, K, length, count, vocab):
@@ -143,12 +145,14 @@ def error(drafter, K, verify=None) -> float: # total variation
     return distance(law, plain_law(target, PROMPT, WARM, 3))
 
 
-class DropsTheEnd(ModelDrafter):
+class DropsTheEndState(ModelState):
     "Wrong: leaves out the end that it drew."
     def propose(self, K, transform, source):
         draft = super().propose(K, transform, source)
         n = len(draft.tokens) - (draft.tokens[-1] in self.eos_ids)
         return Draft(draft.tokens[:n], draft.q[:n] if n else None)
+
+class DropsTheEnd(ModelDrafter): State = DropsTheEndState
 
 
 @pytest.mark.parametrize("kind, exact", [(ModelDrafter, True), (DropsTheEnd, False)], ids=["kept", "dropped"])
@@ -179,8 +183,9 @@ def test_joint_law_of_three_tokens_is_exactly_the_targets(K, kind):
 
 
 def test_a_drafter_may_use_any_q_that_it_reports():
-    class Bold(ModelDrafter):
+    class BoldState(ModelState):
         def propose(self, K, transform, source): return super().propose(K, Transform(0.5), source)
+    class Bold(ModelDrafter): State = BoldState
     assert error(Bold(relative(), 4), 2) < 1e-6
 
 
@@ -191,24 +196,30 @@ class Sharpened:
     def categorical(self, weights): return self.source.categorical(weights ** 2)
 
 
-class Misreporting(ModelDrafter):
+class MisreportingState(ModelState):
     "Trap 1: draws at temperature ½, reports q at temperature 1."
     def propose(self, K, transform, source): return super().propose(K, transform, Sharpened(source))
 
+class Misreporting(ModelDrafter): State = MisreportingState
 
-class GreedyDraftSoftQ(ModelDrafter):
+
+class GreedyDraftSoftQState(ModelState):
     "Trap 6: takes the likeliest token, reports the softmax."
     class Likeliest:
         def categorical(self, weights): return weights.argmax().item()
     def propose(self, K, transform, source): return super().propose(K, transform, self.Likeliest())
 
+class GreedyDraftSoftQ(ModelDrafter): State = GreedyDraftSoftQState
 
-class EndsEarly(ModelDrafter):
+
+class EndsEarlyState(ModelState):
     "Trap 7: ends the draft at an unlikely token, and throws that token away."
     def propose(self, K, transform, source):
         draft = super().propose(K, transform, source)
         keep = next((i for i, t in enumerate(draft.tokens) if draft.q[i][t] < 0.4), len(draft.tokens))
         return Draft(draft.tokens[:keep], draft.q[:keep])
+
+class EndsEarly(ModelDrafter): State = EndsEarlyState
 
 
 def drops_bonus(p, q, tokens, source):
@@ -276,11 +287,13 @@ def test_greedy_equality_catches_a_bonus_that_is_read_twice():
     assert not caught(tiny(), tiny())
 
 
-class OneShort(ModelDrafter):
+class OneShortState(ModelState):
     "Trap 5: overlooks that after full acceptance two tokens are unread."
     def distribution(self, unread, transform):
         if self.cache.length: unread = unread[-1:]
         return super().distribution(unread, transform)
+
+class OneShort(ModelDrafter): State = OneShortState
 
 
 def test_self_drafting_catches_a_draft_cache_with_a_hole():
@@ -298,12 +311,12 @@ def test_both_caches_follow_the_text(K):
     watched.new_cache = lambda capacity: caches.append(target.new_cache(capacity)) or caches[-1]
     full = 0
     for draft in (tiny(noise=0.05), target.skip([1]), target):
-        drafter, length = ModelDrafter(draft, 24), 3
+        drafter, length = Remembering(ModelDrafter(draft, 24)), 3
         for _i, r in enumerate(speculate(watched, drafter, [1, 2, 3], Transform(), TorchSource(0), K, 30)):
             length += len(r.emitted)
             assert caches[-1].length == length - 1
             if not r.drafted: continue  # the prompt's token, or a last round with room for one
-            assert length - drafter.cache.length == (2 if r.accepted == len(r.drafted) else 1)
+            assert length - drafter.state.cache.length == (2 if r.accepted == len(r.drafted) else 1)
             full += r.accepted == len(r.drafted)
     assert full > 0
 
@@ -325,7 +338,9 @@ class Recital:
 class Cheat(NoDrafter):
     "A drafter that knows the whole text, and gets a share of it wrong."
     def __init__(self, text, mistakes=0.0): self.text, self.mistakes, self.random = text, mistakes, Random(0)
-    def prefill(self, tokens, features, limit, eos_ids): self.at = len(tokens)
+    def start(self, tokens, features, limit, eos_ids):  # for one text: its own state
+        self.at = len(tokens)
+        return self
     def commit(self, tokens, features): self.at += len(tokens)
     def propose(self, K, transform, source):
         known = self.text[self.at:self.at + K]

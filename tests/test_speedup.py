@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec.speedup as speedup
-from helpers import Rounds, calls, make_round, toss
+from helpers import Rounds, calls, examples, make_round, toss
 from specdec.core import InputError, Round
 from specdec.speedup import (
     best_K,
@@ -132,7 +132,7 @@ def test_improvement_if_and_only_if_alpha_exceeds_c(alpha, c):
     if K: assert walltime_factor(alpha, K, c) >= (1 + alpha) / (1 + c) - 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.floats(.05, .95), st.floats(.02, 1))
 def test_best_K_beats_every_other(alpha, c):
     "Against the exact sum, term by term."

@@ -43,8 +43,7 @@ def test_measured_alpha_is_what_the_decoder_accepts(folder, data, tmp_path, targ
     ids = run.held.ids[0].tolist()
     for L in range(run.start + 1, 32):
         logits, features = target.forward(torch.tensor([ids[:L]]), target.new_cache(32), layers=run.student.layers)
-        drafter.prefill(ids[:L], features[0, :-1], 40)
-        q = drafter.propose(1, Transform(1.0), TorchSource(0)).q[0]
+        q = drafter.start(ids[:L], features[0, :-1], 40).propose(1, Transform(1.0), TorchSource(0)).q[0]
         by_hand.append(torch.minimum(logits[0, -1].softmax(-1), q).sum().item())
     # the last position's prediction exists only in the batch
     one = HeldOut(*(getattr(run.held, name)[:1, :31] for name in ("ids", "states", "normalisers", "choices", "counts")))

@@ -1,4 +1,6 @@
 "Files that are whole or absent, folders that remember, checkpoints that hold everything."
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -80,3 +82,22 @@ def test_a_checkpoint_with_memories_of_something_else(tmp_path):
 def test_settings_that_are_valid_json_and_no_settings(tmp_path, text):
     (tmp_path / "b").write_bytes(text.encode("latin-1"))
     with pytest.raises(ModelError, match="can't be read"): claim(tmp_path / "b", {"x": 1})
+
+
+def test_two_that_write_one_file_do_not_mix(tmp_path):
+    with written_whole(tmp_path / "a") as one, written_whole(tmp_path / "a") as other:
+        assert one != other
+        one.write_text("one")
+        other.write_text("other")
+    assert (tmp_path / "a").read_text() == "one" and [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_link_stays_one_and_what_is_no_file_is_left_alone(tmp_path):
+    (tmp_path / "a").write_text("before")
+    (tmp_path / "a").chmod(0o640)
+    (tmp_path / "link").symlink_to("a")
+    with written_whole(tmp_path / "link") as path: path.write_text("after")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "a").read_text() == "after"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    with pytest.raises(ModelError, match="/dev/null can't be written .*it is not a file"):
+        with written_whole(Path("/dev/null")): raise AssertionError("never")

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from helpers import Untouchable, assert_same_text, greedy, tiny
+from helpers import Untouchable, assert_same_text, examples, greedy, tiny
+from helpers_drafters import check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
 from specdec.core import InputError, ModelError, NumericalError, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter
 from specdec.drafters.translation import (
+    IntersectionState,
     Rereader,
     RunningText,
     SharedTokens,
@@ -89,7 +91,7 @@ families = pytest.mark.parametrize("family", TABLES)
 # the default model's tokenizer was trained without some bytes, and leaves them out
 LACKING = "".join(chr(c) for c in range(128) if chr(c).encode() not in TABLES["byte level"].ids)
 PLAIN = st.text(st.characters(exclude_characters=LACKING, exclude_categories=["Cs", "Co", "Cn"]), max_size=12)
-quick = settings(deadline=None, max_examples=40)
+quick = settings(deadline=None, max_examples=examples(40))
 
 
 # What tokens stand for
@@ -222,11 +224,11 @@ def test_nothing_is_proposed_inside_a_character(drafter):
     made = drafter(talker(), speaker(sentencepiece(), seed=1))
     hedgehog = TOKENIZER("🦔", add_special_tokens=False)["input_ids"]
     assert len(hedgehog) > 1
-    made.prefill([*hedgehog[:-1]], None, 50)
-    assert made.propose(3, Transform(1.0), TorchSource(0)) == Draft([]) and made.reader.read == []
-    made.commit(hedgehog[-1:], None)
-    made.propose(3, Transform(1.0), TorchSource(0))
-    assert made.reader.read
+    state = made.start([*hedgehog[:-1]], None, 50)
+    assert state.propose(3, Transform(1.0), TorchSource(0)) == Draft([]) and state.reader.read == []
+    state.commit(hedgehog[-1:], None)
+    state.propose(3, Transform(1.0), TorchSource(0))
+    assert state.reader.read
 
 
 @pytest.mark.parametrize("names, text", [
@@ -237,20 +239,19 @@ def test_the_draft_reads_special_tokens_that_it_has(names, text):
     draft = speaker(words("a", "b", **{"eos_token": "</s>"} | names))
     made = TokenIntersectionDrafter(target, draft)
     ids = target.tokenizer.get_vocab()
-    made.prefill([ids["a"], ids["<turn>"], ids["b"], ids["</s>"]], None, 20)
+    state = made.start([ids["a"], ids["<turn>"], ids["b"], ids["</s>"]], None, 20)
     expected = text.replace("</s>", draft.tokenizer.eos_token)
-    assert draft.tokenizer.decode(made.encoded()).replace(" ", "") == expected
+    assert draft.tokenizer.decode(state.encoded()).replace(" ", "") == expected
 
 
 def test_a_beginning_is_not_read_twice():
     made = TokenIntersectionDrafter(speaker(toy(["<s>", "a"], [])), speaker(toy(["a", "<s>"], [], begin=1)))
-    made.prefill([0, 1, 1], None, 10)
-    assert made.encoded() == [1, 0, 0]
+    assert made.start([0, 1, 1], None, 10).encoded() == [1, 0, 0]
 
 
 # Reading versions of a text
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 4))
 def test_rows_do_not_depend_on_what_was_read_before(versions, room):
     model, read = tiny(), []
@@ -281,33 +282,31 @@ def test_a_broken_draft_is_named():
         def __getattr__(self, name): return getattr(draft, name)
         def forward(self, ids, cache, **options): return draft.forward(ids, cache, **options) * float("nan")
     made = TokenIntersectionDrafter(talker(), Broken())
-    made.prefill(TOKENIZER("Hello")["input_ids"], None, 20)
-    with pytest.raises(NumericalError, match="The draft, after"): made.propose(1, Transform(1.0), TorchSource(0))
+    state = made.start(TOKENIZER("Hello")["input_ids"], None, 20)
+    with pytest.raises(NumericalError, match="The draft, after"): state.propose(1, Transform(1.0), TorchSource(0))
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_drafts_context_ends(drafter):
     target, draft = talker(context=96), speaker(sentencepiece(), seed=1, context=12)
-    made = drafter(target, draft)
-    ids = TOKENIZER("abcdefgh")["input_ids"]
-    made.prefill(ids, None, 90)
-    room = 12 - len(made.encoded()) + 1
-    assert 0 < room < 8 and len(made.propose(8, Transform(1.0), TorchSource(0)).tokens) <= room
+    state = drafter(target, draft).start(TOKENIZER("abcdefgh")["input_ids"], None, 90)
+    room = 12 - len(state.encoded()) + 1
+    assert 0 < room < 8 and len(state.propose(8, Transform(1.0), TorchSource(0)).tokens) <= room
     if drafter is TokenIntersectionDrafter:
-        assert len(made.propose(8, Transform(1.0), TorchSource(0)).tokens) == room
-    made.commit(TOKENIZER(" and some more words")["input_ids"], None)
-    assert made.propose(8, Transform(1.0), TorchSource(0)) == Draft([])
+        assert len(state.propose(8, Transform(1.0), TorchSource(0)).tokens) == room
+    state.commit(TOKENIZER(" and some more words")["input_ids"], None)
+    assert state.propose(8, Transform(1.0), TorchSource(0)) == Draft([])
 
 
 # The proposals
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(st.integers(0, 10 ** 6), st.floats(0.3, 2.0), st.sampled_from([None, 3]))
 def test_q_is_the_drafts_own_on_the_shared_tokens_renormalised(seed, temperature, top_k):
     target, draft = talker(), speaker(sentencepiece(), seed=1)
     made, transform = TokenIntersectionDrafter(target, draft), Transform(temperature, top_k)
-    made.prefill(TOKENIZER("The cat")["input_ids"], None, 40)
-    ids, found = made.encoded(), made.propose(3, transform, TorchSource(seed))
+    state = made.start(TOKENIZER("The cat")["input_ids"], None, 40)
+    ids, found = state.encoded(), state.propose(3, transform, TorchSource(seed))
     assert len(found.tokens) == 3 and found.q.shape == (3, V)
     for token, row in zip(found.tokens, found.q):
         logits = draft.forward(torch.tensor([ids]), draft.new_cache(len(ids)), last=1)[0, -1]
@@ -326,8 +325,8 @@ def test_q_is_the_drafts_own_on_the_shared_tokens_renormalised(seed, temperature
 @families
 def test_matched_text_continues_the_targets_tokens(family, before, after):
     made = matcher(family)
-    made.prefill(made.theirs.encode(before), None, 100)
-    spelled = b"".join(made.theirs.bytes[i] for i in made.respelled(after))
+    state = made.start(made.theirs.encode(before), None, 100)
+    spelled = b"".join(made.theirs.bytes[i] for i in state.respelled(after))
     assert spelled in (b"", after.encode())
 
 
@@ -338,10 +337,9 @@ def matcher(family): return StringMatchDrafter(speaker(TABLES[family].tokenizer)
 def test_matched_text_is_found_where_it_can_be():
     made = StringMatchDrafter(talker(), speaker(sentencepiece()))
     for before, after in [("The", " cat"), ("trans", "late it"), ("a", "\n\nb"), ("x", "🦔"), ("", "word")]:
-        made.prefill(made.theirs.encode(before), None, 100)
-        assert made.respelled(after) == made.theirs.encode(after), (before, after)
-    made.prefill(made.theirs.encode("2"), None, 100)
-    assert made.respelled("") == []
+        state = made.start(made.theirs.encode(before), None, 100)
+        assert state.respelled(after) == made.theirs.encode(after), (before, after)
+    assert made.start(made.theirs.encode("2"), None, 100).respelled("") == []
 
 
 @pytest.mark.parametrize("data, text", [
@@ -382,8 +380,7 @@ def test_matched_text_ends_with_the_drafts(said, proposed):
     model.tokenizer, model.begin = own, 1
     made = StringMatchDrafter(target, model)
     if said[0] == 5: made.own.bytes[5] = "\u00e9".encode()[:1]
-    made.prefill([0], None, 20)
-    found = made.propose(2, Transform(), TorchSource(0))
+    found = made.start([0], None, 20).propose(2, Transform(), TorchSource(0))
     assert target.tokenizer.convert_ids_to_tokens(found.tokens) == proposed and found.q is None
 
 
@@ -394,8 +391,7 @@ def test_a_translated_draft_stops_at_the_end_of_the_text():
     model.tokenizer, model.begin = own, 1
     made = TokenIntersectionDrafter(target, model)
     for ends, count in [({2}, 2), (set(), 4)]:
-        made.prefill([0], None, 20, frozenset(ends))
-        found = made.propose(4, Transform(), TorchSource(0)).tokens
+        found = made.start([0], None, 20, frozenset(ends)).propose(4, Transform(), TorchSource(0)).tokens
         assert found == [0, 2, 1, 1][:count]
 
 
@@ -456,10 +452,11 @@ def test_the_law_without_merging_paths(make): assert error(make, 1, seed=1, merg
 
 class Unscaled(TokenIntersectionDrafter):
     "Reports q as it was."
-    def propose(self, K, transform, source):
-        made = super().propose(1, transform, source)
-        if not made.tokens: return made
-        return Draft(made.tokens, self.widened(self.weights(self.encoded(), transform)[None]))
+    class State(IntersectionState):
+        def propose(self, K, transform, source):
+            made = super().propose(1, transform, source)
+            if not made.tokens: return made
+            return Draft(made.tokens, self.widened(self.weights(self.encoded(), transform)[None]))
 
 
 class Tensors:
@@ -470,28 +467,31 @@ class Tensors:
 
 class Misreporting(TokenIntersectionDrafter):
     "Draws from the restricted row, and reports the row one place further on."
-    def propose(self, K, transform, source):
-        made = super().propose(K, transform, source)
-        if made.tokens: made.q = made.q.roll(1, -1) / 2 + made.q / 2
-        return made
+    class State(IntersectionState):
+        def propose(self, K, transform, source):
+            made = super().propose(K, transform, source)
+            if made.tokens: made.q = made.q.roll(1, -1) / 2 + made.q / 2
+            return made
 
 
 class ThrowsAway(TokenIntersectionDrafter):
     "Draws from all of q, ends the draft where the target lacks the token, and reports q as it was."
-    def propose(self, K, transform, source):
-        ids = self.encoded()
-        if not ids: return Draft([])
-        q = transform(self.reader.row(ids))
-        token = source.categorical(q)
-        if token not in self.shared.draft: return Draft([])
-        rows = self.widened(q[self.shared.draft][None])
-        return Draft([self.shared.target[self.shared.draft.index(token)]], Tensors(rows))
+    class State(IntersectionState):
+        def propose(self, K, transform, source):
+            ids, shared = self.encoded(), self.drafter.shared
+            if not ids: return Draft([])
+            q = transform(self.reader.row(ids))
+            token = source.categorical(q)
+            if token not in shared.draft: return Draft([])
+            rows = self.widened(q[shared.draft][None])
+            return Draft([shared.target[shared.draft.index(token)]], Tensors(rows))
 
 
 class UnscaledUnseen(Unscaled):
-    def propose(self, K, transform, source):
-        made = super().propose(K, transform, source)
-        return Draft(made.tokens, Tensors(made.q)) if made.tokens else made
+    class State(Unscaled.State):
+        def propose(self, K, transform, source):
+            made = super().propose(K, transform, source)
+            return Draft(made.tokens, Tensors(made.q)) if made.tokens else made
 
 
 @pytest.mark.parametrize("wrong", [UnscaledUnseen, Misreporting, ThrowsAway])
@@ -505,10 +505,11 @@ def test_the_loop_refuses_rows_that_do_not_sum_to_1():
 
 def test_throwing_away_is_exact_with_the_right_report():
     class Conditional(ThrowsAway):
-        def propose(self, K, transform, source):
-            made = super().propose(K, transform, source)
-            if made.tokens: made.q = made.q.rows / made.q.rows.sum()
-            return made
+        class State(ThrowsAway.State):
+            def propose(self, K, transform, source):
+                made = super().propose(K, transform, source)
+                if made.tokens: made.q = made.q.rows / made.q.rows.sum()
+                return made
     assert [error(Conditional, 1, seed) for seed in range(3)] == [0, 0, 0]
 
 
@@ -547,7 +548,8 @@ def in_other_ids(language):
 
 class Forgets(TokenIntersectionDrafter):
     "Reads the newest token only."
-    def encoded(self): return [*self.own.start, *super().encoded()[-1:]]
+    class State(IntersectionState):
+        def encoded(self): return [*self.drafter.own.start, *super().encoded()[-1:]]
 
 
 def own_alpha(make, K, transform, rounds=2):
@@ -582,6 +584,17 @@ def test_a_draft_that_reads_another_text_is_caught():
 
 
 # Real tokens
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("make", DRAFTERS)
+def test_sequences_of_one_drafter_do_not_know_of_each_other(make, temperature):
+    "One of them begins inside a character."
+    target, draft = talker(), speaker(sentencepiece(), seed=1)
+    prompts = [TOKENIZER(text)["input_ids"] for text in ("The cat", "🦔", "x = [1, 2, 3]")]
+    prompts[1] = prompts[1][:-1]  # and the rest of it is not always what follows
+    assert make(target, draft).start(prompts[1], None, 9).text.unfinished
+    check_sequences_apart(lambda: make(target, draft), target, prompts, temperature=temperature)
+
 
 @pytest.mark.filterwarnings("ignore:The draft has")  # one of the two is the larger
 @pytest.mark.parametrize("make", [*DRAFTERS, None], ids=["token", "text", "pair"])

@@ -17,7 +17,7 @@ from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, head_of, paying_tree
+from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, TreeHybridState, head_of, paying_tree
 from specdec.drafters.trees import Tree, TreeDrafter, as_tree, paying_shape, speculate_tree
 from specdec.pairs import Pair
 from specdec.sampling import Transform
@@ -68,11 +68,12 @@ def test_the_law_is_the_targets(tmp_path):
 
 @pytest.mark.parametrize("K", [1, 2, 9])
 def test_both_have_their_turns_and_greedy_texts_are_the_plain_ones(target, head, K):
-    class Watched(TreeHybrid):
+    class WatchedState(TreeHybridState):
         def propose(self, K, transform, source):
             draft = super().propose(K, transform, source)
             turns.append((self.pending[0], draft))
             return draft
+    class Watched(TreeHybrid): State = WatchedState
     turns: list = []
     watched = Watched(SuffixDrafter(), TreeDrafter(head, target, shape=SHAPE), c=(0.0, 0.0), verify=FLAT)
     for prompt in (REPEATING, [2], [7, 7, 7, 7]):
@@ -99,10 +100,10 @@ def test_a_chain_is_read_as_the_plain_loop_reads_it(target, monkeypatch):
 
 def test_a_tree_costs_its_levels(target, head):
     verify = (1.1, 1.2, 1.3, 1.4)
-    found = tree_hybrid(target, head, c=(.2, (.5, .25)), verify=verify).prices(1, 9)
+    found = tree_hybrid(target, head, c=(.2, (.5, .25)), verify=verify).chooser().prices(1, 9)
     assert found == pytest.approx([1.1 + .5, 1.2 + .5, 1.3 + .75, 1.4 + .75])
-    assert tree_hybrid(target, head, c=(.2, .5), verify=verify[:2]).prices(1, 9) == pytest.approx([1.6, 1.7])
-    assert tree_hybrid(target, head, c=(.2, .5), verify=verify).prices(0, 2) == pytest.approx([1.3, 1.6])
+    assert tree_hybrid(target, head, c=(.2, .5), verify=verify[:2]).chooser().prices(1, 9) == pytest.approx([1.6, 1.7])
+    assert tree_hybrid(target, head, c=(.2, .5), verify=verify).chooser().prices(0, 2) == pytest.approx([1.3, 1.6])
     assert [TreeDrafter(head, target, shape=SHAPE).forwards(n) for n in range(6)] == [0, 1, 1, 2, 2, 2]
 
 
@@ -110,7 +111,7 @@ def test_a_promise_is_the_sum_of_chances_and_learns(target, head):
     both = tree_hybrid(target, head)
     (a, b, third, *_), (below, *_), *_ = CHANCES
     due = [1 + a, 1 + a + b, 1 + a + b + a * below, 1 + a + b + a * below + third]
-    assert both.estimates[1].expected(range(4)) == pytest.approx(due)
+    assert both.chooser().estimates[1].expected(range(4)) == pytest.approx(due)
     promise = Promise([.5, .25])
     for _ in range(300): promise.observe(range(2), 2, 2)
     more = promise.expected(range(2))
@@ -123,7 +124,8 @@ def test_a_promise_is_the_sum_of_chances_and_learns(target, head):
 
 
 def test_the_path_is_what_was_accepted(target, head):
-    both = tree_hybrid(target, head)
+    drafter = tree_hybrid(target, head)
+    both = TreeHybridState(drafter, drafter.chooser(), drafter.members)
     assert both.became(1, [3, 4, 5, 6], [3, 5, 9]) == (2, 4)
     assert both.became(1, [3, 4, 5, 6], [8]) == (0, 4)
     assert both.became(1, [], [8]) == (0, 0)
@@ -193,7 +195,7 @@ def test_a_tree_is_timed_before_it_is_believed(target, head, monkeypatch, tree, 
     monkeypatch.setattr(pairs_module, "tree_cost", timed)
     pair = pair_at(target, head, None)
     for _ in range(2): assert ("tree" in drafts_of(pair)) == taken
-    assert len(asked) == (2 if tree is None else 1)  # what isn't known now may be known later
+    assert len(asked) == 1  # what can't be measured now stays unknown: one seed, one text
     assert (pair.generate(REPEATING, max_new_tokens=4).costs["c"][1] == [.05, .05])
 
 

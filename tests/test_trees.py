@@ -18,6 +18,7 @@ from specdec.drafters.trees import (
     Growing,
     Tree,
     TreeDrafter,
+    TreeState,
     ancestry,
     best_tree,
     keep_rows,
@@ -136,33 +137,31 @@ def test_the_head_reads_each_node_along_its_path(target, head, monkeypatch):
         logits, states = read_level(tree, level, *rest)
         seen.extend((said(tree, path_to(tree, node)), row) for node, row in zip(level, logits))
         return logits, states
-    read_level = drafter.read_level
-    monkeypatch.setattr(drafter, "read_level", told)
     _, features = target.forward(torch.tensor([PROMPT]), layers=drafter.layers)
-    drafter.prefill([*PROMPT, 3], features[0], 40)
-    drafter.propose(12, Transform(), TorchSource(0))
+    growing = drafter.start([*PROMPT, 3], features[0], 40)
+    read_level = growing.read_level
+    monkeypatch.setattr(growing, "read_level", told)
+    growing.propose(12, Transform(), TorchSource(0))
     assert len(seen) == 6 and len({len(path) for path, _ in seen}) == 2
     for path, row in seen:
-        alone = HeadDrafter(head, target)
-        alone.prefill([*PROMPT, 3], features[0], 40)
+        alone = HeadDrafter(head, target).start([*PROMPT, 3], features[0], 40)
         logits, state = alone.catch_up()
         for token in path: logits, state = alone.head.step([token], state, alone.cache)
         torch.testing.assert_close(row, logits, rtol=0, atol=1e-5)
 
 
 def test_the_drafter_gets_the_features_of_the_path(target, head):
-    class Told(TreeDrafter):
-        def prefill(self, tokens, features, *rest):
-            self.told = [features]
-            super().prefill(tokens, features, *rest)
-
+    told = []
+    class ToldState(TreeState):
         def commit(self, tokens, features):
-            if tokens is not None and hasattr(self, "cache"): self.told.append(features)
+            told.append(features)  # the first time, what it started with
             super().commit(tokens, features)
+    class Told(TreeDrafter):
+        def start(self, *begun): return ToldState(self, *begun)
     drafter = Told(head, target)
     rounds = list(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 30))
     text = [*PROMPT, *ids_of(rounds)]
-    told = torch.cat([drafter.told[0], *drafter.told[2:]])  # prefill commits what it was given
+    told = torch.cat(told)
     _, due = target.forward(torch.tensor([text[:-1]]), layers=drafter.layers)
     torch.testing.assert_close(told, due[0, :len(told)], rtol=0, atol=1e-4)
     assert len(told) == len(text) - 1
@@ -183,10 +182,9 @@ def test_the_best_tree_is_the_likeliest(target):
 
 
 def begun(drafter, target, limit=40, ends=frozenset()):
-    "A drafter that has read a text."
+    "A drafter's state of a text."
     _, features = target.forward(torch.tensor([PROMPT]), layers=drafter.layers)
-    drafter.prefill([*PROMPT, 3], features[0], limit, ends)
-    return drafter
+    return drafter.start([*PROMPT, 3], features[0], limit, ends)
 
 
 def proposed(drafter, K): return drafter.propose(K, Transform(), TorchSource(0))
@@ -203,12 +201,14 @@ def test_nothing_is_guessed_behind_an_end(target, head):
 
 @pytest.mark.parametrize("K", [1, 3, 7, 12])
 def test_what_is_not_gone_on_from_could_not_have_been_kept(target, head, K, monkeypatch):
-    drafter = begun(TreeDrafter(head, target, width=4, depth=4), target)
-    found, read = proposed(drafter, K), drafter.cache.length - drafter.read
+    drafter = TreeDrafter(head, target, width=4, depth=4)
+    state = begun(drafter, target)
+    found, read = proposed(state, K), state.cache.length - state.read
     def all_of_them(self, born, ends): return self.best(born, self.width)
     monkeypatch.setattr(Growing, "worth_reading", all_of_them)
-    assert proposed(begun(drafter, target), K) == found
-    fewer = drafter.cache.length - drafter.read - read  # of the rows that the head has to read
+    state = begun(drafter, target)
+    assert proposed(state, K) == found
+    fewer = state.cache.length - state.read - read  # of the rows that the head has to read
     assert fewer > 0 if K == 3 else fewer >= 0
 
 

@@ -263,10 +263,11 @@ class Along:
     layers = ()
     def __init__(self, text: list[int], q: Tensor): self.text, self.q = text, q
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "The first token came with the prompt."
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> "Along":
+        "The first token came with the prompt. It follows one text, so it is its own state."
         self.at = 1
+        return self
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "The text grew."
@@ -289,14 +290,14 @@ def replay(drafter: Drafter, source: Coupled, text: Text, transform: Transform, 
         "The features that belong to these positions."
         return None if text.features is None or not drafter.layers else text.features[begin:end]
 
-    drafter.prefill([*text.prompt, said[0]], known(0, start), start + limit, frozenset())
+    state = drafter.start([*text.prompt, said[0]], known(0, start), start + limit, frozenset())
     rounds, at = [], 1
     while at < len(said):
         source.at, n = at, min(K, limit - at - 1)
-        draft = drafter.propose(n, transform, source) if n else Draft([])
+        draft = state.propose(n, transform, source) if n else Draft([])
         accepted, _ = outcome(draft.tokens, said[at:])
         emitted = said[at:at + accepted + 1]
-        drafter.commit(emitted, known(start + at - 1, start + at - 1 + len(emitted)))
+        state.commit(emitted, known(start + at - 1, start + at - 1 + len(emitted)))
         rounds.append(Round(draft.tokens, accepted, emitted))
         at += len(emitted)
     return rounds

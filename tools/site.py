@@ -2,28 +2,33 @@
 
 nbdev turns the notebooks into pages with `show_doc` entries and links between names; Quarto usually renders those.
 Quarto is in no package registry, so here smalldocs renders the same sources, and this module adds what it lacks:
-nbdev's page names, KaTeX and fonts served from the site itself, pictures as files named by their content, a sidebar
-with titles for people, and pages that begin with their idea: imports are folded, what a module exports is listed at the
-end. The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
+nbdev's page names, KaTeX and fonts served from the site itself, pictures as files named by their content and with
+their size, a sidebar with titles for people, a search that puts words before code, and pages that begin with their
+idea: imports are folded, what a module exports is listed at the end. A name that several modules define leads to the
+right one. The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
 """
 import argparse
 import ast
 import gc
 import inspect
 import json
+import keyword
 import logging
 import os
 import posixpath
 import re
 import shutil
+import struct
 import sys
 from base64 import b64decode, b64encode
 from functools import cache
 from hashlib import sha256
-from html import escape
+from html import escape, unescape
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 import yaml
 from fastcore import docments
@@ -31,9 +36,10 @@ from fastcore.xml import A, Button, Details, Div, Li, Nav, Ol, Safe, Span, Summa
 from fontTools import subset
 from nbdev import processors
 from nbdev.config import get_config
+from nbdev.doclinks import NbdevLookup, _lineno
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
-from smalldocs import config, highlight, layout, notebook
+from smalldocs import config, highlight, layout, markdown, notebook
 from smalldocs.site import Site
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,13 +49,26 @@ NEW_FONT = re.compile(r'src:url\([^)]*\.woff2[^)]*\) format\("woff2"\),')
 OLD_FONT = re.compile(r',url\([^)]*\.(?:woff|ttf)\) format\("\w+"\)')
 LAST_MODIFIED = re.compile(r"\s*<lastmod>.*?</lastmod>")
 PICTURE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,([A-Za-z0-9+/=][A-Za-z0-9+/=\s]{40,})")
+TAG = re.compile(r"<[^>]+>")
 ID = re.compile(r'\bid="([^"]+)"')
 ICON = re.compile(r'\.bi-([\w-]+)::before\{content:"[^"]*"\}')
 # nbdev links names in a signature's comments, where no link can be
 LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")
 EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'  # how nbdev marks an exported cell
 ENTRY = "#| echo: false\n#| output: asis\nshow_doc("  # and an entry on what it exports
-DRAWN_WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)(pt|px|)"')
+LINKED = re.compile(r"\[(`([\w.]+)(?:\(\))?`)\]\((https?://[^)\s]+)\)")  # a name in prose, as nbdev links it
+SOURCE = re.compile(r"(/blob/[^/]+/)[^)\s]*#L\w+")  # the end of nbdev's link to a line of the repository
+NAME = re.compile(r"[A-Za-z_]\w{2,}")
+SHOWN_PICTURE = re.compile(r'<img\b[^>]*?\bsrc="([^":]+\.(?:svg|png))"[^>]*>')
+DRAWN = re.compile(r'\s(width|height|viewBox)="([^"]*)"')
+PIXELS = {"": 1, "px": 1, "pt": 4 / 3}
+CHOICES = re.compile(r"<p>(?=(?:<strong><a [^>]*>[^<]*</a></strong>\s*){2,}</p>)")  # nothing but links in bold
+CELL = re.compile(r'<td( style="[^"]*")?>((?:(?!</?td).){1,120})</td>', re.S)
+FIGURES = re.compile(r"[-+−~≈<>≤≥]?\s*\d(?:[^A-Za-z]|\b(?:to|of|ms|s|GB|MB|kB)\b)*")  # a number, a pair, an interval
+
+# A page that only shows how the package is built may keep code to itself by `#| export`, which is not rendered. None
+# does: on every page the text speaks of code that a reader then looks for.
+PACKAGE_PAGES: frozenset[str] = frozenset()
 
 layout.KATEX = KATEX  # where pages look for KaTeX; `finish_pages` leads them there from their own folder
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # two bytes too many in the icons' font are none of our business
@@ -74,9 +93,7 @@ def output_html(output: dict, options: dict | None = None, n: int = 0) -> str:
     if svg is None:
         return smalldocs_output(output, options, n)
     data = b64encode(shorter_paths("".join(svg)).encode()).decode()
-    drawn = DRAWN_WIDTH.search("".join(svg))
-    width = f' style="--drawn: {round(float(drawn[1]) * (4 / 3 if drawn[2] == "pt" else 1))}px"' if drawn else ""
-    image = notebook.figure(f'<img src="data:image/svg+xml;base64,{data}" class="img-fluid"{width}>', options or {}, n)
+    image = notebook.figure(f'<img src="data:image/svg+xml;base64,{data}" class="img-fluid">', options or {}, n)
     return notebook.raw_html(f'<div class="cell-output cell-output-display">\n{image}\n</div>')
 
 
@@ -93,6 +110,29 @@ def cell_options(code: str) -> tuple[dict, str]:
 
 
 notebook.cell_options = cell_options
+
+
+def search_text(rules, state) -> None:
+    """What stands under each heading, for the search index: smalldocs' text, and apart from it the names that only code
+    has there."""
+    parts = [{"id": "", "title": "", "text": [], "code": []}]
+    for before, token in zip([None, *state.tokens], state.tokens):
+        if token.type == "heading_open":
+            attributes = (token.meta or {}).get("attrs")
+            parts.append({"id": attributes.id if attributes else "", "title": (token.meta or {}).get("text", ""),
+                          "text": [], "code": []})
+        elif token.type == "inline" and (before is None or before.type != "heading_open"):
+            parts[-1]["text"].append(markdown.plain(token.children))
+        elif token.type in ("fence", "code_block") and not token.info.strip().startswith("{="):
+            parts[-1]["code"].append(token.content)
+    for part in parts:
+        part["text"] = " ".join(" ".join(part["text"]).split())
+        said = set(NAME.findall(f"{part['title']} {part['text']}")) | set(keyword.kwlist)
+        part["code"] = sorted(set(NAME.findall(LINK_IN_CODE.sub(r"\1", " ".join(part["code"])))) - said)
+    state.env["search"] = [part for part in parts if part["text"] or part["code"] or part["id"]]
+
+
+markdown.Rules.search_text = search_text
 highlight.css_class = cache(highlight.css_class)  # asked for each of 300,000 pieces of code, and there are few kinds
 
 
@@ -104,7 +144,6 @@ def signature(function, eval_str: bool = False, **options) -> inspect.Signature:
 
 docments.signature = signature
 processors._hide_dirs.discard("exporti")  # a reader sees all code; `exporti` only keeps a name out of `__all__`
-
 
 
 # Notebooks, before they become pages
@@ -131,18 +170,25 @@ def markdown_cell(text: str) -> dict:
     return {"cell_type": "markdown", "metadata": {}, "source": text}
 
 
-def entry(cell: dict, built: set[str]) -> str | None:
+def source_link(link: str, name: str, module: str | None) -> str:
+    "nbdev's link to the source of a name, led to the page's own module where that defines it, not to a namesake."
+    file = f"specdec/{module.replace('.', '/')}.py" if module else None
+    line = _lineno(name, file)
+    return SOURCE.sub(rf"\g<1>{file}#L{line}", link) if line else link
+
+
+def entry(cell: dict, built: set[str], module: str | None) -> str | None:
     """What a `show_doc` cell says: a heading, the signature, the docstring, the place in the repository. None for any
     other cell. A name that was `built` on the page is found there, and its entry gets another anchor."""
     if not "".join(cell["source"]).startswith(ENTRY): return None
     text = "".join(cell["outputs"][0]["data"]["text/markdown"]).removeprefix("---\n\n")
     link = re.match(r"(\[source\]\([^)]*\))\S* ?[^\n]*\n+", text)
-    if link: text = f"{text[link.end():].rstrip()}\n\n{link[1]}"
+    name = re.search(r"^### (.+)$", text, re.M)
+    if link: text = f"{text[link.end():].rstrip()}\n\n{source_link(link[1], name[1] if name else '', module)}"
     text = re.sub(r"```python\ndef \w+\(\n    \*args, \*\*kwargs\n\):\n```\n", "", text)  # of a protocol: says nothing
     text = re.sub(r"^def ([A-Z]\w*\()", r"class \1", text, flags=re.M)  # nbdev shows how a class is called
     text = re.sub(r"^\)->None:$", ")", text, flags=re.M)
     text = re.sub(r"^\*([^*\n][^*]*?)\*(?=\n|\Z)", r"\1", text, flags=re.M)  # and slants a docstring's first line
-    name = re.search(r"^### (.+)$", text, re.M)
     if name and name[1] in built: text = text.replace(name[0], f"{name[0]} {{#api-{name[1].lower()}}}", 1)
     return text
 
@@ -152,12 +198,12 @@ def for_readers(cells: list[dict], module: str | None) -> list[dict]:
     its module, and the entries on what the module exports at the end."""
     sources = ["".join(cell["source"]) for cell in cells]
     built = set().union(*[named(code) for code in sources if code.startswith(EXPORTED)])
-    entries = [text for cell in cells if (text := entry(cell, built))]
+    entries = [text for cell in cells if (text := entry(cell, built, module))]
     documented = set(re.findall(r"^### (\w+) \{#api-", "\n".join(entries), re.M))
     shown: list[dict] = []
     anchored: set[str] = set()  # `Trial` and `trial` have one address
     for cell, code in zip(cells, sources):
-        if cell["cell_type"] != "code" or entry(cell, built):
+        if cell["cell_type"] != "code" or entry(cell, built, module):
             if cell["cell_type"] != "code": shown.append(cell)
             continue
         bare = code.removeprefix(EXPORTED)
@@ -189,13 +235,48 @@ def joined(outputs: list[dict]) -> list[dict]:
     return one
 
 
-def prepare(processed: Path, nbs: Path) -> None:
-    "Put the cells of nbdev's processed notebooks into a reader's order."
+def namesakes(package: str) -> dict[str, dict[str, str]]:
+    "Of each name that several modules of the package define: the address of its entry, by module."
+    found: dict[str, dict[str, str]] = {}
+    for module, names in NbdevLookup().entries[package]["syms"].items():
+        for name, (address, *_) in names.items():
+            found.setdefault(name.removeprefix(f"{module}."), {})[module] = address
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def given(package: str) -> dict[str, str]:
+    "The names that `import` of the package gives, with the module that defines each."
+    top = import_module(package)
+    return {name: module for name in top.__all__ if (module := getattr(getattr(top, name), "__module__", None))}
+
+
+def disambiguated(text: str, module: str | None, shared: dict[str, dict[str, str]], public: dict[str, str]) -> str:
+    """Lead each linked name that several modules define, where nbdev takes the first, to this page's own, else to the
+    one that `import specdec` gives, else nowhere: no link is better than a wrong one."""
+    def led(match: re.Match) -> str:
+        code, name, address = match.groups()
+        places = shared.get(name, {})
+        if address not in places.values(): return match[0]
+        right = places.get(module) or places.get(public.get(name))
+        return f"[{code}]({right})" if right else code
+
+    return LINKED.sub(led, text)
+
+
+def prepare(processed: Path, nbs: Path, package: str) -> None:
+    "Put the cells of nbdev's processed notebooks into a reader's order, and lead names that are not unique."
+    shared, public = namesakes(package), given(package)
     for path in sorted(processed.rglob("*.ipynb")):
         own = nbs / path.relative_to(processed)
-        module = re.search(r"#\| default_exp ([\w.]+)", own.read_text(encoding="utf-8"))
+        found = re.search(r"#\| default_exp ([\w.]+)", own.read_text(encoding="utf-8"))
+        module = found and found[1]
         book = json.loads(path.read_text(encoding="utf-8"))
-        book["cells"] = for_readers(book["cells"], module and module[1])
+        book["cells"] = for_readers(book["cells"], module)
+        told = [(cell, "source") for cell in book["cells"] if cell["cell_type"] == "markdown"]
+        told += [(output["data"], "text/markdown") for cell in book["cells"] for output in cell.get("outputs", [])
+                 if "text/markdown" in output.get("data", {})]
+        for part, key in told:
+            part[key] = disambiguated("".join(part[key]), f"{package}.{module}", shared, public)
         path.write_text(json.dumps(book), encoding="utf-8")
 
 
@@ -266,7 +347,8 @@ class PageLayout(layout.Layout):
     def page_navigation(self) -> list:
         "The pages before and after this one, by their titles for people."
         order = [item for item in items_of(self.sidebar["items"]) if item.page]
-        at = next(i for i, item in enumerate(order) if item.page is self.page)
+        at = next((i for i, item in enumerate(order) if item.page is self.page), None)
+        if at is None: return []  # the page of an address that leads to none
 
         def link(n: int, side: str) -> Div:
             if not 0 <= n < len(order): return Div(cls=f"nav-page nav-page-{side}")
@@ -314,7 +396,7 @@ class NbdevSite(Site):
         """Read a page; it is called what nbdev calls it, `00_core.ipynb` becomes `core.html`, and its title in a
         browser's tab is the one for people."""
         page = super().read(src)
-        page.out = src.with_name(page.front["output-file"])
+        page.out = src.with_name(page.front.get("output-file", page.out.name))
         title = sidebar_titles(self.project.website["sidebar"]["contents"]).get(str(src))
         if title and src.stem != "index": page.meta["pagetitle"] = f"{title} · {page.out.stem}"
         return page
@@ -331,18 +413,18 @@ class NbdevSite(Site):
 
     def write_search(self):
         "Write the search index: the sections of every page in the sidebar's order, with the page's title for people."
-        super().write_search()
         titles = sidebar_titles(self.project.website["sidebar"]["contents"])
-        pages = [(self.pages[PurePosixPath(src)], title) for src, title in titles.items()]
-        order = {str(page.out): (at, page, title) for at, (page, title) in enumerate(pages)}
         entries = []
-        for section in json.loads((self.out / "search.json").read_text(encoding="utf-8")):
-            at, page, title = order[section["href"].partition("#")[0]]
-            text = section["text"] if section["section"] else f"{page.front.get('description', '')} {section['text']}"
-            entries.append((at, {"href": section["href"], "page": title, "name": page.out.stem,
-                                 "section": section["section"], "text": text}))
-        found = [entry for _, entry in sorted(entries, key=lambda e: e[0])]  # sections keep their order
-        (self.out / "search.json").write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
+        for src, title in titles.items():
+            page, met = self.pages[PurePosixPath(src)], set()
+            for part in page.env["search"]:
+                code = [name for name in part["code"] if name not in met]  # a page says a name of code once
+                met.update(code)
+                text = part["text"] if part["id"] else f"{page.front.get('description', '')} {part['text']}"
+                entries.append({"href": f"{page.out}#{part['id']}".removesuffix("#"), "page": title,
+                                "name": page.out.stem, "section": part["title"] if part["id"] else "",
+                                "text": unescape(TAG.sub(" ", text)).strip(), "code": " ".join(code)})
+        (self.out / "search.json").write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
     def write_sitemap(self):
         "Write the sitemap without the times at which this machine wrote the notebooks."
@@ -371,13 +453,27 @@ def check_sidebar(listed: list[str], present: set[str]) -> None:
         sys.exit("\n".join(problems))
 
 
+def unshown(name: str, cells: list[dict]) -> list[str]:
+    "The exported cells of a notebook that its page would lack, each with what to do."
+    told = f"write `#| exports`, or list the page among PACKAGE_PAGES in {Path(__file__).name}"
+    lacking = [source for cell in cells if cell["cell_type"] == "code" and name not in PACKAGE_PAGES
+               and re.search(r"^#\|\s*export\b", source := "".join(cell["source"]), re.M)
+               and not re.search(r"^#\|\s*hide\b", source, re.M)]
+    return [f"nbs/{name}: its page would lack the cell {source.splitlines()[-1].strip()!r} (`#| export`): {told}"
+            for source in lacking]
+
+
 def check_project(nbs: Path, package: str) -> None:
-    "Stop when the pages would lack entries or links: an unlisted notebook, or a package that nbdev cannot look up."
+    """Stop when the pages would lack code, entries or links: a cell that is not rendered, an unlisted notebook, or a
+    package that nbdev cannot look up."""
     sidebar = yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
     check_sidebar(
         list(sidebar_titles(sidebar["contents"])),
         {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts},
     )
+    books = {name: json.loads((nbs / name).read_text(encoding="utf-8")) for name in sidebar_titles(sidebar["contents"])}
+    if lacking := [problem for name, book in books.items() for problem in unshown(name, book["cells"])]:
+        sys.exit("\n".join(lacking))
     module = find_spec(package)
     if not entry_points(group="nbdev", name=package) or Path(module.origin).resolve().parent != ROOT / package:
         sys.exit("pip install -e . first: nbdev finds the links between names through the installed package")
@@ -413,16 +509,65 @@ def save_pictures(text: str, page: str, out: Path) -> str:
     return PICTURE.sub(save, text)
 
 
+def picture_size(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG or an SVG in pixels of the page; of an SVG without them, those of its view box, which
+    our figures have in points."""
+    if path.suffix == ".png":
+        return struct.unpack(">II", path.read_bytes()[16:24])
+    head = re.search(r"<svg\b[^>]*>", path.read_text(encoding="utf-8"))[0]
+    said = dict(DRAWN.findall(head))
+    sides = [re.fullmatch(r"([\d.]+)(px|pt|)", said.get(side, "")) for side in ("width", "height")]
+    if all(sides):
+        width, height = (float(side[1]) * PIXELS[side[2]] for side in sides)
+    else:
+        width, height = (float(side) * PIXELS["pt"] for side in said["viewBox"].replace(",", " ").split()[2:])
+    return round(width), round(height)
+
+
+def sized(text: str, page: str, out: Path) -> str:
+    """Write its size into each picture of a page: one that only has a view box would be of none in a box that fits its
+    content, and the text below stays where it is while pictures load. A drawing says too how wide it was drawn."""
+    @cache
+    def size(src: str) -> tuple[int, int]:
+        return picture_size(out / posixpath.normpath(posixpath.join(posixpath.dirname(page), src)))
+
+    def measured(match: re.Match) -> str:
+        tag, (width, height) = match[0], size(match[1])
+        drawn = f"--drawn: {width}px" if match[1].endswith(".svg") else ""
+        if drawn and 'style="' in tag: tag = tag.replace('style="', f'style="{drawn}; ', 1)
+        elif drawn: tag = tag.replace("<img", f'<img style="{drawn}"', 1)
+        return tag if re.search(r"\b(?:width|height)\s*[=:]", tag) else tag.replace(
+            "<img", f'<img width="{width}" height="{height}"', 1)
+
+    return SHOWN_PICTURE.sub(measured, text)
+
+
+def marked(text: str) -> str:
+    "Mark what looks special: a paragraph of nothing but bold links, and cells of figures, which stay on one line."
+    def cell(match: re.Match) -> str:
+        plain = FIGURES.fullmatch(unescape(TAG.sub("", match[2])).strip())
+        return f'<td class="figures"{match[1] or ""}>{match[2]}</td>' if plain else match[0]
+
+    return CELL.sub(cell, CHOICES.sub('<p class="choices">', text))
+
+
+def from_anywhere(text: str, site_url: str) -> str:
+    """The page of an address that leads to none, which hosts show in place of a page in any folder: its links start at
+    the root of the site."""
+    base = f'<base href="{urlsplit(site_url).path.rstrip("/")}/">'
+    return re.sub(r"<head[^>]*>", lambda head: head[0] + base, text, count=1).replace('href="#', 'href="404.html#')
+
+
 def finish_pages(out: Path, site_url: str) -> None:
-    "Relink the pages to each other and to KaTeX, and move their pictures to files."
+    "Relink the pages to each other and to KaTeX, move their pictures to files, and mark what a stylesheet can't find."
     paths = sorted(out.rglob("*.html"))
     pages = {p.relative_to(out).as_posix(): p.read_text(encoding="utf-8") for p in paths}
     anchors = {name: set(ID.findall(text)) for name, text in pages.items()}
     for name, text in pages.items():
         text = LINK_IN_CODE.sub(r"\1", relink(text, name, site_url, anchors))
         text = text.replace(f'="{KATEX}/', f'="{relative(KATEX, name)}/')
-        (out / name).write_text(save_pictures(text, name, out), encoding="utf-8")
-    edit(out / "search.json", lambda index: LINK_IN_CODE.sub(r"\1", index))
+        text = marked(sized(save_pictures(text, name, out), name, out))
+        (out / name).write_text(from_anywhere(text, site_url) if name == "404.html" else text, encoding="utf-8")
 
 
 def keep_used_icons(out: Path) -> None:
@@ -452,7 +597,7 @@ def build(out: Path) -> None:
     check_project(settings.nbs_path, settings.lib_path.name)
     refresh_quarto_yml()
     processed = Path(proc_nbs(n_workers=0, force=True))
-    prepare(processed, settings.nbs_path)
+    prepare(processed, settings.nbs_path, settings.lib_path.name)
     project = config.load(processed)
     project.config["project"]["output-dir"] = str(out)
     site = NbdevSite(project, quiet=True)

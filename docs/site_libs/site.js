@@ -12,19 +12,21 @@
     return element;
   };
 
-  // Search: an entry must hold every word of the query. Titles come before headings, headings before text, whole words
-  // before beginnings and those before pieces; what is alike stays in reading order.
+  // Search: an entry must hold every word of the query. Where prose holds them all comes before where code does. Titles
+  // come before headings, headings before text, whole words before beginnings and those before pieces; what is alike
+  // stays in reading order.
   const wordsOf = (text) => text.toLowerCase().normalize("NFKD").match(/[\p{L}\p{N}_]+/gu) || [];
-  const AS_TITLE = [60, 25], AS_HEADING = [40, 15], AS_TEXT = [6, 2], PIECE = 1, WHOLE = 100;
-  let index = null;
-  const load = async () => {
-    if (index) return;
+  const AS_TITLE = [60, 25], AS_HEADING = [40, 15], AS_TEXT = [6, 2], PIECE = 1, WHOLE = 100, IN_CODE = -1000;
+  let loading = null;
+  const load = () => loading ||= read().catch((error) => { loading = null; throw error; });  // once, however often asked
+  const read = async () => {
     const entries = await (await fetch(`${root}search.json`)).json();
-    index = entries.map((entry) => {
+    return entries.map((entry) => {
       const heading = entry.section || `${entry.page} ${entry.name}`;
       const names = entry.section ? [entry.section.toLowerCase()] : [entry.page.toLowerCase(), entry.name];
       const text = `${heading} ${entry.text}`;
-      return {...entry, names, heading: wordsOf(heading), words: new Set(wordsOf(text)), all: text.toLowerCase()};
+      return {...entry, names, heading: wordsOf(heading), words: new Set(wordsOf(text)), all: text.toLowerCase(),
+              codes: entry.code.toLowerCase().split(" ")};
     });
   };
   const score = (entry, query, terms) => {
@@ -36,14 +38,16 @@
       else if (entry.words.has(term)) sum += AS_TEXT[0];
       else if ([...entry.words].some((word) => word.startsWith(term))) sum += AS_TEXT[1];
       else if (entry.all.includes(term)) sum += PIECE;
-      else return 0;
+      else if (entry.codes.includes(term)) sum += IN_CODE + AS_TEXT[0];
+      else if (entry.codes.some((word) => word.startsWith(term))) sum += IN_CODE + AS_TEXT[1];
+      else return -Infinity;
     }
     return sum;
   };
-  const search = (text) => {
+  const search = (index, text) => {
     const query = text.trim().toLowerCase(), terms = wordsOf(query), seen = new Map();
     if (!terms.length) return [];
-    const found = index.map((entry) => ({entry, score: score(entry, query, terms)})).filter((hit) => hit.score);
+    const found = index.map((entry) => ({entry, score: score(entry, query, terms)})).filter((hit) => hit.score > -Infinity);
     found.sort((a, b) => b.score - a.score);
     return found.filter(({entry}) => {  // at most two places of one page
       const page = entry.href.split("#")[0], before = seen.get(page) || 0;
@@ -51,7 +55,9 @@
       return before < 2;
     }).slice(0, 12).map((hit) => hit.entry);
   };
-  const excerpt = (text, terms) => {
+  const excerpt = (entry, terms) => {
+    const holds = (word) => terms.some((term) => word.toLowerCase().includes(term));
+    const text = holds(entry.text) ? entry.text : [...entry.code.split(" ").filter(holds), entry.text].join(" ");
     const at = Math.max(0, ...terms.map((term) => text.toLowerCase().indexOf(term)));
     const start = at > 50 ? text.indexOf(" ", at - 50) + 1 : 0, shown = text.slice(start, start + 140);
     const safe = terms.map((term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|");
@@ -64,13 +70,12 @@
     const show = async () => {
       const terms = wordsOf(input.value);
       if (input.value.trim().length < 2) { results.hidden = true; return; }
-      await load();
-      const hits = search(input.value);
+      const hits = search(await load(), input.value);
       active = -1;
       results.replaceChildren(...hits.map((hit) => {
         const link = make("a", "result", make("span", "result-page", hit.page, " ", make("span", "menu-name", hit.name)));
         if (hit.section) link.append(make("span", "result-section", hit.section));
-        link.append(excerpt(hit.text, terms));
+        link.append(excerpt(hit, terms));
         link.href = root + hit.href;
         return link;
       }));
@@ -129,7 +134,7 @@
   });
 
   // What can be scrolled sideways fades where it goes on, and a keyboard can reach it
-  const boxes = all("main pre, main .cell-output, main .sd-table, main table, main .katex-display");
+  const boxes = all("main pre, main .cell-output, main figure > p, main .sd-table, main table, main .katex-display");
   const measured = (box) => {
     const over = box.scrollWidth - box.clientWidth, scrolls = over > 1 && getComputedStyle(box).overflowX === "auto";
     return {box, scrolls, left: scrolls && box.scrollLeft > 1, right: scrolls && box.scrollLeft < over - 1};

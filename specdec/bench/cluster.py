@@ -72,6 +72,7 @@ def interrupts_late() -> Iterator[threading.Event]:
 # %% ../../nbs/bench/08_cluster.ipynb #2b88616d
 ATTEMPTS = 3   # a cell, or a worker's start, is lost that often before it is given up
 PATIENCE = 60  # seconds without any machine
+SILENCES = 3   # of the cluster's head, a second apart: then it has ended
 
 # %% ../../nbs/bench/08_cluster.ipynb #bdf25d86
 @dataclass
@@ -216,9 +217,21 @@ class RayCrew:
                  share: int | None = None):      # CPUs of a worker; None: a machine for each
         self.ray, self.work, self.device, self.share = ray, work, device, share
         self.workers: dict[Place, Any] = {}
+        self.head = ray.get_runtime_context().gcs_address # HOST:PORT
+        self.silent = 0 # how often in a row the head did not answer
 
     def places(self) -> list[Place]:
-        "Where workers can be at present."
+        """Where workers can be at present. Raises `InputError` where the cluster's head has ended:
+        Ray itself would wait for a minute, and then end this process."""
+        try:
+            knock(self.head)
+            self.silent = 0
+        except InputError as error:
+            self.silent += 1
+            if self.silent < SILENCES: return list(self.workers)
+            raise InputError(
+                f"The head of the Ray cluster, {self.head}, does not answer any more. What is"
+                " finished is kept: start the cluster, and run the command again.") from error
         return places_of(self.ray.nodes(), self.device, self.share)
 
     def start(self, place: Place) -> Hashable:
@@ -249,7 +262,8 @@ class RayCrew:
         except errors.RayError as error: return Lost(str(error).partition("\n")[0])
 
     def stop(self) -> None:
-        "End all workers."
+        "End all workers; without a head they end by themselves."
+        if self.silent: return
         for worker in self.workers.values(): self.ray.kill(worker)
 
 # %% ../../nbs/bench/08_cluster.ipynb #77c22d59
@@ -267,14 +281,29 @@ def unreachable(address: str, why: str) -> InputError:
         " machine with `ray start --address HOST:6379`, and run this on one of them."
     )
 
-def knock(address: str) -> None: # HOST:PORT
-    "Raise `InputError` if nobody listens there."
+# how HTTP/2 begins, and with it gRPC, which a cluster's head speaks; then empty settings
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+def check_address(address: str) -> None: # HOST:PORT, or "auto"
+    "Raise `InputError` for anything else."
     host, _, port = address.rpartition(":")
-    check(bool(host) and port.isdecimal() and int(port) < 2**16,
-          f"The address of a Ray cluster is HOST:PORT, such as 10.0.0.1:6379, not {address!r}.")
-    try: socket.create_connection((host, int(port)), timeout=5).close()
+    fits = bool(host) and port.isascii() and port.isdecimal() and int(port[:9]) < 2**16
+    check(fits or address == "auto", "The address of a Ray cluster is HOST:PORT, such as"
+          f" 10.0.0.1:6379, or auto, the one of this machine; not {address!r}.")
+
+def knock(address: str) -> None: # HOST:PORT
+    "Raise `InputError` if no server listens there."
+    check_address(address)
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as server:
+            if os.environ.get("RAY_USE_TLS") == "1": return
+            server.sendall(HELLO)
+            answer = server.recv(9)
     except (OSError, UnicodeError) as error:
         raise unreachable(address, reason(error)) from error
+    if answer[3:4] != b"\x04":  # the kind of HTTP/2's first frame
+        raise unreachable(address, "the server there is another")
 
 # %% ../../nbs/bench/08_cluster.ipynb #e9f5fbc5
 @contextmanager
@@ -318,6 +347,7 @@ def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the on
             ) -> Callable[[list[Work], Keep], None]: # for `bench_run`
     """Does cells on the machines of a Ray cluster, each on one that does nothing else. What it
     returns raises `InputError` if the cluster can't be reached, or has no machine for them."""
+    check_address(address)
     def spread(work: list[Work], keep: Keep) -> None:
         if not work: return
         cell, run = work[0][0], work[0][0].runs[0]

@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from .bootstrap import Estimate, estimate, median, ratio
 from .methods import PROBES
-from .records import check_fields
+from .records import ParsedRecord, parsed
 from .runner import read_lines
 from ..core import InputError, ModelError, check
 from ..speedup import tokens_per_round
@@ -86,11 +86,10 @@ def _rounds(rounds: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if (accepted > drafted).any(): raise ValueError("a round accepted more than it drafted")
     return drafted, accepted, emitted
 
-def run_from(data: dict, # a record, as JSON has it
-            ) -> Run:
+def run_from(record: ParsedRecord) -> Run:
     "What a report needs of it; raises `ValueError`, `TypeError` or `KeyError` for anything else."
-    config, result = data["config"], data["result"]
-    setting = Setting(*(config[name] for name in Setting._fields))
+    config, result, parted = record.config, record.result, record.parted
+    setting = Setting(*(getattr(config, name) for name in Setting._fields))
     names = ("draft_time_total_ms", "verify_time_total_ms", "sampling_time_total_ms")
     times = [result["total_time"], result["time_to_first_token"], *(result[n] for n in names)]
     seconds, first, *phases = _numbers(times, "times").tolist()
@@ -98,10 +97,10 @@ def run_from(data: dict, # a record, as JSON has it
     per_token = _numbers(result["per_token_latencies"], "per_token_latencies")[1:]
     per_round = _numbers(result["round_latencies"], "round_latencies")[1:]
     return Run(
-        setting, config["method"], config["K"], config["domain"], config["prompt"],
-        config["repeat"], data["environment"].get("timed", True), len(result["generated_ids"]),
+        setting, config.method, config.K, config.domain, config.prompt,
+        config.repeat, record.environment.timed, len(result["generated_ids"]),
         seconds, first, *(phase / 1000 for phase in phases), *_rounds(result["rounds"]),
-        per_token, per_round, data["parted"],
+        per_token, per_round, parted and parted.model_dump(),
     )
 
 # %% ../../nbs/bench/09_estimates.ipynb #67fccab8
@@ -123,11 +122,11 @@ def read_runs(file: str | Path, # JSON Lines, as `specdec bench run` writes them
     for number, line in enumerate(lines, 1):
         try:
             data = from_json(line, allow_inf_nan=False)
-            check_fields(data)
-            if data["config"]["method"] in PROBES: continue  # they decode nothing
-            found[data["key"]] = run_from(data)
+            record = parsed(data)
+            if record.config.method in PROBES: continue  # they decode nothing
+            found[record.key] = run_from(record)
             machine = dict(data["environment"])
-            of_this_run = ("dtype", "threads", "timed", "startup")
+            of_this_run = ("dtype", "kept_as", "threads", "timed", "startup")
             for name in of_this_run: machine.pop(name, None)
             if (load := machine.pop("load", None)) is not None: loads.append(load)
             machines.setdefault(repr(machine), machine)

@@ -46,6 +46,7 @@ STYLE = {
     "grid.color": GRID, "grid.linewidth": .6, "axes.axisbelow": True, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "none",
     "axes.facecolor": "none", "hatch.linewidth": .6,
+    "text.parse_math": False, # a name with dollars is a name
 }
 
 def svg_of(figure: Figure,
@@ -308,9 +309,9 @@ def acceptance_by_position(study: Study) -> Picture | None:
             if seen.any(): said.append(f"{line.name}: {curves[0][0][0]:.2f} at the first draft")
         furthest = max(line.K for line in lines)
         row[0].set(xlabel="draft position (20 tries or more)", ylabel="α there", ylim=(0, 1.02),
-                   xticks=range(1, furthest + 1))
+                   xticks=range(1, min(furthest, 64) + 1))
         row[1].set(xlabel="drafts accepted in a round", ylabel="share of rounds", ylim=(0, None),
-                   xticks=range(furthest + 1))
+                   xticks=range(min(furthest, 64) + 1))
     legend(figure, handles)
     return Picture(
         "acceptance-by-position", "Acceptance by position",

@@ -19,7 +19,8 @@ from .llamacpp import LLAMACPP_MODES
 from .methods import DRAFTERS, PROBES
 from .prompts import PromptDataset
 from .runner import fingerprint, interleaved
-from ..config import meant, placed_names, read_as
+from ..config import Name, meant, placed_name, placed_names, read_as
+from ..core import check
 from ..models import STORED, Prompt, pick_device, pick_dtype
 from ..registry import PairSpec, get_pair
 
@@ -38,8 +39,9 @@ class _Settings(BaseModel):
     "Types are taken as they are, and unknown keys are errors."
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-Count = Annotated[int, Field(ge=1)]
-DraftTokens = Count | Literal["adaptive"] # K
+MOST_K = 4096  # draft tokens of a round, at most
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+DraftTokens = Annotated[int, Field(ge=1, le=MOST_K)] | Literal["adaptive"] # K
 
 # %% ../../nbs/bench/05_grid.ipynb #3ae5ca01
 class BenchmarkConfig(_Settings):
@@ -52,7 +54,7 @@ class BenchmarkConfig(_Settings):
     domain: str                  # of the prompt, such as "code"
     prompt: str                  # its id, such as "code_000"
     seed: int                    # of this run
-    repeat: int = Field(ge=0)    # 0, 1, …
+    repeat: int = Field(ge=0, lt=2**31) # 0, 1, …
     dtype: str                   # of the target, such as "bfloat16"
     device: str                  # such as "cpu"
     threads: Count
@@ -81,10 +83,10 @@ class BenchmarkConfig(_Settings):
 class GridPair(_Settings):
     "What is measured: a registered pair, or parts under a name of your own."
     name: str = Field(description="A registered pair; or with a target, what results call it.")
-    target: str | None = Field(
+    target: Name | None = Field(
         None, description="smollm2, a folder, a GGUF file, or org/name on the hub.")
-    draft: str | None = Field(None, description="The small model of the method model.")
-    drafter: str | None = Field(
+    draft: Name | None = Field(None, description="The small model of the method model.")
+    drafter: Name | None = Field(
         None, description="The trained head of the methods head and hybrid: a folder, or org/name.")
     skip: list[int] = Field([], description="The layers that the method skip leaves out.")
     draft_dtype: str | None = Field(None, description="Of the draft, where it isn't the target's.")
@@ -134,7 +136,7 @@ class _Lists(_Settings):
         ["auto"], min_length=1, description="Of the target: auto, float32, bfloat16, int4, ….")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
     threads: Count | None = Field(None, description="On a CPU; as many as there are, if not given.")
-    prompts: str = Field(
+    prompts: Name = Field(
         "builtin", description="builtin, quick, held_out, public, or a file of JSON lines.")
     domains: list[str] = Field([], description="Of the prompts; all that there are, if empty.")
     count: Count | None = Field(None, description="Prompts of each domain; all, if not given.")
@@ -154,6 +156,8 @@ class Grid(_Lists):
         for K in value if isinstance(value, list) else [value]:
             if not (K == "adaptive" or type(K) is int and K >= 1):
                 raise ValueError(f"expected whole numbers of at least 1, or adaptive, not {K!r}")
+            if K != "adaptive" and K > MOST_K:
+                raise ValueError(f"a round drafts at most {MOST_K} tokens, not {K}")
         return value
 
     @field_validator("methods")
@@ -181,6 +185,8 @@ class Grid(_Lists):
         if drafting and not self.K: raise ValueError(f"{drafting[0]} needs a K")
         if "compiled" in self.methods and any(self.temperatures):
             raise ValueError("compiled is greedy: leave it out, or give temperatures: [0]")
+        if self.seed + self.repeats > 2**32:
+            raise ValueError("the seed of the last repeat must be below 2³²: lower seed or repeats")
         return self
 
 # %% ../../nbs/bench/05_grid.ipynb #78970a5e
@@ -191,14 +197,15 @@ def read_grid(path: str | Path) -> Grid: # .yaml, .yml or .toml
         pairs, prompts = data.get("pairs"), data.get("prompts")
         if isinstance(pairs, list):
             data = data | {"pairs": [placed_names(pair, folder) for pair in pairs]}
-        if isinstance(prompts, str) and prompts.startswith("."):
-            data = data | {"prompts": str((folder / prompts).resolve())}
-        return data
+        return data | {"prompts": placed_name(prompts, folder)} if prompts else data
     return read_as(Grid, path, placed)
 
 def grid_schema() -> dict:
     "The JSON schema of such a file."
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Grid.model_json_schema()
+
+# %% ../../nbs/bench/05_grid.ipynb #1268c7c2
+MOST_RUNS = 100_000  # of a grid; at a second each that is more than a day
 
 # %% ../../nbs/bench/05_grid.ipynb #f987d9ee
 @dataclass(frozen=True)
@@ -223,6 +230,10 @@ def cells(grid: Grid,
     dtypes = [str(pick_dtype(dtype, device, STORED)).removeprefix("torch.")
               for dtype in grid.dtypes]
     groups = [[(t, *way) for way in ways(grid)] for t in grid.temperatures]
+    total = (len(grid.pairs) * len({*dtypes}) * sum(map(len, groups)) * len(some_prompts)
+             * grid.repeats)
+    check(total <= MOST_RUNS, f"This grid means {total:,} runs, and one file holds at most"
+          f" {MOST_RUNS:,}: give fewer repeats, prompts or K, or several grids.")
     for pair, dtype in product(grid.pairs, dict.fromkeys(dtypes)):
         jobs = interleaved(some_prompts, grid.repeats, *groups)
         for (repeat, prompt, _), some in groupby(jobs, lambda j: (j.repeat, j.prompt, j.method[0])):

@@ -188,14 +188,14 @@ def accepted_along(target: CausalLM, drafter: Drafter, # greedy drafts are compa
     cache, layers = target.new_cache(len(text)), drafter.layers
     read = target.forward(torch.tensor([text]), cache, last=1, layers=layers)
     features = read[1][0] if layers else torch.empty(len(text), 0)
-    drafter.prefill(text[:len(ids) + 1], features[:len(ids)], len(text) + K)
+    state = drafter.start(text[:len(ids) + 1], features[:len(ids)], len(text) + K)
     done, rounds = len(ids) + 1, []
     while done < len(text):
-        guessed = drafter.propose(min(K, len(text) - done), Transform(0), TorchSource(0)).tokens
+        guessed = state.propose(min(K, len(text) - done), Transform(0), TorchSource(0)).tokens
         right = [a == b for a, b in zip(guessed, text[done:])]
         rounds.append(right.index(False) if False in right else len(right))
         new = text[done:done + rounds[-1] + 1]
-        drafter.commit(new, features[done - 1:done - 1 + len(new)])
+        state.commit(new, features[done - 1:done - 1 + len(new)])
         done += len(new)
     return rounds
 

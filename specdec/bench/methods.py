@@ -33,7 +33,7 @@ from ..drafters.base import Drafter, ModelDrafter, NGramDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.int4 import quantised
 from ..drafters.lookup import SuffixDrafter
-from ..loading import load
+from ..loading import fits_plain, load
 from ..models import find_model, load_transformers, pick_device, pick_dtype, prompts
 from ..pairs import Pair
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
@@ -60,7 +60,7 @@ def drafter_makers(
 # %% ../../nbs/bench/01_methods.ipynb #85a8819e
 def for_plain_decoding(target: CausalLM, model: str, device: str, dtype: str) -> CausalLM:
     "The target, or the same model in the layout that is fastest for one token at a time."
-    return load(model, device, dtype, use="plain") if target.packed else target
+    return target if fits_plain(target) else load(model, device, dtype, use="plain")
 
 # %% ../../nbs/bench/01_methods.ipynb #b07c3b8d
 Peer = Callable[[list[int], int, int], list[int]] # (prompt ids, n, seed) → n new ids

@@ -22,8 +22,7 @@ from urllib.request import urlopen
 
 from .runner import prompt_ids
 from ..core import InputError, check
-from ..models import Prompt, find_tokenizer, load_tokenizer
-from ..train.resume import written_whole
+from ..models import Prompt, find_tokenizer, load_tokenizer, written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`

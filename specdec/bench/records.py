@@ -11,9 +11,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from .grid import BenchmarkConfig
 from .runner import add_line, mend, read_lines
-from ..core import GenerationResult, InputError, check, finite, fits, result_from_data
+from ..core import GenerationResult, InputError, check, finite, result_from_data
 
 # %% ../../nbs/bench/06_records.ipynb #v3rs10n0
 VERSION = 1  # of the lines that are written here
@@ -87,29 +89,67 @@ def check_fields(data) -> None:
     wrong = {*FIELDS} ^ {*data}
     check(not wrong, f"it lacks, or shouldn't have: {', '.join(sorted(wrong))}")
 
-def parted_from(data, result: GenerationResult) -> Parted | None:
-    "The place, if there is one; raises `InputError` or `TypeError` for what can't be one."
-    if data is None: return None
-    parted = Parted(**data)
-    numbers = [type(n) for n in (parted.position, parted.plain, parted.ours)]
-    check(numbers == [int] * 3 and fits(parted.gap, float), "parted must be numbers")
-    inside = 0 <= parted.position < result.num_tokens
+class _Part(BaseModel):
+    "Types are taken as they are, and numbers are finite."
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+class ParsedParted(_Part):
+    "As a line has it."
+    position: int = Field(ge=0)
+    gap: float = Field(ge=0)
+    plain: int = Field(ge=0)
+    ours: int = Field(ge=0)
+
+class ParsedEnvironment(_Part):
+    "What programs ask for; what else a machine tells is kept as it is."
+    model_config = ConfigDict(extra="allow")
+    load: float | None = Field(None, ge=0)
+    timed: bool = True
+
+class ParsedRecord(_Part):
+    "The parts of a record, each of its type; the result is checked by those who read it."
+    version: int
+    key: str
+    decoder_label: str
+    config: BenchmarkConfig
+    weights: dict[str, str | None]
+    environment: ParsedEnvironment
+    prompt_tokens: int
+    parted: ParsedParted | None
+    result: dict
+
+def parsed(data) -> ParsedRecord: # data: what JSON holds
+    "The parts of a record; raises `InputError` that names the first that is wrong."
+    check_fields(data)
+    try: found = ParsedRecord.model_validate(data)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        name, message = ".".join(map(str, wrong["loc"])), wrong["msg"]
+        if wrong["type"] == "missing": raise InputError(f"{name!r} is missing") from error
+        given = repr(wrong["input"])[:60]
+        said = message.removeprefix("Value error, ").replace("Input should be", "must be")
+        raise InputError(f"{name} {said}, not {given}") from error
+    check({*found.weights} == {"target", "drafter"},
+          "weights must be the digests of target and drafter")
+    return found
+
+def parted_from(found: ParsedParted | None, result: GenerationResult) -> Parted | None:
+    "The place, if there is one; raises `InputError` for one that isn't in the text."
+    if found is None: return None
+    parted = Parted(**found.model_dump())
+    inside = parted.position < result.num_tokens
     check(inside and result.generated_ids[parted.position] == parted.ours,
           f"parted names a token that isn't at position {parted.position} of the text")
     return parted
 
-def record_from_json(line: str | bytes) -> Record:
+def record_from_json(text: str | bytes) -> Record:
     "See `Record.from_json`."
     try:
-        data = json.loads(line, parse_constant=finite, parse_float=finite)
-        check_fields(data)
-        result = result_from_data(data["result"] | {"token_text": {}})
-        config, weights = BenchmarkConfig.model_validate(data["config"]), data["weights"]
-        check(fits(weights, dict[str, str | None]) and {*weights} == {"target", "drafter"},
-              "weights must be the digests of target and drafter")
-        check(isinstance(data["environment"], dict), "environment must be an object")
-        record = Record(config, weights, data["environment"], result,
-                        parted_from(data["parted"], result))
+        data = json.loads(text, parse_constant=finite, parse_float=finite)
+        found = parsed(data)
+        result = result_from_data(found.result | {"token_text": {}})
+        record = Record(found.config, found.weights, data["environment"], result,
+                        parted_from(found.parted, result))
         for name in ("key", "decoder_label", "prompt_tokens"):
             check(data[name] == getattr(record, name), f"its {name} doesn't agree with the rest")
         return record
@@ -134,10 +174,13 @@ class Records:
     def __init__(self, file: Path | None = None, # JSON Lines; None: they are only kept in memory
                  writes: bool = True):           # False: the file is left as it is
         self.file, self.by_key, self.torn = file, {}, 0
+        self.state: tuple[int, ...] | None = None # of the file, after the last line of ours
         if file is None: return
         lines, self.torn = read_lines(file, b'{"version": ')
         for number, line in enumerate(lines, 1): self.take(number, line)
-        if writes: mend(file, self.torn)
+        if not writes: return
+        mend(file, self.torn)
+        self.state = state_of(file)
 
     def take(self, number: int, line: bytes) -> None:
         "Read one line."
@@ -148,11 +191,28 @@ class Records:
         self.by_key[record.key] = record
 
     def add(self, record: Record) -> None:
-        "Keep one more."
-        if self.file: add_line(self.file, record.to_json())
+        "Keep one more; raises `InputError` if the file isn't as this process left it."
+        self.check_kept()
+        if self.file:
+            add_line(self.file, record.to_json())
+            self.state = state_of(self.file)
         self.by_key[record.key] = record
 
+    def check_kept(self) -> None:
+        "Raise `InputError` if something else has replaced, removed or changed the file."
+        check(self.file is None or state_of(self.file) == self.state,
+              f"{self.file} was replaced, removed or changed by another program while runs were"
+              " written to it, so runs of this command may be lost, and it ends here. Put the file"
+              " back, or give another, and run the command again: what it holds is skipped.")
 
+# %% ../../nbs/bench/06_records.ipynb #93bf015a
+def state_of(file: Path) -> tuple[int, ...] | None: # None: there is none
+    "Which file it is, and its length."
+    try: found = os.stat(file)
+    except OSError: return None
+    return found.st_dev, found.st_ino, found.st_size
+
+# %% ../../nbs/bench/06_records.ipynb #5e98ad76
 def read_records(file: Path) -> list[Record]:
     "The records in a file, which is left as it is; raises `InputError` as `Records` does."
     check(Path(file).exists(), f"There is no file {file}: give one that `specdec bench run` wrote.")

@@ -6,6 +6,7 @@
 __all__ = ['report_on', 'compare_reports']
 
 # %% ../../nbs/bench/09_report.ipynb #ea3e1813
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,9 +20,15 @@ from .estimates import Columns, Line, Run, Runs, Setting, Study, read_runs, stud
 from specdec.bench.figures import (
     INK, MUTED, STYLE, Picture, bars, panels, pictures, scheme_css, told_apart,
 )
-from ..core import InputError, check
+from ..core import InputError, ModelError, check
+from ..models import written_whole
 
 # %% ../../nbs/bench/09_report.ipynb #7de72ed0
+def in_markdown(words: str) -> str:
+    "Words that mean no markup there, in one line: names come from anywhere."
+    marks = r"([\\`*\[\]|$~]|(?<!\w)_|_(?!\w)|^[#+-]|^\d+(?=[.)]\s))"
+    return escape(re.sub(marks, r"\\\1", " ".join(words.split())), quote=False)
+
 @dataclass(frozen=True)
 class Table:
     "Some rows of words below their titles."
@@ -39,9 +46,9 @@ class Table:
 
     def markdown(self) -> str:
         "As GitHub and most others read it."
-        rows = [self.titles, ["---"] * len(self.titles), *self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-                         for row in rows)
+        def line(cells: Sequence[str]) -> str: return f"| {' | '.join(cells)} |"
+        rows = [[in_markdown(cell) for cell in row] for row in (self.titles, *self.rows)]
+        return "\n".join(map(line, [rows[0], ["---"] * len(self.titles), *rows[1:]]))
 
 # %% ../../nbs/bench/09_report.ipynb #5d44b9df
 COLUMNS = {  # title → figure
@@ -107,13 +114,15 @@ class Section:
     @classmethod
     def of_words(cls, title: str, *words: str) -> "Section":
         "Paragraphs."
-        return cls(title, "".join(f"<p>{escape(w)}</p>" for w in words), "\n\n".join(words))
+        return cls(title, "".join(f"<p>{escape(w)}</p>" for w in words),
+                   "\n\n".join(map(in_markdown, words)))
 
     @classmethod
     def of_table(cls, title: str, table: Table, words: str = "") -> "Section":
         "Some words and a table."
         words_html = f"<p>{escape(words)}</p>" if words else ""
-        return cls(title, words_html + table.html(title), f"{words}\n\n{table.markdown()}".strip())
+        return cls(title, words_html + table.html(title),
+                   f"{in_markdown(words)}\n\n{table.markdown()}".strip())
 
     @classmethod
     def of_picture(cls, picture: Picture) -> "Section":
@@ -157,8 +166,8 @@ def page(title: str, sections: Sequence[Section]) -> str: # HTML
 
 def summary(title: str, sections: Sequence[Section]) -> str: # Markdown
     "The same without its pictures."
-    parts = [f"## {s.title}\n\n{s.markdown}\n" for s in sections if s.markdown]
-    return f"# {title}\n\n" + "\n".join(parts)
+    parts = [f"## {in_markdown(s.title)}\n\n{s.markdown}\n" for s in sections if s.markdown]
+    return f"# {in_markdown(title)}\n\n" + "\n".join(parts)
 
 # %% ../../nbs/bench/09_report.ipynb #41aab902
 def plural(count: int, what: str) -> str: # such as "3 prompts"
@@ -219,11 +228,14 @@ def write_report(title: str, sections: Sequence[Section],
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.html").write_text(page(title, sections), encoding="utf-8")
-        (folder / "report.md").write_text(summary(title, sections), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"The report can't be written into {folder} ({error.strerror or error}): "
-                         "give another folder by --out.") from error
+        with written_whole(folder / "report.html") as html: # replaced when both are complete
+            html.write_text(page(title, sections), encoding="utf-8")
+            with written_whole(folder / "report.md") as markdown:
+                markdown.write_text(summary(title, sections), encoding="utf-8")
+    except (OSError, ModelError) as error:
+        raise InputError(f"The report can't be written into {folder}"
+                         f" ({getattr(error, 'strerror', None) or error}) Give another folder by"
+                         " --out.") from error
     return folder / "report.html"
 
 # %% ../../nbs/bench/09_report.ipynb #fa1167a0

@@ -35,12 +35,15 @@ from .records import Parted, Record, Records, moment
 from specdec.bench.runner import (
     aligned, environment, fingerprint, finished, locked, prompt_ids, quartiles, reason,
 )
+from ..adapter import context_length
 from ..core import GenerationResult, InputError, ModelError, check, interrupts_kept
 from ..drafters.base import Drafter, NoDrafter
-from ..loading import load
-from ..models import digests, find_model, load_tokenizer, weights_digest
+from ..layouts import GROUP
+from ..loading import load, read_config
+from ..models import GRID, digests, find_model, load_tokenizer, weights_digest
 from ..pairs import Pair, find_drafter, load_drafter, model_drafter, shipped
 from ..registry import PAIRS, PairSpec
+from ..transformer import head_size
 
 # %% ../../nbs/bench/07_run.ipynb #eae072a1
 def set_seeds(seed: int) -> None: # 0 or above, below 2**32
@@ -117,7 +120,8 @@ class OurSide:
         start = time.perf_counter()
         self.target = load(*self.which)
         self.loading = time.perf_counter() - start # s
-        self.environment = environment(device, "auto") | {"dtype": dtype}
+        self.environment = environment(device, "auto") | {
+            "dtype": dtype, "kept_as": self.target.kept_as}
         self.pairs: dict[str, Pair] = {}
         self.seconds: dict[str, float] = {} # method, or "theirs" → what loading took
 
@@ -474,7 +478,7 @@ class Outcome(Measured):
     "What came of a grid."
     grid: Grid = field(kw_only=True)
 
-# %% ../../nbs/bench/07_run.ipynb #b4618e08
+# %% ../../nbs/bench/07_run.ipynb #4c32d3ec
 def measure(every: Iterable[Cell],
             out: Path | None = None, # keep records in this file, and skip those it holds
             # does the cells, in any order and anywhere
@@ -487,7 +491,7 @@ def measure(every: Iterable[Cell],
         records = Records(out)
         outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)
-        work = [(cell, known_of(cell, records)) for cell in every]
+        work = [(cell, known_of(cell, records)) for cell in planned(every)]
         outcome.records = [record for _, known in work for record in known.values()]
         check_same(out, outcome.records, spread is in_turn)
         missing = [(cell, known) for cell, known in work if len(known) < len(cell.runs)]
@@ -496,9 +500,57 @@ def measure(every: Iterable[Cell],
         with tqdm(total=total, desc="measured", unit="run", disable=None, file=sys.stderr) as bar:
             def keep(one: Record | Failure) -> None: keep_one(one, records, outcome, bar)
             outcome.complete = finished(lambda: spread(missing, keep))
+        records.check_kept()
     log("end", made=outcome.made, complete=outcome.complete)
     return outcome
 
+# %% ../../nbs/bench/07_run.ipynb #c198b098
+def planned(every: Iterable[Cell]) -> Iterator[Cell]:
+    "The cells, each looked at before any is run; raises `InputError` for one that must fail."
+    seen = set()
+    shown = dict(desc="planned", unit="cell", disable=None, leave=False, file=sys.stderr)
+    for cell in tqdm(every, **shown):
+        for run in cell.runs:
+            which = (cell.pair.target, run.dtype, run.prompt, run.max_new_tokens)
+            if run.method in PROBES or which in seen: continue
+            seen.add(which)
+            check_possible(cell, run)
+        yield cell
+
+# %% ../../nbs/bench/07_run.ipynb #2d62bab3
+def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
+    "Raise `InputError` for a text that the target has no room for, or four bits it can't have."
+    target = cell.pair.target
+    room, tokens = room_of(target, run.dtype), len(prompt_ids(tokenizer_of(target), cell.prompt))
+    check(tokens + run.max_new_tokens <= room,
+          f"{run.max_new_tokens:,} new tokens after the {tokens:,} of prompt {run.prompt} don't fit"
+          f" into the context of {run.pair}, {room:,} tokens: lower max_new_tokens, or leave the"
+          " prompt out. Nothing was run.")
+
+# %% ../../nbs/bench/07_run.ipynb #556d9c35
+@lru_cache
+def room_of(target: str, dtype: str) -> int: # positions
+    "How long its texts can be; raises `InputError` if its weights can't be kept in that dtype."
+    folder = find_model(target)
+    config, native = read_config(folder)
+    if dtype == "int4":
+        check(native, f"int4 is for models that specdec computes itself, and {target} isn't one:"
+              " take it out of dtypes. Nothing was run.")
+        if not (folder / GRID).exists(): check_packable(target, config)
+    return context_length(config)
+
+# %% ../../nbs/bench/07_run.ipynb #6d71c7c0
+def check_packable(target: str, config) -> None:
+    "Raise `InputError` for sizes that can't be packed in four bits."
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    attended = config.num_attention_heads * head_size(config)
+    rows = (heads * head_size(config), config.hidden_size, 2 * config.intermediate_size)
+    columns = (config.hidden_size, attended, config.intermediate_size)
+    check(not any(n % 16 for n in rows) and not any(n % GROUP for n in columns),
+          f"The weights of {target} can't be packed in four bits, as their rows must be multiples"
+          f" of 16 and their columns of {GROUP}: take int4 out of dtypes. Nothing was run.")
+
+# %% ../../nbs/bench/07_run.ipynb #b4618e08
 def bench_run(grid: Grid,
               out: Path | None = None,
               spread: Callable[[list[Work], Keep], None] = in_turn,

@@ -132,6 +132,7 @@ def locked(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
+    file = Path(os.path.realpath(file))  # one file has one lock, by whatever links it is named
     try:
         if not file.parent.is_dir(): raise FileNotFoundError(f"there is no folder {file.parent}")
         lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)

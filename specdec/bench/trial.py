@@ -7,13 +7,14 @@ __all__ = ['Trial', 'trial']
 
 # %% ../../nbs/drafters/11_compared.ipynb #4ce13258
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..sampling import Transform
 from ..core import PhaseTimer, Round, Source, TorchSource
-from ..drafters.base import Draft, Drafter, WrapperDrafter
+from ..drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 from ..speculative import speculate
 from ..protocol import CausalLM
 
@@ -24,12 +25,9 @@ class Clocked(WrapperDrafter):
         super().__init__(drafter)
         self.times: list[tuple[int, float]] = []  # of each proposal: tokens, seconds
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "The drafter's own guesses; the time is noted."
-        start = time.perf_counter()
-        draft = super().propose(K, transform, source)
-        self.times.append((len(draft.tokens), time.perf_counter() - start))
-        return draft
+    def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> "ClockedState":
+        "A state that notes its times here."
+        return ClockedState(inner, self.times)
 
     @property
     def step_seconds(self) -> float: # s; 0 if nothing was drafted
@@ -37,6 +35,19 @@ class Clocked(WrapperDrafter):
         to read the prompt."""
         steps = [seconds / n for n, seconds in self.times[1:] if n]
         return float(np.median(steps)) if steps else 0.0
+
+class ClockedState(WrapperState):
+    "A sequence whose drafts are timed."
+    def __init__(self, inner: DraftState, times: list[tuple[int, float]]):
+        super().__init__(inner)
+        self.times = times
+
+    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+        "The drafter's own draft; the time is noted."
+        start = time.perf_counter()
+        draft = self.inner.propose(K, transform, source)
+        self.times.append((len(draft.tokens), time.perf_counter() - start))
+        return draft
 
 # %% ../../nbs/drafters/11_compared.ipynb #bbbeab60
 @dataclass

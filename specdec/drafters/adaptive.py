@@ -6,6 +6,7 @@
 __all__ = ['Lookahead', 'HeuristicLookahead', 'AdaptiveLookahead', 'PayingLookahead', 'AdaptiveDrafter', 'ConfidentDrafter']
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #eb565275
+import copy
 from collections.abc import Sequence, Set
 from typing import Protocol
 
@@ -13,11 +14,13 @@ import torch
 from torch import Tensor
 
 from ..core import Source, check, number, whole
-from .base import Draft, Drafter, Informed, ModelDrafter, WrapperDrafter
+from specdec.drafters.base import (
+    Draft, Drafter, DraftState, ModelDrafter, ModelState, WrapperDrafter, WrapperState,
+)
 from specdec.drafters.hybrid import (
     COST, PRIOR, VERIFY, Chooser, Cost, HybridDrafter, drafting, usual_cost,
 )
-from .lookup import outcome
+from .lookup import SuffixDrafter, outcome
 from ..protocol import CausalLM
 from ..sampling import Transform
 
@@ -150,38 +153,45 @@ class PayingLookahead(Chooser):
         "Begin again, from the prior."
         self.forget()
 
-# %% ../../nbs/drafters/23_adaptive.ipynb #e1b50386
-class AdaptiveDrafter(WrapperDrafter):
-    """Any drafter, and a controller that says before each draft how long it may be. What it goes by
-    is known before anything is drawn, so the text stays the target's."""
-    def __init__(self, drafter: Drafter,
-                 controller: Lookahead, # may be read, and replaced, while it is in use
-                 carried: bool = False): # whether a new text goes on with what was learned
-        super().__init__(drafter)
-        self.controller, self.carried = controller, carried
-
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text: no text depends on what others were like, unless asked to."
-        if not self.carried: self.controller.reset()
+# %% ../../nbs/drafters/23_adaptive.ipynb #53690a77
+class AdaptiveState(WrapperState):
+    "One sequence, and the controller that says how long its next draft may be."
+    def __init__(self, inner: DraftState,
+                 controller: Lookahead): # may be read, and replaced, while it is in use
+        super().__init__(inner)
+        self.controller = controller
         self.drafted: list[int] = []
-        super().prefill(tokens, features, limit, eos_ids)
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "As many of the drafter's guesses as the controller says; perhaps none."
+        "As many of the drafter's tokens as the controller says; perhaps none."
         n = min(K, self.controller.lookahead)
-        draft = super().propose(n, transform, source) if n else Draft([])
+        draft = self.inner.propose(n, transform, source) if n else Draft([])
         self.drafted = draft.tokens
         return draft
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "Tell the controller what became of the draft, and the drafter what joined the text."
+        "Tell the controller what became of the draft, and the drafter what joined the sequence."
         accepted, tried = outcome(self.drafted, tokens)
-        # where the text ended inside the draft, nobody looked at the rest
+        # where the sequence ended inside the draft, the rest was not looked at
         proposed = len(self.drafted) if accepted < tried else tried
         self.controller.observe_step(proposed, accepted)
         self.drafted = []
-        super().commit(tokens, features)
+        self.inner.commit(tokens, features)
+
+# %% ../../nbs/drafters/23_adaptive.ipynb #e1b50386
+class AdaptiveDrafter(WrapperDrafter):
+    """Any drafter, and a controller that says before each draft how long it may be. The controller
+    is a template: each sequence has a copy of its own, reset. What it goes by is known before
+    anything is drawn, so the text stays the target's."""
+    def __init__(self, drafter: Drafter, controller: Lookahead):
+        super().__init__(drafter)
+        self.controller = controller
+
+    def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> AdaptiveState:
+        "A copy of the controller watches this sequence."
+        controller = copy.deepcopy(self.controller)
+        controller.reset()
+        return AdaptiveState(inner, controller)
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #63e1c77c
 def adaptive(drafter: Drafter,
@@ -192,20 +202,13 @@ def adaptive(drafter: Drafter,
     "The drafter with as many guesses as pay; one that chooses by itself already stays as it is."
     if isinstance(drafter, (AdaptiveDrafter, HybridDrafter)): return drafter
     cost = usual_cost(drafter) if c is None else c
-    if isinstance(drafter, Informed): return HybridDrafter(drafter, c=(cost,), verify=verify)
+    if isinstance(drafter, SuffixDrafter): return HybridDrafter(drafter, c=(cost,), verify=verify)
     return AdaptiveDrafter(drafter, PayingLookahead(cost, verify))
 
-# %% ../../nbs/drafters/23_adaptive.ipynb #fadd881e
-class ConfidentDrafter(ModelDrafter):
-    """A model that ends its draft before a token is drawn, where its own distributions promise
-    too little. Raises `InputError` for a `stop_below` that is no probability below 1."""
-    def __init__(self, model: CausalLM,
-                 vocab_size: int, # the target's V
-                 stop_below: float = 0.2): # of the largest probabilities so far, multiplied
-        super().__init__(model, vocab_size)
-        check(0 <= number(stop_below) < 1,
-              f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
-        self.stop_below = number(stop_below)
+# %% ../../nbs/drafters/23_adaptive.ipynb #5db1afaa
+class ConfidentState(ModelState):
+    "One sequence, as a model that watches its own confidence has read it."
+    stop_below: float
 
     def distribution(self, unread: list[int], transform: Transform) -> Tensor: # [V]
         "As for any model; it is also noted how much the distribution promises."
@@ -218,7 +221,7 @@ class ConfidentDrafter(ModelDrafter):
         return super().distribution(unread, noted)
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "K tokens, or fewer: to the end of the text, or where to go on promises too little."
+        "K tokens, or fewer: to the end of the sequence, or where to go on promises too little."
         unread = self.tokens[self.cache.length:]
         room = self.cache.capacity - len(self.tokens) + 1
         draft: list[int] = []
@@ -233,3 +236,22 @@ class ConfidentDrafter(ModelDrafter):
             if draft[-1] in self.eos_ids: break
             unread = draft[-1:]
         return Draft(draft, torch.stack(rows) if rows else None)
+
+# %% ../../nbs/drafters/23_adaptive.ipynb #fadd881e
+class ConfidentDrafter(ModelDrafter):
+    """A model that ends its draft before a token is drawn, where its own distributions promise
+    too little. Raises `InputError` for a `stop_below` that is no probability below 1."""
+    def __init__(self, model: CausalLM,
+                 vocab_size: int, # the target's V
+                 stop_below: float = 0.2): # of the largest probabilities so far, multiplied
+        super().__init__(model, vocab_size)
+        check(0 <= number(stop_below) < 1,
+              f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
+        self.stop_below = number(stop_below)
+
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> ConfidentState:
+        "An empty cache; the model reads the prompt with the first proposal."
+        state = ConfidentState(self.model, self.vocab_size, tokens, limit, eos_ids)
+        state.stop_below = self.stop_below
+        return state

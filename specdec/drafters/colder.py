@@ -6,11 +6,12 @@
 __all__ = ['ColderDrafter']
 
 # %% ../../nbs/drafters/09_colder.ipynb #028a8800
+from collections.abc import Callable, Set
 from dataclasses import replace
 
 from ..sampling import Transform
 from ..core import Source, check, number
-from .base import Draft, Drafter, WrapperDrafter
+from .base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
 DRAFT_TEMPERATURE = 0.85  # of a `ColderDrafter`, in parts of the target's
@@ -32,6 +33,17 @@ class ColderDrafter(WrapperDrafter):
         temperature = min(transform.temperature, 1e300)  # a whole number may exceed any float
         return replace(transform, temperature=self.factor * temperature)
 
+    def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> "ColderState":
+        "The inner state, asked to draw colder."
+        return ColderState(inner, self.colder)
+
+# %% ../../nbs/drafters/09_colder.ipynb #90d5c7e6
+class ColderState(WrapperState):
+    "The state of a drafter that draws colder than the target."
+    def __init__(self, inner: DraftState, colder: Callable[[Transform], Transform]):
+        super().__init__(inner)
+        self.colder = colder
+
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "The drafter's own guesses, and the q that they were drawn from: the colder one."
-        return super().propose(K, self.colder(transform), source)
+        "The inner drafter's tokens, and the q that they were drawn from: the colder one."
+        return self.inner.propose(K, self.colder(transform), source)

@@ -94,8 +94,9 @@ class _PositionTable:
         "The table grows where it is too short."
         if T > 1:
             return positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
-        if start >= len(self.table.cos): self.table = self.angles(2 * start)
-        cos, sin = self.table.cos[start:start + 1], self.table.sin[start:start + 1]
+        table = self.table  # held, since another thread may put another one in its place
+        if start >= len(table.cos): table = self.table = self.angles(2 * start)
+        cos, sin = table.cos[start:start + 1], table.sin[start:start + 1]
         return Positions(cos, sin, None, 1 if self.dtype == torch.float32 else self.groups)
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #59d6670c
@@ -157,9 +158,9 @@ class FastHead:
         return self.say(self.read(ids, x, where, cache)[:, -1:])
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #d015b0dc
-class _HeadReader:
-    """A head that reads along with a text. Raises `ModelError` if the head was made for another
-    target, `InputError` if it is on another device."""
+class _TargetHead:
+    """A head, and what it must know of its target. Raises `ModelError` if the head was made for
+    another target, `InputError` if it is on another device."""
     def __init__(self, head: Head | FastHead, target: CausalLM):
         check_fit(head.config, target)
         if not isinstance(head, FastHead):
@@ -170,11 +171,13 @@ class _HeadReader:
         self.layers, self.vocab_size, self.head = head.config.layers, target.vocab_size, head
         self.context_length = head.config.decoder.max_position_embeddings
 
-    def prefill(self, tokens: list[int], features: Tensor, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text; the head reads it with the first proposal."
-        self.cache = KVCache(len(self.head.layers), min(limit, self.context_length))
-        self.eos_ids = eos_ids
+class HeadReader:
+    "A head's cache of one sequence, and what of the sequence it has yet to read."
+    def __init__(self, drafter: _TargetHead, tokens: list[int], features: Tensor, limit: int,
+                 eos_ids: Set[int]):
+        self.drafter, self.head, self.eos_ids = drafter, drafter.head, eos_ids
+        self.most = min(limit, drafter.context_length)  # positions that the sequence can get to
+        self.cache = KVCache(len(self.head.layers), self.most)
         self.read = 0                     # positions in the cache that have true features
         self.unread: list[int] = []       # tokens that the head has yet to read,
         self.features: list[Tensor] = []  # and the features that belong to them
@@ -206,8 +209,37 @@ def _spread(rows: list[Tensor], # distributions over the draft vocabulary, n of 
     wide = torch.zeros(len(rows), V, device=tokens.device)
     return wide.index_copy_(1, tokens, torch.stack(rows))
 
+# %% ../../nbs/drafters/07_head_drafter.ipynb #abc48a06
+class HeadState(HeadReader):
+    "One sequence, as a head has read it."
+    @torch.inference_mode()
+    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+        """K tokens, or fewer where the head's context ends, the drafted sequence does, or
+        confidence falls below `stop_below`. At temperature 0 they are certain (q is None)."""
+        K = min(K, self.cache.capacity - self.read - len(self.unread) + 1)
+        if K < 1: return Draft([])
+        logits, state = self.catch_up()
+        stop_below = self.drafter.stop_below
+        rows: list[Tensor] = []
+        draft: list[int] = []
+        confidence = 1.0
+        while len(draft) < K and confidence >= stop_below:
+            if draft: logits, state = self.head.step(draft[-1:], state, self.cache)
+            check_logits(logits, f"The head, {len(draft) + 1} tokens after the text")
+            if transform.temperature > 0:
+                rows.append(transform(logits))
+                choice = source.categorical(rows[-1])
+            else: choice = int(likeliest(logits))
+            draft.append(int(self.head.tokens[choice]))
+            if draft[-1] in self.eos_ids: break
+            if stop_below:
+                probabilities = rows[-1] if rows else logits.float().softmax(-1)
+                confidence *= probabilities[choice].item()
+        q = _spread(rows, self.head.tokens, self.drafter.vocab_size) if rows else None
+        return Draft(draft, q)
+
 # %% ../../nbs/drafters/07_head_drafter.ipynb #ff083e3d
-class HeadDrafter(_HeadReader):
+class HeadDrafter(_TargetHead):
     """Drafts with a head: reads the target's features of every accepted token, and its own states
     beyond. Follows the `Drafter` protocol. Raises `ModelError` if the head was made for another
     target, `InputError` if it is on another device."""
@@ -220,26 +252,9 @@ class HeadDrafter(_HeadReader):
         super().__init__(head, target)
         self.stop_below = number(stop_below)
 
-    @torch.inference_mode()
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        """K tokens, or fewer where the head's context ends, the guessed text does, or confidence
-        falls below `stop_below`. At temperature 0 they are certain (q is None)."""
-        K = min(K, self.cache.capacity - self.read - len(self.unread) + 1)
-        if K < 1: return Draft([])
-        logits, state = self.catch_up()
-        rows: list[Tensor] = []
-        draft: list[int] = []
-        confidence = 1.0
-        while len(draft) < K and confidence >= self.stop_below:
-            if draft: logits, state = self.head.step(draft[-1:], state, self.cache)
-            check_logits(logits, f"The head, {len(draft) + 1} tokens after the text")
-            if transform.temperature > 0:
-                rows.append(transform(logits))
-                choice = source.categorical(rows[-1])
-            else: choice = int(likeliest(logits))
-            draft.append(int(self.head.tokens[choice]))
-            if draft[-1] in self.eos_ids: break
-            if self.stop_below:
-                probabilities = rows[-1] if rows else logits.float().softmax(-1)
-                confidence *= probabilities[choice].item()
-        return Draft(draft, _spread(rows, self.head.tokens, self.vocab_size) if rows else None)
+    State = HeadState  # of one sequence
+
+    def start(self, tokens: list[int], features: Tensor, limit: int,
+              eos_ids: Set[int] = frozenset()) -> HeadState:
+        "An empty cache; the head reads the prompt with the first proposal."
+        return self.State(self, tokens, features, limit, eos_ids)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sampling import Transform
 from ..core import Source, check, number
 from .lookup import SuffixDrafter, outcome
-from .base import Draft, Drafter, NGramDrafter
+from .base import Draft, Drafter, DraftState, NGramDrafter
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #54defa7f
 class Acceptance:
@@ -70,11 +70,11 @@ class Acceptance:
             self.counts[known] = a + (i < accepted), n + 1.0
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #f6fadfa7
-def _evidence_of(drafter: Drafter, K: int) -> list[Hashable]: # for each guess it would make, ≤ K
-    "What a drafter knows of its guesses before it draws them; else their positions."
-    informed = hasattr(drafter, "evidence") and hasattr(drafter, "reach")
+def _evidence_of(state: DraftState, K: int) -> list[Hashable]: # for each token it would draft, ≤ K
+    "What a state knows of its draft tokens before it draws them; else their positions."
+    informed = hasattr(state, "evidence") and hasattr(state, "reach")
     if not informed: return list(range(K))  # `isinstance` with a protocol is slow, in each round
-    return [drafter.evidence(i) for i in range(drafter.reach(K))]
+    return [state.evidence(i) for i in range(state.reach(K))]  # type: ignore[attr-defined]
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #eacee06f
 def _share(features: Tensor | None, # [m, F], of the layers `given`, one after the other
@@ -193,63 +193,73 @@ class Chooser:
         for i, estimate in enumerate(self.estimates):  # the others' old tries fade, too
             estimate.observe(evidence if i == who else (), accepted, tried, rounds)
 
-# %% ../../nbs/drafters/10_hybrid.ipynb #8162c035
-class HybridDrafter(Chooser):
-    """Any number of drafters, of which the one with most expected tokens per cost proposes, as
-    `Chooser` says: with one, it drafts where that pays, and as far as it pays. It is chosen by what
-    is known before anything is drawn, so the text stays the target's. Raises `InputError` for costs
-    that can't be."""
-    def __init__(self, *members: Drafter,
-                 # of the guesses of each, in plain steps: one number, or that of the first guess
-                 # and that of each further one; None: the usual ones
-                 c: Sequence[Cost] | None = None,
-                 verify: float | Sequence[float] = VERIFY, # likewise: what a guess adds; or v(1), …
-                 priors: Sequence | None = None,   # α of each to begin with; None: the usual ones
-                 carried: bool = False): # whether a new text goes on with what was learned
-        check(len(members) > 0 and all(hasattr(member, "propose") for member in members),
-              "A hybrid is made of drafters, one at least, and other things go by their name: "
-              f"HybridDrafter(drafter, other, c=(0, 0.1)), not {members!r}.")
-        self.usual = c is None  # nobody has said what the members cost
-        if c is None: c = tuple(usual_cost(member) for member in members)
-        if priors is None: priors = tuple(usual_prior(member) for member in members)
-        super().__init__(c, verify, priors)
-        check(len(c) == len(members), f"Costs and priors: there is one for each of {len(members)} "
-              f"drafters, not {len(c)}.")
-        self.members, self.carried = members, carried
-        self.layers = tuple(dict.fromkeys(layer for member in members for layer in member.layers))
-
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text, and from the priors: no text depends on others, unless asked to."
-        if not self.carried: self.forget()
+# %% ../../nbs/drafters/10_hybrid.ipynb #964370af
+class HybridState:
+    "One sequence, as each of several drafters follows it, and who of them drafts next."
+    def __init__(self, drafter: "HybridDrafter", chooser: Chooser, states: Sequence[DraftState]):
+        self.drafter, self.chooser, self.states = drafter, chooser, states
         self.pending: tuple[int, list[Hashable], list[int]] = (0, [], [])
-        for member in self.members:
-            shared = _share(features, self.layers, member.layers)
-            member.prefill(tokens, shared, limit, eos_ids)
 
-    def plan(self, K: int) -> tuple[int, list[Hashable]]: # who; what is known of each guess to make
-        "What `choose` says of the drafters."
-        known = [_evidence_of(member, K) for member in self.members]
-        who, n = self.choose(known)
+    def plan(self, K: int) -> tuple[int, list[Hashable]]: # who; what is known of each draft token
+        "What the chooser says of the drafters."
+        known = [_evidence_of(state, K) for state in self.states]
+        who, n = self.chooser.choose(known)
         return who, known[who][:n]
 
     def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "The best one's guesses; perhaps none."
+        "The best one's draft; perhaps an empty one."
         who, evidence = self.plan(K)
         draft = Draft([])
-        if evidence: draft = self.members[who].propose(len(evidence), transform, source)
+        if evidence: draft = self.states[who].propose(len(evidence), transform, source)
         self.pending = who, evidence, draft.tokens
         return draft
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "Learn from what became of the proposal, and tell all members."
+        "Learn from what became of the draft, and tell all members."
         who, evidence, drafted = self.pending
-        self.learn(who, evidence, *self.became(who, drafted, tokens))
+        self.chooser.learn(who, evidence, *self.became(who, drafted, tokens))
         self.pending = 0, [], []
-        for member in self.members:
-            member.commit(tokens, _share(features, self.layers, member.layers))
+        for member, state in zip(self.drafter.members, self.states):
+            state.commit(tokens, _share(features, self.drafter.layers, member.layers))
 
-    def became(self, who: int, drafted: list[int], tokens: list[int], # what joined the text
-              ) -> tuple[int, int]: # guesses that were accepted, guesses that were tried
-        "What a round tells of the one whose guesses they were."
+    def became(self, who: int, drafted: list[int], tokens: list[int], # what joined the sequence
+              ) -> tuple[int, int]: # draft tokens that were accepted, and that were tried
+        "What a round tells of the one whose draft it was."
         return outcome(drafted, tokens)
+
+# %% ../../nbs/drafters/10_hybrid.ipynb #8162c035
+class HybridDrafter:
+    """Any number of drafters, of which the one with most expected tokens per cost proposes, as
+    `Chooser` says: with one, it drafts where that pays, and as far as it pays. It is chosen by what
+    is known before anything is drawn, so the text stays the target's. Each sequence starts from
+    the priors. Raises `InputError` for costs that can't be."""
+    State = HybridState  # of one sequence
+
+    def __init__(self, *members: Drafter,
+                 # of the draft tokens of each, in plain steps: one number, or that of the first
+                 # and that of each further one; None: the usual ones
+                 c: Sequence[Cost] | None = None,
+                 verify: float | Sequence[float] = VERIFY, # likewise: what a token adds; or v(1), …
+                 priors: Sequence | None = None): # α of each to begin with; None: the usual ones
+        check(len(members) > 0 and all(hasattr(member, "start") for member in members),
+              "A hybrid is made of drafters, one at least, and other things go by their name: "
+              f"HybridDrafter(drafter, other, c=(0, 0.1)), not {members!r}.")
+        self.usual = c is None  # the costs were not given
+        if c is None: c = tuple(usual_cost(member) for member in members)
+        if priors is None: priors = tuple(usual_prior(member) for member in members)
+        self.c, self.verify, self.priors, self.members = c, verify, priors, members
+        self.verify = self.chooser().verify  # raises for costs that can't be
+        check(len(c) == len(members), f"Costs and priors: there is one for each of {len(members)} "
+              f"drafters, not {len(c)}.")
+        self.layers = tuple(dict.fromkeys(layer for member in members for layer in member.layers))
+
+    def chooser(self) -> Chooser:
+        "The one that chooses for a new sequence."
+        return Chooser(self.c, self.verify, self.priors)
+
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> HybridState:
+        "A state of each member, and a chooser that starts from the priors."
+        states = [member.start(tokens, _share(features, self.layers, member.layers), limit, eos_ids)
+                  for member in self.members]
+        return self.State(self, self.chooser(), states)

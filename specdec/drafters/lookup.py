@@ -87,11 +87,17 @@ class SuffixDrafter:
               f"not {per_match!r}.")
         self.per_match = number(per_match)
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text."
-        self.index = SuffixIndex()
-        self.commit(tokens, features)
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> "SuffixState":
+        "An index of the prompt."
+        return SuffixState(self.per_match, SuffixIndex(), tokens)
+
+# %% ../../nbs/drafters/02_lookup.ipynb #92ea9dbc
+class SuffixState:
+    "One sequence in an index of all its substrings."
+    def __init__(self, per_match: float, index: SuffixIndex, tokens: list[int]):
+        self.per_match, self.index = per_match, index
+        self.commit(tokens, None)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "The text grew."
@@ -135,16 +141,16 @@ def replay(drafter: Drafter,  # one that is certain of its guesses: its drafts h
     """The rounds in which the loop would have written a text, without a model: a certain guess is
     accepted with its own probability p, and that is how often the text goes on with it (greedy
     texts and sampled ones alike). Raises `InputError` for a drafter with a q."""
-    drafter.prefill([*prompt, *text[:1]], None, len(prompt) + len(text), frozenset())
+    state = drafter.start([*prompt, *text[:1]], None, len(prompt) + len(text), frozenset())
     rounds, at = [], 1
     while at < len(text):
         n = min(K, len(text) - at - 1)
-        draft = drafter.propose(n, Transform(), None) if n else Draft([])
+        draft = state.propose(n, Transform(), None) if n else Draft([])
         check(draft.q is None, "Only drafters that are certain of their guesses can be replayed: "
               "this one reports a q.")
         accepted, _ = outcome(draft.tokens, text[at:])
         emitted = text[at:at + accepted + 1]
-        drafter.commit(emitted, None)
+        state.commit(emitted, None)
         rounds.append(Round(draft.tokens, accepted, emitted))
         at += len(emitted)
     return rounds

@@ -41,7 +41,7 @@ class NarrowLM(CausalLM):
         self.model, self.vocab_size = model, vocab_size
         self.context_length, self.config = model.context_length, model.config
         self.device, self.dtype, self.packed = model.device, model.dtype, model.packed
-        self.int4 = model.int4
+        self.int4, self.int4_share = model.int4, model.int4_share
         self.target_digest = model.target_digest
         self.tokens = tokens.long().to(model.device)
         self.narrow = narrow_ids(tokens.long(), vocab_size)

@@ -142,22 +142,23 @@ class Rereader:
 
 # %% ../../nbs/drafters/24_translation.ipynb #7c7241a9
 class Translator:
-    "What both drafters below share: the text so far, in the draft's tokens."
+    "What both drafters below share: two vocabularies, and what they have in common."
     layers = ()
-    name: str
     def __init__(self, target: CausalLM, draft: CausalLM):
         self.theirs, self.own = Vocabulary(target), Vocabulary(draft)
         self.shared = shared_tokens(self.theirs, self.own)
         pairs = zip(self.shared.target, self.shared.draft)
         self.names = {i: self.own.special[j] for i, j in pairs if j in self.own.special}
         self.names.pop(self.theirs.tokenizer.bos_token_id, None)  # a draft's text has its own start
-        self.reader, self.vocab_size = Rereader(draft), target.vocab_size
+        self.model, self.vocab_size = draft, target.vocab_size
 
-    def prefill(self, tokens: list[int], features: Tensor | None, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text; the model reads it with the first proposal."
-        self.eos_ids = eos_ids
-        self.text = RunningText(self.theirs, self.names)
+    def __str__(self): return self.name
+
+class TranslatedState:
+    "One sequence, in the draft's tokens."
+    def __init__(self, drafter: Translator, tokens: list[int], limit: int, eos_ids: Set[int]):
+        self.drafter, self.eos_ids = drafter, eos_ids
+        self.text, self.reader = RunningText(drafter.theirs, drafter.names), Rereader(drafter.model)
         self.text.add(tokens)
         self.reader.start(2 * limit)  # the draft may need more tokens for it
 
@@ -168,19 +169,49 @@ class Translator:
     def encoded(self) -> list[int]: # empty inside a character
         "The text so far in the draft's own tokens."
         if self.text.unfinished: return []
-        return [*self.own.start, *self.own.encode(self.text.text)]
-
-    def __str__(self): return self.name
+        own = self.drafter.own
+        return [*own.start, *own.encode(self.text.text)]
 
     def room(self, ids: list[int]) -> int:
         "How many tokens the draft can still say after these; the last is never read."
         return self.reader.model.context_length - len(ids) + 1 if ids else 0
+
+# %% ../../nbs/drafters/24_translation.ipynb #a740664b
+class IntersectionState(TranslatedState):
+    "One sequence, whose draft tokens are those that both vocabularies have."
+    drafter: "TokenIntersectionDrafter"
+
+    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+        "K tokens, or fewer where the draft's context or the text ends; none inside a character."
+        ids, tokens, rows = self.encoded(), [], []
+        shared = self.drafter.shared
+        for _ in range(min(K, self.room(ids))):
+            weights = self.weights(ids, transform)
+            total = weights.sum()
+            if not total > 0: break  # the draft is sure of a token that the target lacks
+            rows.append(weights / total)
+            i = source.categorical(rows[-1])
+            tokens.append(shared.target[i])
+            if tokens[-1] in self.eos_ids: break
+            ids.append(shared.draft[i])
+        return Draft(tokens, self.widened(torch.stack(rows)) if rows else None)
+
+    def weights(self, ids: list[int], transform: Transform) -> Tensor: # [S]
+        "What the draft gives to the shared tokens after these."
+        return transform(self.reader.row(ids)[self.drafter.draft_ids])
+
+    def widened(self, rows: Tensor) -> Tensor: # [n, S] → [n, V]
+        "Rows over the shared tokens, in the target's ids."
+        wide = rows.new_zeros(len(rows), self.drafter.vocab_size)
+        return wide.index_copy_(-1, self.drafter.target_ids, rows)
 
 # %% ../../nbs/drafters/24_translation.ipynb #292d32f5
 class TokenIntersectionDrafter(Translator):
     """A draft model with another vocabulary, which says only what the target has a token for: its
     distribution, restricted to the shared tokens and renormalised (Timor et al. 2025, token-level
     intersection). Raises `InputError` for vocabularies with nothing in common, or no tokenizer."""
+    State = IntersectionState  # of one sequence
+
     def __init__(self, target: CausalLM, draft: CausalLM):
         super().__init__(target, draft)
         self.draft_ids = torch.tensor(self.shared.draft, device=draft.device)
@@ -191,28 +222,10 @@ class TokenIntersectionDrafter(Translator):
         "What results call it."
         return f"translated draft, {self.shared}"
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "K tokens, or fewer where the draft's context or the text ends; none inside a character."
-        ids, tokens, rows = self.encoded(), [], []
-        for _ in range(min(K, self.room(ids))):
-            weights = self.weights(ids, transform)
-            total = weights.sum()
-            if not total > 0: break  # the draft is sure of a token that the target lacks
-            rows.append(weights / total)
-            i = source.categorical(rows[-1])
-            tokens.append(self.shared.target[i])
-            if tokens[-1] in self.eos_ids: break
-            ids.append(self.shared.draft[i])
-        return Draft(tokens, self.widened(torch.stack(rows)) if rows else None)
-
-    def weights(self, ids: list[int], transform: Transform) -> Tensor: # [S]
-        "What the draft gives to the shared tokens after these."
-        return transform(self.reader.row(ids)[self.draft_ids])
-
-    def widened(self, rows: Tensor) -> Tensor: # [n, S] → [n, V]
-        "Rows over the shared tokens, in the target's ids."
-        wide = rows.new_zeros(len(rows), self.vocab_size)
-        return wide.index_copy_(-1, self.target_ids, rows)
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> IntersectionState:
+        "The sequence as text; the model reads it with the first proposal."
+        return self.State(self, tokens, limit, eos_ids)
 
 # %% ../../nbs/drafters/24_translation.ipynb #a57d78a0
 def whole_text(data: bytes) -> str:
@@ -225,11 +238,43 @@ def boundary(pieces: list[bytes], wanted: bytes) -> int | None:
         if b"".join(pieces[start:]) == wanted: return start
     return None
 
+# %% ../../nbs/drafters/24_translation.ipynb #ca97d204
+class StringMatchState(TranslatedState):
+    "One sequence, whose draft is text, spelled in the target's tokens."
+    drafter: "StringMatchDrafter"
+
+    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+        "What K tokens of the draft's are in the target's; none inside a character."
+        ids, written, end = self.encoded(), b"", None
+        own, theirs = self.drafter.own, self.drafter.theirs
+        for _ in range(min(K, self.room(ids))):
+            token = int(likeliest(self.reader.row(ids)))
+            if token not in own.bytes:  # a special one: no text follows it
+                end = self.drafter.counterparts.get(token)
+                break
+            ids.append(token)
+            written += own.bytes[token]
+        tokens = self.respelled(whole_text(written))
+        complete = b"".join(theirs.bytes[i] for i in tokens) == written
+        if complete and end is not None: tokens.append(end)
+        return Draft(tokens[:K])
+
+    def respelled(self, text: str) -> list[int]:
+        "The target's tokens for what follows the text so far; none if they don't begin there."
+        theirs = self.drafter.theirs
+        for before in (self.text.text[-32:], "\n"):
+            ids = theirs.encode(before + text)
+            start = boundary([theirs.bytes.get(i, b"") for i in ids], text.encode())
+            if start is not None: return ids[start:]
+        return []
+
 # %% ../../nbs/drafters/24_translation.ipynb #0182e28f
 class StringMatchDrafter(Translator):
     """A draft model with another vocabulary, which writes text: its likeliest, spelled in the
     target's tokens and proposed as certain (after Timor et al. 2025, string-level exact match).
     Raises `InputError` for vocabularies with nothing in common, or no tokenizer."""
+    State = StringMatchState  # of one sequence
+
     def __init__(self, target: CausalLM, draft: CausalLM):
         super().__init__(target, draft)
         self.counterparts = dict(zip(self.shared.draft, self.shared.target))
@@ -239,25 +284,7 @@ class StringMatchDrafter(Translator):
         "What results call it."
         return f"draft matched by text, {self.shared}"
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
-        "What K tokens of the draft's are in the target's; none inside a character."
-        ids, written, end = self.encoded(), b"", None
-        for _ in range(min(K, self.room(ids))):
-            token = int(likeliest(self.reader.row(ids)))
-            if token not in self.own.bytes:  # a special one: no text follows it
-                end = self.counterparts.get(token)
-                break
-            ids.append(token)
-            written += self.own.bytes[token]
-        tokens = self.respelled(whole_text(written))
-        complete = b"".join(self.theirs.bytes[i] for i in tokens) == written
-        if complete and end is not None: tokens.append(end)
-        return Draft(tokens[:K])
-
-    def respelled(self, text: str) -> list[int]:
-        "The target's tokens for what follows the text so far; none if they don't begin there."
-        for before in (self.text.text[-32:], "\n"):
-            ids = self.theirs.encode(before + text)
-            start = boundary([self.theirs.bytes.get(i, b"") for i in ids], text.encode())
-            if start is not None: return ids[start:]
-        return []
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> StringMatchState:
+        "The sequence as text; the model reads it with the first proposal."
+        return self.State(self, tokens, limit, eos_ids)

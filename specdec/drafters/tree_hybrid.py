@@ -13,7 +13,7 @@ from itertools import accumulate
 from ..core import check
 from .base import Drafter, WrapperDrafter
 from .head_drafter import FastHead, HeadDrafter
-from .hybrid import Cost, HybridDrafter, drafting
+from .hybrid import Chooser, Cost, HybridDrafter, HybridState, drafting
 from .trees import Ranks, TreeDrafter, paying_shape, reads_trees
 from ..protocol import CausalLM
 
@@ -70,11 +70,35 @@ class Promise:
         hoped = self.hoped[len(evidence) - 1] if evidence else 0.0
         self.counts = came + accepted, was_hoped + hoped
 
+# %% ../../nbs/drafters/26_tree_hybrid.ipynb #97555eae
+class TreeChooser(Chooser):
+    "A `Chooser` whose last drafter grows a tree: its levels cost, and its nodes are hoped for."
+    def __init__(self, drafter: "TreeHybrid"):
+        super().__init__(drafter.c, drafter.verify, drafter.priors)
+        self.tree = drafter.tree
+        self.estimates[-1] = Promise(drafter.passed, keep=self.keep)
+
+    def prices(self, who: int, most: int) -> list[float]:
+        "As for any hybrid; of a tree, levels cost."
+        if who != len(self.c) - 1: return super().prices(who, most)
+        nodes = range(1, 1 + min(self.tree.size(most), len(self.verify)))
+        return [self.verify[n - 1] + drafting(self.c[who], self.tree.forwards(n)) for n in nodes]
+
+# %% ../../nbs/drafters/26_tree_hybrid.ipynb #a9b19c9a
+class TreeHybridState(HybridState):
+    "One sequence, followed by drafters of chains and by one of trees."
+    def became(self, who: int, drafted: list[int], tokens: list[int]) -> tuple[int, int]:
+        "Of a tree, the path that was passed is accepted; all its nodes were tried."
+        if who != len(self.states) - 1: return super().became(who, drafted, tokens)
+        return min(len(tokens) - 1, len(drafted)), len(drafted)
+
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #cd553373
 class TreeHybrid(HybridDrafter):
     """Drafters of certain chains, such as lookup, and a tree: in each round the one with most
     expected tokens per cost proposes. For the loop of `speculate_tree`. Raises `InputError` for
     costs that can't be, and for a tree without a `shape`."""
+    State = TreeHybridState  # of one sequence
+
     def __init__(self, *members: Drafter, # the last one grows the tree
                  c: Sequence[Cost],         # of the guesses of each; of the tree's levels
                  verify: Sequence[float],   # v(1), v(2), …, in plain steps
@@ -89,21 +113,9 @@ class TreeHybrid(HybridDrafter):
         self.passed = [passed(path) for path in self.tree.shape]
         super().__init__(*members, c=c, verify=verify)
 
-    def forget(self) -> None:
-        "Start from the priors, and from the chances."
-        super().forget()
-        self.estimates[-1] = Promise(self.passed, keep=self.keep)
-
-    def prices(self, who: int, most: int) -> list[float]:
-        "As for any hybrid; of a tree, levels cost."
-        if who != len(self.c) - 1: return super().prices(who, most)
-        nodes = range(1, 1 + min(self.tree.size(most), len(self.verify)))
-        return [self.verify[n - 1] + drafting(self.c[who], self.tree.forwards(n)) for n in nodes]
-
-    def became(self, who: int, drafted: list[int], tokens: list[int]) -> tuple[int, int]:
-        "Of a tree, the path that was passed is accepted; all its nodes were tried."
-        if who != len(self.c) - 1: return super().became(who, drafted, tokens)
-        return min(len(tokens) - 1, len(drafted)), len(drafted)
+    def chooser(self) -> TreeChooser:
+        "The one that chooses for a new sequence."
+        return TreeChooser(self)
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #c154962a
 def gives_trees(target: CausalLM) -> bool:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..core import PhaseTimer, Round, Source, check, whole
-from .base import Draft, Drafter
-from .head_drafter import FastHead, _HeadReader
+from .base import Draft, Drafter, ModelDrafter, WrapperDrafter
+from .head_drafter import FastHead, HeadDrafter, HeadReader, _TargetHead
 from .heads import Head
 from .hybrid import Cost, drafting
+from .translation import TokenIntersectionDrafter
 from ..kvcache import KVCache
 from ..layouts import FEW
 from ..protocol import CausalLM, WrapperLM
@@ -59,11 +60,13 @@ class Tree:
         return Tree([self.tokens[i] for i in kept], [new[self.parents[i]] for i in kept])
 
 # %% ../../nbs/drafters/25_trees.ipynb #as7ree01
+DRAWN = ("A drafter that draws its guesses needs a rule to judge them: decode with "
+         "`specdec.speculative.speculate`.")
+
 def as_tree(draft: Tree | Draft) -> Tree:
     "A chain of certain guesses is a tree, too; raises `InputError` for guesses that were drawn."
     if isinstance(draft, Tree): return draft
-    check(draft.q is None, "A drafter that draws its guesses needs a rule to judge them: decode "
-          "with `specdec.speculative.speculate`.")
+    check(draft.q is None, DRAWN)
     return Tree(draft.tokens, list(range(-1, len(draft.tokens) - 1)))
 
 # %% ../../nbs/drafters/25_trees.ipynb #a7155eaf
@@ -216,8 +219,16 @@ class Growing(_Nodes):
         return Tree([self.tree.tokens[node] for node in nodes], parents)
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reelvl0
-class _LevelReader(_HeadReader):
-    "A head that reads the nodes of a tree, level by level."
+class TreeState(HeadReader):
+    "One sequence, as a head that grows trees has read it."
+    drafter: "TreeDrafter"
+
+    def __init__(self, drafter: "TreeDrafter", tokens: list[int], features: Tensor, limit: int,
+                 eos_ids: Set[int]):
+        super().__init__(drafter, tokens, features, limit, eos_ids)
+        # behind the sequence the cache has room for a tree
+        self.cache = KVCache(len(self.head.layers), self.most + drafter.rows)
+
     def read_level(self, tree: Tree, level: list[int],
                    read: list[int], # nodes in the cache, the level's last
                    depth: int,      # how far behind the text the level stands, from 0 on
@@ -231,44 +242,15 @@ class _LevelReader(_HeadReader):
         ids = torch.tensor([tree.tokens[node] for node in level], device=self.head.device)
         return self.head.say_all(self.head.read(ids, x, where, self.cache))
 
-# %% ../../nbs/drafters/25_trees.ipynb #7reegrow
-class _Grower(_LevelReader):
-    "Makes trees; whoever inherits from it says of which size."
-    width: int
-    depth: int
-    shape: list[Ranks] | None
-
-    @property
-    def rows(self) -> int:
-        "How many of a tree's nodes the head may read."
-        return len(self.shape) if self.shape else self.width * self.depth
-
-    def size(self, K: int) -> int: # at most K
-        "How many nodes a tree of K has, where nothing else limits it."
-        width = min(self.width, len(self.head.tokens))
-        if self.shape: return sum(max(path) < width for path in self.shape[:K])
-        return min(K, width + (self.depth - 1) * width ** 2)
-
-    def forwards(self, n: int) -> int: # of the head, where n nodes are grown
-        "As many as the tree has levels."
-        if not self.shape: return min(self.depth, n)
-        return max(map(len, self.shape[:n]), default=0)
-
-    def prefill(self, tokens: list[int], features: Tensor, limit: int,
-                eos_ids: Set[int] = frozenset()) -> None:
-        "Start from a new text; behind it, the cache has room for a tree."
-        super().prefill(tokens, features, limit, eos_ids)
-        self.most = self.cache.capacity  # positions that the text itself can get to
-        self.cache = KVCache(len(self.head.layers), self.most + self.rows)
-
     @torch.inference_mode()
     def propose(self, K: int, transform: Transform, source: Source) -> Tree:
-        "K guesses, or fewer where the text or the head's context ends, or its shape is smaller."
-        levels = min(self.depth, K, self.most - self.read - len(self.unread) + 1)
+        "K nodes, or fewer where the sequence or the head's context ends, or its shape is smaller."
+        width, shape = self.drafter.width, self.drafter.shape
+        levels = min(self.drafter.depth, K, self.most - self.read - len(self.unread) + 1)
         if levels < 1: return Tree([], [])
         row, state = self.catch_up()
         logits, level, read = row[None], [-1], []
-        growing = Growing(self.width, K, set(self.shape[:K]) if self.shape else None)
+        growing = Growing(width, K, set(shape[:K]) if shape else None)
         for depth in range(levels):
             check_logits(logits, f"The head, {depth + 1} tokens after the text")
             born = growing.grow(level, logits, self.head.tokens)
@@ -279,8 +261,8 @@ class _Grower(_LevelReader):
             logits, state = self.read_level(growing.tree, level, read, depth, state[:, above])
         return growing.finished()
 
-# %% ../../nbs/drafters/25_trees.ipynb #2d7e6d68
-class TreeDrafter(_Grower):
+# %% ../../nbs/drafters/25_trees.ipynb #7reegrow
+class TreeDrafter(_TargetHead):
     """Drafts a tree with a head: by what the head believes (Li et al. 2024, section 4), or of one
     `shape`. Its guesses are certain at every temperature. `speculate_tree` decodes with it, and so
     does a `Pair`. Raises `ModelError` if the head was made for another target, `InputError` if it
@@ -299,8 +281,33 @@ class TreeDrafter(_Grower):
             check(len(self.shape) > 0 and grown and () not in self.shape,
                   "A tree's shape holds at least one path, and before each path the one it goes on "
                   f"from, such as [(0,), (0, 0), (1,)]; not {self.shape}.")
+            size = len(self.head.tokens)  # a head that says few has no further ranks
+            self.shape = [path for path in self.shape if max(path) < size]
+            check(len(self.shape) > 0, f"No path of this shape is within the {size} tokens of the "
+                  "head: ranks count from 0.")
             self.width = 1 + max(rank for path in self.shape for rank in path)
             self.depth = max(map(len, self.shape))
+
+    def start(self, tokens: list[int], features: Tensor, limit: int,
+              eos_ids: Set[int] = frozenset()) -> TreeState:
+        "An empty cache, with room for a tree; the head reads the prompt with the first proposal."
+        return TreeState(self, tokens, features, limit, eos_ids)
+
+    @property
+    def rows(self) -> int:
+        "How many of a tree's nodes the head may read."
+        return len(self.shape) if self.shape else self.width * self.depth
+
+    def size(self, K: int) -> int: # at most K
+        "How many nodes a tree of K has, where nothing else limits it."
+        width = min(self.width, len(self.head.tokens))
+        if self.shape: return len(self.shape[:K])
+        return min(K, width + (self.depth - 1) * width ** 2)
+
+    def forwards(self, n: int) -> int: # of the head, where n nodes are grown
+        "As many as the tree has levels."
+        if not self.shape: return min(self.depth, n)
+        return max(map(len, self.shape[:n]), default=0)
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reeroom
 class _Roomy(WrapperLM):
@@ -322,7 +329,9 @@ class _TreeLoop(_HostLoop):
         "No guess stands where the text can't reach; one place is kept for the target's own token."
         deepest = self.limit - len(self.tokens) - 1
         if deepest == 0: return Tree([], [])
-        draft = self.drafter.propose(self.K, self.transform, self.source)
+        draft = self.state.propose(self.K, self.transform, self.source)
+        greedy = self.transform.temperature == 0  # what is walked is the same, whatever q was
+        if greedy and isinstance(draft, Draft): draft = Draft(draft.tokens)
         return as_tree(draft).up_to(deepest)
 
     def verify(self, draft: Tree) -> tuple[Tensor, Tensor | None]:
@@ -349,12 +358,23 @@ class _TreeLoop(_HostLoop):
         rows = [0, *(node + 1 for node in path)][:len(emitted)]
         keep_rows(self.cache, len(self.tokens) - 1, rows)
         self.tokens += emitted
-        self.drafter.commit(emitted, None if features is None else features[rows])
+        self.state.commit(emitted, None if features is None else features[rows])
         end = path[-1] if path else -1
         failed = [i for i, parent in enumerate(draft.parents) if parent == end][:1]
         return Round([draft.tokens[i] for i in path + failed], len(path), emitted)
 
 # %% ../../nbs/drafters/25_trees.ipynb #r7eads01
+def draws(drafter: Drafter) -> bool:
+    "Whether it is known to draw its guesses at a temperature above 0, itself or a member of it."
+    while isinstance(drafter, WrapperDrafter): drafter = drafter.drafter
+    if isinstance(drafter, (ModelDrafter, HeadDrafter, TokenIntersectionDrafter)): return True
+    return any(map(draws, getattr(drafter, "members", ())))
+
+def most_nodes(drafter: Drafter, K: int, target: CausalLM) -> int:
+    "How many nodes a tree can have, however large K is."
+    tree = getattr(drafter, "tree", drafter)  # the one of a `TreeHybrid`
+    return tree.size(K) if isinstance(tree, TreeDrafter) else min(K, target.context_length)
+
 def reads_trees(target: CausalLM) -> bool:
     "Whether its forward can be told who sees whom."
     return isinstance(target, Llama) and target.window is None
@@ -381,7 +401,9 @@ def speculate_tree(
     K, max_new_tokens, eos_ids = check_request(target, prompt, K, max_new_tokens, eos_ids)
     timer = timer or PhaseTimer(target.device)
     limit = min(len(prompt) + max_new_tokens, target.context_length)
-    room = _Roomy(target, K)
+    if transform.temperature > 0: check(not draws(drafter), DRAWN)
+    room = _Roomy(target, most_nodes(drafter, K, target))
+    K = min(K, max(room.nodes, target.context_length))  # of a chain, no text holds more
     loop = _TreeLoop(room, drafter, transform, source, K, limit, eos_ids, walk)
     return loop.rounds(prompt, timer)
 

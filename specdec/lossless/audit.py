@@ -9,19 +9,89 @@ __all__ = ['audit', 'audit_row']
 import hashlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..core import ModelError, check, whole
 from .black_boxes import BLACK_BOXES
 from .white_boxes import WHITE_BOXES, Audited, no_verdict
-from ..models import cache_home
+from ..models import cache_home, first_line
 
 # %% ../../nbs/lossless/10_audit.ipynb #au000002
 AUDITED = {each.name: each for each in (*WHITE_BOXES, *BLACK_BOXES)}
+
+# %% ../../nbs/lossless/10_audit.ipynb #below002
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """An empty folder in the cache, gone afterwards; those of audits that were killed are removed.
+    Raises `ModelError` if none can be made."""
+    home = cache_home() / "audit"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        for left in home.glob(".work-*.lock"): _remove(left)
+        lock = FileLock(home / f".work-{uuid4().hex}.lock")
+        lock.acquire()  # before the folder is there
+    except OSError as error:
+        raise ModelError(f"The cache folder {home} can't be written ({error}). Set SPECDEC_HOME to "
+                         "a folder that can.") from error
+    try:
+        folder = Path(lock.lock_file).with_suffix("")
+        folder.mkdir()
+        yield folder
+    finally:
+        lock.release()
+        _remove(Path(lock.lock_file))
+
+def _remove(lock: Path) -> None:
+    "A folder and the lock beside it, unless a living process holds that."
+    with suppress(OSError, Timeout), FileLock(lock, timeout=0):
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
+
+# %% ../../nbs/lossless/10_audit.ipynb #below003
+_BELOW = """import os, signal, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+def watch():
+    sys.stdin.buffer.read()  # until whoever started this is gone
+    if hasattr(os, "killpg"): os.killpg(0, signal.SIGKILL)
+    child.kill()
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+code = child.wait()
+os._exit(code if code >= 0 else 1)"""
+
+def run_below(program: list[str],
+              seconds: float | None = None, # None: as long as it takes
+              **options,                    # of `subprocess.Popen`
+             ) -> tuple[int, str]: # exit code, what it said on standard error
+    """Run a program that ends when we do, however we end, with all that it has started. Raises
+    `TimeoutExpired` if it takes longer; then it is ended, too."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", _BELOW, *program], stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, **options)
+    said: list[bytes] = []
+    reader = threading.Thread(target=lambda: said.append(started.stderr.read()), daemon=True)
+    reader.start()
+    try: code = started.wait(seconds)
+    finally:
+        with suppress(OSError):  # what is left of them
+            if hasattr(os, "killpg"): os.killpg(started.pid, signal.SIGKILL)
+            else: started.kill()
+        started.wait()
+        started.stdin.close()
+    reader.join(10)
+    return code, b"".join(said).decode(errors="replace")
 
 # %% ../../nbs/lossless/10_audit.ipynb #6409bded
 def installed(each: Audited) -> Path:
@@ -30,16 +100,17 @@ def installed(each: Audited) -> Path:
     wanted = hashlib.sha256(" ".join(each.requirements).encode()).hexdigest()[:8]
     folder = cache_home() / "audit" / f"{each.requirements[0].replace('==', '-')}-{wanted}"
     if folder.exists(): return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
-        target = Path(partial) / "packages"
+    with work_folder() as partial:
+        target = partial / "packages"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
                "--no-input", "--no-deps", "--target", str(target), *each.requirements]
-        done = subprocess.run(pip, capture_output=True, text=True)
-        if done.returncode:
-            reason = _last_line(done.stderr, "pip gave no reason")
+        code, said = run_below(pip, env=os.environ | {"TMPDIR": str(partial)})
+        if code:
+            reason = _last_line(said, "pip gave no reason")
             raise ModelError(f"pip can't install {' '.join(each.requirements)}: {reason}")
-        os.replace(target, folder)
+        try: os.replace(target, folder)
+        except OSError:
+            if not folder.exists(): raise  # another audit was quicker
     return folder
 
 def _last_line(text: str, otherwise: str) -> str:
@@ -60,16 +131,17 @@ def verdict_apart(each: Audited, run: int = 0, seconds: float = 600) -> dict:
     ours = str(Path(__file__).parents[2])
     try:
         paths = [str(installed(each)), os.environ.get("PYTHONPATH")]
-        where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                              "OMP_NUM_THREADS": "1"}  # so tiny, models gain nothing by more
-        with tempfile.TemporaryDirectory() as folder:
-            answer = Path(folder) / "verdict.json"  # whatever the package prints
+        with work_folder() as folder:
+            where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                                  "TMPDIR": str(folder),
+                                  "OMP_NUM_THREADS": "1"}  # so tiny, models gain nothing by more
+            answer = folder / "verdict.json"  # whatever the package prints
             ask = [sys.executable, "-c", _ASK, ours, each.name, str(run), str(answer)]
-            done = subprocess.run(ask, capture_output=True, text=True, timeout=seconds, env=where,
-                                  cwd=folder)
-            if not done.returncode: return json.loads(answer.read_text())
-            why = f"it ended the process that asked it: {_last_line(done.stderr, 'silently')}"
+            code, said = run_below(ask, seconds, env=where, cwd=folder)
+            if not code and answer.exists(): return json.loads(answer.read_text())
+            why = f"it ended the process that asked it: {_last_line(said, 'silently')}"
     except ModelError as error: why = str(error)
+    except (OSError, ValueError) as error: why = f"its verdict can't be read: {error}"
     except subprocess.TimeoutExpired: why = f"it did not answer within {seconds:.0f} s"
     return each.about() | no_verdict(why) | {"run": run, "seconds": 0.0}
 
@@ -99,13 +171,40 @@ def _known(known: list[dict], each: Audited, run: int) -> dict | None:
     return None
 
 # %% ../../nbs/lossless/10_audit.ipynb #au000017
+class Verdict(BaseModel):
+    "What a verdict in a file must hold; what else it holds is kept."
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: str
+    version: str
+    promises: bool
+    lossless: bool | None
+    error: float = Field(allow_inf_nan=False)
+    seconds: float = Field(allow_inf_nan=False)
+    run: int = 0
+    raised: str | None = None
+
+class Verdicts(BaseModel):
+    "What `specdec audit --out` writes, and nothing else."
+    model_config = ConfigDict(extra="forbid", strict=True)
+    command: Literal["specdec audit"]
+    verdicts: list[Verdict]
+
 def kept_verdicts(path: Path) -> list[dict]: # empty if there is no such file
-    "The verdicts that an earlier audit has written; raises `ModelError` if the file isn't one's."
-    try: return list(json.loads(path.read_text(encoding="utf-8"))["verdicts"])
-    except FileNotFoundError: return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"The verdicts in {path} can't be read ({error!r}): name another file, or "
-                         "delete this one.") from error
+    """The verdicts that an earlier audit has written; raises `ModelError` if the file isn't one's,
+    which is then left as it is."""
+    try:
+        if not path.exists() and path.parent.is_dir(): return []
+        if not path.is_file(): raise OSError("there is no such folder, or it is no file")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        Verdicts.model_validate(data)
+        return data["verdicts"]
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        reason = f"{'.'.join(map(str, wrong['loc'])) or 'the whole'}: {wrong['msg']}"
+    except (OSError, ValueError, RecursionError) as error: reason = first_line(error)
+    reason = " ".join(reason.split())[:300]
+    raise ModelError(f"The verdicts in {path} can't be read ({reason}): name another file, or "
+                     "delete this one.")
 
 def in_order(verdicts: list[dict]) -> list[dict]: # of what is audited, the last for each run
     "Verdicts as the table has them."

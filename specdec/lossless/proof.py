@@ -27,7 +27,7 @@ from torch.nn.functional import one_hot
 from ..sampling import Transform
 from ..core import Enumerator, Round, Source, check, exact_law, whole
 from ..batches import BatchText
-from ..drafters.base import NoDrafter
+from ..drafters.base import Drafter, DraftState, NoDrafter
 from ..drafters.trees import Tree
 from ..protocol import CausalLM
 from ..rejection import VerifyRule, delta
@@ -277,6 +277,15 @@ class ExactModel(CausalLM):
         return torch.stack([_float_row(self.language, t, self.vocab_size) for t in wanted])[None]
 
 # %% ../../nbs/lossless/01_proof.ipynb #d2a34532
+class Remembering:
+    "A drafter, and the state that it started last: all that it remembers of one sequence."
+    def __init__(self, drafter: Drafter): self.drafter, self.layers = drafter, drafter.layers
+
+    def start(self, *text) -> DraftState:
+        "The drafter's own state, noted."
+        self.state = self.drafter.start(*text)
+        return self.state
+
 def memory_of(thing) -> Hashable:
     """All that an object remembers, as a value to compare. Numbers, containers, tensors and plain
     objects are looked into, to the bottom; a language, a function or a class never changes and
@@ -391,7 +400,7 @@ def loop_error(loop: Loop,
     length, limit = max_new_tokens, max_new_tokens
     if max_new_tokens is None: length, limit = K + 3, 2 * (K + 3)
     def start(source: Source) -> Started:
-        target, drafting = model(p, V), drafter()
+        target, drafting = model(p, V), Remembering(drafter())
         transform = Transform() if greedy else AsIs()
         rounds = loop(target, drafting, [0], transform, source, K, limit, eos_ids)
         return rounds, lambda: (memory_of(target), memory_of(drafting))
@@ -408,17 +417,22 @@ def _likeliest(p: Next) -> Next:
     return row
 
 # %% ../../nbs/lossless/01_proof.ipynb #d6bc9fd2
-class Sure:
-    """A greedy drafter: the likeliest tokens of a language after the text so far, reported as
-    certain."""
-    layers = ()
-    def __init__(self, language: Next): self.language = language
-    def prefill(self, tokens, features, limit, eos_ids=()): self.tokens = list(tokens)
+class SureState:
+    "One sequence, and the language that a greedy drafter speaks."
+    def __init__(self, language: Next, tokens: list[int]):
+        self.language, self.tokens = language, list(tokens)
     def commit(self, tokens, features): self.tokens += tokens
     def propose(self, K, transform, source):
         tokens, text = [], tuple(self.tokens[1:])
         for _ in range(K): tokens.append(int(self.language((*text, *tokens)).argmax()))
         return SimpleNamespace(tokens=tokens, q=None)
+
+class Sure:
+    """A greedy drafter: the likeliest tokens of a language after the text so far, reported as
+    certain."""
+    layers, State = (), SureState
+    def __init__(self, language: Next): self.language = language
+    def start(self, tokens, features, limit, eos_ids=()): return self.State(self.language, tokens)
 
 # %% ../../nbs/lossless/01_proof.ipynb #eb3ecb80
 def prove_loop(loop: Loop,
@@ -492,8 +506,8 @@ def _text_of(seen: Tensor) -> tuple: # [places, V], bool
     return tuple(token for _, token in found[1:]) if in_order else tuple(map(tuple, found))
 
 # %% ../../nbs/lossless/01_proof.ipynb #crowd007
-class Branches(Sure):
-    "A drafter of trees: the likeliest paths of a language, two tokens behind each node."
+class BranchesState(SureState):
+    "One sequence, and the language whose likeliest paths make a tree."
     def propose(self, K, transform, source):
         text, tree, waiting = tuple(self.tokens[1:]), Tree([], []), []
         def follow(node: int, path: Text, chance: Fraction) -> None:
@@ -507,6 +521,10 @@ class Branches(Sure):
             tree.parents.append(parent)
             follow(node, path, -chance)
         return tree
+
+class Branches(Sure):
+    "A drafter of trees: the likeliest paths of a language, two tokens behind each node."
+    State = BranchesState
 
 # %% ../../nbs/lossless/01_proof.ipynb #crowd010
 def prove_trees(loop: Loop, # what `specdec.drafters.trees.speculate_tree` is

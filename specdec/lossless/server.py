@@ -9,19 +9,21 @@ __all__ = ['ServerReport', 'check_server']
 import json
 import math
 import random
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.error import HTTPError
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..core import ModelError, check, whole
@@ -91,24 +93,167 @@ def server_url(url: str) -> str: # without a path
     check(fine, f"{url!r} is no address of a server: expected one like http://127.0.0.1:8080.")
     return f"{parts.scheme}://{parts.netloc}"
 
+# %% ../../nbs/lossless/11_server.ipynb #asksrv01
+LARGEST = 64 * 2**20   # bytes of an answer, at most; of this check one has some kilobytes
+SECONDS = 120          # for an answer, at most, with all tries and waits
+WAITS = (.5, 1, 2, 4)  # s before each further try …
+AGAIN = (408, 425, 429, 500, 502, 503, 504)  # … after these, or a connection that broke
+CONNECT = 10           # s for a connection, at most
+
+def printable(words: str, most: int = 300) -> str: # one line
+    "What a server says, as far as it can be shown."
+    shown = "".join(c if c.isprintable() else " " for c in words[:10 * most])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else f"{shown[:most]} …"
+
+def exchange(url: str, path: str,
+             question: dict | None,      # None: GET
+             seconds: float,
+            ) -> tuple[int, bytes, str]: # status, body, for how long the server asks to wait
+    """One question and its answer, whole within so many seconds. Raises `TimeoutError` if it isn't,
+    `OSError` or `HTTPException` for anything else that a connection may do."""
+    end, parts = time.monotonic() + seconds, urlsplit(url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=min(seconds, CONNECT))
+    alarm = None
+    try:
+        connection.connect()
+        line = connection.sock  # the connection forgets it as soon as an answer begins
+        line.settimeout(None)
+        def hang_up():  # whatever is being waited for ends
+            with suppress(OSError): line.shutdown(socket.SHUT_RDWR)
+        alarm = threading.Timer(end - time.monotonic(), hang_up)
+        alarm.daemon = True
+        alarm.start()
+        body = None if question is None else json.dumps(question).encode()
+        connection.request("GET" if body is None else "POST", path, body,
+                           {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        found = _body(answer)
+    except (OSError, HTTPException):
+        if time.monotonic() >= end: raise TimeoutError from None
+        raise
+    finally:
+        if alarm: alarm.cancel()
+        connection.close()
+    if time.monotonic() >= end: raise TimeoutError  # a body that was cut may look whole
+    return answer.status, found, answer.getheader("Retry-After") or ""
+
+def _body(answer) -> bytes:
+    "An answer's body; of an error also what came of one that was cut short."
+    try:
+        found = answer.read(LARGEST + 1)
+        if answer.length and len(found) <= LARGEST: raise IncompleteRead(found, answer.length)
+        return found
+    except IncompleteRead as error:
+        if answer.status == 200: raise
+        return error.partial
+
+# %% ../../nbs/lossless/11_server.ipynb #asksrv03
+def ask_server(url: str, path: str,
+               question: dict | None,      # None: GET
+               kind: str,                  # of server that is asked
+               advice: str,                # if none answers
+               seconds: float = SECONDS,   # for it all
+               waits: Sequence[float] = (),# before each further try
+              ) -> dict:
+    "The server's answer, a JSON object; raises `ModelError` with what to do."
+    end = time.monotonic() + seconds
+    for wait in (*waits, None):
+        asked = 0.0
+        try:
+            status, body, later = exchange(url, path, question, end - time.monotonic())
+            if status == 200: return _object(body, url + path, kind)
+            words = printable(body[:3000].decode(errors="replace")) or "without a word"
+            failure = ModelError(f"The server at {url} refused {path} ({status}: {words}).")
+            if status not in AGAIN: raise failure
+            asked = float(later) if later.isdecimal() and len(later) < 5 else 0.0
+        except TimeoutError as error:
+            raise ModelError(f"The server at {url} gave no whole answer to {path} within "
+                             f"{seconds:g} s.") from error
+        except (OSError, HTTPException, UnicodeError) as error:
+            why = printable(str(error)) or type(error).__name__
+            failure = ModelError(f"No server answers at {url} ({why}). {advice}")
+            if isinstance(error, (ConnectionRefusedError, socket.gaierror, UnicodeError)):
+                raise failure from error  # a second try would find the same
+        pause = max(wait or 0, asked)
+        if wait is None or time.monotonic() + pause >= end: raise failure
+        time.sleep(pause)
+    raise AssertionError("the last try has returned or raised")
+
+def _object(body: bytes, where: str, kind: str) -> dict:
+    "What a server sent, as JSON; raises `ModelError` if it is anything else."
+    if len(body) > LARGEST: raise ModelError(
+        f"The answer of {where} is larger than {LARGEST >> 20} MB, and was not read to its end.")
+    try:
+        found = json.loads(body)
+        if not isinstance(found, dict): raise ValueError("no object")
+        return found
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"What answers at {where} is no {kind} "
+                         f"({printable(str(error))}).") from error
+
 def post(url: str, path: str, question: dict) -> dict:
     "The server's answer; raises `ModelError` with what to do."
-    request = Request(url + path, json.dumps(question).encode(),
-                      {"Content-Type": "application/json"})
-    try:
-        with build_opener(ProxyHandler({})).open(request, timeout=600) as answer:
-            found = json.loads(answer.read())
-        if not isinstance(found, dict): raise ValueError("no object")
-    except HTTPError as error:
-        words = error.read().decode(errors="replace").strip() or error.reason
-        raise ModelError(f"The server at {url} refused {path} ({error.code}: {words}).") from error
-    except ValueError as error:
-        raise ModelError(f"What answers at {url}{path} is no OpenAI-compatible server ({error}).") \
-            from error
-    except (OSError, HTTPException) as error:
-        raise ModelError(f"No server answers at {url} ({getattr(error, 'reason', None) or error}). "
-                         "Start it, or give the address where it listens.") from error
-    return found
+    return ask_server(url, path, question, "OpenAI-compatible server",
+                      "Start it, or give the address where it listens.", waits=WAITS)
+
+# %% ../../nbs/lossless/11_server.ipynb #asksrv04
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+LogProb = Annotated[float, Field(le=1e-3, allow_inf_nan=True)]  # above 0 by rounding only
+TokenName = Annotated[str, Field(pattern="^token_id:[0-9]{1,9}$")]
+
+class Answer(BaseModel):
+    "A part of an answer: numbers are numbers, not text; what we don't look at may be anything."
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+class Listed(Answer):
+    id: Id
+    logprob: LogProb
+
+class Token(Answer):
+    id: Id
+    bytes: list[int] | None = None
+    top_logprobs: list[Listed]
+
+class Objects(Answer):
+    "As llama.cpp has it."
+    content: list[Token]
+
+class Lists(Answer):
+    "As vLLM has it."
+    tokens: list[TokenName]
+    top_logprobs: list[dict[TokenName, LogProb]]
+
+class Choice(Answer):
+    logprobs: dict | None = None
+
+class Cut(Answer):
+    "A text in tokens."
+    tokens: list[Id]
+
+class Usage(Answer):
+    completion_tokens: Id | None = None
+
+class Timings(Answer):
+    draft_n: Id = 0
+    draft_n_accepted: Id = 0
+
+class Completion(Answer):
+    choices: Annotated[list[Choice], Field(min_length=1)]
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+def checked(kind: type[Checked], found: object, whose: str) -> Checked:
+    "What a server sent, as checked values; raises `ModelError` that names the first wrong part."
+    try: return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ModelError(f"{whose} answer is malformed: {printable(where, 80)}: "
+                         f"{printable(first['msg'])}.") from error
 
 # %% ../../nbs/lossless/11_server.ipynb #06b52f31
 @dataclass(frozen=True)
@@ -124,31 +269,42 @@ def _id(token: str) -> int:
     "A token's id from its name in a list."
     return int(token.removeprefix("token_id:"))
 
+def _law(row: list[tuple[int, float]]) -> dict[int, float]: # token → probability
+    "What is listed for one place; raises `ModelError` for what can't be a part of a law."
+    listed = {i: min(1.0, math.exp(log)) for i, log in row}
+    if len(listed) < len(row) or not sum(listed.values()) < 1.01: raise ModelError(
+        "The server's answer is malformed: the probabilities that it lists for a token are "
+        f"{printable(str(sorted(listed.values(), reverse=True)[:3]))} …, which is more than one "
+        "in all, or a token is listed twice.")
+    return listed
+
 def read_answer(found: dict) -> Said:
-    "The parts of an answer; raises `ModelError` if ids or probabilities are missing."
-    try:
-        logs = found["choices"][0]["logprobs"]
-        if "content" in logs:
-            ids = [entry["id"] for entry in logs["content"]]
-            rows = [[(other["id"], other["logprob"]) for other in entry["top_logprobs"]]
-                    for entry in logs["content"]]
-            plain = [max(entry.get("bytes") or [0]) < 128 for entry in logs["content"]]
-        else:
-            ids = [_id(token) for token in logs["tokens"]]
-            plain = [True] * len(ids)
-            rows = [[(_id(token), log) for token, log in row.items()]
-                    for row in logs["top_logprobs"]]
-        listed = [{i: math.exp(log) for i, log in row} for row in rows]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(
-            "The server's answer has no token ids with log-probabilities, by which texts could be "
-            "compared. llama.cpp's server gives them, and vLLM's does."
-        ) from error
-    lost = (found.get("usage") or {}).get("completion_tokens", len(ids)) > len(ids)
+    "The parts of an answer; raises `ModelError` if ids or probabilities are missing or malformed."
+    whole_answer = checked(Completion, found, "The server's")
+    logs = whole_answer.choices[0].logprobs
+    if not logs: raise ModelError(
+        "The server's answer has no token ids with log-probabilities, by which texts could be "
+        "compared. llama.cpp's server gives them, and vLLM's does.")
+    if "content" in logs:
+        content = checked(Objects, logs, "The server's").content
+        ids = [token.id for token in content]
+        rows = [[(other.id, other.logprob) for other in token.top_logprobs] for token in content]
+        plain = [max(token.bytes or [0]) < 128 for token in content]
+    else:
+        lists = checked(Lists, logs, "The server's")
+        ids, plain = [_id(token) for token in lists.tokens], [True] * len(lists.tokens)
+        rows = [[(_id(token), log) for token, log in row.items()] for row in lists.top_logprobs]
+    if len(rows) != len(ids): raise ModelError(
+        f"The server's answer is malformed: {len(rows)} lists for {len(ids)} tokens.")
+    listed = [_law(row) for row in rows]
+    counted = whole_answer.usage and whole_answer.usage.completion_tokens
+    lost = counted is not None and counted > len(ids)
     if lost and False in plain: ids = ids[:plain.index(False)]
-    times = found.get("timings")
-    drafted = None if times is None else times.get("draft_n", 0)
-    return Said(ids, listed, lost, drafted, (times or {}).get("draft_n_accepted", 0))
+    times = whole_answer.timings
+    drafted, accepted = (times.draft_n, times.draft_n_accepted) if times else (None, 0)
+    if accepted > (drafted or 0): raise ModelError(
+        f"The server's answer is malformed: of {drafted} drafted tokens {accepted} were accepted.")
+    return Said(ids, listed, lost, drafted, accepted)
 
 # %% ../../nbs/lossless/11_server.ipynb #025d8b48
 class Server:
@@ -162,7 +318,8 @@ class Server:
     def cut(self, text: str) -> list[int]:
         "A text's token ids."
         question = {"content": text, "prompt": text, "add_special": True}
-        return token_ids(post(self.url, "/tokenize", self.fields | question).get("tokens"))
+        found = post(self.url, "/tokenize", self.fields | question)
+        return checked(Cut, found, "The server's").tokens
 
     def says(self, prompt: list[int], n: int, seed: int) -> Said: # n new tokens
         "One answer."
@@ -186,10 +343,18 @@ class Server:
     def lists(self, prompt: list[int]) -> dict[int, float]: # token → probability
         "What may come after a prompt, the likeliest tokens of it: one token is asked for."
         for seed in range(20):  # a token that is no whole character has no list
-            if found := self.says(prompt, 1, seed).listed: return found[0]
+            found = self.says(prompt, 1, seed).listed
+            if found and found[0]: return found[0]
         raise ModelError(f"The server at {self.url} lists no tokens after the prompt {prompt}.")
 
 # %% ../../nbs/lossless/11_server.ipynb #74a980a4
+def check_end(ids: list[int], n: int, ends: Set[int]) -> None:
+    "Raise `InputError` for a text of fewer than n tokens that ended, and it isn't known why."
+    check(len(ids) >= n or bool(ids and ids[-1] in ends),
+          f"The server ended a text after {len(ids)} of {n} tokens, the last of them with the "
+          f"id {ids[-1] if ids else 'none'}. If that ends a text, name it in ends; otherwise "
+          "choose a prompt after which the text doesn't end so soon.")
+
 class Ranks:
     "Texts in ranks: after each text, tokens are numbered from the likeliest; `LISTED`: any other."
     def __init__(self, listed: Callable[[tuple[int, ...]], dict[int, float]], # after new token ids
@@ -217,16 +382,13 @@ class Ranks:
         return torch.tensor([*known, *padding, others], dtype=torch.float64).log()
 
     def ranks(self, ids: list[int], n: int) -> list[int]: # n of them
-        "A text in ranks. Raises `InputError` if it ended and nobody knows why."
+        "A text in ranks. Raises `InputError` if it ended, and it isn't known why."
         text: list[int] = []
         for i, token in enumerate(ids[:n]):
             order = self.order(tuple(ids[:i]))
             text.append(order.index(token) if token in order else LISTED)
             if text[-1] >= self.width or token in self.ends: return (text + n * [LISTED])[:n]
-        check(len(text) == n,
-              f"The server ended a text after {len(text)} of {n} tokens, the last of them with the "
-              f"id {ids[-1] if ids else 'none'}. If that ends a text, name it in ends; otherwise "
-              "choose a prompt after which the text doesn't end so soon.")
+        check_end(ids[:n], n, self.ends)
         return text
 
 def _only(rank: int) -> Tensor: # [LISTED + 1]
@@ -244,6 +406,7 @@ class ServerReport(Report):
     found: DecoderReport    # the verdict, with its counts and error rates
     drafted: int | None     # tokens, as the server tells; None: it doesn't
     accepted: int | None    # of them
+    failure: str | None = None  # why the server was asked no further, with samples still to come
 
     @property
     def lossless(self) -> bool:
@@ -266,9 +429,10 @@ class ServerReport(Report):
         if self.drafted is None: drafts = "it doesn't say whether anything was drafted"
         elif self.drafted: drafts = f"it drafted {self.drafted} tokens, {self.accepted} accepted"
         else: drafts = "it drafted NOTHING: this is a check of plain decoding"
+        early = [f"the server failed before the end: {self.failure}"] if self.failure else []
         return "\n".join([
             f"{self.url} held to {self.law}: {self.found.summary()}",
-            f"caught with probability 0.9, total variation (samples): {takes}", drafts])
+            f"caught with probability 0.9, total variation (samples): {takes}", drafts, *early])
 
 # %% ../../nbs/lossless/11_server.ipynb #0614d748
 def check_server(
@@ -292,21 +456,39 @@ def check_server(
     """Test an OpenAI-compatible server at temperature 1 with `check_decoder`: against a target's
     law, or against what it lists itself when asked token by token, which nothing is drafted for.
     Raises `InputError` for arguments that can't be served, `ModelError` for a server that doesn't
-    answer in this form."""
+    answer in this form; if it did so for some samples and then fails, the report on those says
+    why it has no more."""
     ends, ahead = end_ids(ends), whole(ahead, "ahead, the tokens asked for beyond `length`,", 0)
     width, server = whole(width, "width", 1, LISTED), Server(url, model, settings)
     ids = server.cut(prompt) if isinstance(prompt, str) else token_ids(prompt)
     check(len(ids) > 0, "The prompt is empty: give some text or at least one token.")
     plan = dict(length=length, width=width, samples=samples, alarm=alarm, distance=distance,
                 weak=weak, stop=stop, seed=seed, progress=progress)
+    sampled, failures = 0, []
+    def kept(sample: Callable[[int, int], list[int]]) -> Callable: # (tokens, seed) → token ids
+        "The same, but if the server fails after some samples, these are reported on."
+        def generate(prompt, n, seed):
+            nonlocal sampled
+            try: tokens = sample(n, seed)
+            except ModelError as error:
+                if not sampled: raise
+                failures.append(str(error))
+                raise KeyboardInterrupt from error  # `check_decoder` reports on what it has
+            sampled += 1
+            return tokens
+        return generate
+
+    def text(n: int, seed: int) -> list[int]: # n of them, or as many as end one
+        tokens = server.text(ids, n, ahead, seed)[:n]
+        check_end(tokens, n, ends)
+        return tokens
+
     if target is None:
         own = Ranks(lambda new: server.lists([*ids, *new]), width, ends)
-        def generate(prompt, n, seed): return own.ranks(server.text(ids, n, ahead, seed), n)
+        def ranks(n, seed): return own.ranks(server.text(ids, n, ahead, seed), n)
         def logits(text): return own.logits(text[1:])  # `check_decoder` wants a prompt
-        found = check_decoder(generate, logits, [0], **plan)
-    else:
-        def generate(prompt, n, seed): return server.text(ids, n, ahead, seed)[:n]
-        found = check_decoder(generate, target, ids, eos_ids=ends, **plan)
+        found = check_decoder(kept(ranks), logits, [0], **plan)
+    else: found = check_decoder(kept(text), target, ids, eos_ids=ends, **plan)
     told = server.drafts if server.drafts["told"] else {"drafted": None, "accepted": None}
     law = "its own law, token by token" if target is None else "the target's law"
-    return ServerReport(server.url, law, found, told["drafted"], told["accepted"])
+    return ServerReport(server.url, law, found, told["drafted"], told["accepted"], *failures)

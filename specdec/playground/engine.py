@@ -18,7 +18,7 @@ import numpy as np
 from ..sampling import Transform
 from ..core import TorchSource, check
 from ..models import encode, prompts
-from ..loading import load
+from ..loading import fits_plain, load
 from ..pairs import Pair, load_pair
 from ..registry import list_pairs
 from .figures import Measures, figures_of
@@ -219,7 +219,7 @@ class Shelf:
         pair.name, self.targets[target] = name, pair.target
         pair.generate([0, 1, 2], K=K_MAX, max_new_tokens=8)
         if target not in self.alone:
-            other = load(target, use="plain") if pair.target.packed else pair.target
+            other = pair.target if fits_plain(pair.target) else load(target, use="plain")
             Pair(other).generate([0, 1, 2], max_new_tokens=4, method="plain")
             self.alone[target] = other
         return pair

@@ -6,9 +6,12 @@
 __all__ = ['open_playground']
 
 # %% ../../nbs/use/06_server.ipynb #5029f1d1
+import asyncio
+import hmac
 import json
 import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,7 +24,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..core import InputError, ModelError, check
 from .figures import asset
@@ -56,27 +61,46 @@ def app_files() -> dict[str, str]: # path → text
         nbformat=4, nbformat_minor=5,
     )
     where = "voila/templates/playground"
+    error = "<!DOCTYPE html><title>specdec</title><p>{{ message or status_message }}</p>"
     return {
         "playground.ipynb": json.dumps(notebook),
         f"{where}/conf.json": '{"base_template": "lab"}',
         f"{where}/index.html.j2": asset("index.html.j2"),
+        f"{where}/error.html": error,
     }
 
 # %% ../../nbs/use/06_server.ipynb #a0557e32
 GONE = 10    # s that a kernel lives on after its page is gone
 UNSEEN = 20  # s of silence after which a kernel ends to which no page ever connected
 LOOK = 5     # s between two looks
+KERNELS = 8  # at most, at any time; each takes about a gigabyte
+FULL = f"{KERNELS} pages are open, and there is room for no more: close one, and load this again."
 
 def visitor_kernels() -> type:
     "The class that keeps the visitors' kernels, in Voilà's process."
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+    from tornado.web import HTTPError
 
     class VisitorKernels(AsyncMappingKernelManager):
-        "Ends the kernels whose page is gone, whatever they are working on."
+        "Ends the kernels whose page is gone, whatever they are working on, and starts no crowd."
         def __init__(self, **options):
             super().__init__(**options)
             self.pages = Counter()          # connections, by kernel
             self.left: dict[str, float] = {}  # when the last page went, by kernel
+            self.door = asyncio.Lock()      # one at a time, so that the count is right
+
+        async def start_kernel(self, **options) -> str:
+            "One more, if there is room; kernels whose page is gone make room at once."
+            async with self.door:
+                if len(self) >= KERNELS: await self.end(*self.left)
+                if len(self) >= KERNELS: raise HTTPError(503, FULL)
+                return await super().start_kernel(**options)
+
+        async def end(self, *kernel_ids: str) -> None:
+            "End kernels now, each once."
+            for kernel_id in kernel_ids:
+                alone = self.left.pop(kernel_id, None) is not None
+                if alone and kernel_id in self: await self.shutdown_kernel(kernel_id, now=True)
 
         def notify_connect(self, kernel_id: str) -> None:
             super().notify_connect(kernel_id)
@@ -91,10 +115,63 @@ def visitor_kernels() -> type:
         async def cull_kernel_if_idle(self, kernel_id: str) -> None:
             "Jupyter's timer asks this about each kernel, every few seconds."
             alone = time.monotonic() - self.left.get(kernel_id, math.inf)
-            if alone > GONE: await self.shutdown_kernel(kernel_id, now=True)
+            if alone > GONE: await self.end(kernel_id)
             else: await super().cull_kernel_if_idle(kernel_id)
 
     return VisitorKernels
+
+# %% ../../nbs/use/06_server.ipynb #guard001
+HERE = "127.0.0.1"  # this machine alone
+TOKEN = "SPECDEC_PLAYGROUND_TOKEN"  # the environment's, where no list of processes shows it
+REFUSED = ("This is specdec's playground, and this isn't the address that it was given: open the "
+           "one that `specdec playground` prints, with its token.")
+
+def is_local(host: str) -> bool: # with a port or without one
+    "Whether a host is this machine itself: a loopback address, or localhost."
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError: return False
+
+def refused(request, # tornado's
+            token: str,
+            local: bool, # whether this machine alone is served
+           ) -> bool:
+    "Whether a request is turned away: for another host's name, or for the page without the token."
+    if local and not is_local(request.host): return True
+    given = request.query_arguments.get("token", [b""])[-1]
+    return request.path == "/" and not hmac.compare_digest(given, token.encode())
+
+def guarded_server(token: str) -> type:
+    "The class of Voilà's server that turns requests away, in Voilà's process."
+    from tornado.routing import Matcher, Rule
+    from tornado.web import RequestHandler
+    from voila.app import Voila
+
+    class Guarded(Voila):
+        "Looks at each request before any page does."
+        def init_settings(self) -> dict:
+            "No file of the user's settings changes the token, and no other site sends the cookie."
+            self.token = token
+            # until the browser is closed, and to this site's own requests
+            cookie = {"samesite": "Strict", "expires_days": None}
+            self.config.IdentityProvider.cookie_options = cookie
+            return super().init_settings()
+
+        def listen(self) -> None:
+            "The first rule of all is ours."
+            local = is_local(self.ip)
+            class Turned(Matcher):
+                def match(self, request): return {} if refused(request, token, local) else None
+            class Away(RequestHandler):
+                def prepare(self):
+                    self.set_status(403)
+                    self.set_header("Content-Type", "text/plain")
+                    self.finish(REFUSED)
+            self.app.default_router.rules.insert(0, Rule(Turned(), Away))
+            super().listen()
+
+    return Guarded
 
 # %% ../../nbs/use/06_server.ipynb #75d3cd9a
 def end_with(pipe, seconds: float = 10) -> None:
@@ -108,25 +185,23 @@ def run_server() -> None:
     """What the server's process does: Voilà, with the options of its command line, until its
     standard input is closed."""
     from traitlets.config import Config
-    from voila.app import Voila
     threading.Thread(target=end_with, args=(sys.stdin.buffer,), daemon=True).start()
     config = Config()
     config.VoilaConfiguration.multi_kernel_manager_class = visitor_kernels()
     config.MappingKernelManager.cull_idle_timeout = UNSEEN
     config.MappingKernelManager.cull_interval = LOOK
-    Voila.launch_instance(config=config)
+    guarded_server(os.environ.pop(TOKEN)).launch_instance(config=config)
 
 # %% ../../nbs/use/06_server.ipynb #47ad584f
-HERE = "127.0.0.1"  # this machine alone
-
 def opened_to(host: str, port: int) -> str:
     "What it means to serve the panel to more than this machine; empty for this machine alone."
-    if host in (HERE, "localhost"): return ""
+    if is_local(host): return ""
     return (
-        "This is open to the network. Whoever reaches the address can use the panel: there is no"
-        " password, and what is typed travels unencrypted. Each visitor takes about a gigabyte of"
-        " memory and all the processors there are; nobody can run code of their own. To use it"
-        " from elsewhere alone, leave out --host, and there forward the port:"
+        "This is open to the network. All who have the address with its token can use the panel,"
+        " and the token travels unencrypted, as does what is typed. Each visitor takes about a"
+        f" gigabyte of memory, {KERNELS} at most at a time, and all the processors there are; none"
+        " can run code of their own. To use it from elsewhere alone, leave out --host, and there"
+        " forward the port:"
         f" ssh -L {port}:{HERE}:{port} {socket.gethostname()}"
     )
 
@@ -135,7 +210,7 @@ def answers(host: str, port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((HERE if host == "0.0.0.0" else host, port)) == 0
 
-def start_server(folder: Path, host: str, port: int, log) -> subprocess.Popen:
+def start_server(folder: Path, host: str, port: int, token: str, log) -> subprocess.Popen:
     "Write the app's files into a folder, and start Voilà there."
     for name, text in app_files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +225,7 @@ def start_server(folder: Path, host: str, port: int, log) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", program, "playground.ipynb", *options],
         cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log,
-        env=os.environ | {"JUPYTER_PATH": os.pathsep.join(paths)},
+        env=os.environ | {"JUPYTER_PATH": os.pathsep.join(paths), TOKEN: token},
         start_new_session=True,  # Ctrl-C reaches the command alone, and the server by the pipe
     )
 
@@ -159,13 +234,13 @@ def start_server(folder: Path, host: str, port: int, log) -> subprocess.Popen:
 def serve_playground(port: int | None = None, # None: a free one
                      wait: float = 60,        # s to wait until it answers
                      host: str = HERE,        # whom it listens to; "0.0.0.0": any machine
-                    ) -> Iterator[str]: # the address to open in a browser
+                    ) -> Iterator[str]: # the address to open in a browser, with its token
     """Run the panel's server while the `with` block runs: Voilà, with the panel and nothing else.
     Each visitor gets a process with a model of their own, which ends soon after the page is left.
     Raises `ModelError` if it is not installed or does not start, `InputError` for a port that is
     taken or an address that doesn't exist."""
     check_server()
-    port = port or free_port()
+    port, token = port or free_port(), secrets.token_urlsafe(24)
     try: socket.getaddrinfo(host, port, socket.AF_INET)
     except (OSError, UnicodeError) as error:
         raise InputError(f"No address {host!r}: {error}.") from error
@@ -177,11 +252,11 @@ def serve_playground(port: int | None = None, # None: a free one
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryFile("w+", encoding="utf-8") as log,
     ):
-        server = start_server(Path(folder), host, port, log)
+        server = start_server(Path(folder), host, port, token, log)
         try:
             wait_until_served(server, host, port, wait, log)
             name = socket.gethostname() if host == "0.0.0.0" else host
-            yield f"http://{name}:{port}/"
+            yield f"http://{name}:{port}/?token={token}"
         finally:
             server.stdin.close()
             try: server.wait(20)

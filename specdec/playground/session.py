@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/use/02_session.ipynb #172a917e
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,8 @@ from ..core import PhaseTimer, Round, TorchSource, check, number
 from ..models import TextStream
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..drafters.adaptive import adaptive
-from ..drafters.base import Draft, Drafter
+from ..drafters.base import Draft, Drafter, DraftState
+from ..drafters.hybrid import HybridState
 from ..speculative import speculate
 from ..protocol import CausalLM
 
@@ -138,18 +139,33 @@ def look_at_round(p: Tensor,              # [n + 1, V]
 
 # %% ../../nbs/use/02_session.ipynb #04c31b38
 class LiveDrafter:
-    """Passes on what a drafter says, under a session's settings of this round. Guessing less or
+    """Passes on what a drafter says, under a session's settings of this round. Drafting less or
     differently never changes what the text follows."""
     def __init__(self, session, drafter: Drafter): # the `Session` that it draws for
         self.session, self.drafter, self.layers = session, drafter, drafter.layers
         self.adapting = adaptive(drafter)  # the same drafter under a controller
-        self.prefill, self.commit = self.adapting.prefill, self.adapting.commit
+
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
+              eos_ids: Set[int] = frozenset()) -> "LiveState":
+        "One state under the controller, and within it the drafter's own."
+        adapting = self.adapting.start(tokens, features, limit, eos_ids)
+        own = adapting
+        if self.adapting is not self.drafter:
+            own = adapting.states[0] if isinstance(adapting, HybridState) else adapting.inner
+        return LiveState(self.session, adapting, own)
+
+class LiveState:
+    "One sequence under sliders."
+    def __init__(self, session, adapting: DraftState, # under a controller
+                 own: DraftState):                    # the drafter's own, within the other one
+        self.session, self.adapting, self.own = session, adapting, own
+        self.commit = adapting.commit
 
     def propose(self, K: int, transform, source) -> Draft:
         "At most as many tokens as the slider says, or as many as pay."
         now = self.session.current
         if now.K == "adaptive": return self.adapting.propose(K, now.transform, source)
-        return self.drafter.propose(min(K, now.K), now.transform, source)
+        return self.own.propose(min(K, now.K), now.transform, source)
 
 # %% ../../nbs/use/02_session.ipynb #0ee53e26
 class Record:

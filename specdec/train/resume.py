@@ -7,9 +7,6 @@ __all__ = []
 
 # %% ../../nbs/drafters/20_resume.ipynb #171c888a
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,23 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..core import ModelError, check
-from ..models import first_line
+from ..models import written_whole
 
 # %% ../../nbs/drafters/20_resume.ipynb #4dd62b2b
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]: # where to write instead
-    """A file that is there whole or not at all, even if the process is killed in between. Raises
-    `ModelError` if it can't be written."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        with open(partial, "rb") as file: os.fsync(file.fileno())
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} can't be written ({first_line(error)}): make room there, or take "
-                         "another folder. The same command then goes on.") from error
-    finally: partial.unlink(missing_ok=True)
-
 def write_json(path: Path, content: object) -> None:
     "JSON, whole or not at all."
     text = json.dumps(content, indent=1) + "\n"
