@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specdec.batches import BatchText, speculate_batch
+from specdec.loop import Request, speculate_batch
 from specdec.core import TorchSource
 from specdec.costs import KINDS, Costs, MachineCosts, Same, TimedRound, Timetable
 from specdec.costs import check_steady, known_costs, verify_costs
@@ -42,7 +42,7 @@ def timed_steps(target: CausalLM, drafter: Drafter,
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     most, lengths = max(1, *lengths), (lengths[0], *lengths)
     prompts = torch.randint(target.vocab_size, (size, held), generator=draw).tolist()
-    texts = [BatchText(prompt, Timetable(drafter, lengths), Transform(temperature),
+    texts = [Request(target, prompt, Timetable(drafter, lengths), Transform(temperature),
                        TorchSource(i), most, 1 + len(lengths) * (most + 1))
              for i, prompt in enumerate(prompts)]
     count, ends = [0] * size, np.zeros(1 + len(lengths))

@@ -407,7 +407,8 @@ def any_pair(target: str, draft: str | None, device: str, dtype: str, method: st
     from specdec.drafters.lookup import SuffixDrafter
     from specdec.loading import load
     from specdec.models import find_model
-    from specdec.pairs import Pair, load_drafter
+    from specdec.pairs import Pair
+    from specdec.drafters.load import load_drafter
     if method == "plain":
         return Pair(load(target, device, dtype, use="plain", revision=revision), NoDrafter())
     named = draft not in (None, "lookup")
@@ -564,7 +565,8 @@ def run_asked(pair, method: str, settings: dict, ids: list[list[int]], # of each
     from specdec.bench.run import folder_digest
     from specdec.bench.runner import fingerprint
     from specdec.models import find_model
-    from specdec.pairs import drafter_name, find_drafter, rule_name
+    from specdec.drafters.load import drafter_name, find_drafter
+    from specdec.pairs import rule_name
     target, plain, settings = pair.target, method == "plain", dict(settings)
     verify, grammar = settings.pop("verify", None), settings.pop("grammar", None)
     digest = target.digest or folder_digest(find_model(target.name, revision))
@@ -1039,19 +1041,17 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     from specdec.lossless.proof import (
         prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
     )
-    from specdec.batches import speculate_batch
     from specdec.rejection import speculative_sampling
     from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
     from specdec.drafters.base import ModelDrafter, NGramDrafter
-    from specdec.drafters.trees import speculate_tree
-    from specdec.speculative import speculate
+    from specdec.loop import speculate, speculate_batch
     rules = speculative_sampling, sample_and_match, block_verification
     for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
     draws = candidates.draw_independent, candidates.draw_distinct, candidates.take_likeliest
     yield from prove_candidates(candidates.recursive_rejection, *draws)
-    yield from prove_trees(speculate_tree)
+    yield from prove_trees(speculate)
     yield from prove_batches(speculate_batch, ModelDrafter)
 
 def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
@@ -1059,7 +1059,7 @@ def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     from specdec.lossless.gallery import evidence
     from specdec.lossless.proof import Proven
     from specdec.drafters.base import ModelDrafter
-    from specdec.speculative import speculate
+    from specdec.loop import speculate
     found = evidence(broken, speculate, ModelDrafter)
     case = {}
     if isinstance(found, Proven): case = {"K": found.K, "V": found.V, "error": str(found.error)}
@@ -1608,7 +1608,7 @@ class Format(str, Enum):
 def is_head(name: str) -> bool:
     "Whether that is the folder of a trained head, or one that comes with the package."
     from specdec.models import local_path
-    from specdec.pairs import shipped
+    from specdec.drafters.load import shipped
     for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
         if config.is_file(): return "speculators_model_type" in config.read_text("utf-8", "replace")
     return False
@@ -1618,7 +1618,7 @@ def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a
     from specdec.gguf import export_gguf, export_head, original_gguf
     if is_head(name):
         from specdec.loading import load as load_by_name
-        from specdec.pairs import find_drafter
+        from specdec.drafters.load import find_drafter
         export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
         serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
     else:

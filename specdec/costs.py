@@ -28,11 +28,11 @@ from specdec.drafters.base import (
     Draft, Drafter, DraftState, NoDrafter, WrapperDrafter, WrapperState,
 )
 from .drafters.hybrid import HybridDrafter, usual_cost
-from .drafters.trees import TreeDrafter, speculate_tree
+from .drafters.trees import TreeDrafter
 from .models import cache_home, locked, say, written_together
 from .protocol import CausalLM
 from .sampling import Transform
-from .speculative import speculate
+from .loop import speculate
 
 # %% ../nbs/engine/16_costs.ipynb #60e99909
 LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # guesses of the rounds that are timed
@@ -90,9 +90,8 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     text = torch.randint(target.vocab_size, (held,), generator=draw).tolist()
     timer, most = PhaseTimer(target.device), max(1, *lengths)
-    loop = speculate_tree if isinstance(drafter, TreeDrafter) else speculate
     drafter = Timetable(drafter, lengths)
-    rounds = loop(target, drafter, text, Transform(temperature), TorchSource(0), most,
+    rounds = speculate(target, drafter, text, Transform(temperature), TorchSource(0), most,
                   1 + len(lengths) * (most + 1), timer=timer)
     played = list(islice(rounds, 1 + len(lengths)))[1:]
     seconds = [end - start for _, start, end in timer.spans[3:]]  # the first three are the prompt's
@@ -367,7 +366,7 @@ def tree_cost(target: CausalLM, tree: TreeDrafter, # with a shape
              ) -> tuple[float, float] | None: # of the first level and each further one
     "What a tree takes beyond v, in plain steps; measured, kept and left out as in `costs_of`."
     def measure() -> MachineCosts:
-        lengths = 0, 0, 1, 0, 0, tree.size(MOST)
+        lengths = 0, 0, 1, 0, 0, tree.max_nodes(MOST)
         rounds = timed_rounds(target, tree, lengths * 6, 0.0)[len(lengths):]
         check_steady(rounds)
         own = Costs(costs.step, costs.verify, (member_cost(rounds, costs.verify, tree.forwards),))

@@ -542,7 +542,7 @@ def _no_counterpart(drafter: Drafter, target: Llama) -> str: # empty: it has one
     return f"the draft is on {draft.device} and the target on {target.device}"
 
 def obstacle(target, drafter: Drafter) -> str: # empty: there is none
-    "Why this pair can't decode on the device; then `specdec.speculative.speculate` is the way."
+    "Why this pair can't decode on the device; then `specdec.loop.speculate` is the way."
     if not isinstance(target, Llama):
         return f"the target, a {_kind(target)}, chooses its own shapes"
     if target.device.type not in ("cpu", "cuda", "meta"):
@@ -552,7 +552,7 @@ def obstacle(target, drafter: Drafter) -> str: # empty: there is none
 def places_of(drafter: Drafter, K: int) -> int:
     "How many guesses a round of it can hold: each has its place in every round."
     if isinstance(drafter, NoDrafter): return 0
-    return drafter.size(K) if isinstance(drafter, TreeDrafter) else K
+    return drafter.max_nodes(K) if isinstance(drafter, TreeDrafter) else K
 
 def to_device(drafter: Drafter, target, # as for `obstacle`
               K: int, capacity: int,    # `places_of` a round; positions of the caches
@@ -570,5 +570,5 @@ def to_device(drafter: Drafter, target, # as for `obstacle`
         members = [of(member) for member in drafter.members]
         return HybridOnDevice(drafter, members, V, K, target.device)
     check(isinstance(drafter, NoDrafter), f"The drafter ({_kind(drafter)}) works on the host: "
-          "use specdec.speculative.speculate.")
+          "use specdec.loop.speculate.")
     return NothingOnDevice()

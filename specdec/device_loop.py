@@ -29,7 +29,6 @@ from .kvcache import KVCache
 from .models import first_line
 from .requests import check_request, token_ids
 from .sampling import Transform
-from .speculative import play_round
 from .transformer import Llama, Positions
 
 # %% ../nbs/engine/14_device_loop.ipynb #cf876bcf
@@ -170,6 +169,13 @@ class Recording:
         return replayed, result
 
 # %% ../nbs/engine/14_device_loop.ipynb #ca6afd35
+def play_round(parts, timer: PhaseTimer):
+    "One round: the four parts that `specdec.loop.step` has on the host, plain or recorded."
+    with timer.phase("draft"): draft = parts.draft()
+    with timer.phase("verify"): logits, features = parts.verify(draft)
+    with timer.phase("sample"): decided = parts.decide(draft, logits)
+    with timer.phase("draft"): return parts.commit(draft, decided, features)
+
 class _Recorded(DeviceParts):
     "The parts, recorded where that is possible."
     @torch.inference_mode()
@@ -315,7 +321,7 @@ def move_rows(cache: StaticCache, start: Tensor, # where the first row of a tree
         held.index_copy_(2, to, held.index_select(2, start + path))
 
 class TreeLoop(DeviceLoop):
-    "`DeviceLoop` for trees: the same law as that of `specdec.drafters.trees.speculate_tree`."
+    "`DeviceLoop` for trees: the same law as that of `specdec.loop.speculate`."
     def verify(self, draft: DeviceTree) -> tuple[Tensor, Tensor | None]:
         "The target reads its own last token, and all guesses."
         last, start = self.text.ending(1)
@@ -351,7 +357,7 @@ class _KeptLoops:
                  **options):          # `ahead` and `graphs` of `DeviceLoop`
         problem = obstacle(target, drafter)
         check(not problem, f"This can't run with fixed shapes: {problem}. "
-              "Use specdec.speculative.speculate.")
+              "Use specdec.loop.speculate.")
         self.target, self.drafter, self.options = target, drafter, options
         self.keep, self.lock = whole(keep, "keep", 1), Lock()
         self.loops: dict[tuple, DeviceLoop] = {}  # the one used last comes last
@@ -385,7 +391,7 @@ class DeviceDecoder(_KeptLoops):
                   eos_ids: Set[int] = frozenset(),         # the text ends after one of these
                   timer: PhaseTimer | None = None,         # gets prefill, draft, verify, sample
                  ) -> Iterator[Round]: # the token that the prompt's forward gives, then the rounds
-        """As `specdec.speculative.speculate`, with the same law and the same errors. Sampled drafts
+        """As `specdec.loop.speculate`, with the same law and the same errors. Sampled drafts
         are judged as a whole, as by `specdec.lossless.block.block_verification`."""
         prompt = token_ids(prompt)
         K, max_new_tokens, eos_ids = check_request(self.target, prompt, K, max_new_tokens, eos_ids)
@@ -393,7 +399,7 @@ class DeviceDecoder(_KeptLoops):
         limit = len(prompt) + room
         K = min(K, self.target.context_length)  # no text holds more
         if isinstance(self.drafter, TreeDrafter) and K > limit:  # nor a tree more nodes than this
-            K = min(K, max(limit, len(self.drafter.shape or ()), self.drafter.size(K)))
+            K = min(K, max(limit, len(self.drafter.shape or ()), self.drafter.max_nodes(K)))
         seed = TorchSource(seed).seed
         timer = timer or PhaseTimer(self.target.device)
         return self.loop(transform, K, limit).rounds(prompt, seed, room, eos_ids, timer)

@@ -392,7 +392,7 @@ def host_text(target: "CausalLM", drafter: "Drafter") -> list[int]: # token ids
     "The greedy text of the host's loop."
     from specdec.core import TorchSource
     from specdec.sampling import Transform
-    from specdec.speculative import speculate
+    from specdec.loop import speculate
     rounds = speculate(target, drafter, PROMPT, Transform(), TorchSource(0), K, TOKENS)
     return [token for r in rounds for token in r.emitted]
 
@@ -461,7 +461,7 @@ def law_errors(kind: str) -> dict[str, str]: # loop → distance from the target
     "How far the laws of both loops are from the target's, with drafts by lookup or by a model."
     from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.lossless.proof import ExactModel, Language, distance, loop_error, target_law
-    from specdec.speculative import speculate
+    from specdec.loop import speculate
     K, V = 2, 2
     p, q = (Language(V, f"{name}2", halves=True) for name in "pq")
     def drafter(model: Callable) -> "Drafter":

@@ -26,7 +26,7 @@ from specdec.drafters.lookup import SuffixDrafter, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error, one_round, sampled
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 from specdec.speedup import best_K
 
 

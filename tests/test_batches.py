@@ -11,7 +11,7 @@ from families import FAMILIES, random_model, stored
 from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import random_head, take_turns
 from specdec.adapter import TransformersLM
-from specdec.batches import BatchCache, BatchText, read_batch, speculate_batch
+from specdec.batches import BatchCache, read_batch
 from specdec.core import InputError, NumericalError, PhaseTimer, TorchSource, exact_law
 from specdec.drafters.adaptive import AdaptiveDrafter, ConfidentDrafter, HeuristicLookahead, PayingLookahead
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, WrapperState
@@ -24,7 +24,7 @@ from specdec.layouts import has_same_rows
 from specdec.lossless.proof import AsIs, ExactModel, Language, target_law
 from specdec.lossless.proof import distance as exact_distance
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import Request, speculate, speculate_batch
 
 exact_rows = pytest.mark.skipif(not has_same_rows(CPU, torch.float32), reason="rows depend on their number here")
 
@@ -61,7 +61,8 @@ def walk(model, seed, steps=25, size=4, bound=1e-5):
             texts.append(words(rng.randint(1, 40)))
             model.forward(torch.tensor([texts[-1]]), cache.join())
         new = [words(rng.randint(1, 5)) for _ in texts]
-        rows, features = read_batch(model, new, cache, (1, 3))
+        outputs = read_batch(model, new, cache, [(1, 3)] * len(new))
+        rows, features = zip(*outputs)
         for i, (text, more) in enumerate(zip(texts, new)):
             expected, states = model.forward(torch.tensor([text + more]), layers=(1, 3))
             assert rows[i].shape == (len(more), model.vocab_size)
@@ -96,7 +97,7 @@ def test_the_bits_are_those_of_a_text_alone(lengths):
         model.forward(torch.tensor([text]), own)
     for sizes in ([1, 1, 1, 1], [1, 6, 16, 2], [4, 1, 1, 9]):
         new = [torch.randint(40, (n,), generator=draw).tolist() for n in sizes]
-        rows, _ = read_batch(model, new, cache)
+        rows = [logits for logits, _ in read_batch(model, new, cache)]
         for i, own in enumerate(alone): assert torch.equal(rows[i], model.forward(torch.tensor([new[i]]), own)[0])
 
 
@@ -148,7 +149,7 @@ def one_by_one(target, requests): return [list(speculate(target, **request)) for
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_texts_are_those_of_the_loop_that_reads_one_after_the_other(temperature, size):
     target = tiny(40, context=64)
-    rounds = decode(target, [BatchText(**request) for request in some_texts(target, temperature)], size)
+    rounds = decode(target, [Request(target, **request) for request in some_texts(target, temperature)], size)
     assert rounds == one_by_one(target, some_texts(target, temperature))
     assert len({len(of_one) for of_one in rounds}) > 3  # they end at different times
 
@@ -156,7 +157,7 @@ def test_texts_are_those_of_the_loop_that_reads_one_after_the_other(temperature,
 def test_greedy_texts_are_those_of_plain_decoding_without_a_cache():
     target = filled(tiny(33, context=64))
     prompts = [[1, 2, 3], [4] * 9, [5, 6]]
-    texts = [BatchText(prompt, NGramDrafter(), Transform(), TorchSource(0), 4, 20) for prompt in prompts]
+    texts = [Request(target, prompt, NGramDrafter(), Transform(), TorchSource(0), 4, 20) for prompt in prompts]
     for prompt, rounds in zip(prompts, decode(target, texts, 3)): assert ids_of(rounds) == greedy(target, prompt, 20)
 
 
@@ -165,7 +166,7 @@ def test_models_of_transformers_read_one_after_the_other():
     usual = dict(transform=Transform(), source=TorchSource(0))
     def requests():
         for i in range(3): yield dict(usual, prompt=[1, i], drafter=NGramDrafter(), max_new_tokens=4 + i)
-    rounds = decode(target, [BatchText(**request) for request in requests()], 2)
+    rounds = decode(target, [Request(target, **request) for request in requests()], 2)
     assert rounds == one_by_one(target, requests())
 
 
@@ -193,7 +194,7 @@ def test_each_drafter_sees_the_layers_that_it_asked_for():
         for i, layers in enumerate([(2, 0), (), (1,), (0, 1, 3)]):
             yield dict(prompt=[1, 2, 1, 2, i], drafter=Recording(layers), transform=Transform(), source=TorchSource(0))
     together, alone = list(requests()), list(requests())
-    decode(target, [BatchText(**request) for request in together], 4)
+    decode(target, [Request(target, **request) for request in together], 4)
     one_by_one(target, alone)
     for a, b in zip(together, alone):
         shown = [request["drafter"].shown for request in (a, b)]
@@ -210,7 +211,7 @@ def test_texts_share_their_forwards(monkeypatch):
             return super().compute(ids, *rest)
     counting = copy.copy(target)
     counting.__class__ = Counting
-    texts = [BatchText([1, 2], NoDrafter(), Transform(), TorchSource(0), 5, 10) for _ in range(4)]
+    texts = [Request(counting, [1, 2], NoDrafter(), Transform(), TorchSource(0), 5, 10) for _ in range(4)]
     decode(counting, texts, 4)
     assert Counter(rows) == {2: 4, 4: 9}
 
@@ -229,7 +230,7 @@ def test_texts_ask_in_one_product_where_their_bits_differ_anyway(monkeypatch):
 def test_texts_join_in_order_as_others_end():
     target, timer = tiny(context=64), PhaseTimer()
     lengths = [9, 3, 5, 2, 1, 4]
-    texts = [BatchText([1], NoDrafter(), Transform(), TorchSource(0), 5, n) for n in lengths]
+    texts = [Request(target, [1], NoDrafter(), Transform(), TorchSource(0), 5, n) for n in lengths]
     order = [i for i, _ in speculate_batch(target, texts, 2, timer)]
     assert Counter(order) == Counter(dict(enumerate(lengths)))
     assert [order.index(i) for i in range(6)] == sorted(order.index(i) for i in range(6))
@@ -239,18 +240,18 @@ def test_texts_join_in_order_as_others_end():
 
 def test_who_has_enough_of_a_text_ends_it():
     target = tiny(context=64)
-    texts = [BatchText([1, i], NGramDrafter(), Transform(), TorchSource(0), 5, 30) for i in range(3)]
+    texts = [Request(target, [1, i], NGramDrafter(), Transform(), TorchSource(0), 5, 30) for i in range(3)]
     seen = Counter()
     for i, _ in speculate_batch(target, texts, 3):
         seen[i] += 1
-        if i == 1 and seen[1] == 3: texts[1].over = True
+        if i == 1 and seen[1] == 3: texts[1].ended = True
     assert seen[1] == 3 and min(seen[0], seen[2]) > 3
 
 
 def test_each_text_is_judged_by_its_own_rule():
     target, usual = tiny(), dict(prompt=[1, 2], transform=Transform(), source=TorchSource(0))
     def never(p, q, tokens, source): return 0, 7
-    texts = [BatchText(**usual, drafter=NGramDrafter(), verify=rule) for rule in (None, never)]
+    texts = [Request(target, **usual, drafter=NGramDrafter(), verify=rule) for rule in (None, never)]
     own, judged = decode(target, texts, 2)
     assert set(ids_of(judged[1:])) == {7} != set(ids_of(own[1:]))
 
@@ -293,7 +294,7 @@ def test_texts_may_have_one_drafter(kind, temperature):
     target = tiny(40, context=64)
     alone = one_by_one(target, of_one(target, SHARED[kind], temperature))
     one = SHARED[kind](target)
-    def texts(): return [BatchText(**request) for request in of_one(target, lambda _: one, temperature)]
+    def texts(): return [Request(target, **request) for request in of_one(target, lambda _: one, temperature)]
     for size in (5, 2): assert decode(target, texts(), size) == alone
     both = take_turns([speculate_batch(target, texts(), 3) for _ in range(2)])
     for found in both: assert [[r for i, r in found if i == text] for text in range(5)] == alone
@@ -304,14 +305,14 @@ def test_texts_may_have_one_drafter(kind, temperature):
 def test_greedy_texts_of_one_drafter_are_those_of_plain_decoding(kind):
     target = filled(tiny(40, context=64))
     one = SHARED[kind](target)
-    texts = [BatchText(**request | dict(eos_ids=set())) for request in of_one(target, lambda _: one, 0.0)]
+    texts = [Request(target, **request | dict(eos_ids=set())) for request in of_one(target, lambda _: one, 0.0)]
     for text, rounds in zip(texts, decode(target, texts, 3), strict=True):
-        assert ids_of(rounds) == greedy(target, text.prompt, text.max_new_tokens)
+        assert ids_of(rounds) == greedy(target, text.prompt, text.limit - len(text.prompt))
 
 
 def test_each_text_has_a_state_of_its_own_once_it_has_begun():
     target, drafter = tiny(context=64), NGramDrafter()
-    texts = [BatchText([1, i], drafter, Transform(), TorchSource(0), 3, 9) for i in range(3)]
+    texts = [Request(target, [1, i], drafter, Transform(), TorchSource(0), 3, 9) for i in range(3)]
     begun = [[text.state is not None for text in texts] for _ in speculate_batch(target, texts, 2)]
     assert begun[-1] == [True] * 3 and begun[1][2] is False
     assert len({id(text.state) for text in texts}) == 3 and all(text.drafter is drafter for text in texts)
@@ -327,7 +328,7 @@ def pair_law(target, transform, drafters, count, K=2, prompts=PROMPTS):
     "The joint law of two texts that are decoded together."
     def run(source):
         each = zip(prompts, drafters)
-        texts = [BatchText(prompt, drafter(), transform, source, K, count) for prompt, drafter in each]
+        texts = [Request(target, prompt, drafter(), transform, source, K, count) for prompt, drafter in each]
         return tuple(tuple(ids_of(rounds)) for rounds in decode(target, texts, 2))
     return exact_law(run)
 
@@ -371,20 +372,19 @@ def test_the_joint_law_is_exact_in_fractions(kind):
 
 
 def ask(target=None, size=2, **wrong):
-    "Three texts, the second of them wrong."
-    usual = dict(prompt=[1, 2], transform=Transform(), source=TorchSource(0))
-    texts = [BatchText(**usual, drafter=NGramDrafter()) for _ in range(3)]
-    texts[1] = BatchText(**usual | dict(drafter=NGramDrafter()) | wrong)
-    speculate_batch(target or Untouchable(), texts, size)  # nothing of it is asked for
+    "A request that is wrong, or a batch of two right ones."
+    usual, target = dict(prompt=[1, 2], transform=Transform(), source=TorchSource(0)), target or Untouchable()
+    texts = [Request(target, **usual | dict(drafter=NGramDrafter()) | wrong) for _ in range(2)]
+    speculate_batch(target, texts, size)  # nothing of it is asked for
 
 
 @pytest.mark.parametrize("wrong, words", [
-    (dict(prompt=[]), "Text 1: The prompt is empty"),
-    (dict(prompt=[99]), "Text 1: The prompt has token ids outside"),
-    (dict(prompt="ab"), "Text 1: The prompt must be a flat list"),
-    (dict(prompt=[1] * 16), "Text 1: The prompt has 16 tokens and the model's context 16"),
-    (dict(K=0), "Text 1: K, the number"), (dict(max_new_tokens=2.5), "Text 1: max_new_tokens"),
-    (dict(eos_ids=3), "Text 1: eos_ids"), (dict(size=0), "size, how many texts"), (dict(size=True), "size"),
+    (dict(prompt=[]), "The prompt is empty"),
+    (dict(prompt=[99]), "The prompt has token ids outside"),
+    (dict(prompt="ab"), "The prompt must be a flat list"),
+    (dict(prompt=[1] * 16), "The prompt has 16 tokens and the model's context 16"),
+    (dict(K=0), "K, the number"), (dict(max_new_tokens=2.5), "max_new_tokens"),
+    (dict(eos_ids=3), "eos_ids"), (dict(size=0), "size, how many sequences"), (dict(size=True), "size"),
 ], ids=lambda value: value[:20] if isinstance(value, str) else None)
 def test_what_is_wrong_is_said_before_any_work(wrong, words):
     with pytest.raises(InputError, match=words): ask(**wrong)
@@ -394,5 +394,6 @@ def test_no_texts_are_no_rounds(): assert list(speculate_batch(Untouchable(), []
 
 
 def test_logits_that_are_no_numbers_are_named():
-    texts = [BatchText([1], NoDrafter(), Transform(), TorchSource(0)) for _ in range(2)]
-    with pytest.raises(NumericalError, match="after 6 tokens"): decode(Failing(tiny(), 6), texts, 2)
+    target = Failing(tiny(), 6)
+    texts = [Request(target, [1], NoDrafter(), Transform(), TorchSource(0)) for _ in range(2)]
+    with pytest.raises(NumericalError, match="after 6 tokens"): decode(target, texts, 2)

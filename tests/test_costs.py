@@ -38,7 +38,7 @@ from specdec.drafters.lookup import SuffixDrafter
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 CHEAP = Costs(0.01, (1.02, 1.04, 1.06, 1.08), ((0.0, 0.0), (0.1, 0.05)))  # drafting pays soon
 DEAR = Costs(0.01, (9.0, 9.0, 9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))        # it never does

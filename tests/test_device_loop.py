@@ -72,7 +72,8 @@ from specdec.drafters.heads import Head, head_config
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.small import NarrowLM
-from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
+from specdec.drafters.trees import TreeDrafter, best_tree
+from specdec.loop import speculate
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
 from specdec.lossless.block import block_verification, block_weights
@@ -83,7 +84,7 @@ from specdec.models import encode, fetch, load_tokenizer
 from specdec.pairs import Pair
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
-from specdec.speculative import play_round, speculate
+from specdec.loop import play_round, speculate
 from specdec.transformer import Positions
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
@@ -124,7 +125,7 @@ def decode(
 def reference(
     target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset()
 ) -> list[Round]:
-    loop = speculate_tree if isinstance(drafter, TreeDrafter) else speculate
+    loop = speculate
     return list(loop(target, drafter, prompt, transform, TorchSource(seed), K, room, ends))
 
 

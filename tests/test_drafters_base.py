@@ -9,6 +9,7 @@ from helpers import Failing, greedy, ids_of, tiny
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
 from specdec.drafters.base import (
+    apply_rule,
     Draft,
     ModelDrafter,
     ModelState,
@@ -17,11 +18,11 @@ from specdec.drafters.base import (
     WrapperDrafter,
     WrapperState,
     ask,
-    decide,
+    
 )
 from specdec.drafters.colder import ColderDrafter
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, **options):
@@ -247,7 +248,7 @@ def test_broken_logits_of_a_draft_name_the_step(value):
 def test_a_verdict_that_is_none(answer):
     def theirs(p, q, tokens, source): return answer
     with pytest.raises(ModelError, match="The verify rule theirs answered .*2 draft tokens.* 0…23"):
-        decide(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], TorchSource(0))
+        apply_rule(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], TorchSource(0))
 
 
 @pytest.mark.parametrize(
@@ -259,6 +260,6 @@ def test_a_verdict_becomes_plain_numbers(answer):
         given.extend(arguments)
         return answer
     p, q, tokens, source = torch.full((3, 24), 1 / 24), torch.full((2, 24), 1 / 24), [1, 2], TorchSource(0)
-    found = decide(theirs, p, q, tokens, source)
+    found = apply_rule(theirs, p, q, tokens, source)
     assert found == tuple(int(n) for n in answer) and {type(n) for n in found} == {int}
     assert all(a is b for a, b in zip(given, (p, q, tokens, source)))

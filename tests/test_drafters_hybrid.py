@@ -11,7 +11,7 @@ from specdec.drafters.hybrid import Acceptance, HybridDrafter, HybridState, draf
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 
 @pytest.fixture(scope="module")

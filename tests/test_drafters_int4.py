@@ -11,7 +11,7 @@ from specdec.drafters.base import ModelDrafter, NoDrafter
 from specdec.drafters.int4 import quantised
 from specdec.layouts import PIECE, Int4Linear, Linear, four_bits, pack_levels
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, outcome, replay
 from specdec.lossless.proof import language_pairs, loop_error
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 # the index
 

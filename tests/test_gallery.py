@@ -8,7 +8,7 @@ import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
 from specdec.drafters.base import ModelDrafter
-from specdec.drafters.trees import speculate_tree
+from specdec.loop import speculate
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax
 from specdec.lossless.proof import (
@@ -23,7 +23,7 @@ from specdec.lossless.proof import (
     round_error,
 )
 from specdec.rejection import delta, residual, speculative_sampling
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 EVERYTHING = GALLERY + CANDIDATES + SHARED
 BY_NAME = {broken.name: broken for broken in EVERYTHING}
@@ -102,7 +102,7 @@ def test_shared_mistakes_show_where_a_forward_is_shared(broken):
     assert ("tree" in found(broken).what) == (broken.name in TREES)
     p, q = Language(2, "p1"), Language(2, "q1", halves=True)
     chain = loop_error(speculate, lambda: ModelDrafter(ExactModel(q, 2), 2), p, 2, 2, "", model=broken.model)
-    of_one = loop_error(speculate_tree, lambda: Branches(q), p, 1, 2, "", model=broken.model)
+    of_one = loop_error(speculate, lambda: Branches(q), p, 1, 2, "", model=broken.model)
     assert (chain.error, of_one.error) == (0, 0) and chain.texts > 8
 
 

@@ -20,7 +20,7 @@ from specdec.lossless.block import block_verification
 from specdec.lossless.proof import ExactModel, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 END = frozenset({2})
 SCHEMA = {

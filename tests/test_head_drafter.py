@@ -11,7 +11,7 @@ from specdec.core import InputError, ModelError, TorchSource, exact_law
 from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.loading import load_model
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 
 @pytest.fixture(scope="module")

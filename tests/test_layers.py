@@ -113,11 +113,11 @@ def test_minimal_stands_alone(graph):
 
 
 @pytest.mark.parametrize("line, found", [
-    ("from specdec.speculative import speculate", "speculative"),
+    ("from specdec.loop import speculate", "speculative"),
     ("from .speculative import speculate", "speculative"),
     ("from specdec import speculative", "speculative"),
     ("from . import speculative", "speculative"),
-    ("import specdec.speculative", "speculative"),
+    ("import specdec.loop", "speculative"),
     ("def late():\n    from .pairs import Pair", "pairs"),
     ("import torch\nfrom fractions import Fraction", None),
 ], ids=["by its name", "relative", "from the package", "from here", "plain", "in a function", "others"])

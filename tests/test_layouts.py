@@ -40,7 +40,7 @@ from specdec.loading import (
 )
 from specdec.models import fetch
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 from specdec.transformer import positions
 
 

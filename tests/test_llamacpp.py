@@ -15,7 +15,7 @@ from specdec.drafters.published import load_head, save_head
 from specdec.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
 from specdec.loading import load, load_model
 from specdec.models import encode, fetch, load_tokenizer, prompts
-from specdec.pairs import shipped
+from specdec.drafters.load import shipped
 
 HERE = e.llamacpp_missing() is None
 real = pytest.mark.skipif(not HERE, reason=str(e.llamacpp_missing()))

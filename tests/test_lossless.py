@@ -12,7 +12,7 @@ from specdec.drafters.base import ModelDrafter, ModelState, NGramDrafter, NoDraf
 from specdec.loading import load_model
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 CPU, SKIP = torch.device("cpu"), (3, 5, 9, 14, 25, 26)
 

@@ -32,7 +32,9 @@ from specdec.loading import load
 from specdec.lossless.block import block_verification
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.models import prompts
-from specdec.pairs import METHODS, Answer, Pair, PairStats, load_drafter, load_pair, shipped
+from specdec.completion import PairStats, StopChecker
+from specdec.pairs import METHODS, Pair, load_pair
+from specdec.drafters.load import load_drafter, shipped
 from specdec.registry import get_pair
 from specdec.rejection import greedy_match, speculative_sampling
 
@@ -145,7 +147,7 @@ def test_every_finish_reason():
 
 def test_special_tokens_are_ids_but_not_text():
     end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
-    answer = Answer(TOKENIZER)
+    answer = StopChecker(TOKENIZER)
     assert answer.read([28120, end]) == 2
     answer.finish([28120, end])
     assert answer.text == decode([28120])

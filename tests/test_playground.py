@@ -63,7 +63,7 @@ from specdec.playground.session import (
 from specdec.registry import PairSpec
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 from specdec.speedup import walltime_factor
 
 PROMPT = [1, 2, 3, 1, 2]

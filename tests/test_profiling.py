@@ -38,7 +38,7 @@ from specdec.profiling import (
     weight_bytes_read,
 )
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 CPU = torch.device("cpu")
 SHAPE = dict(

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from specdec.batches import speculate_batch
+from specdec.loop import speculate_batch
 from specdec.core import InputError, Round, TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
-from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
+from specdec.batches import keep_rows, read_tree
+from specdec.loop import speculate
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.proof import (
     SIZES,
@@ -51,7 +52,7 @@ from specdec.lossless.proof import (
 )
 from specdec.rejection import residual, speculative_sampling
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 HALF = Fraction(1, 2)
 
@@ -512,7 +513,7 @@ def test_an_exact_decoder_sees_what_masks_positions_and_caches_let_it_see():
         assert model.forward(torch.tensor([[0]]), cache, last=1)[0].tolist() == [after([2, 1, 0])]
         cache.rollback(2)
         assert model.forward(torch.tensor([[1, 1]]), cache)[0].tolist() == [after([2, 1]), after([2, 1, 1])]
-        logits, _ = read_tree(model, 0, Tree([1, 2, 2, 0], [-1, -1, 0, 1]), cache)
+        logits, _ = read_tree(model, 0, Draft([1, 2, 2, 0], parents=[-1, -1, 0, 1]), cache)
         known = [2, 1, 1, 0]
         assert logits.tolist() == [after([*known, *way]) for way in ([], [1], [2], [1, 2], [2, 0])]
         keep_rows(cache, 4, [0, 2, 4])
@@ -542,7 +543,7 @@ def test_trees_are_proven():
     "The walk has seen trees that fail at once, and others later; and a path of three."
     seen = set()
     def watched(*arguments):
-        for i, r in enumerate(speculate_tree(*arguments)):
+        for i, r in enumerate(speculate(*arguments)):
             if i: seen.add((arguments[5], r.accepted, len(r.drafted) - r.accepted))
             yield r
     lines = list(prove_trees(watched, sizes=[(3, 3), (5, 2)]))
@@ -567,7 +568,7 @@ def test_batches_are_proven():
 class PassesOneTooMany:
     "A loop that takes the first guess that wasn't right for right."
     def __call__(self, *arguments):
-        for r in speculate_tree(*arguments):
+        for r in speculate(*arguments):
             wrong = r.drafted[r.accepted:][:1]
             yield Round(r.drafted, r.accepted, [*r.emitted[:r.accepted], *wrong] if wrong else r.emitted)
 

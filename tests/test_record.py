@@ -11,7 +11,7 @@ from helpers import tiny, tool
 from specdec.core import TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 ROOT = Path(__file__).parents[1]
 record = tool("record")

@@ -8,7 +8,7 @@ from specdec.core import InputError, TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.requests import check_request, token_ids
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 
 def start(prompt, **options):

@@ -17,7 +17,7 @@ from specdec.kvcache import CacheFullError, KVCache
 from specdec.lossless.proof import Remembering
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
-from specdec.speculative import _until, speculate
+from specdec.loop import _until, speculate
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, seed=0, **options) -> list[Round]:

@@ -22,7 +22,7 @@ from specdec.drafters.published import load_head
 from specdec.drafters.small import NarrowLM
 from specdec.loading import load, load_model
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 from specdec.train import command
 from specdec.train.command import check_run, distill
 from specdec.train.config import DistillConfig

@@ -27,7 +27,7 @@ from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model
 from specdec.models import fetch, load_transformers
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 from specdec.transformer import Llama
 
 

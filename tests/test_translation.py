@@ -39,7 +39,7 @@ from specdec.drafters.translation import (
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 DRAFTERS = [TokenIntersectionDrafter, StringMatchDrafter]
 TEXTS = ["The cat sat on the mat, naïvely.", "Translate: 'ein Igel' 🦔 is a hedgehog.\n\n  def f(x):\n    return x"] * 3

@@ -11,17 +11,16 @@ from specdec import costs as costs_module
 from specdec import pairs as pairs_module
 from specdec.core import InputError, TorchSource, exact_law
 from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
-from specdec.drafters import trees as trees_module
-from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.base import Draft, ModelDrafter, NoDrafter, WrapperDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, TreeHybridState, head_of, paying_tree
-from specdec.drafters.trees import Tree, TreeDrafter, as_tree, paying_shape, speculate_tree
+from specdec.drafters.trees import TreeDrafter, paying_shape
+from specdec.loop import speculate
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.speculative import speculate
 
 FLAT, STEEP = (1.0,) * 16, tuple(1 + n for n in range(1, 17))
 SHAPE = [(0,), (1,), (0, 0), (2,)]
@@ -58,10 +57,10 @@ def pair_at(target, head, costs, **options):
 def test_the_law_is_the_targets(tmp_path):
     target = random_target(tmp_path, V=4, depth=4)
     head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
-    def law(loop, drafter, K):
-        def program(source): return tuple(ids_of(loop(target, drafter, [1, 2, 1], Transform(1.0), source, K, 3)))
+    def law(drafter, K):
+        def program(source): return tuple(ids_of(speculate(target, drafter, [1, 2, 1], Transform(1.0), source, K, 3)))
         return exact_law(program)
-    due, found = law(speculate, NoDrafter(), 1), law(speculate_tree, tree_hybrid(target, head, [(0,), (1,), (0, 1)]), 5)
+    due, found = law(NoDrafter(), 1), law(tree_hybrid(target, head, [(0,), (1,), (0, 1)]), 5)
     assert due.keys() == found.keys() and len(due) == 64
     assert max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
 
@@ -78,22 +77,56 @@ def test_both_have_their_turns_and_greedy_texts_are_the_plain_ones(target, head,
     watched = Watched(SuffixDrafter(), TreeDrafter(head, target, shape=SHAPE), c=(0.0, 0.0), verify=FLAT)
     for prompt in (REPEATING, [2], [7, 7, 7, 7]):
         due = ids_of(speculate(target, NoDrafter(), prompt, Transform(), TorchSource(0), 1, 30))
-        assert ids_of(speculate_tree(target, watched, prompt, Transform(), TorchSource(0), K, 30)) == due
-    kinds = {(who, type(draft)) for who, draft in turns if draft.tokens}
-    assert kinds == {(0, Draft), (1, Tree)}
+        assert ids_of(speculate(target, watched, prompt, Transform(), TorchSource(0), K, 30)) == due
+    kinds = {(who, draft.parents is None) for who, draft in turns if draft.tokens}
+    assert kinds == {(0, True), (1, False)}
     assert all(len(draft.tokens) <= K for _, draft in turns)
 
 
-def test_a_chain_is_read_as_the_plain_loop_reads_it(target, monkeypatch):
-    "The lookup's rounds in the tree's loop are those of the usual one, all of them, and need no mask."
+class Roomy(WrapperDrafter):
+    "A drafter of chains that could draft trees."
+    def max_nodes(self, K): return K
+
+
+def test_a_chain_is_read_as_one_also_where_trees_could_come(target, monkeypatch):
+    "Its rounds are those of a drafter of chains, all of them, and need no mask; a chain may say its parents."
     def never(*given): raise AssertionError("a chain was read as a tree")
-    monkeypatch.setattr(trees_module, "read_tree", never)
-    usual = speculate(target, SuffixDrafter(), REPEATING, Transform(), TorchSource(0), 4, 30)
-    due = [(r.drafted, r.accepted, r.emitted) for r in usual]
-    found = list(speculate_tree(target, SuffixDrafter(), REPEATING, Transform(), TorchSource(0), 4, 30))
-    assert [r.emitted for r in found] == [emitted for _, _, emitted in due]
-    assert as_tree(Draft([4, 5, 6])) == Tree([4, 5, 6], [-1, 0, 1]) and as_tree(Draft([])).is_chain
-    assert not Tree([1, 2], [-1, -1]).is_chain
+    monkeypatch.setattr("specdec.loop.read_tree", never)
+    for temperature in (0.0, 1.0):
+        usual, found = (list(speculate(target, drafter, REPEATING, Transform(temperature), TorchSource(0), 4, 30))
+                        for drafter in (SuffixDrafter(), Roomy(SuffixDrafter())))
+        assert found == usual and any(r.accepted for r in found)
+    assert Draft([4, 5, 6], parents=[-1, 0, 1]).is_chain and Draft([]).is_chain
+    assert not Draft([1, 2], parents=[-1, -1]).is_chain
+
+
+def test_drawn_chains_beside_a_tree_keep_the_law(tmp_path):
+    "A member that draws its tokens is judged by the rule, and the tree is walked: together they are exact."
+    target = random_target(tmp_path, V=4, depth=4)
+    head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
+    tree, asked = TreeDrafter(head, target, shape=[(0,), (1,), (0, 1)]), set()
+    model = ModelDrafter(random_target(tmp_path / "draft", V=4, depth=2), 4)
+    class Turns:
+        "The model drafts where the sequence has an even length, the tree where it is odd."
+        layers = tree.layers
+        def max_nodes(self, K): return K
+        def start(self, tokens, features, limit, eos_ids):
+            self = Turns()
+            self.states = model.start(tokens, None, limit, eos_ids), tree.start(tokens, features, limit, eos_ids)
+            return self
+        def propose(self, K, transform, source):
+            draft = self.states[len(self.states[0].tokens) % 2].propose(K, transform, source)
+            asked.add((draft.q is None, draft.is_chain))
+            return draft
+        def commit(self, tokens, features):
+            self.states[0].commit(tokens, None)
+            self.states[1].commit(tokens, features)
+    def law(drafter, K):
+        def program(source): return tuple(ids_of(speculate(target, drafter, [1, 2, 1], Transform(1.0), source, K, 4)))
+        return exact_law(program)
+    due, found = law(NoDrafter(), 1), law(Turns(), 2)
+    assert {(False, True), (True, False)} <= asked
+    assert due.keys() == found.keys() and max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
 
 
 # what it goes by
@@ -237,9 +270,6 @@ def test_what_a_tree_costs_is_measured_once_and_kept(target, head, monkeypatch, 
 
 # bad input
 
-def drawn(target): return ColderDrafter(HeadDrafter(random_head(target), target))
-
-
 @pytest.mark.parametrize("wrong, said", [
     (lambda target, head: TreeHybrid(c=(), verify=FLAT), "TreeDrafter with a shape"),
     (lambda target, head: tree_hybrid(target, head, shape=None), "TreeDrafter with a shape"),
@@ -248,8 +278,6 @@ def drawn(target): return ColderDrafter(HeadDrafter(random_head(target), target)
     (lambda target, head: paying_tree(.1, .1, []), "verify is empty"),
     (lambda target, head: Pair(target, tree_hybrid(target, head)).generate([1], logprobs=1), "With a tree"),
     (lambda target, head: Pair(target, tree_hybrid(target, head)).generate([1], loop="device"), "works on the host"),
-    (lambda target, head: list(speculate_tree(target, drawn(target), [1, 2], Transform(1.0), TorchSource(0), 3, 5)),
-     "draws its guesses"),
-], ids=["nobody", "no shape", "a cost missing", "no v", "no v for a tree", "log-probabilities", "device", "drawn"])
+], ids=["nobody", "no shape", "a cost missing", "no v", "no v for a tree", "log-probabilities", "device"])
 def test_bad_input(target, head, wrong, said):
     with pytest.raises(InputError, match=said): wrong(target, head)

@@ -12,27 +12,18 @@ from helpers_drafters import random_head, random_target
 from specdec.core import InputError, TorchSource, exact_law
 from specdec.device_drafters import DeviceTree
 from specdec.device_loop import ancestors, walk_on_device
-from specdec.drafters.base import NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.trees import (
-    Growing,
-    Tree,
-    TreeDrafter,
-    TreeState,
-    ancestry,
-    best_tree,
-    keep_rows,
-    paying_shape,
-    read_tree,
-    speculate_tree,
-    walk,
-)
+from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree, paying_shape
+from specdec.batches import ancestry, keep_rows, read_tree
+from specdec.loop import speculate
+from specdec.rejection import walk
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 PROMPT = [1, 5, 2, 7]
-BUSH = Tree([3, 9, 4, 3, 10, 9, 3], [-1, -1, 0, 0, 1, 3, 4])  # two trunks; the same token in several places
+BUSH = Draft([3, 9, 4, 3, 10, 9, 3], parents=[-1, -1, 0, 0, 1, 3, 4])  # two trunks; the same token in several places
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +43,7 @@ def said(tree, path): return [tree.tokens[node] for node in path]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("tree", [BUSH, Tree([3, 4, 9], [-1, 0, 1]), Tree([3] * 20, list(range(-1, 19)))],
+@pytest.mark.parametrize("tree", [BUSH, Draft([3, 4, 9], parents=[-1, 0, 1]), Draft([3] * 20, parents=list(range(-1, 19)))],
                          ids=["a bush", "a chain", "more than count as few"])
 def test_each_node_reads_its_own_path(tmp_path, tree, dtype):
     target = random_target(tmp_path, dtype=dtype)
@@ -95,7 +86,7 @@ def test_the_law_is_the_targets(tmp_path, shape):
     def plain(source, count): return speculate(target, NoDrafter(), [1, 2], transform, source, 1, count)
     def trees(source, count):
         drafter = TreeDrafter(head, target, width=2, depth=2, shape=shape)
-        return speculate_tree(target, drafter, [1, 2], transform, source, 5, count)
+        return speculate(target, drafter, [1, 2], transform, source, 5, count)
     due, found = law_of(target, plain, 3), law_of(target, trees, 3)
     assert due.keys() == found.keys() and len(due) == 64
     assert max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
@@ -107,7 +98,7 @@ def test_greedy_texts_are_the_plain_ones(target, head, K, shape):
     drafter = TreeDrafter(head, target, width=3, depth=4, shape=shape)
     for prompt in (PROMPT, [2], list(range(20))):
         due = ids_of(speculate(target, NoDrafter(), prompt, Transform(), TorchSource(0), 1, 30))
-        rounds = list(speculate_tree(target, drafter, prompt, Transform(), TorchSource(0), K, 30))
+        rounds = list(speculate(target, drafter, prompt, Transform(), TorchSource(0), K, 30))
         assert ids_of(rounds) == due
         for each in rounds[1:]:
             assert each.emitted[:each.accepted] == each.drafted[:each.accepted]
@@ -118,16 +109,16 @@ def test_greedy_texts_are_the_plain_ones(target, head, K, shape):
 def test_it_stops_at_an_end_and_at_the_context(target, head):
     drafter = TreeDrafter(head, target)
     due = ids_of(speculate(target, NoDrafter(), PROMPT, Transform(), TorchSource(0), 1, 60))
-    assert ids_of(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 500)) == due  # 64 positions
+    assert ids_of(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 500)) == due  # 64 positions
     end = due[7]
-    texts = ids_of(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 60, frozenset({end})))
+    texts = ids_of(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 60, frozenset({end})))
     assert texts == due[:due.index(end) + 1]
 
 
 def test_a_tree_accepts_more_than_a_chain_of_its_head(target, head):
     def rounds(loop, drafter, K):
         return sum(len(list(loop(target, drafter, [a, 5, 2], Transform(), TorchSource(0), K, 40))) for a in range(8))
-    assert rounds(speculate_tree, TreeDrafter(head, target), 15) < rounds(speculate, HeadDrafter(head, target), 4)
+    assert rounds(speculate, TreeDrafter(head, target), 15) < rounds(speculate, HeadDrafter(head, target), 4)
 
 
 def test_the_head_reads_each_node_along_its_path(target, head, monkeypatch):
@@ -159,7 +150,7 @@ def test_the_drafter_gets_the_features_of_the_path(target, head):
     class Told(TreeDrafter):
         def start(self, *begun): return ToldState(self, *begun)
     drafter = Told(head, target)
-    rounds = list(speculate_tree(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 30))
+    rounds = list(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 30))
     text = [*PROMPT, *ids_of(rounds)]
     told = torch.cat(told)
     _, due = target.forward(torch.tensor([text[:-1]]), layers=drafter.layers)
@@ -168,7 +159,7 @@ def test_the_drafter_gets_the_features_of_the_path(target, head):
 
 
 def test_a_tree_of_one_node_is_a_chain_of_one(target, head):
-    trees = list(speculate_tree(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
+    trees = list(speculate(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
     chains = list(speculate(target, HeadDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
     assert trees == chains
 
@@ -205,7 +196,7 @@ def test_what_is_not_gone_on_from_could_not_have_been_kept(target, head, K, monk
     state = begun(drafter, target)
     found, read = proposed(state, K), state.cache.length - state.read
     def all_of_them(self, born, ends): return self.best(born, self.width)
-    monkeypatch.setattr(Growing, "worth_reading", all_of_them)
+    monkeypatch.setattr(GrowingTree, "worth_reading", all_of_them)
     state = begun(drafter, target)
     assert proposed(state, K) == found
     fewer = state.cache.length - state.read - read  # of the rows that the head has to read
@@ -293,9 +284,9 @@ def nothing(*args): raise AssertionError
     (lambda target, head: paying_shape([[.5]], 0.1, []), "verify is empty"),
     (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, verify=nothing), "verify"),
     (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, K="adaptive"), "adaptive"),
-    (lambda target, head: speculate_tree(Foreign(), TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0)),
+    (lambda target, head: speculate(Foreign(), TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0)),
      "Foreign"),
-    (lambda target, head: speculate_tree(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 0),
+    (lambda target, head: speculate(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 0),
      "K"),
 ], ids=["no nodes", "width", "depth", "empty shape", "orphans", "a child first", "the text", "no costs", "a rule",
         "adaptive", "another target", "K"])

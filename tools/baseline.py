@@ -147,7 +147,7 @@ def shipped_head(target):
     "The drafter that comes with the package for the default model, without lookup."
     from importlib import resources
 
-    from specdec.pairs import load_drafter
+    from specdec.drafters.load import load_drafter
     return load_drafter(Path(str(resources.files("specdec") / "data" / "smollm2-head")), target)
 
 

@@ -20,7 +20,7 @@ from specdec.loading import load_model
 from specdec.lossless.conformance import check_decoder
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 CPU, SKIP, K = torch.device("cpu"), (3, 5, 9, 14, 25, 26), 1
 PROMPT = "red, blue, red, green, red,"

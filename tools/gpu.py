@@ -33,7 +33,7 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.published import load_head
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
-from specdec.pairs import shipped
+from specdec.drafters.load import shipped
 from specdec.profiling import floor_seconds, memory_bandwidth
 from specdec.sampling import Transform
 

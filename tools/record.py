@@ -32,7 +32,7 @@ from specdec.playground.session import RecordingSource
 from specdec.registry import PAIRS
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 from specdec.sampling import Transform
-from specdec.speculative import speculate
+from specdec.loop import speculate
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PARTS = ROOT / "nbs" / "data" / "recorded.json", ROOT / "build" / "record"

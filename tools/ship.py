@@ -18,7 +18,7 @@ from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head, save_head
 from specdec.drafters.small import TOKENS_FILE
 from specdec.loading import load
-from specdec.pairs import load_drafter
+from specdec.drafters.load import load_drafter
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"
 # where a server finds the target; ours has the same weights, rounded to four bits a weight

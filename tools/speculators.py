@@ -139,7 +139,7 @@ def compare(python: Path, length: int = 96) -> dict:
     from specdec.drafters.published import load_head, save_head
     from specdec.loading import load_model
     from specdec.models import encode, fetch, load_tokenizer, prompts
-    from specdec.pairs import shipped
+    from specdec.drafters.load import shipped
 
     target = load_model(fetch(), torch.device("cpu"), torch.float32)
     tokens = torch.tensor([encode(load_tokenizer(fetch()), prompts()[5].text)[:length]])

@@ -23,7 +23,7 @@ import torch
 from ..core import GenerationResult, ModelError, TorchSource, check
 from ..drafters.base import Drafter
 from ..gguf import export_gguf, export_head, original_gguf
-from ..pairs import shipped
+from ..drafters.load import shipped
 from ..protocol import CausalLM
 from ..sampling import Transform
 

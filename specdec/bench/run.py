@@ -41,7 +41,8 @@ from ..drafters.base import Drafter, NoDrafter
 from ..layouts import GROUP
 from ..loading import load, read_config
 from ..models import GRID, digests, find_model, load_tokenizer, weights_digest
-from ..pairs import Pair, find_drafter, load_drafter, model_drafter, shipped
+from ..pairs import Pair
+from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
 from ..registry import PAIRS, PairSpec
 from ..transformer import head_size
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..sampling import Transform
 from ..core import PhaseTimer, Round, Source, TorchSource
 from ..drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
-from ..speculative import speculate
+from ..loop import speculate
 from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/11_compared.ipynb #350c5ab3

@@ -14,7 +14,8 @@ from ..core import check
 from .base import Drafter, WrapperDrafter
 from .head_drafter import FastHead, HeadDrafter
 from .hybrid import Chooser, Cost, HybridDrafter, HybridState, drafting
-from .trees import Ranks, TreeDrafter, paying_shape, reads_trees
+from .trees import Ranks, TreeDrafter, paying_shape
+from ..batches import reads_trees
 from ..protocol import CausalLM
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #53851935
@@ -81,7 +82,7 @@ class TreeChooser(Chooser):
     def prices(self, who: int, most: int) -> list[float]:
         "As for any hybrid; of a tree, levels cost."
         if who != len(self.c) - 1: return super().prices(who, most)
-        nodes = range(1, 1 + min(self.tree.size(most), len(self.verify)))
+        nodes = range(1, 1 + min(self.tree.max_nodes(most), len(self.verify)))
         return [self.verify[n - 1] + drafting(self.c[who], self.tree.forwards(n)) for n in nodes]
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #a9b19c9a
@@ -95,7 +96,7 @@ class TreeHybridState(HybridState):
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #cd553373
 class TreeHybrid(HybridDrafter):
     """Drafters of certain chains, such as lookup, and a tree: in each round the one with most
-    expected tokens per cost proposes. For the loop of `speculate_tree`. Raises `InputError` for
+    expected tokens per cost proposes. Raises `InputError` for
     costs that can't be, and for a tree without a `shape`."""
     State = TreeHybridState  # of one sequence
 
@@ -112,6 +113,10 @@ class TreeHybrid(HybridDrafter):
             return math.prod(each)
         self.passed = [passed(path) for path in self.tree.shape]
         super().__init__(*members, c=c, verify=verify)
+
+    def max_nodes(self, K: int) -> int:
+        "How many nodes its trees can have, asked for K."
+        return self.tree.max_nodes(K)
 
     def chooser(self) -> TreeChooser:
         "The one that chooses for a new sequence."

@@ -14,9 +14,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from ..batches import speculate_batch
+from ..loop import speculate, speculate_batch
 from ..core import InputError, Source, whole
-from ..drafters.trees import speculate_tree
 from ..kvcache import KVCache
 from ..layouts import hidden_places
 from specdec.lossless.candidates import (
@@ -708,7 +707,7 @@ def _walked(broken: Broken, loop: Loop, model_drafter: Callable,
     if broken.candidates:
         yield candidates_error(broken.verify, broken.candidates, p, q, K, V, name)
     elif broken.part == "forward":
-        yield loop_error(speculate_tree, lambda: Branches(q), p, K, V, name, model=model)
+        yield loop_error(speculate, lambda: Branches(q), p, K, V, name, model=model)
         yield batch_error(speculate_batch, model_drafter, p, q, K, V, name, model)
     elif broken.part == "cache":
         def drafter(): return model_drafter(ExactModel(q, V), V)
@@ -717,9 +716,9 @@ def _walked(broken: Broken, loop: Loop, model_drafter: Callable,
         yield round_error(broken.verify, p, q, K, V, name, broken.draft)
 
 def evidence(broken: Broken,
-             # what `specdec.speculative.speculate` is; walked for broken caches
+             # what `specdec.loop.speculate` is; walked for broken caches
              loop: Loop,
-             model_drafter: Callable,  # what `specdec.speculative.ModelDrafter` is
+             model_drafter: Callable,  # what `specdec.loop.ModelDrafter` is
              seeds: int = 20,          # random languages for each size
             ) -> Proven | Exception | None: # None: nothing was found
     """The first case in which its law is not the target's, or the error that it raised. Cases grow:

@@ -26,9 +26,8 @@ from torch.nn.functional import one_hot
 
 from ..sampling import Transform
 from ..core import Enumerator, Round, Source, check, exact_law, whole
-from ..batches import BatchText
-from ..drafters.base import Drafter, DraftState, NoDrafter
-from ..drafters.trees import Tree
+from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
+from ..loop import Request
 from ..protocol import CausalLM
 from ..rejection import VerifyRule, delta
 from ..transformer import Llama, Positions
@@ -279,7 +278,9 @@ class ExactModel(CausalLM):
 # %% ../../nbs/lossless/01_proof.ipynb #d2a34532
 class Remembering:
     "A drafter, and the state that it started last: all that it remembers of one sequence."
-    def __init__(self, drafter: Drafter): self.drafter, self.layers = drafter, drafter.layers
+    def __init__(self, drafter: Drafter):
+        self.drafter, self.layers = drafter, drafter.layers
+        if isinstance(drafter, DraftsTrees): self.max_nodes = drafter.max_nodes
 
     def start(self, *text) -> DraftState:
         "The drafter's own state, noted."
@@ -379,7 +380,7 @@ def _next_round(
         else: yield (*text, *new.emitted), memory(), source, False
 
 # %% ../../nbs/lossless/01_proof.ipynb #0d9a0f54
-# what `specdec.speculative.speculate` is: (target, drafter, prompt, transform, source, K,
+# what `specdec.loop.speculate` is: (target, drafter, prompt, transform, source, K,
 # max_new_tokens, eos_ids)
 Loop = Callable[..., Iterator[Round]]
 
@@ -509,7 +510,7 @@ def _text_of(seen: Tensor) -> tuple: # [places, V], bool
 class BranchesState(SureState):
     "One sequence, and the language whose likeliest paths make a tree."
     def propose(self, K, transform, source):
-        text, tree, waiting = tuple(self.tokens[1:]), Tree([], []), []
+        text, tree, waiting = tuple(self.tokens[1:]), Draft([], parents=[]), []
         def follow(node: int, path: Text, chance: Fraction) -> None:
             row = self.language((*text, *path))
             for token in row.argsort()[::-1][:2].tolist():
@@ -525,9 +526,10 @@ class BranchesState(SureState):
 class Branches(Sure):
     "A drafter of trees: the likeliest paths of a language, two tokens behind each node."
     State = BranchesState
+    def max_nodes(self, K: int) -> int: return K
 
 # %% ../../nbs/lossless/01_proof.ipynb #crowd010
-def prove_trees(loop: Loop, # what `specdec.drafters.trees.speculate_tree` is
+def prove_trees(loop: Loop, # what `specdec.loop.speculate` is
                 sizes: Sequence[tuple[int, int]] = ((1, 2), (2, 3), (3, 3), (5, 2)), # (nodes, V)
                 seed: int | str = 1,
                ) -> Iterator[Proven]:
@@ -544,7 +546,7 @@ def prove_trees(loop: Loop, # what `specdec.drafters.trees.speculate_tree` is
             yield line("the limit inside a round", max_new_tokens=K + 3)
 
 # %% ../../nbs/lossless/01_proof.ipynb #crowd013
-def batch_error(batch: Callable, # what `specdec.batches.speculate_batch` is
+def batch_error(batch: Callable, # what `specdec.loop.speculate_batch` is
                 model_drafter: Callable, # (model, V) → a drafter that samples from it
                 p: Next, q: Next, K: int, V: int,
                 case: str,
@@ -555,10 +557,11 @@ def batch_error(batch: Callable, # what `specdec.batches.speculate_batch` is
     prompts, lengths = ([0], [0, 1], [0, 0, 1]), (3, 4, 2)
     def together(source: Source) -> tuple[Text, ...]:
         drafters = model_drafter(ExactModel(q, V), V), Sure(q), NoDrafter()
-        texts = [BatchText(prompt, drafter, AsIs(), source, K, length)
+        target = model(p, V)
+        texts = [Request(target, prompt, drafter, AsIs(), source, K, length)
                  for prompt, drafter, length in zip(prompts, drafters, lengths)]
         said: list[list[int]] = [[] for _ in texts]
-        for i, r in batch(model(p, V), texts, 2): said[i] += r.emitted
+        for i, r in batch(target, texts, 2): said[i] += r.emitted
         return tuple(map(tuple, said))
     expected: dict[tuple, Fraction] = {(): Fraction(1)}
     for prompt, length in zip(prompts, lengths):

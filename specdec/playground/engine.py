@@ -24,7 +24,7 @@ from ..registry import list_pairs
 from .figures import Measures, figures_of
 from .session import K_MAX, Session, Settings, Transcript
 from ..drafters.base import NoDrafter
-from ..speculative import speculate
+from ..loop import speculate
 from ..speedup import verification_cost
 from ..protocol import CausalLM
 

@@ -20,7 +20,7 @@ from ..rejection import acceptance_probability, delta, greedy_match, speculative
 from ..drafters.adaptive import adaptive
 from ..drafters.base import Draft, Drafter, DraftState
 from ..drafters.hybrid import HybridState
-from ..speculative import speculate
+from ..loop import speculate
 from ..protocol import CausalLM
 
 # %% ../../nbs/use/02_session.ipynb #0a0f5e4c
