@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import Round, RoundStatistics
+from specdec.core import RoundStatistics
+from specdec.result import Round
 from specdec.loading import load_model
 from specdec.protocol import CausalLM
 from specdec.transformer import Llama

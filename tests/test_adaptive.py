@@ -7,7 +7,8 @@ import torch
 
 import specdec
 from helpers_drafters import packable_llama
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError
 from specdec.drafters.adaptive import (
     MOST,
     AdaptiveDrafter,

@@ -20,7 +20,8 @@ from specdec.bench.alpha import (
     tokens_from_positions,
     wilson_interval,
 )
-from specdec.core import InputError, Round
+from specdec.errors import InputError
+from specdec.result import Round
 from specdec.speedup import tokens_per_round
 
 probabilities, drafts = st.floats(0, 1), st.integers(1, 40)

@@ -12,7 +12,9 @@ from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import random_head, take_turns
 from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, read_batch
-from specdec.core import InputError, NumericalError, PhaseTimer, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError, NumericalError
+from specdec.profiling import PhaseTimer
 from specdec.drafters.adaptive import AdaptiveDrafter, ConfidentDrafter, HeuristicLookahead, PayingLookahead
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.colder import ColderDrafter

@@ -26,7 +26,8 @@ from specdec.bench.drafters import (
 from specdec.bench.methods import DRAFTERS
 from specdec.bench.records import read_records
 from specdec.bench.runner import Timing
-from specdec.core import InputError, Round
+from specdec.errors import InputError
+from specdec.result import Round
 from specdec.models import prompts
 
 

@@ -20,29 +20,26 @@ from scipy import stats
 
 from helpers import examples
 from specdec import core
-from specdec.core import (
-    FATE_MEANINGS,
-    FATE_STYLES,
-    Enumerator,
-    GenerationResult,
+from specdec.core import Enumerator, RoundStatistics, TorchSource, is_promised, promises
+from specdec.errors import (
     InputError,
     ModelError,
     NumericalError,
-    PhaseTimer,
-    Round,
-    RoundStatistics,
     SpecdecError,
-    TorchSource,
     check,
-    fates,
-    fates_html,
-    index,
-    is_promised,
-    number,
-    promises,
-    reset_peak_memory,
+    require_int,
+    to_int,
+    to_number,
+)
+from specdec.profiling import PhaseTimer, reset_peak_memory
+from specdec.result import (
+    GenerationResult,
+    Round,
+    STATUS_MEANINGS,
+    STATUS_STYLES,
     result_from_json,
-    whole,
+    statuses,
+    statuses_html,
 )
 from specdec.speedup import draft_cost, speedup_of_rounds
 
@@ -316,10 +313,10 @@ def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
 def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
     accepted = data.draw(st.integers(0, len(drafted)))
     emitted = [*drafted[:accepted], 99][:data.draw(st.integers(1, accepted + 1))]  # the text may end inside
-    fates = list(Round(drafted, accepted, emitted).fates())
-    assert [token for token, fate in fates if fate != "rejected"] == emitted
-    assert sum(fate == "rejected" for _, fate in fates) == (accepted < len(drafted) and len(emitted) > accepted)
-    assert {fate for _, fate in fates} <= FATE_STYLES.keys()
+    statuses = list(Round(drafted, accepted, emitted).statuses())
+    assert [token for token, status in statuses if status != "rejected"] == emitted
+    assert sum(status == "rejected" for _, status in statuses) == (accepted < len(drafted) and len(emitted) > accepted)
+    assert {status for _, status in statuses} <= STATUS_STYLES.keys()
 
 def example(**changes) -> GenerationResult:
     return replace(
@@ -430,23 +427,23 @@ REAL = [0.5, np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5),
 
 def test_a_whole_number_becomes_a_plain_one():
     for held in WHOLE:
-        for found in (whole(held, "n", 1), number(held), index(held)): assert found == 3 and type(found) is int
-    assert whole(np.int64(-5), "n", -5) == -5 and whole(10 ** 30, "n", 0) == 10 ** 30
+        for found in (require_int(held, "n", 1), to_number(held), to_int(held)): assert found == 3 and type(found) is int
+    assert require_int(np.int64(-5), "n", -5) == -5 and require_int(10 ** 30, "n", 0) == 10 ** 30
 
 @pytest.mark.parametrize("wrong", [*NO_NUMBERS, *REAL, 3.0, torch.tensor([True]), math.nan], ids=repr)
 def test_what_is_no_whole_number(wrong):
-    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"): whole(wrong, "n", 1)
-    with pytest.raises(TypeError): index(wrong)
+    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"): require_int(wrong, "n", 1)
+    with pytest.raises(TypeError): to_int(wrong)
 
 @pytest.mark.parametrize("wrong", [0, np.int64(0), 9, torch.tensor(9)], ids=repr)
 def test_a_whole_number_out_of_range(wrong):
-    with pytest.raises(InputError, match="of at least 1 and at most 8, not"): whole(wrong, "n", 1, 8)
-    assert [whole(end, "n", 1, 8) for end in (1, 8)] == [1, 8]
+    with pytest.raises(InputError, match="of at least 1 and at most 8, not"): require_int(wrong, "n", 1, 8)
+    assert [require_int(end, "n", 1, 8) for end in (1, 8)] == [1, 8]
 
 def test_a_number_becomes_a_plain_one():
-    for held in REAL: assert number(held) == 0.5 and type(number(held)) is float
-    assert number(float("inf")) == math.inf
-    for wrong in NO_NUMBERS: assert math.isnan(number(wrong)), wrong
+    for held in REAL: assert to_number(held) == 0.5 and type(to_number(held)) is float
+    assert to_number(float("inf")) == math.inf
+    for wrong in NO_NUMBERS: assert math.isnan(to_number(wrong)), wrong
 
 def test_a_result_without_tokens_has_figures_too():
     r = example(generated_ids=[], rounds=[], per_token_latencies=[], total_time=0., text="", token_text={})
@@ -561,20 +558,20 @@ def test_html_escapes_what_the_model_wrote_and_marks_each_fate():
     assert 'title="draft token, accepted"' in html and "aria-label" in html
 
 def test_a_rejected_line_break_breaks_no_line():
-    html = fates_html(example())
+    html = statuses_html(example())
     # two marks for the rejected token, one for the replacement, which does break
     assert html.count("⏎") == 3 and html.count("\n") == 1
 
 def test_a_token_without_text_shows_its_id():
-    assert "[77]" in fates_html(example(generated_ids=[77], rounds=[]))
+    assert "[77]" in statuses_html(example(generated_ids=[77], rounds=[]))
 
 def test_fates_cover_the_whole_text():
-    assert [token for token, fate in fates(example()) if fate != "rejected"] == example().generated_ids
+    assert [token for token, status in statuses(example()) if status != "rejected"] == example().generated_ids
 
 def test_looks_can_be_told_apart_without_colour_and_set_their_text_colour():
-    decorations = [style.partition("text-decoration:")[2] for style in FATE_STYLES.values()]
+    decorations = [style.partition("text-decoration:")[2] for style in STATUS_STYLES.values()]
     assert len(set(decorations)) == len(decorations)
-    assert all("background:" in style and ";color:" in style for style in FATE_STYLES.values() if style)
+    assert all("background:" in style and ";color:" in style for style in STATUS_STYLES.values() if style)
 
 def luminance(colour: str) -> float:
     "Relative luminance of #rrggbb (WCAG 2.1)."
@@ -582,13 +579,13 @@ def luminance(colour: str) -> float:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055)**2.4 for c in parts]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
-@pytest.mark.parametrize("fate", [fate for fate, style in FATE_STYLES.items() if style])
-def test_text_can_be_read_on_its_colour(fate):
+@pytest.mark.parametrize("status", [status for status, style in STATUS_STYLES.items() if style])
+def test_text_can_be_read_on_its_colour(status):
     "The strictest level of the Web Content Accessibility Guidelines asks for a contrast of 7."
-    background, text = (part.split(":")[1] for part in FATE_STYLES[fate].split(";")[:2])
+    background, text = (part.split(":")[1] for part in STATUS_STYLES[status].split(";")[:2])
     assert (luminance(background) + 0.05) / (luminance(text) + 0.05) > 7
 
-def test_every_fate_has_a_look_and_a_meaning(): assert FATE_STYLES.keys() == FATE_MEANINGS.keys()
+def test_every_fate_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() == STATUS_MEANINGS.keys()
 
 
 def test_core_is_light_to_import():

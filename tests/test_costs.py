@@ -10,7 +10,8 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec import costs as module
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError, ModelError
 from specdec.costs import (
     BusyError,
     Costs,

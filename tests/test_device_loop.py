@@ -24,16 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
 from specdec import device, pairs
-from specdec.core import (
-    InputError,
-    ModelError,
-    NumericalError,
-    PhaseTimer,
-    Round,
-    SpecdecError,
-    TorchSource,
-    exact_law,
-)
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
+from specdec.profiling import PhaseTimer
+from specdec.result import Round
 from specdec.device import (
     StateDict,
     StaticCache,

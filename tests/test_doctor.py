@@ -30,7 +30,7 @@ from specdec import (
     speculative,
 )
 from specdec.cli import ExitCode, app
-from specdec.core import ModelError
+from specdec.errors import ModelError
 from specdec.doctor import Findings, ask, examine, report_text
 
 

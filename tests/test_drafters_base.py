@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.bench.trial import Clocked
-from specdec.core import InputError, ModelError, NumericalError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.drafters.base import (
     apply_rule,
     Draft,

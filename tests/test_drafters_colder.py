@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.core import InputError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter, ColderState
 from specdec.drafters.hybrid import HybridDrafter

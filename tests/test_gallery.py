@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError, NumericalError
 from specdec.drafters.base import ModelDrafter
 from specdec.loop import speculate
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest

@@ -8,7 +8,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from specdec.adapter import TransformersLM
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.heads import (
     Head,

@@ -15,7 +15,8 @@ from families import CPU, FAMILIES, V, difference, in_two_threads, random_model,
 from helpers import NIGHTLY, ids_of, tool, workers_kept
 from specdec import loading
 from specdec.bench import methods
-from specdec.core import InputError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError
 from specdec.drafters.base import ModelDrafter, NoDrafter
 from specdec.layouts import (
     ALIKE,

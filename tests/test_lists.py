@@ -14,7 +14,7 @@ from specdec import batch_costs as module
 from specdec import pairs
 from specdec.adapter import TransformersLM
 from specdec.batch_costs import TimedStep, drafting_cost, fewer, measure_batch_costs, prices, set_costs, timed_steps
-from specdec.core import InputError, NumericalError
+from specdec.errors import InputError, NumericalError
 from specdec.costs import Costs, MachineCosts, at_cost
 from specdec.drafters.adaptive import (
     AdaptiveDrafter,

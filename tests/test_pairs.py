@@ -22,7 +22,8 @@ from helpers import Failing, Untouchable, assert_same_text, examples, greedy, ti
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.core import GenerationResult, InputError, ModelError, NumericalError, fates
+from specdec.errors import InputError, ModelError, NumericalError
+from specdec.result import GenerationResult, statuses
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
@@ -240,7 +241,7 @@ def test_streams_interleaved_token_by_token_give_what_they_give_alone(kind):
         i = random.choice(running)
         event = next(streams[i], None)
         if event is None: running.remove(i)
-        elif event.token is not None and event.fate != "rejected": said[i].append(event.token)
+        elif event.token is not None and event.status != "rejected": said[i].append(event.token)
     assert said == alone
 
 
@@ -410,17 +411,17 @@ def test_a_stream_tells_each_token_with_its_fate(seed, temperature, K, count, ki
     *events, end = pair.stream("Hello", **arguments)
     result = end.result
     assert result.generated_ids == pair.generate("Hello", **arguments).generated_ids
-    assert [(event.token, event.fate) for event in events] == list(fates(result))
+    assert [(event.token, event.status) for event in events] == list(statuses(result))
     assert "".join(event.text for event in (*events, end)) == result.text
-    assert end.token is end.fate is None and all(event.result is None for event in events)
-    assert not any(event.text for event in events if event.fate == "rejected")
+    assert end.token is end.status is None and all(event.result is None for event in events)
+    assert not any(event.text for event in events if event.status == "rejected")
     consistent(result)
 
 
 def test_a_rejected_draft_is_told_without_text():
     *events, end = Pair(talker(), talker(seed=1)).stream("Hello", K=2, max_new_tokens=12)
-    kept = [event for event in events if event.fate != "rejected"]
-    assert len(kept) == 12 < len(events) and not any(event.text for event in events if event.fate == "rejected")
+    kept = [event for event in events if event.status != "rejected"]
+    assert len(kept) == 12 < len(events) and not any(event.text for event in events if event.status == "rejected")
     said = [decode(end.result.generated_ids[:n]) for n in range(13)]
     whole = [n for n in range(13) if not said[n].endswith("\ufffd")]
     for n in whole: assert "".join(event.text for event in kept[:n]) == said[n]
@@ -442,7 +443,7 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind():
     pair, threads = Pair(talker(), talker(seed=1)), threading.active_count()
     whole = pair.generate("Hello", max_new_tokens=20)
     for event in pair.stream("Hello", max_new_tokens=20):
-        if event.fate != "target": break
+        if event.status != "target": break
     events = pair.stream("Hello", max_new_tokens=20)
     next(events)
     assert pair.generate("Hello", max_new_tokens=20).generated_ids == whole.generated_ids  # beside it

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaCo
 import specdec.profiling as profiling
 from helpers import examples
 from specdec.adapter import TransformersLM, cache_argument
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError, ModelError
 from specdec.drafters.base import NGramDrafter
 from specdec.profiling import (
     MemoryMeter,

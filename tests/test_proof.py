@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from specdec.loop import speculate_batch
-from specdec.core import InputError, Round, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError
+from specdec.result import Round
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.batches import keep_rows, read_tree
 from specdec.loop import speculate

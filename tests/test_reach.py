@@ -13,7 +13,9 @@ from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
 from specdec import pairs
-from specdec.core import GenerationResult, InputError, TorchSource, seed_generator
+from specdec.core import TorchSource, seed_generator
+from specdec.errors import InputError
+from specdec.result import GenerationResult
 from specdec.costs import Costs, MachineCosts
 from specdec.device_loop import speculate_on_device
 from specdec.drafters.adaptive import MOST, AdaptiveDrafter

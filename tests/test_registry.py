@@ -11,7 +11,7 @@ from helpers import tiny
 from helpers_hub import hub, tiny_copy
 from specdec.cli import app
 from specdec.config import Config, Decoding, PairSection, config_schema, save_config
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.drafters.base import NGramDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import init_from_target

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from helpers import Untouchable
-from specdec.core import InputError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError
 from specdec.drafters.base import NoDrafter
 from specdec.requests import check_request, token_ids
 from specdec.sampling import Transform

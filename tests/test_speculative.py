@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from helpers import CPU, Failing, examples, greedy, ids_of, tiny
 from specdec.adapter import TransformersLM
-from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError, ModelError, NumericalError
+from specdec.result import Round
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.lossless.proof import Remembering

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import specdec.speedup as speedup
 from helpers import Rounds, calls, examples, make_round, toss
-from specdec.core import InputError, Round
+from specdec.errors import InputError
+from specdec.result import Round
 from specdec.speedup import (
     best_K,
     draft_cost,

@@ -21,7 +21,8 @@ from families import (
 )
 from helpers import assert_same_text
 from specdec.adapter import TransformersLM
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError, ModelError
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model

@@ -9,7 +9,8 @@ from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
 from specdec import pairs as pairs_module
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError
 from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
 from specdec.drafters.base import Draft, ModelDrafter, NoDrafter, WrapperDrafter
 from specdec.drafters.colder import ColderDrafter

@@ -9,7 +9,8 @@ import torch
 
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError
 from specdec.device_drafters import DeviceTree
 from specdec.device_loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter

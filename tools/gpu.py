@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.core import ModelError
+from specdec.errors import ModelError
 from specdec.device import as_llama
 from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
 from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter

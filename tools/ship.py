@@ -12,7 +12,7 @@ from pathlib import Path
 
 from huggingface_hub import save_torch_state_dict
 
-from specdec.core import check
+from specdec.errors import check
 from specdec.drafters.base import ModelDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head, save_head
