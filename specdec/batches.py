@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import InputError, PhaseTimer, Round, Source, check, whole
+from .core import Source
+from .errors import InputError, check, require_int
+from .profiling import PhaseTimer
+from .result import Round
 from .drafters.base import Draft, Drafter, DraftState
 from .drafters.hybrid import _share
 from .kvcache import KVCache, _Buffers
@@ -298,7 +301,7 @@ def speculate_batch(
     in their order, as others end. A target that isn't our own decoder reads them one after the
     other. Raises as `speculate` does, naming the text."""
     loops = batch_loops(target, list(texts))
-    size = whole(size, "size, how many texts share a forward,", 1)
+    size = require_int(size, "size, how many texts share a forward,", 1)
     if not loops: return iter(())
     size, capacity = min(size, len(loops)), max(loop.limit for loop, _ in loops)
     cache: BatchCache | _OneByOne

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checkpoint import Checkpoint
-from .core import ModelError
+from .errors import ModelError
 from .kvcache import KVCache
 from .layouts import Plan, hidden_places
 from .lossless.block import block_residual

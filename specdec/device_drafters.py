@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import check
+from .errors import check
 from specdec.device import (
     DeviceText, StaticCache, block_on_device, drafted, emitted_tokens, match_on_device, race,
     read_at, static_positions,

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import (NumericalError, PhaseTimer, Round, SpecdecError, TorchSource,
-                          check, seed_generator, whole)
+from .core import TorchSource, seed_generator
+from .errors import NumericalError, SpecdecError, check, require_int
+from .profiling import PhaseTimer
+from .result import Round
 from .device import DeviceText, StaticCache, bucket, emitted_tokens, race, read_at
 from specdec.device_drafters import (
     Decided, DeviceDraft, DeviceTree, decide_on_device, no_draft, not_finite, obstacle, places_of,
@@ -183,7 +185,7 @@ class _Recorded(DeviceParts):
                  graphs: bool = True):     # False: step by step on a GPU too, to compare
         if ahead is None: ahead = int(is_recordable(target.device))
         self.lock = Lock()
-        self.ahead, K = whole(ahead, "ahead", 0), whole(K, "K", 1)
+        self.ahead, K = require_int(ahead, "ahead", 0), require_int(K, "K", 1)
         super().__init__(target, drafter, transform, K, capacity, self.ahead + 1)
         self.parts = self.recording() if graphs and is_recordable(target.device) else self
 
@@ -353,7 +355,7 @@ class _KeptLoops:
         check(not problem, f"This can't run with fixed shapes: {problem}. "
               "Use specdec.speculative.speculate.")
         self.target, self.drafter, self.options = target, drafter, options
-        self.keep, self.lock = whole(keep, "keep", 1), Lock()
+        self.keep, self.lock = require_int(keep, "keep", 1), Lock()
         self.loops: dict[tuple, DeviceLoop] = {}  # the one used last comes last
 
     def loop(self, transform: Transform, K: int,

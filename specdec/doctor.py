@@ -53,8 +53,8 @@ Question = Callable[[Findings], object]  # its name is the subject; it may add f
 def one_line(error: Exception) -> str:
     "What an error says; of an error that isn't ours, its kind as well."
     words = " ".join(str(error).split()) or "no reason given"
-    core = sys.modules.get("specdec.core")  # not imported yet: then it can't be one of ours
-    ours = core is not None and isinstance(error, core.SpecdecError)
+    errors = sys.modules.get("specdec.errors")  # not imported yet: then it can't be one of ours
+    ours = errors is not None and isinstance(error, errors.SpecdecError)
     return words if ours else f"{type(error).__name__}: {words}"
 
 def ask(findings: Findings, question: Question) -> None:
@@ -295,7 +295,7 @@ def unwritable(folder: Path) -> str: # empty: it can be written
 
 def model(findings: Findings) -> dict:
     "The default model: ready, absent or damaged; and whether there is a place for it."
-    from specdec.core import ModelError
+    from specdec.errors import ModelError
     from specdec.models import cache_home, check_folder
     folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
     known = {"name": "smollm2", "state": "ready", "folder": str(folder), "bytes": None}
@@ -439,7 +439,7 @@ def spoken(language: "Next", V: int) -> SimpleNamespace: # in the place of a Lla
 def device_law(p: "Next", drafter: "Callable[[], Drafter]", K: int, V: int,
                length: int) -> "Law": # text → probability
     "The exact law of the texts that the device's loop writes, on the CPU."
-    from specdec.core import PhaseTimer
+    from specdec.profiling import PhaseTimer
     from specdec.device_loop import DeviceLoop
     from specdec.lossless.draws import drawn_from
     from specdec.lossless.proof import AsIs, law_of_rounds, memory_of

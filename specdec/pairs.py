@@ -24,8 +24,12 @@ import torch
 from .batch_costs import batch_costs_of, fewer, set_costs
 from .batches import BatchText, speculate_batch
 from .config import Config, PairSection, decoding_of, read_config
-from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
-from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory, whole
+from .errors import InputError, ModelError
+from .profiling import PhaseTimer
+from .result import Event, GenerationResult, Round
+from .core import TorchSource, is_promised
+from .errors import check, require_int
+from .profiling import peak_memory_mb, reset_peak_memory
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter
@@ -170,9 +174,9 @@ class RunSoFar:
             pieces.append(self.answer.new())
             if self.answer.end is not None: break
         r.emitted, certain = r.emitted[:len(pieces)], iter(pieces)
-        return [Event(token, fate, "") if fate == "rejected"
-                else Event(token, fate, next(certain), logprobs=next(odds, None))
-                for token, fate in r.fates()]
+        return [Event(token, status, "") if status == "rejected"
+                else Event(token, status, next(certain), logprobs=next(odds, None))
+                for token, status in r.statuses()]
 
     def finish(self) -> str: # what was held back
         "No more will come."
@@ -721,7 +725,7 @@ class Serving(Together):
               "There are no prompts: expected a list of at least one.")
         check(stream is None, "stream tells of one text while it grows, and these are several: "
               "leave it out, or take `results`, which tells of each as it ends.")
-        size = whole(batch_size, "batch_size, how many texts share a forward,", 1)
+        size = require_int(batch_size, "batch_size, how many texts share a forward,", 1)
         size = min(size, len(prompts))
         settings |= dict(stream=None, raise_interrupt=raise_interrupt, grammar=grammar)
         asked = self.asked_all(prompts, seed, settings)

@@ -12,7 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from .sampling import likeliest
-from .core import InputError, Source, check, promises
+from .core import Source, promises
+from .errors import InputError, check
 
 # %% ../nbs/path/03_rejection.ipynb #907f4911
 @promises(lossless="greedy")

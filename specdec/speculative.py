@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from .sampling import Transform, check_logits
-from .core import PhaseTimer, Round, Source
+from .core import Source
+from .profiling import PhaseTimer
+from .result import Round
 from .drafters.base import Draft, Drafter, ask, check_state, decide
 from .kvcache import KVCache
 from .rejection import VerifyRule, greedy_match, speculative_sampling

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.loading import load_model
 
 transformers.logging.set_verbosity_error()

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from families import LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
 from specdec.adapter import TransformersLM, as_transformers_cache, cache_argument, is_native
-from specdec.core import InputError, ModelError, SpecdecError
+from specdec.errors import InputError, ModelError, SpecdecError
 from specdec.kvcache import KVCache
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from specdec.cli import app
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.lossless import audit as module
 from specdec.lossless.audit import AUDITED, audit, audit_row, in_order, kept_verdicts
 from specdec.lossless.white_boxes import no_verdict

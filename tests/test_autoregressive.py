@@ -4,7 +4,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.autoregressive import generate_uncached
-from specdec.core import InputError, NumericalError, TorchSource
+from specdec.core import TorchSource
+from specdec.errors import InputError, NumericalError
 from specdec.sampling import Transform
 
 NAN = float("nan")

@@ -4,7 +4,7 @@ import pytest
 from scipy.stats import binom
 
 from specdec.bench.bootstrap import band, estimate, median, ratio, resamples
-from specdec.core import InputError
+from specdec.errors import InputError
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 15])

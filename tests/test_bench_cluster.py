@@ -18,8 +18,9 @@ from specdec.bench.grid import BenchmarkConfig, Cell, Grid
 from specdec.bench.records import Record, read_records
 from specdec.bench.run import Failure, bench_run
 from specdec.cli import app
-from specdec.core import GenerationResult, InputError
+from specdec.errors import InputError
 from specdec.models import fetch
+from specdec.result import GenerationResult
 
 
 class Simulated:

@@ -26,8 +26,9 @@ from specdec.bench.drafters import (
 from specdec.bench.methods import DRAFTERS
 from specdec.bench.records import read_records
 from specdec.bench.runner import Timing
-from specdec.core import InputError, Round
+from specdec.errors import InputError
 from specdec.models import prompts
+from specdec.result import Round
 
 
 def made_up(method, prompt, repeat, seconds, **details):

@@ -9,7 +9,8 @@ import pytest
 from helpers_bench import COSTS, grid, record, write
 from specdec.bench.alpha import alpha_by_position, estimate_alpha
 from specdec.bench.estimates import Line, read_runs, study
-from specdec.core import InputError, Round
+from specdec.errors import InputError
+from specdec.result import Round
 from specdec.speedup import tokens_per_round, walltime_factor
 
 

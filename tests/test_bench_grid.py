@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from specdec.bench.grid import BenchmarkConfig, Grid, cells, grid_schema, read_grid
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.registry import get_pair
 
 RUN = dict(pair="smollm2", method="suffix", K=4, temperature=0.0, max_new_tokens=8, domain="code", prompt="code_000",

@@ -11,7 +11,8 @@ from helpers import on_a_disk_of
 from specdec.bench.grid import BenchmarkConfig
 from specdec.bench.records import Parted, Record, Records, moment, read_records
 from specdec.bench.runner import locked
-from specdec.core import GenerationResult, InputError, Round
+from specdec.errors import InputError
+from specdec.result import GenerationResult, Round
 
 CONFIG = BenchmarkConfig(pair="smollm2", method="suffix", K=4, temperature=0, max_new_tokens=3, domain="code",
                          prompt="code_000", seed=0, repeat=0, dtype="bfloat16", device="cpu", threads=2)

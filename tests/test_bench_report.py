@@ -19,7 +19,7 @@ from specdec.bench.estimates import check_drawing, read_runs, study
 from specdec.bench.records import read_records
 from specdec.bench.report import Table, changes, compare_reports, parted_table, report_on
 from specdec.cli import app
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 
 SMALL = dict(prompts=5, methods=("suffix", "head"), Ks=(1, 4), dtypes=("float32",))
 

@@ -22,7 +22,7 @@ from specdec.bench import run as r
 from specdec.bench.grid import Grid, GridPair, cells, read_grid
 from specdec.bench.records import Record, Records, read_records
 from specdec.cli import app
-from specdec.core import InputError
+from specdec.errors import InputError
 
 
 @pytest.fixture(scope="module")

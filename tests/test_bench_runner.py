@@ -8,7 +8,7 @@ import pytest
 from helpers import on_a_disk_of
 from specdec import costs
 from specdec.bench import runner as r
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.models import prompts
 
 

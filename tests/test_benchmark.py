@@ -15,7 +15,7 @@ from specdec.bench.estimates import read_runs
 from specdec.bench.llamacpp import llamacpp_missing
 from specdec.bench.runner import Timing, environment
 from specdec.cli import ExitCode, app
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.kvcache import cache_bytes
 from specdec.models import fetch, load_tokenizer
 

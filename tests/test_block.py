@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError, NumericalError
 from specdec.lossless.block import block_residual, block_verification, block_weights
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.proof import Language, language_pairs, round_error, sampled, sure

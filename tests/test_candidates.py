@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from specdec.core import Enumerator, InputError, TorchSource, exact_law
+from specdec.core import Enumerator, TorchSource, exact_law
+from specdec.errors import InputError
 from specdec.lossless.candidates import (
     best_acceptance,
     draw_distinct,

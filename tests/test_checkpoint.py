@@ -22,7 +22,7 @@ from families import (
 from helpers import on_a_disk_of
 from specdec.checkpoint import Checkpoint, StoredRows, finer_numbers
 from specdec.cli import export_original
-from specdec.core import ModelError
+from specdec.errors import ModelError
 from specdec.gguf import planned
 from specdec.loading import end_tokens, load_model
 from specdec.models import GRID, INT4

@@ -23,7 +23,7 @@ from specdec.config import (
     save_config,
     toml_lines,
 )
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.lossless.rules import LossyLenience
 
 FULL = Config(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import InputError, NumericalError, TorchSource, promises
+from specdec.core import TorchSource, promises
+from specdec.errors import InputError, NumericalError
 from specdec.lossless.conformance import (
     Bins,
     BrokenDecoder,

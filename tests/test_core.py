@@ -1,4 +1,4 @@
-"""core: sources of randomness, clocks, results and their JSON line."""
+"""errors, core, result and the clocks of profiling: checks, sources of randomness, results and their JSON line."""
 import importlib
 import json
 import math
@@ -18,31 +18,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from helpers import examples
-from specdec import core
-from specdec.core import (
-    FATE_MEANINGS,
-    FATE_STYLES,
-    Enumerator,
-    GenerationResult,
+from helpers import examples, result_of
+from specdec import core, errors, profiling, result
+from specdec.core import Enumerator, TorchSource, is_promised, promises
+from specdec.errors import (
     InputError,
     ModelError,
     NumericalError,
-    PhaseTimer,
-    Round,
-    RoundStatistics,
     SpecdecError,
-    TorchSource,
     check,
-    fates,
-    fates_html,
-    index,
-    is_promised,
-    number,
-    promises,
-    reset_peak_memory,
+    preserve_interrupts,
+    require_int,
+    to_int,
+    to_number,
+)
+from specdec.profiling import PhaseTimer, reset_peak_memory
+from specdec.result import (
+    STATUS_MEANINGS,
+    STATUS_STYLES,
+    GenerationResult,
+    Round,
     result_from_json,
-    whole,
+    statuses,
+    statuses_html,
 )
 from specdec.speedup import draft_cost, speedup_of_rounds
 
@@ -250,7 +248,7 @@ def test_cuda_phases_are_timed_on_the_device_without_waiting(monkeypatch):
 def test_peak_memory_counts_in_megabytes():
     "In a process of its own, whose peak no earlier test has raised."
     code = (
-        "import numpy; from specdec.core import peak_memory_mb as peak; before = peak(); block ="
+        "import numpy; from specdec.profiling import peak_memory_mb as peak; before = peak(); block ="
         " numpy.ones(100_000_000, numpy.uint8); print(peak() - before)"
     )
     grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -259,7 +257,7 @@ def test_peak_memory_counts_in_megabytes():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sets the peak back")
 def test_the_peak_of_memory_is_set_back():
     code = (
-        "import numpy; from specdec.core import peak_memory_mb as peak, reset_peak_memory; before = peak()\n"
+        "import numpy; from specdec.profiling import peak_memory_mb as peak, reset_peak_memory; before = peak()\n"
         "block = numpy.ones(100_000_000, numpy.uint8); del block; print(reset_peak_memory(), peak() - before)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -278,7 +276,7 @@ def test_the_peak_of_cuda_is_the_allocators(monkeypatch):
 
 
 def test_core_imports_where_the_system_has_no_resource_module():
-    code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.core import peak_memory_mb\n"
+    code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.profiling import peak_memory_mb\n"
             "def nothing(*args, **kwargs): raise OSError\n"
             "builtins.open = nothing; assert peak_memory_mb() == 0.0")
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -287,9 +285,7 @@ def test_core_imports_where_the_system_has_no_resource_module():
 # --- rounds and figures
 
 def statistics(*rounds):
-    s = RoundStatistics()
-    s.rounds = list(rounds)
-    return s
+    return result_of(rounds)
 
 def test_acceptance_rate_and_alpha_differ():
     s = statistics(Round([1, 2, 3, 4, 5], 2, [1, 2, 9]))
@@ -316,10 +312,10 @@ def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
 def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
     accepted = data.draw(st.integers(0, len(drafted)))
     emitted = [*drafted[:accepted], 99][:data.draw(st.integers(1, accepted + 1))]  # the text may end inside
-    fates = list(Round(drafted, accepted, emitted).fates())
-    assert [token for token, fate in fates if fate != "rejected"] == emitted
-    assert sum(fate == "rejected" for _, fate in fates) == (accepted < len(drafted) and len(emitted) > accepted)
-    assert {fate for _, fate in fates} <= FATE_STYLES.keys()
+    statuses = list(Round(drafted, accepted, emitted).statuses())
+    assert [token for token, status in statuses if status != "rejected"] == emitted
+    assert sum(status == "rejected" for _, status in statuses) == (accepted < len(drafted) and len(emitted) > accepted)
+    assert {status for _, status in statuses} <= STATUS_STYLES.keys()
 
 def example(**changes) -> GenerationResult:
     return replace(
@@ -430,23 +426,25 @@ REAL = [0.5, np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5),
 
 def test_a_whole_number_becomes_a_plain_one():
     for held in WHOLE:
-        for found in (whole(held, "n", 1), number(held), index(held)): assert found == 3 and type(found) is int
-    assert whole(np.int64(-5), "n", -5) == -5 and whole(10 ** 30, "n", 0) == 10 ** 30
+        for found in (require_int(held, "n", 1), to_number(held), to_int(held)):
+            assert found == 3 and type(found) is int
+    assert require_int(np.int64(-5), "n", -5) == -5 and require_int(10 ** 30, "n", 0) == 10 ** 30
 
 @pytest.mark.parametrize("wrong", [*NO_NUMBERS, *REAL, 3.0, torch.tensor([True]), math.nan], ids=repr)
 def test_what_is_no_whole_number(wrong):
-    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"): whole(wrong, "n", 1)
-    with pytest.raises(TypeError): index(wrong)
+    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"):
+        require_int(wrong, "n", 1)
+    with pytest.raises(TypeError): to_int(wrong)
 
 @pytest.mark.parametrize("wrong", [0, np.int64(0), 9, torch.tensor(9)], ids=repr)
 def test_a_whole_number_out_of_range(wrong):
-    with pytest.raises(InputError, match="of at least 1 and at most 8, not"): whole(wrong, "n", 1, 8)
-    assert [whole(end, "n", 1, 8) for end in (1, 8)] == [1, 8]
+    with pytest.raises(InputError, match="of at least 1 and at most 8, not"): require_int(wrong, "n", 1, 8)
+    assert [require_int(end, "n", 1, 8) for end in (1, 8)] == [1, 8]
 
 def test_a_number_becomes_a_plain_one():
-    for held in REAL: assert number(held) == 0.5 and type(number(held)) is float
-    assert number(float("inf")) == math.inf
-    for wrong in NO_NUMBERS: assert math.isnan(number(wrong)), wrong
+    for held in REAL: assert to_number(held) == 0.5 and type(to_number(held)) is float
+    assert to_number(float("inf")) == math.inf
+    for wrong in NO_NUMBERS: assert math.isnan(to_number(wrong)), wrong
 
 def test_a_result_without_tokens_has_figures_too():
     r = example(generated_ids=[], rounds=[], per_token_latencies=[], total_time=0., text="", token_text={})
@@ -561,20 +559,20 @@ def test_html_escapes_what_the_model_wrote_and_marks_each_fate():
     assert 'title="draft token, accepted"' in html and "aria-label" in html
 
 def test_a_rejected_line_break_breaks_no_line():
-    html = fates_html(example())
+    html = statuses_html(example())
     # two marks for the rejected token, one for the replacement, which does break
     assert html.count("⏎") == 3 and html.count("\n") == 1
 
 def test_a_token_without_text_shows_its_id():
-    assert "[77]" in fates_html(example(generated_ids=[77], rounds=[]))
+    assert "[77]" in statuses_html(example(generated_ids=[77], rounds=[]))
 
 def test_fates_cover_the_whole_text():
-    assert [token for token, fate in fates(example()) if fate != "rejected"] == example().generated_ids
+    assert [token for token, status in statuses(example()) if status != "rejected"] == example().generated_ids
 
 def test_looks_can_be_told_apart_without_colour_and_set_their_text_colour():
-    decorations = [style.partition("text-decoration:")[2] for style in FATE_STYLES.values()]
+    decorations = [style.partition("text-decoration:")[2] for style in STATUS_STYLES.values()]
     assert len(set(decorations)) == len(decorations)
-    assert all("background:" in style and ";color:" in style for style in FATE_STYLES.values() if style)
+    assert all("background:" in style and ";color:" in style for style in STATUS_STYLES.values() if style)
 
 def luminance(colour: str) -> float:
     "Relative luminance of #rrggbb (WCAG 2.1)."
@@ -582,21 +580,22 @@ def luminance(colour: str) -> float:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055)**2.4 for c in parts]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
-@pytest.mark.parametrize("fate", [fate for fate, style in FATE_STYLES.items() if style])
-def test_text_can_be_read_on_its_colour(fate):
+@pytest.mark.parametrize("status", [status for status, style in STATUS_STYLES.items() if style])
+def test_text_can_be_read_on_its_colour(status):
     "The strictest level of the Web Content Accessibility Guidelines asks for a contrast of 7."
-    background, text = (part.split(":")[1] for part in FATE_STYLES[fate].split(";")[:2])
+    background, text = (part.split(":")[1] for part in STATUS_STYLES[status].split(";")[:2])
     assert (luminance(background) + 0.05) / (luminance(text) + 0.05) > 7
 
-def test_every_fate_has_a_look_and_a_meaning(): assert FATE_STYLES.keys() == FATE_MEANINGS.keys()
+def test_every_fate_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() == STATUS_MEANINGS.keys()
 
 
 def test_core_is_light_to_import():
     code = (
-        "import sys, specdec.core; assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
+        "import sys, specdec.core, specdec.errors, specdec.profiling, specdec.result; "
+        "assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert importlib.import_module("specdec.core") is core
+    for module in (core, errors, profiling, result): assert importlib.import_module(module.__name__) is module
 
 
 # Interrupts
@@ -621,29 +620,29 @@ def ctrl_c():
 )
 def test_an_interrupt_is_kept_whatever_became_of_it(ctrl_c, error):
     with pytest.raises(KeyboardInterrupt):
-        with core.interrupts_kept():
-            with core.interrupts_kept(): interrupted_as(error)
+        with preserve_interrupts():
+            with preserve_interrupts(): interrupted_as(error)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_errors_without_an_interrupt_stay_what_they_are(ctrl_c):
     with pytest.raises(ZeroDivisionError):
-        with core.interrupts_kept(): 1 / 0
-    with core.interrupts_kept(): done = True
+        with preserve_interrupts(): 1 / 0
+    with preserve_interrupts(): done = True
     assert done
 
 
 def test_a_handler_that_does_not_raise_has_its_way(ctrl_c):
     heard = []
     signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-    with core.interrupts_kept(): signal.raise_signal(signal.SIGINT)
+    with preserve_interrupts(): signal.raise_signal(signal.SIGINT)
     assert heard == [1]
 
 
 def test_other_threads_and_ignored_interrupts_change_nothing(ctrl_c):
     done = []
     def work():
-        with core.interrupts_kept(): done.append(signal.getsignal(signal.SIGINT))
+        with preserve_interrupts(): done.append(signal.getsignal(signal.SIGINT))
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()

@@ -24,16 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
 from specdec import device, pairs
-from specdec.core import (
-    InputError,
-    ModelError,
-    NumericalError,
-    PhaseTimer,
-    Round,
-    SpecdecError,
-    TorchSource,
-    exact_law,
-)
+from specdec.core import TorchSource, exact_law
 from specdec.device import (
     StateDict,
     StaticCache,
@@ -73,6 +64,7 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.small import NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
+from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
 from specdec.lossless.block import block_verification, block_weights
@@ -81,7 +73,9 @@ from specdec.lossless.draws import drawn_from, torch_law
 from specdec.lossless.proof import AsIs, ExactModel, Language, distance, law_of_rounds, memory_of, target_law
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.pairs import Pair
+from specdec.profiling import PhaseTimer
 from specdec.rejection import speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
 from specdec.speculative import play_round, speculate
 from specdec.transformer import Positions

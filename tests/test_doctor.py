@@ -30,8 +30,8 @@ from specdec import (
     speculative,
 )
 from specdec.cli import ExitCode, app
-from specdec.core import ModelError
 from specdec.doctor import Findings, ask, examine, report_text
+from specdec.errors import ModelError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.bench.trial import Clocked
-from specdec.core import InputError, ModelError, NumericalError, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.base import (
     Draft,
     ModelDrafter,
@@ -20,6 +20,7 @@ from specdec.drafters.base import (
     decide,
 )
 from specdec.drafters.colder import ColderDrafter
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
+from specdec.errors import InputError, NumericalError
 from specdec.lossless.draws import UnknownTensor, drawn_from, torch_law
 from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_law
 from specdec.lossless.unknown import uniform_law

@@ -11,7 +11,7 @@ import pytest
 import specdec
 from specdec import cli
 from specdec.config import Decoding, PairSection
-from specdec.core import GenerationResult
+from specdec.result import GenerationResult
 
 NOTEBOOK = Path(__file__).parents[1] / "nbs" / "use" / "elsewhere.ipynb"
 

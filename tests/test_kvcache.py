@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import examples
 from specdec.adapter import TransformersLM
-from specdec.core import InputError, SpecdecError
+from specdec.errors import InputError, SpecdecError
 from specdec.kvcache import CacheFullError, KVCache, cache_bytes
 from specdec.loading import load_model
 from specdec.transformer import Llama

@@ -9,9 +9,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
     "minimal": ["minimal"],
-    "core": ["core"],
+    "core": ["errors", "core", "result"],
     "models": ["models", "kvcache", "protocol", "drafters.small"],
-    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
+    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading", "profiling"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
     "loop": ["drafters.base", "requests", "speculative", "device"],
@@ -24,7 +24,7 @@ LAYERS = {  # layer → its modules, in order
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
         "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
-    "measures": ["speedup", "profiling", "costs", "batch_costs"],
+    "measures": ["speedup", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",

@@ -15,8 +15,9 @@ from families import CPU, FAMILIES, V, difference, in_two_threads, random_model,
 from helpers import NIGHTLY, ids_of, tool, workers_kept
 from specdec import loading
 from specdec.bench import methods
-from specdec.core import InputError, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.errors import InputError
 from specdec.layouts import (
     ALIKE,
     FEW,

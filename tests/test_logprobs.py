@@ -7,10 +7,11 @@ import torch
 
 from helpers import Untouchable, tiny
 from helpers_text import talker
-from specdec.core import GenerationResult, InputError
 from specdec.drafters.base import NoDrafter
+from specdec.errors import InputError
 from specdec.logprobs import WatchedLM
 from specdec.pairs import Pair
+from specdec.result import GenerationResult
 from specdec.sampling import Transform
 
 PROMPT = [5, 3, 5, 3, 5]
@@ -71,9 +72,9 @@ def test_a_result_keeps_them_in_its_line_and_has_the_text_of_all_tokens():
 def test_events_carry_those_of_their_tokens():
     pair = Pair(tiny(), tiny(noise=0.05))
     *events, last = pair.stream(PROMPT, max_new_tokens=20, K=3, logprobs=2)
-    assert {e.fate for e in events} >= {"accepted", "rejected", "replacement"}
-    assert all((e.logprobs is None) == (e.fate == "rejected") for e in events) and last.logprobs is None
-    told = [e.logprobs for e in events if e.fate != "rejected"]
+    assert {e.status for e in events} >= {"accepted", "rejected", "corrected"}
+    assert all((e.logprobs is None) == (e.status == "rejected") for e in events) and last.logprobs is None
+    told = [e.logprobs for e in events if e.status != "rejected"]
     assert told == last.result.logprobs and all(e.token in e.logprobs for e in events if e.logprobs)
     assert {e.logprobs for e in pair.stream(PROMPT, max_new_tokens=4)} == {None}
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from helpers import examples, on_a_disk_of
 from specdec import models
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.layouts import Linear
 from specdec.loading import load_model, memory_needed
 from specdec.models import (

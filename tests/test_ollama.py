@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from specdec import ollama
 from specdec.cli import app
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.lossless import server
 from specdec.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 

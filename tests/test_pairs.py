@@ -22,12 +22,12 @@ from helpers import Failing, Untouchable, assert_same_text, examples, greedy, ti
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.core import GenerationResult, InputError, ModelError, NumericalError, fates
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loading import load
 from specdec.lossless.block import block_verification
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
@@ -35,6 +35,7 @@ from specdec.models import prompts
 from specdec.pairs import METHODS, Answer, Pair, PairStats, load_drafter, load_pair, shipped
 from specdec.registry import get_pair
 from specdec.rejection import greedy_match, speculative_sampling
+from specdec.result import GenerationResult, statuses
 
 
 def decode(ids) -> str: return TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -238,7 +239,7 @@ def test_streams_interleaved_token_by_token_give_what_they_give_alone(kind):
         i = random.choice(running)
         event = next(streams[i], None)
         if event is None: running.remove(i)
-        elif event.token is not None and event.fate != "rejected": said[i].append(event.token)
+        elif event.token is not None and event.status != "rejected": said[i].append(event.token)
     assert said == alone
 
 
@@ -408,17 +409,17 @@ def test_a_stream_tells_each_token_with_its_fate(seed, temperature, K, count, ki
     *events, end = pair.stream("Hello", **arguments)
     result = end.result
     assert result.generated_ids == pair.generate("Hello", **arguments).generated_ids
-    assert [(event.token, event.fate) for event in events] == list(fates(result))
+    assert [(event.token, event.status) for event in events] == list(statuses(result))
     assert "".join(event.text for event in (*events, end)) == result.text
-    assert end.token is end.fate is None and all(event.result is None for event in events)
-    assert not any(event.text for event in events if event.fate == "rejected")
+    assert end.token is end.status is None and all(event.result is None for event in events)
+    assert not any(event.text for event in events if event.status == "rejected")
     consistent(result)
 
 
 def test_a_rejected_draft_is_told_without_text():
     *events, end = Pair(talker(), talker(seed=1)).stream("Hello", K=2, max_new_tokens=12)
-    kept = [event for event in events if event.fate != "rejected"]
-    assert len(kept) == 12 < len(events) and not any(event.text for event in events if event.fate == "rejected")
+    kept = [event for event in events if event.status != "rejected"]
+    assert len(kept) == 12 < len(events) and not any(event.text for event in events if event.status == "rejected")
     said = [decode(end.result.generated_ids[:n]) for n in range(13)]
     whole = [n for n in range(13) if not said[n].endswith("\ufffd")]
     for n in whole: assert "".join(event.text for event in kept[:n]) == said[n]
@@ -440,7 +441,7 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind():
     pair, threads = Pair(talker(), talker(seed=1)), threading.active_count()
     whole = pair.generate("Hello", max_new_tokens=20)
     for event in pair.stream("Hello", max_new_tokens=20):
-        if event.fate != "target": break
+        if event.status != "target": break
     events = pair.stream("Hello", max_new_tokens=20)
     next(events)
     assert pair.generate("Hello", max_new_tokens=20).generated_ids == whole.generated_ids  # beside it

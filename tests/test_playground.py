@@ -14,9 +14,10 @@ from jinja2 import DictLoader, Environment
 
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
-from specdec.core import InputError, ModelError, Round, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.adaptive import MOST, adaptive
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.errors import InputError, ModelError
 from specdec.pairs import Pair
 from specdec.playground import engine as playground_engine
 from specdec.playground import panel as playground_panel
@@ -62,6 +63,7 @@ from specdec.playground.session import (
 )
 from specdec.registry import PairSpec
 from specdec.rejection import speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 from specdec.speedup import walltime_factor
@@ -85,9 +87,9 @@ def written(kind="noisy", settings=Settings(K=4, temperature=.8), target=None, c
 
 
 def contradictions(session: Session) -> list:
-    "Places whose fate doesn't follow from the numbers that were noted there."
+    "Places whose status doesn't follow from the numbers that were noted there."
     places = [place for places in session.places for place in places if place.u_accept is not None]
-    return [place for place in places if (place.fate == "accepted") != (place.u_accept < place.chance)]
+    return [place for place in places if (place.status == "accepted") != (place.u_accept < place.chance)]
 
 
 # The session
@@ -106,11 +108,11 @@ def test_watched_loop_says_what_the_unwatched_one_says(kind, temperature, top_p)
 @pytest.mark.parametrize("kind", ["n-gram", "noisy"])
 def test_fates_follow_from_the_noted_numbers(kind):
     session = written(kind, count=40)
-    fates = [place.fate for places in session.places for place in places]
-    assert {"accepted", "rejected"} <= set(fates) and contradictions(session) == []
+    statuses = [place.status for places in session.places for place in places]
+    assert {"accepted", "rejected"} <= set(statuses) and contradictions(session) == []
     for done, places in zip(session.rounds, session.places):
         assert [place.drafted for place in places if place.drafted is not None] == done.drafted[:len(places)]
-        assert sum(place.fate == "accepted" for place in places) == done.accepted
+        assert sum(place.status == "accepted" for place in places) == done.accepted
         own = [place.own for place in places if place.own is not None]
         assert own == [done.emitted[-1]]
 
@@ -186,14 +188,14 @@ def test_settings_and_requests_that_cannot_be_served():
 
 def test_a_place_keeps_what_was_said_and_sums_over_everything():
     p, q = torch.rand(500).softmax(0), torch.rand(500).softmax(0)
-    place = look(p, q, drafted=7, own=9, fate="rejected")
+    place = look(p, q, drafted=7, own=9, status="rejected")
     assert len(place.ids) == 8 and {7, 9} <= set(place.ids)
     assert place.overlap == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-5)
     assert place.residual[place.ids.index(9)] == pytest.approx(
         ((p - q).clip(min=0) / (p - q).clip(min=0).sum())[9].item(), rel=1e-3, abs=1e-6
     )
     assert [a >= b for a, b in pairwise(place.p)] == [True] * 7
-    same = look(p, p, drafted=7, fate="accepted")
+    same = look(p, p, drafted=7, status="accepted")
     assert same.chance == 1 and same.residual == same.p  # no division by a residual of nothing
 
 
@@ -212,11 +214,11 @@ def test_transcript_grows_with_the_session_and_is_its_text():
     while session.step(): transcript.read()
     at_once = Transcript(session, TOKENIZER).read()
     assert transcript.read() == at_once
-    assert [s.token for s in at_once if s.fate != "rejected"] == session.ids
+    assert [s.token for s in at_once if s.status != "rejected"] == session.ids
 
 
 def test_a_character_of_several_tokens_stands_at_its_last():
-    ids, place = TOKENIZER("🦊 fox")["input_ids"], look(torch.ones(10) / 10, None, own=1, fate="target")
+    ids, place = TOKENIZER("🦊 fox")["input_ids"], look(torch.ones(10) / 10, None, own=1, status="target")
     class Fixed: rounds, places = [Round([], 0, [token]) for token in ids], [[place]] * len(ids)
     texts = [s.text for s in Transcript(Fixed, TOKENIZER).read()]
     assert "".join(texts).replace("▯", "") == "🦊 fox" and texts[0] == "▯"
@@ -234,23 +236,23 @@ class Tags(HTMLParser):
     def handle_data(self, data): self.text += data
 
 
-def evil(fate):
+def evil(status):
     place = look(
-        torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1]), drafted=1, own=0, fate=fate, u_accept=0.5,
+        torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1]), drafted=1, own=0, status=status, u_accept=0.5,
         u_draw=0.2,
     )
-    return Said(1, EVIL, fate, 1, 1, place)
+    return Said(1, EVIL, status, 1, 1, place)
 
 
-@pytest.mark.parametrize("fate", ["target", "accepted", "rejected", "replacement", "bonus"])
-def test_what_a_model_says_is_never_markup(fate):
-    page = Tags(text_html([evil(fate)]))
-    assert page.tags == {"div", {"rejected": "del", "replacement": "ins"}.get(fate, "span")}
+@pytest.mark.parametrize("status", ["target", "accepted", "rejected", "corrected", "bonus"])
+def test_what_a_model_says_is_never_markup(status):
+    page = Tags(text_html([evil(status)]))
+    assert page.tags == {"div", {"rejected": "del", "corrected": "ins"}.get(status, "span")}
     assert page.names <= {
         "class", "role", "tabindex", "data-tip", "aria-label", "style", "data-lm-suppress-shortcuts", "onkeydown",
     }
     assert page.text.replace("⏎", "").rstrip("\n") == EVIL.rstrip("\n")
-    assert "\n" not in token_html(evil(fate))
+    assert "\n" not in token_html(evil(status))
     assert Tags(f"<span>{EVIL}</span>").tags == {"span", "img"}  # what would happen without
 
 
@@ -258,7 +260,7 @@ def test_explanations_hold_the_numbers():
     assert explain(evil("accepted")).endswith(
         "p = 0.300 · q = 0.700 · u = 0.500 < min(1, p/q) = 0.429"
     ) and "≥" in explain(evil("rejected"))
-    assert "from the residual with u = 0.200" in explain(evil("replacement")) and "from p with u" in explain(
+    assert "from the residual with u = 0.200" in explain(evil("corrected")) and "from p with u" in explain(
         evil("bonus")
     )
     assert visible("") == "∅" and visible("a\tb") == "a⇥b"

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaCo
 import specdec.profiling as profiling
 from helpers import examples
 from specdec.adapter import TransformersLM, cache_argument
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.base import NGramDrafter
+from specdec.errors import InputError, ModelError
 from specdec.profiling import (
     MemoryMeter,
     Roofline,
@@ -64,7 +65,7 @@ def library(config):
 def test_fastest_takes_the_shortest_and_does_not_time_the_first(monkeypatch):
     clock, calls = [0.0], []
     durations = iter([0.1, 5.0, 2.0, 3.0])  # the first is the shortest, but it is the warm-up
-    monkeypatch.setattr("specdec.core.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("specdec.profiling.time.perf_counter", lambda: clock[0])
     def work():
         calls.append(1)
         clock[0] += next(durations)

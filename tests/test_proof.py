@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from specdec.batches import speculate_batch
-from specdec.core import InputError, Round, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
+from specdec.errors import InputError
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.proof import (
     SIZES,
@@ -50,6 +51,7 @@ from specdec.lossless.proof import (
     target_law,
 )
 from specdec.rejection import residual, speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from families import FAMILIES, OTHERS, random_model, stored, tokens
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.kvcache import KVCache
 from specdec.protocol import truncate_cache
 

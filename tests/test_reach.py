@@ -13,7 +13,7 @@ from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
 from specdec import pairs
-from specdec.core import GenerationResult, InputError, TorchSource, seed_generator
+from specdec.core import TorchSource, seed_generator
 from specdec.costs import Costs, MachineCosts
 from specdec.device_loop import speculate_on_device
 from specdec.drafters.adaptive import MOST, AdaptiveDrafter
@@ -24,9 +24,11 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter, speculate_tree
+from specdec.errors import InputError
 from specdec.grammars import JSONSchema, Regex
 from specdec.logprobs import WatchedLM
 from specdec.pairs import Pair
+from specdec.result import GenerationResult
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 

@@ -72,7 +72,7 @@ def text_of(run: dict, rounds: int) -> str:
 def kept_text(tab) -> str:
     "The text on the page without what was rejected."
     return tab.eval_on_selector_all(
-        ".recorded-text .recorded-spot:not(.fate-rejected)", "found => found.map(e => e.textContent).join('')"
+        ".recorded-text .recorded-spot:not(.status-rejected)", "found => found.map(e => e.textContent).join('')"
     )
 
 
@@ -94,8 +94,8 @@ def test_it_opens_on_a_round_that_teaches(page):
     assert page.url.endswith("recorded.html")
     status = page.inner_text(".recorded-status")
     assert "all 8 drafted tokens are accepted" in status and "comes on top" in status
-    assert page.locator(".recorded-strip .fate-accepted").count() == 8
-    assert page.locator(".recorded-strip .fate-bonus").count() == 1
+    assert page.locator(".recorded-strip .status-accepted").count() == 8
+    assert page.locator(".recorded-strip .status-bonus").count() == 1
     assert page.locator(".recorded-caption").inner_text().startswith("1 of 5.")
 
 
@@ -140,8 +140,8 @@ def test_every_choice_shows_what_was_recorded(page, draft):
             assert kept_text(page) == text_of(run, n) and status.startswith(f"Round {n}: ")
             said = sum(x["emitted"] for x in run["rounds"][:n])
             assert f"So far {said + 1} tokens: the first with the prompt, {said} in {n} round" in status
-            assert page.locator(".recorded-strip .fate-accepted").count() == min(r["accepted"], r["emitted"])
-            assert page.locator(".recorded-strip .fate-never").count() == max(0, len(r["draft"]) - r["accepted"] - 1)
+            assert page.locator(".recorded-strip .status-accepted").count() == min(r["accepted"], r["emitted"])
+            assert page.locator(".recorded-strip .status-never").count() == max(0, len(r["draft"]) - r["accepted"] - 1)
         slider.press("End")
         assert kept_text(page) == text_of(run, len(run["rounds"]))
         assert page.get_by_role("button", name="Step", exact=True).is_disabled()

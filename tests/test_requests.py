@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from helpers import Untouchable
-from specdec.core import InputError, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
+from specdec.errors import InputError
 from specdec.requests import check_request, token_ids
 from specdec.sampling import Transform
 from specdec.speculative import speculate

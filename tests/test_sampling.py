@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from helpers import examples
-from specdec.core import InputError, NumericalError
+from specdec.errors import InputError, NumericalError
 from specdec.sampling import (
     Transform,
     apply_temperature,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from specdec.cli import ExitCode, app
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.lossless import server as module
 from specdec.lossless.conformance import BrokenDecoder, NotLossless
 from specdec.lossless.gallery import GALLERY

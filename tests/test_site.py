@@ -22,8 +22,8 @@ from bs4 import BeautifulSoup
 
 import specdec
 from helpers import tool
-from specdec.core import FATE_MEANINGS, FATE_STYLES
 from specdec.rejection import residual
+from specdec.result import STATUS_MEANINGS, STATUS_STYLES
 
 ROOT = Path(__file__).parents[1]
 
@@ -553,7 +553,7 @@ def test_no_markdown_is_left_in_signatures():
     )
 
 
-# Colours of fates: the site's stylesheet and the package say the same, and both can be read
+# Colours of statuses: the site's stylesheet and the package say the same, and both can be read
 
 def contrast(one: str, other: str) -> float:
     "The contrast ratio of two colours (WCAG 2.1)."
@@ -569,13 +569,14 @@ def contrast(one: str, other: str) -> float:
 
 def test_static_pages_name_the_fates_as_the_package_does():
     script = (ROOT / "nbs" / "use" / "recorded.js").read_text(encoding="utf-8")
-    assert all(f'{fate}: "{words}"' in script for fate, words in FATE_MEANINGS.items())
+    assert all(f'{status}: "{words}"' in script for status, words in STATUS_MEANINGS.items())
 
 
-@pytest.mark.parametrize("fate, style", [item for item in FATE_STYLES.items() if item[1]])
-def test_fates_look_the_same_everywhere_and_can_be_read(fate, style):
+@pytest.mark.parametrize("status, style", [item for item in STATUS_STYLES.items() if item[1]])
+def test_fates_look_the_same_everywhere_and_can_be_read(status, style):
     said = dict(part.split(":") for part in style.split(";"))
-    rule = re.search(rf"^\.fate-{fate} {{ (.*?) }}", (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8"), re.M)[1]
+    styles = (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8")
+    rule = re.search(rf"^\.status-{status} {{ (.*?) }}", styles, re.M)[1]
     assert dict(part.split(": ") for part in rule.rstrip(";").split("; ")) == said
     assert contrast(said["color"], said["background"]) >= 4.5
     assert contrast("#ffffff", "#000000") == 21 and contrast("#999999", "#ffffff") < 4.5  # the measure itself

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from helpers import CPU, Failing, examples, greedy, ids_of, tiny
 from specdec.adapter import TransformersLM
-from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
+from specdec.core import TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.lossless.proof import Remembering
 from specdec.rejection import speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
 from specdec.speculative import _until, speculate
 

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head
 from specdec.drafters.small import NarrowLM
+from specdec.errors import InputError, ModelError
 from specdec.loading import load, load_model
 from specdec.sampling import Transform
 from specdec.speculative import speculate

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.train.config import DistillConfig
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_target
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
 from specdec.models import load_tokenizer
 from specdec.train import data as module

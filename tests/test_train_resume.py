@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from helpers import on_a_disk_of
-from specdec.core import InputError, ModelError
+from specdec.errors import InputError, ModelError
 from specdec.train.config import DistillConfig
 from specdec.train.resume import claim, load_checkpoint, save_checkpoint, training_tensors, written_whole
 from specdec.train.steps import make_optimizers

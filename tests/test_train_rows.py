@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers_training import CPU, V, make_data, make_target
-from specdec.core import InputError
+from specdec.errors import InputError
 from specdec.loading import load_model
 from specdec.models import load_tokenizer
 from specdec.train.rows import (

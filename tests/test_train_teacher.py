@@ -6,7 +6,7 @@ import torch
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target
-from specdec.core import ModelError
+from specdec.errors import ModelError
 from specdec.loading import load_model
 from specdec.train.rows import read_rows
 from specdec.train.teacher import States, Teacher

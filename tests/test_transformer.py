@@ -21,8 +21,9 @@ from families import (
 )
 from helpers import assert_same_text
 from specdec.adapter import TransformersLM
-from specdec.core import InputError, ModelError, TorchSource
+from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.errors import InputError, ModelError
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model
 from specdec.models import fetch, load_transformers

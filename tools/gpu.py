@@ -22,7 +22,6 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.core import ModelError
 from specdec.device import as_llama
 from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
 from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
@@ -32,6 +31,7 @@ from specdec.drafters.heads import Head, head_config
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.published import load_head
+from specdec.errors import ModelError
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
 from specdec.pairs import shipped
 from specdec.profiling import floor_seconds, memory_bandwidth

@@ -11,7 +11,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from specdec.core import FATE_STYLES
+from specdec.result import STATUS_STYLES
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "nbs" / "images"
@@ -21,7 +21,7 @@ FILL = {
     "context": "#e4e7eb",
     "drafted": "#ffffff",
     "dropped": "#f5f7fa",
-    **{fate: style[11:18] for fate, style in FATE_STYLES.items() if style},
+    **{status: style[11:18] for status, style in STATUS_STYLES.items() if style},
 }
 
 
@@ -95,7 +95,7 @@ def draw_round(context: list[str], draft: list[str], accepted: int, target: str)
             body += box(x, 260, wide, "✓ " + word, FILL["accepted"])
         elif i == accepted:
             body += box(x, 260, wide, word, FILL["rejected"], text_extra='text-decoration="line-through"')
-            body += box(x, 302, wide, target, FILL["replacement"], 'stroke-width="2"')
+            body += box(x, 302, wide, target, FILL["corrected"], 'stroke-width="2"')
             body.append(text(x - 10, 324, "from the residual, max(p − q, 0):", 15, "end", f'fill="{FAINT}"'))
         else:
             body += box(x, 260, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
@@ -151,17 +151,17 @@ def draw_recorded(
     for n, r in enumerate(run["rounds"][:shown]):
         y, x = 38 + 42 * n, 40
         body.append(text(8, y + 22, str(n + 1), 15, extra=f'fill="{FAINT}"'))
-        last = "target" if not r["draft"] else "bonus" if r["accepted"] == len(r["draft"]) else "replacement"
-        fates = [
+        last = "target" if not r["draft"] else "bonus" if r["accepted"] == len(r["draft"]) else "corrected"
+        statuses = [
             ("accepted" if i < r["accepted"] else "rejected", token)
             for i, token in enumerate(r["draft"][: r["accepted"] + 1])
         ]
-        for fate, token in fates + [(last, r["own"])][:r["emitted"] - r["accepted"]]:
+        for status, token in statuses + [(last, r["own"])][:r["emitted"] - r["accepted"]]:
             word = data["tokens"][token].strip().replace("\n", "⏎") or "⏎"
             wide = 9 * len(word) + 20
-            fill = FILL.get(fate, FILL["drafted"])
+            fill = FILL.get(status, FILL["drafted"])
             body += box(
-                x, y, wide, word, fill, text_extra='text-decoration="line-through"' if fate == "rejected" else ""
+                x, y, wide, word, fill, text_extra='text-decoration="line-through"' if status == "rejected" else ""
             )
             x += wide + 6
         rights.append(x)

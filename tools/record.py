@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specdec.bench.runner import environment
-from specdec.core import Round, Source, TorchSource
+from specdec.core import Source, TorchSource
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
 from specdec.models import encode, prompts
@@ -31,6 +31,7 @@ from specdec.pairs import Pair, load_pair
 from specdec.playground.session import RecordingSource
 from specdec.registry import PAIRS
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
@@ -126,8 +127,8 @@ class Recorder:
 
 def inconsistent(r: dict) -> bool:
     "Whether the shortened numbers of a round would decide otherwise than the loop did."
-    fates = [u < min(1, p / q) for p, q, u in zip(r["p"], r["q"], r["u"])]
-    return bool(r["u"]) and fates != [i < r["accepted"] for i in range(len(fates))]
+    statuses = [u < min(1, p / q) for p, q, u in zip(r["p"], r["q"], r["u"])]
+    return bool(r["u"]) and statuses != [i < r["accepted"] for i in range(len(statuses))]
 
 
 def record(pair: Pair, drafter: Drafter, ids: list[int], temperature: float, K: int, texts: list[str]) -> dict:
