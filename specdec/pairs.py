@@ -30,8 +30,9 @@ from .result import Event, GenerationResult, Round
 from .core import TorchSource, is_promised
 from .errors import check, require_int
 from .profiling import peak_memory_mb, reset_peak_memory
-from .device_drafters import obstacle
-from .device_loop import DeviceDecoder, is_recordable
+from .device.drafters import unsupported_reason
+from .device.graphs import is_capturable
+from .device.loop import DeviceDecoder
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter
 from specdec.costs import (
     Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs,
@@ -306,17 +307,16 @@ def chosen_loop(loop: str | None, # what was asked for
                 wrapped: bool = False, # whether each round's logits are looked at, or masked
                ) -> str: # "host" or "device"
     """The loop that a pair decodes with, unless told otherwise: on a GPU the device's, where the
-    pair has no `obstacle`; on a CPU the host's, since nobody waits there. Raises `InputError` for a
+    pair has no `unsupported_reason`; on a CPU the host's, since nobody waits there. Raises `InputError` for a
     loop that there isn't, and for the device's where it can't be."""
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
-    on_host = obstacle(target, drafter)
+    on_host = unsupported_reason(target, drafter, verify)
     if adapts: on_host = "a K that changes would need a recording for each"
-    if verify: on_host = "a rule of one's own works on the host"
     if wrapped: on_host = "log-probabilities and grammars want each round's logits on the host"
     check(not (loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if loop: return loop
-    return "host" if on_host or not is_recordable(target.device) else "device"
+    return "host" if on_host or not is_capturable(target.device) else "device"
 
 # %% ../nbs/use/01_pairs.ipynb #5erve001
 @dataclass
@@ -527,7 +527,8 @@ class Decoding(Asking):
         how = asked.transform, asked.source, asked.K, *rest
         if decoder:
             seed = asked.source.seed
-            return decoder.speculate(asked.ids, asked.transform, seed, asked.K, *rest, timer)
+            how = asked.ids, asked.transform, seed, asked.K, *rest, timer
+            return decoder.speculate(*how, verify=asked.rule)
         if isinstance(drafter, TREES):
             return speculate_tree(target, drafter, asked.ids, *how, timer)
         return speculate(target, drafter, asked.ids, *how, asked.rule, timer)

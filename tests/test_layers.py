@@ -14,11 +14,12 @@ LAYERS = {  # layer → its modules, in order
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading", "profiling"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
-    "loop": ["drafters.base", "requests", "speculative", "device"],
+    "loop": ["drafters.base", "requests", "speculative", "device.ops"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "drafters.tree_hybrid", "batches", "device_drafters", "device_loop", "gguf", "grammars",
+        "drafters.trees", "drafters.tree_hybrid", "batches", "device.drafters", "device.graphs", "device.loop", "gguf",
+        "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
@@ -40,7 +41,7 @@ LAYERS = {  # layer → its modules, in order
         "ollama", "doctor", "cli", "__main__",
     ],
 }
-FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves
+FRONT = {"", "_modidx", "bench", "device", "drafters", "lossless", "playground", "train"}  # the packages themselves
 TRAINING = "train."
 
 

@@ -22,8 +22,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.device import as_llama
-from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
+from specdec.device.graphs import count_synchronisations
+from specdec.device.loop import DeviceDecoder, compile_layers
+from specdec.device.ops import as_llama
 from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
@@ -222,7 +223,7 @@ class Subject:
             rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, Transform(1.0), 0, 4, 8 * n)
             next(rounds)
             next(rounds)
-            waits, seen = count_waits(rounds, n)
+            waits, seen = count_synchronisations(rounds, n)
             found[name] = dict(waits=dict(waits), rounds=seen, per_round=waits.total() / max(1, seen))
         return found
 
