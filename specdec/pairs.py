@@ -307,8 +307,8 @@ def chosen_loop(loop: str | None, # what was asked for
                 wrapped: bool = False, # whether each round's logits are looked at, or masked
                ) -> str: # "host" or "device"
     """The loop that a pair decodes with, unless told otherwise: on a GPU the device's, where the
-    pair has no `unsupported_reason`; on a CPU the host's, since nobody waits there. Raises `InputError` for a
-    loop that there isn't, and for the device's where it can't be."""
+    pair has no `unsupported_reason`; on a CPU the host's, since nobody waits there. Raises
+    `InputError` for a loop that there isn't, and for the device's where it can't be."""
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
     on_host = unsupported_reason(target, drafter, verify)
     if adapts: on_host = "a K that changes would need a recording for each"

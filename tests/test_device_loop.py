@@ -1064,7 +1064,7 @@ def fake(monkeypatch): return FakeCuda().install(monkeypatch)
 
 @pytest.mark.parametrize("transform", [Transform(), Transform(1.0), Transform(0.8, 5, 0.9)], ids=str)
 @pytest.mark.parametrize("kind", drafters(tiny()))
-def test_recorded_is_step_by_step_with_the_double(fake, kind, transform, recwarn):
+def test_captured_is_step_by_step_with_the_double(fake, kind, transform, recwarn):
     drafter, given = drafters(tiny())[kind], dict(transform=transform, seed=3, K=2, room=12)
     found = decode(tiny(), drafter, **given)
     assert len(fake.graphs) == (3 if kind == "none" else 4) and not recwarn.list  # all parts, and no way out
@@ -1084,7 +1084,7 @@ def reachable(thing, seen):
 
 
 @pytest.mark.parametrize("kind", ["n-gram", "noisy", "colder head", "hybrid", "tree", "tree of one shape"])
-def test_what_a_loop_keeps_was_there_before_the_recording(fake, kind):
+def test_what_a_loop_keeps_was_there_before_the_capture(fake, kind):
     "Memory that is taken inside a recording is the recording's: another one may write to it."
     drafter = drafters(tiny())[kind]
     loop = DeviceLoop(tiny(), drafter, Transform(1.0), 3, 256)
@@ -1104,7 +1104,7 @@ ASKING = {
 
 @pytest.mark.parametrize("part", ["draft", "verify", "decide", "commit"])
 @pytest.mark.parametrize("asks", ASKING.values(), ids=ASKING)
-def test_what_a_gpu_forbids_in_a_recording_is_caught_and_the_parts_go_on(fake, asks, part, monkeypatch):
+def test_what_a_gpu_forbids_in_a_capture_is_caught_and_the_steps_go_on(fake, asks, part, monkeypatch):
     expected = decode(tiny(), NGramDrafter(), graphs=False)
     right = getattr(device_loop, part)
     def asking(state, *given):
@@ -1116,7 +1116,7 @@ def test_what_a_gpu_forbids_in_a_recording_is_caught_and_the_parts_go_on(fake, a
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_driver_that_records_nothing_loses_no_token_and_is_asked_once(fake, temperature, recwarn):
+def test_a_driver_that_captures_nothing_loses_no_token_and_is_asked_once(fake, temperature, recwarn):
     fake.fails = "CUDA error: no kernel image"
     decoder = DeviceDecoder(tiny(), head_drafter(tiny()))
     for K in (3, 2):
@@ -1138,7 +1138,7 @@ def test_one_event_is_waited_for_in_each_round(fake, ahead):
     assert under_way.max() == ahead + 1 == len(loop.outbox.places)
 
 
-def test_waits_are_counted_inside_the_range_only():
+def test_synchronisations_are_counted_inside_the_range_only():
     class Event:
         def __init__(self, name, start, end, device_type="DeviceType.CPU"):
             self.name, self.device_type = name, device_type
@@ -1297,7 +1297,7 @@ def on_gpu(**options): return tiny(device="cuda", **options)
 @cuda
 @needs_gpu
 @pytest.mark.parametrize("K", [1, 4])
-def test_recorded_is_step_by_step(exact, K):
+def test_captured_is_step_by_step(exact, K):
     for drafter in drafters(on_gpu()).values():
         assert decode(on_gpu(), drafter, K=K, room=40) == decode(on_gpu(), drafter, K=K, room=40, graphs=False, ahead=0)
         for transform in TRANSFORMS[1:]:

@@ -41,7 +41,8 @@ class DeviceDraft:
     broken: Tensor    # whether a NaN or an infinity was met on the way, [1], bool
     evidence: Tensor | None = None # what a hybrid knows of each, [K]; None: its place
     chosen: Tensor | None = None   # which member of a hybrid made it, [1]
-    parents: Tensor | None = None  # of a tree: what each follows, [K]: 0 the sequence, i + 1 place i
+    parents: Tensor | None = None  # of a tree: what each follows, [K]; 0 is the sequence, i + 1
+                                   # the place i
     valid: Tensor | None = None    # of a tree: which places hold a draft token, [K], bool
 
 @dataclass
@@ -262,7 +263,7 @@ class ModelOnDevice:
         self.model.forward(self.draft_ids(prompt)[None], self.cache, last=1)
 
     def draft_ids(self, ids: Tensor) -> Tensor:
-        "The draft model's ids; a token that only the target has becomes the last of the draft model's."
+        "The draft model's ids; for a token that only the target has, the draft model's last."
         if self.narrow is not None: return self.narrow.index_select(0, ids)
         return ids.clamp(max=self.model.vocab_size - 1)
 
@@ -360,7 +361,7 @@ def tree_positions(model,           # as for `static_positions`
 
 # %% ../../nbs/engine/13_device_drafters.ipynb #7reedev3
 def planned(shape: Sequence[Ranks], width: int, # followers of each node that is gone on from
-           ) -> tuple[list[list[int]], list[int]]: # by level, which new nodes are followed; which nodes are kept
+           ) -> tuple[list[list[int]], list[int]]: # nodes followed, by level; nodes kept
     "The indices of a static tree, of nodes in the order in which levels make them."
     followed, kept = {path[:-1] for path in shape}, set(shape)
     level: list[Ranks] = [()]
