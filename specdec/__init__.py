@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 # %% ../nbs/use/08_package.ipynb #6f5107f3
 if TYPE_CHECKING:  # for editors and type checkers; nothing runs
-    from specdec.core import GenerationResult, InputError, ModelError, NumericalError, SpecdecError
+    from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
+    from specdec.result import GenerationResult
     from specdec.drafters.base import ModelDrafter, NGramDrafter
     from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
     from specdec.drafters.hybrid import HybridDrafter
@@ -32,11 +33,11 @@ __version__ = "0.1.0"
 
 # %% ../nbs/use/08_package.ipynb #5844a9e5
 _HOMES = {
-    "GenerationResult": "core",
-    "InputError": "core",
-    "ModelError": "core",
-    "NumericalError": "core",
-    "SpecdecError": "core",
+    "GenerationResult": "result",
+    "InputError": "errors",
+    "ModelError": "errors",
+    "NumericalError": "errors",
+    "SpecdecError": "errors",
     "prompts": "models",
     "load": "loading",
     "Pair": "pairs",

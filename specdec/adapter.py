@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .core import ModelError, SpecdecError, check, number, whole
+from .errors import ModelError, SpecdecError, check, require_int, to_number
 from .kvcache import KVCache
 from .protocol import CausalLM, check_ids, check_wanted
 
@@ -157,13 +157,13 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 
 def check_sizes(config) -> None: # a transformers config of a family that `Llama` computes
     "Raise `InputError` for sizes that no model can have."
-    for name in SIZES: whole(getattr(config, name), name, 1, 2**40)
+    for name in SIZES: require_int(getattr(config, name), name, 1, 2**40)
     for name in ("head_dim", "sliding_window"):
         value = getattr(config, name, None)
-        if value is not None: whole(value, name, 1, 2**40)
+        if value is not None: require_int(value, name, 1, 2**40)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     check(heads % kv_heads == 0,
           f"num_attention_heads, {heads}, must be a multiple of num_key_value_heads, {kv_heads}.")
     eps, theta = config.rms_norm_eps, config.rope_parameters.get("rope_theta", 1)
-    check(0 <= number(eps) < float("inf"), f"rms_norm_eps must be a number, not {eps!r}.")
-    check(0 < number(theta) < float("inf"), f"rope_theta must be above 0, not {theta!r}.")
+    check(0 <= to_number(eps) < float("inf"), f"rms_norm_eps must be a number, not {eps!r}.")
+    check(0 < to_number(theta) < float("inf"), f"rope_theta must be above 0, not {theta!r}.")

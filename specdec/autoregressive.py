@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .core import Source, check, whole
+from .core import Source
+from .errors import check, require_int
 from .sampling import Transform, check_logits
 
 # %% ../nbs/path/01_autoregressive.ipynb #d734cb18
@@ -31,7 +32,7 @@ def generate_uncached(model: LogitsFunction, # ids [1, T] → logits [1, T, V]
     Raises `InputError` for an empty prompt or a `max_new_tokens` below 1, and `NumericalError`
     naming the step whose logits are not a distribution."""
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
-    max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
+    max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
     return _generate_uncached(model, list(prompt), transform, source, max_new_tokens, eos_ids)
 
 @torch.inference_mode()

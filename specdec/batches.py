@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import check
+from .errors import check
 from .drafters.base import Draft
 from .kvcache import KVCache, _Buffers
 from .layouts import ALIKE, FEW, answer_apart, fold_apart, hidden_places, unfold_apart

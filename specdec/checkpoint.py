@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .core import ModelError
+from .errors import ModelError
 from .layouts import Int4Linear, Linear, has_layouts, has_same_rows, stored_levels
 from .models import FOUR_BITS, GRID, INT4, MANIFEST, pick_dtype
 

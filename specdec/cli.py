@@ -39,7 +39,7 @@ UsageError = typer.BadParameter.__base__  # what the parser raises, of whatever 
 
 def in_one_line(error: BaseException) -> str | None: # None: it is a bug
     "What to tell the user about an error."
-    core = sys.modules.get("specdec.core")  # not imported yet: then it can't be one of ours
+    errors = sys.modules.get("specdec.errors")  # not imported yet: then it can't be one of ours
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "specdec"
         words = f"{error.format_message()} (See {command} -h.)"
@@ -47,7 +47,7 @@ def in_one_line(error: BaseException) -> str | None: # None: it is a bug
         where = f"{error.filename} can't be read or written" if error.filename else (
             "The system refused, and doesn't say which file or connection it means")
         words = f"{where}: {error.strerror or error}."
-    elif core is not None and isinstance(error, core.SpecdecError): words = str(error)
+    elif errors is not None and isinstance(error, errors.SpecdecError): words = str(error)
     else: return None
     line = f"Error: {' '.join(words.split())}"
     # somebody's name of 5,000 characters
@@ -235,7 +235,7 @@ def read_prompt(text: str,  # the argument; "-" is standard input
                 raw: bool) -> str | list[dict]:
     """The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if
     it isn't text."""
-    from specdec.core import InputError, check
+    from specdec.errors import InputError, check
     from specdec.train.data import MOST_BYTES
     try:
         if text == "-":
@@ -295,7 +295,7 @@ FORM = ('expected {"prompt": "…"}, {"text": "…"} or '
 def asked_in(file: Path) -> list[str | list[dict]]: # texts and chats
     """What the lines of a file ask: JSON objects where the first begins like one, else texts;
     raises `InputError` with the number of a line that is neither."""
-    from specdec.core import InputError
+    from specdec.errors import InputError
     from specdec.train.data import numbered_lines
     found, lines = [], numbered_lines(file)
     as_text = not is_json(lines[0][1])
@@ -326,7 +326,7 @@ def read_prompts(text: str | None,  # the argument
                  file: Path | None, # of --prompts
                  raw: bool, told: bool = False) -> list[str | list[dict]]:
     "All prompts, from the one place or from the other; raises `InputError`. See `prompts_in`."
-    from specdec.core import check
+    from specdec.errors import check
     check((text is None) != (file is None),
           "Give a prompt, or --prompts FILE with a line for each: one of the two.")
     return prompts_in(file, raw, told) if text is None else [read_prompt(text, raw)]
@@ -339,7 +339,8 @@ def read_settings(
 ) -> dict:
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
     from specdec.sampling import Transform
-    from specdec.core import TorchSource, check
+    from specdec.core import TorchSource
+    from specdec.errors import check
     Transform(temperature, top_k, top_p)
     TorchSource(seed)
     check(all(stop or []), "A stop string is empty: leave --stop out, or give it some text.")
@@ -350,7 +351,7 @@ def read_settings(
 # %% ../nbs/use/07_cli.ipynb #l0gpr0b5
 def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dict:
     "More arguments for `Pair.generate`; raises `InputError` for a file that is no schema."
-    from specdec.core import InputError, check
+    from specdec.errors import InputError, check
     check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
     if schema is None: return dict(logprobs=logprobs)
     from specdec.grammars import JSONSchema
@@ -366,7 +367,7 @@ def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dic
 def check_models(pair: str | None, target: str | None, draft: str | None, drafter: Path | None,
                 ) -> None:
     "Raise `InputError` for names that exclude each other."
-    from specdec.core import check
+    from specdec.errors import check
     check(pair is None or target is None, "--pair names a target and what drafts for it, and "
           "--target names a target: give one of the two.")
     check(draft is None or target is not None, "--draft says what drafts for --target, and there "
@@ -380,7 +381,7 @@ REBUILD = "specdec fetch --rebuild"
 def or_rebuild(action: Callable[[], object]): # what needs the default model
     """Do it; where the stored model turns out to be damaged and somebody is there to answer, offer
     to rebuild it and do it again."""
-    from specdec.core import ModelError
+    from specdec.errors import ModelError
     from specdec.models import fetch as fetch_model
     try:
         return action()
@@ -427,7 +428,7 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
               revision: str | None = None,
               config=None): # a specdec.config.Config, in place of all that → a specdec.pairs.Pair
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
-    from specdec.core import check
+    from specdec.errors import check
     from specdec.pairs import Pair, load_pair
     from specdec.registry import SlowerWarning, list_pairs
     check_models(name, target, draft, drafter)
@@ -458,7 +459,7 @@ def say(piece: str) -> None: # new text
 def check_fits(results: list, # of (place, GenerationResult)
                count: int): # of the prompts
     "Raise `InputError` if answers were cut before what --json-schema asks for was complete."
-    from specdec.core import check
+    from specdec.errors import check
     cut = sorted(i + 1 for i, result in results if result.fits_grammar is False)
     which = "The answer was" if count == 1 else (
         f"{len(cut)} of {count} answers were ({', '.join(map(str, cut[:10]))}"
@@ -513,7 +514,7 @@ MOST_OF_A_LINE = 2**30       # bytes
 
 def check_out(file: Path, prompts: Path) -> Path: # the file that a link leads to
     "Raise `InputError` for what can't hold answers, before anything is read or loaded."
-    from specdec.core import InputError, check
+    from specdec.errors import InputError, check
     try:
         there, to_read = file.exists(), file.is_file()
         check(to_read or not there, f"--out must be a file, or a new one, and {file} is there and "
@@ -541,7 +542,8 @@ def is_torn(line: bytes, # the last of a file, without a line break
 def kept_answers(file: Path) -> tuple[list, int]: # of GenerationResult; the bytes that they take
     """What an earlier run has written, but for a last line that it didn't finish; raises
     `InputError` for a file with anything else in it. Nothing is changed."""
-    from specdec.core import GenerationResult, InputError
+    from specdec.errors import InputError
+    from specdec.result import GenerationResult
     found, size = [], 0
     try:
         with open(file, "rb") if file.exists() else nullcontext([]) as lines:
@@ -585,7 +587,7 @@ def check_same(known: list, # of GenerationResult
                asked: dict, # of `run_asked`
                ids: list[list[int]], seed: int, file: Path) -> dict: # place → GenerationResult
     "Raise `InputError` unless all are answers to these prompts, by a run that was asked the same."
-    from specdec.core import check
+    from specdec.errors import check
     advice = "Take another file, or give the same command."
     found: dict = {}
     for n, result in enumerate(known, 1):
@@ -634,7 +636,7 @@ def counted(results, total: int, known: int): # an iterator → the same
 
 def append_answer(file: Path, result) -> None: # a GenerationResult
     "A line at the end of the file, all of it or nothing; raises `InputError` for a full disk."
-    from specdec.core import InputError
+    from specdec.errors import InputError
     from specdec.models import append_whole
     try: append_whole(file, result.to_json() + "\n")
     except OSError as error:
@@ -693,7 +695,7 @@ def with_options(path: Path, context: typer.Context, # of the command
     """A configuration file, with the options that were given besides it in place of what it says;
     raises `InputError` for one that names another pair."""
     from specdec.config import Config, decoding_of, read_config
-    from specdec.core import check
+    from specdec.errors import check
     def given(name: str) -> bool:
         return context.get_parameter_source(name).name == "COMMANDLINE"
 
@@ -743,7 +745,7 @@ def generate(
     specdec generate "Describe Paris as JSON." --json-schema city.json
 
     specdec generate "Why?" --config run.toml --seed 2"""
-    from specdec.core import check
+    from specdec.errors import check
     check(out is None or prompts is not None, "--out is for the answers to --prompts FILE: send the"
           " answer to one prompt to a file by > FILE.")
     as_lines = as_json or out is not None
@@ -906,7 +908,7 @@ def compare(
     specdec compare "Why is the sky blue?" --target smollm2 --draft lookup
 
     specdec compare - --json < prompt.txt | python -m json.tool"""
-    from specdec.core import check
+    from specdec.errors import check
     from specdec.loading import fits_plain
     text = read_prompt(prompt, raw)
     settings = read_settings(stop, temperature, top_k, top_p, seed,
@@ -1576,7 +1578,7 @@ def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
     from specdec.bench.cluster import over_ray
     from specdec.bench.grid import read_grid
     from specdec.bench.run import bench_run, in_turn, json_logs, run_text
-    from specdec.core import ModelError
+    from specdec.errors import ModelError
     grid = read_grid(config)
     announce_conversion()
     spread = in_turn if ray is None else over_ray(ray)
@@ -1689,7 +1691,7 @@ def report(
 
     specdec bench report --compare before.jsonl after.jsonl --out report"""
     from specdec.bench.estimates import check_drawing
-    from specdec.core import check
+    from specdec.errors import check
     check((results is None) != (compare is None),
           "Give a file of results, or --compare A B with two of them: one of the two.")
     check_drawing()
@@ -1722,7 +1724,7 @@ def audit(
     specdec audit rotalabs-accel
 
     specdec audit --out audit.json"""
-    from specdec.core import ModelError
+    from specdec.errors import ModelError
     from specdec.lossless.audit import audit as verdicts_on
     from specdec.lossless.audit import audit_row, in_order, kept_verdicts
     from specdec.train.resume import write_json
@@ -1773,7 +1775,7 @@ def check_served(
     specdec check-server http://127.0.0.1:8080 --prompt "one two one two one" --distance 0.2
 
     specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
-    from specdec.core import ModelError
+    from specdec.errors import ModelError
     from specdec.lossless.server import check_server
     report = check_server(url, prompt, model=model, samples=samples, distance=distance, alarm=alarm,
                           ends=frozenset(ends or ()))
@@ -1803,7 +1805,7 @@ def playground(
         "--browser/--no-browser", help="Open it in the default browser.")] = True,
 ) -> None:
     """Open the playground in a browser: sliders for K and temperature, tokens coloured by their
-    fate, one round under the microscope.
+    status, one round under the microscope.
 
     It needs Voilà: pip install voila ipywidgets ipykernel. Ctrl-C ends it, with all it started.
 

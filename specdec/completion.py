@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .core import Event, GenerationResult, PhaseTimer, Round
+from .profiling import PhaseTimer
+from .result import Event, GenerationResult, Round
 from .logprobs import WatchedLM
 from .models import TextStream
 
@@ -116,9 +117,9 @@ class Completion:
             if self.checker.end is not None: break
         r.emitted = r.emitted[:len(pieces)]
         certain, odds = iter(pieces), iter(self.chances[-1] if self.watched else [])
-        return [Event(token, fate, "") if fate == "rejected"
-                else Event(token, fate, next(certain), logprobs=next(odds, None))
-                for token, fate in r.fates()]
+        return [Event(token, status, "") if status == "rejected"
+                else Event(token, status, next(certain), logprobs=next(odds, None))
+                for token, status in r.statuses()]
 
     def finish(self) -> str: # what was held back
         "No more will come."

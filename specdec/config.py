@@ -19,7 +19,7 @@ from pydantic import (
     AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator,
 )
 
-from .core import InputError, check
+from .errors import InputError, check
 from .lossless.rules import LossyLenience
 from .models import local_path, written_whole
 

@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .core import ModelError, PhaseTimer, Source, TorchSource, check, number
+from .core import Source, TorchSource
+from .errors import ModelError, check, to_number
+from .profiling import PhaseTimer
 from .drafters.adaptive import MOST, AdaptiveDrafter, adaptive
 from specdec.drafters.base import (
     Draft, Drafter, DraftState, NoDrafter, WrapperDrafter, WrapperState,
@@ -126,8 +128,8 @@ class Costs:
     def __post_init__(self):
         each = [cost for both in self.c for cost in both]
         fits = all(len(both) == 2 for both in self.c) and len(self.verify) > 0
-        sensible = all(0 < number(v) < 1e6 for v in (self.step, *self.verify))
-        check(fits and sensible and all(0 <= number(cost) < 1e6 for cost in each),
+        sensible = all(0 < to_number(v) < 1e6 for v in (self.step, *self.verify))
+        check(fits and sensible and all(0 <= to_number(cost) < 1e6 for cost in each),
               f"Costs are positive numbers, and two for each drafter, not {self}.")
 
 @dataclass(frozen=True)

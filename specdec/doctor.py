@@ -53,8 +53,8 @@ Question = Callable[[Findings], object]  # its name is the subject; it may add f
 def one_line(error: Exception) -> str:
     "What an error says; of an error that isn't ours, its kind as well."
     words = " ".join(str(error).split()) or "no reason given"
-    core = sys.modules.get("specdec.core")  # not imported yet: then it can't be one of ours
-    ours = core is not None and isinstance(error, core.SpecdecError)
+    errors = sys.modules.get("specdec.errors")  # not imported yet: then it can't be one of ours
+    ours = errors is not None and isinstance(error, errors.SpecdecError)
     return words if ours else f"{type(error).__name__}: {words}"
 
 def ask(findings: Findings, question: Question) -> None:
@@ -295,7 +295,7 @@ def unwritable(folder: Path) -> str: # empty: it can be written
 
 def model(findings: Findings) -> dict:
     "The default model: ready, absent or damaged; and whether there is a place for it."
-    from specdec.core import ModelError
+    from specdec.errors import ModelError
     from specdec.models import cache_home, check_folder
     folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
     known = {"name": "smollm2", "state": "ready", "folder": str(folder), "bytes": None}
@@ -398,8 +398,8 @@ def host_text(target: "CausalLM", drafter: "Drafter") -> list[int]: # token ids
 
 def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], str]:
     """The greedy text of the device's loop, and what it warned of: that its rounds can't be
-    recorded."""
-    from specdec.device_loop import DeviceDecoder
+    captured."""
+    from specdec.device.loop import DeviceDecoder
     from specdec.sampling import Transform
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -407,7 +407,7 @@ def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], str]
         rounds = decoder.speculate(PROMPT, Transform(), 0, K=K, max_new_tokens=TOKENS)
         said = [token for r in rounds for token in r.emitted]
     failed = (str(warning.message) for warning in warned)
-    return said, next((words for words in failed if "can't be recorded" in words), "")
+    return said, next((words for words in failed if "can't be captured" in words), "")
 
 def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
     "The first place where two texts differ."
@@ -418,7 +418,7 @@ def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
 def spoken(language: "Next", V: int) -> SimpleNamespace: # in the place of a Llama
     "A language behind the interface that the device's loop uses; its logits are probabilities."
     import torch
-    from specdec.device import static_positions
+    from specdec.device.ops import static_positions
     def compute(ids, where, cache, last=None, layers=()):
         new = ids.float()[None, ..., None]
         keys = cache.append(0, new, new)[0][0, 0, :, 0]
@@ -439,8 +439,8 @@ def spoken(language: "Next", V: int) -> SimpleNamespace: # in the place of a Lla
 def device_law(p: "Next", drafter: "Callable[[], Drafter]", K: int, V: int,
                length: int) -> "Law": # text → probability
     "The exact law of the texts that the device's loop writes, on the CPU."
-    from specdec.core import PhaseTimer
-    from specdec.device_loop import DeviceLoop
+    from specdec.profiling import PhaseTimer
+    from specdec.device.loop import DeviceLoop
     from specdec.lossless.draws import drawn_from
     from specdec.lossless.proof import AsIs, law_of_rounds, memory_of
     def start(source: "Source") -> "Started":
@@ -451,8 +451,9 @@ def device_law(p: "Next", drafter: "Callable[[], Drafter]", K: int, V: int,
                 with drawn_from(source): r = next(running, None)
                 if r is None: return
                 yield r
-        caches = [loop.cache, getattr(loop.drafter, "cache", None)]
-        parts = loop.text.tokens, loop.text.length, [c.keys for c in caches if c]
+        state = loop.state
+        caches = [state.cache, getattr(state.drafter, "cache", None)]
+        parts = state.sequence.tokens, state.sequence.length, [c.keys for c in caches if c]
         return rounds(), lambda: memory_of(parts)
     return law_of_rounds(start, length)
 

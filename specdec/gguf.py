@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .checkpoint import Checkpoint
-from .core import ModelError, check
+from .errors import ModelError, check
 from .drafters.heads import Head
 from .drafters.published import load_head
 from .drafters.small import TOKENS_FILE

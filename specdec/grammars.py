@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .core import InputError, ModelError, Source, check
+from .core import Source
+from .errors import InputError, ModelError, check
 from specdec.drafters.base import (
     Draft, Drafter, DraftState, WrapperDrafter, WrapperState,
 )

@@ -9,7 +9,7 @@ __all__ = ['CacheFullError', 'KVCache', 'cache_bytes']
 import torch
 from torch import Tensor
 
-from .core import InputError, SpecdecError, whole
+from .errors import InputError, SpecdecError, require_int
 
 # %% ../nbs/path/02_kvcache.ipynb #1bd99188
 class CacheFullError(SpecdecError):
@@ -52,7 +52,7 @@ class _Buffers:
                 ) -> None:
         sizes = dict(layers=layers, capacity=capacity, multiple=multiple)
         layers, capacity, multiple = (
-            whole(size, f"A cache's {name}", 1) for name, size in sizes.items())
+            require_int(size, f"A cache's {name}", 1) for name, size in sizes.items())
         self.keys: list[Tensor | None] = [None] * layers  # [B, kv_heads, span(capacity), head_dim]
         self.values: list[Tensor | None] = [None] * layers
         self.capacity, self.multiple = capacity, multiple
@@ -104,7 +104,7 @@ class KVCache(_Buffers):
                 ) -> None:
         "Forget all but the first `length` positions: only the pointer moves. Raises `InputError`."
         name = f"The length to roll back to, in a cache that holds {self.length},"
-        self.length = whole(length, name, 0, self.length)
+        self.length = require_int(length, name, 0, self.length)
 
 # %% ../nbs/path/02_kvcache.ipynb #18c09b9c
 def cache_bytes(layers: int, kv_heads: int, head_dim: int,

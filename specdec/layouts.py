@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import check
+from .errors import check
 from .models import check_int4
 
 # %% ../nbs/engine/05_layouts.ipynb #ea6f1c1a

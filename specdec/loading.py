@@ -20,7 +20,14 @@ from safetensors import SafetensorError, safe_open
 
 from .adapter import TransformersLM, check_sizes, context_length, is_native
 from .checkpoint import Checkpoint, finer_numbers
-from .core import InputError, ModelError, SpecdecError, check, interrupts_kept, whole
+from specdec.errors import (
+    InputError,
+    ModelError,
+    SpecdecError,
+    check,
+    preserve_interrupts,
+    require_int,
+)
 from .drafters.small import TOKENS_FILE, NarrowLM
 from .kvcache import cache_bytes
 from .layouts import GROUP, Linear, has_layouts, has_same_rows, processor_kind
@@ -191,7 +198,7 @@ def load_model(folder: Path, # config.json and safetensors
     `distill` trained answers in its target's vocabulary. Raises `ModelError` if the folder holds no
     whole model of a known kind."""
     check_use(use)
-    with interrupts_kept(): return _loaded(folder, device, dtype, use)
+    with preserve_interrupts(): return _loaded(folder, device, dtype, use)
 
 def _loaded(folder: Path, device: torch.device, dtype: torch.dtype, use: str) -> CausalLM:
     "See `load_model`."
@@ -271,7 +278,7 @@ def _needed(whole_config, place: torch.device, kept: torch.dtype, use: str,
         vocabulary = config.vocab_size * config.hidden_size
         finer = finer_numbers(folder, vocabulary) if folder else vocabulary
     weights = weight_bytes(config, counts, place, kept, use, finer)
-    length = min(whole(context, "context", 1), context_length(config))
+    length = min(require_int(context, "context", 1), context_length(config))
     cache = text_bytes(config, length, number)
     return MemoryNeeded(sum(counts), weights / 1e6, cache / 1e6, length)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .core import whole
+from .errors import require_int
 from .kvcache import KVCache
 from .protocol import CausalLM, WrapperLM
 from .sampling import Transform
@@ -26,7 +26,7 @@ class WatchedLM(WrapperLM):
                                        # in the text
                 ):
         super().__init__(model)
-        self.n = whole(n, "logprobs, how many of the likeliest tokens are told,", 0)
+        self.n = require_int(n, "logprobs, how many of the likeliest tokens are told,", 0)
         self.law = transform if transform.temperature else Transform(temperature=1.0)
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from .batches import BatchCache, keep_rows, read_batch, read_tree, reads_trees
-from .core import PhaseTimer, Round, Source, check
+from .core import Source
+from .errors import check
+from .profiling import PhaseTimer
+from .result import Round
 from specdec.drafters.base import (
     Draft, Drafter, DraftState, DraftsTrees, apply_rule, ask, check_state,
 )
@@ -202,7 +205,7 @@ def serve(target: CausalLM, request: Request, timer: PhaseTimer) -> Iterator[Rou
 from collections import deque
 from collections.abc import Iterable
 
-from .core import whole
+from .errors import require_int
 from .transformer import Llama
 
 # %% ../nbs/engine/18_batches.ipynb #a6590a0d
@@ -248,7 +251,7 @@ def speculate_batch(
     their order, as others end; to end one between its rounds, set its `ended`. A target that isn't
     our own decoder reads them one after the other. Raises as `speculate` does."""
     waiting = deque(enumerate(requests))
-    size = whole(size, "size, how many sequences share a forward,", 1)
+    size = require_int(size, "size, how many sequences share a forward,", 1)
     size, cache = min(size, len(waiting)), None
     if waiting and isinstance(target, Llama):
         cache = BatchCache(target, size, max(request.capacity for _, request in waiting))

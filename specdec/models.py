@@ -33,7 +33,7 @@ from platformdirs import user_cache_dir
 from safetensors import SafetensorError
 from torch import Tensor
 
-from .core import InputError, ModelError, check, interrupts_kept
+from .errors import InputError, ModelError, check, preserve_interrupts
 
 # %% ../nbs/engine/02_models.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
@@ -336,7 +336,7 @@ def convert_gguf(gguf: Path,   # a GGUF file
     say(f"Converting {gguf.name} to safetensors. "
         "This is done once (about 20 s for the default model) …")
     try:
-        with interrupts_kept(), all_or_nothing(folder) as new:
+        with preserve_interrupts(), all_or_nothing(folder) as new:
             dequantise(gguf, new)
             write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
     except Exception as error:  # of any library below: the file is at fault, or the disk
@@ -508,7 +508,7 @@ def _downloaded(name: str, revision: str | None, wanted: dict = _WANTED) -> Path
 def load_tokenizer(folder: Path):
     "The tokenizer stored with a model; raises `ModelError` if there is none that can be read."
     try:
-        with interrupts_kept():
+        with preserve_interrupts():
             from transformers import AutoTokenizer
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # many kinds, by what is missing or damaged
@@ -520,7 +520,7 @@ def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
     raises `ModelError` if it can't be loaded."""
     careful = dict(use_safetensors=True, trust_remote_code=False, output_loading_info=True)
     try:
-        with interrupts_kept():
+        with preserve_interrupts():
             from transformers import AutoModelForCausalLM
             model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **careful)
     except Exception as error:  # many kinds, by what is missing or damaged

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from .core import InputError, check, whole
+from .errors import InputError, check, require_int
 from .lossless.server import Answer, ask_server, checked, printable
 
 # %% ../nbs/use/12_ollama.ipynb #1c41361c
@@ -98,7 +98,7 @@ def ollama_generate(prompt: str,
     """Let the server answer a prompt, greedily; raises `InputError` for a model it doesn't have,
     `ModelError` if it doesn't answer."""
     check(isinstance(prompt, str) and bool(prompt.strip()), "The prompt is empty: give some text.")
-    max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
+    max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
     status = ollama_status(url)
     names = [found["name"] for found in status["models"]]
     check(bool(names), f"The server at {status['url']} has no models: `ollama pull NAME` gets one.")

@@ -22,36 +22,36 @@ import torch
 from .batch_costs import batch_costs_of, fewer, set_costs
 from .completion import BatchClock, Completion, PairStats, StopChecker
 from .config import Config, PairSection, decoding_of, read_config
-from specdec.core import (
-    Event, GenerationResult, InputError, ModelError, PhaseTimer, TorchSource, check,
-    is_promised, peak_memory_mb, reset_peak_memory, whole,
-)
-from specdec.costs import (
-    Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs,
-)
-from .device_drafters import obstacle
-from .device_loop import DeviceDecoder, is_recordable
+from .core import TorchSource, is_promised
+from .costs import Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs
+from .device.drafters import unsupported_reason
+from .device.graphs import is_capturable
+from .device.loop import DeviceDecoder
 from .drafters.adaptive import MOST
-from .drafters.base import Drafter, DraftsTrees, ModelDrafter, NGramDrafter, NoDrafter
-from .drafters.base import WrapperDrafter
+from specdec.drafters.base import (
+    Drafter, DraftsTrees, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter,
+)
 from .drafters.hybrid import Cost, HybridDrafter
 from specdec.drafters.load import (
-    best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter, model_drafter,
-    named,
+    best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter,
+    model_drafter, named,
 )
 from .drafters.lookup import SuffixDrafter
 from .drafters.translation import TokenIntersectionDrafter
 from .drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from .drafters.trees import TreeDrafter
+from .errors import InputError, ModelError, check, require_int
 from .grammars import Grammar, GrammarDrafter, GrammarLM, fits_to_its_end, start_of
 from .layouts import FEW, release_workers
 from .loading import load, memory_free_mb, memory_needed
 from .logprobs import WatchedLM
 from .loop import Request, serve, speculate_batch
 from .models import encode, find_model, pick_device
+from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .protocol import CausalLM
 from .registry import PairSpec, get_pair
 from .rejection import VerifyRule
+from .result import Event, GenerationResult
 from .sampling import Transform
 from .transformer import Llama
 
@@ -100,8 +100,8 @@ def check_settings(
     check_truths(ignore_eos=ignore_eos)
     rule = rule_name(verify, method)
     adapts = isinstance(K, str) and K == "adaptive"
-    most = MOST if adapts else whole(K, "K, the number of draft tokens per round,", 1)
-    max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
+    most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
+    max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
     ends = frozenset() if ignore_eos else target.eos_ids
     settings = dict(K=K if adapts else most, **asdict(transform), max_new_tokens=max_new_tokens,
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
@@ -153,17 +153,16 @@ def rule_name(verify: VerifyRule | None, method: str) -> str | None:
 
 def chosen_loop(settings: Settings, target: CausalLM, drafter: Drafter) -> str: # "host", "device"
     """The loop that decodes, unless told otherwise: on a GPU the device's, where the pair has no
-    `obstacle`; on a CPU the host's, where nothing waits. Raises `InputError` for the device's loop
-    where it can't be."""
-    on_host = obstacle(target, drafter)
-    if settings.adapts: on_host = "a K that changes would need a recording for each"
-    if settings.verify: on_host = "a rule of one's own works on the host"
+    `unsupported_reason`; on a CPU the host's, where nothing waits. Raises `InputError` for the
+    device's loop where it can't be."""
+    on_host = unsupported_reason(target, drafter, settings.verify)
+    if settings.adapts: on_host = "a K that changes would need a CUDA graph for each"
     if settings.looked_at:
         on_host = "log-probabilities and grammars want each round's logits on the host"
     check(not (settings.loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if settings.loop: return settings.loop
-    return "host" if on_host or not is_recordable(target.device) else "device"
+    return "host" if on_host or not is_capturable(target.device) else "device"
 
 def holds_trees(drafter: object) -> bool:
     "Whether it drafts trees, or holds a drafter that does."
@@ -444,7 +443,8 @@ class Pair:
         if plan.loop == "device":
             decoder = self._decoder(plan.drafter)
             rounds = decoder.speculate(ids, settings.transform, settings.seed, settings.K,
-                                       settings.max_new_tokens, settings.ends, timer)
+                                       settings.max_new_tokens, settings.ends, timer,
+                                       settings.verify)
         else:
             request = self._request(ids, settings, target, plan.drafter)
             rounds = serve(target, request, timer)
@@ -477,7 +477,7 @@ class Pair:
         "Check a list; what is returned decodes it."
         check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
               "There are no prompts: expected a list of at least one.")
-        size = whole(batch_size, "batch_size, how many texts share a forward,", 1)
+        size = require_int(batch_size, "batch_size, how many texts share a forward,", 1)
         size = min(size, len(prompts))
         check_truths(raise_interrupt=raise_interrupt)
         # a fresh seed leaves room above it for those of the other prompts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch import Tensor
 
-from .core import InputError, check, index, whole
+from .errors import InputError, check, require_int, to_int
 from .kvcache import KVCache
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -126,7 +126,7 @@ def truncate_cache(cache: KVCache,
     """A copy of the cache's first positions; the cache itself stays as it is. (`KVCache.rollback`
     forgets in place, and copies nothing.) Raises `InputError` for a length that it hasn't."""
     name = f"The length to keep, of a cache that holds {cache.length},"
-    length = whole(keep_length, name, 0, cache.length)
+    length = require_int(keep_length, name, 0, cache.length)
     kept = KVCache(len(cache.keys), cache.capacity, cache.multiple)
     for i, (keys, values) in enumerate(zip(cache.keys, cache.values)):
         if keys is None or values is None: continue
@@ -150,8 +150,8 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
 def check_wanted(last: int | None, layers: Sequence[int], depth: int) -> None:
     """Raise `InputError` for logits that can't be counted, or hidden states that a model with so
     many layers doesn't have."""
-    if last is not None: whole(last, "last, the logits that are wanted (None: all),", 1)
+    if last is not None: require_int(last, "last, the logits that are wanted (None: all),", 1)
     try:
-        if all(0 <= index(i) <= depth for i in layers): return
+        if all(0 <= to_int(i) <= depth for i in layers): return
     except TypeError: pass  # no numbers
     raise InputError(f"Hidden states are numbered 0…{depth}, not {layers!r}.")

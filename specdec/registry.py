@@ -9,7 +9,7 @@ __all__ = ['PAIRS', 'PairSpec', 'list_pairs', 'get_pair', 'known_about', 'Slower
 import difflib
 from dataclasses import asdict, dataclass
 
-from .core import InputError, check
+from .errors import InputError, check
 from .speedup import walltime_factor
 
 # %% ../nbs/use/11_registry.ipynb #ffdbd018

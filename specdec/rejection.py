@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from .sampling import Transform, likeliest
-from .core import InputError, Source, check, promises
+from .core import Source, promises
+from .errors import InputError, check
 
 if TYPE_CHECKING: from specdec.drafters.base import Draft  # it stands on this module
 

@@ -8,14 +8,14 @@ __all__ = []
 # %% ../nbs/engine/12_requests.ipynb #eeccfdef
 from collections.abc import Iterable, Sequence, Set
 
-from .core import InputError, check, index, whole
+from .errors import InputError, check, require_int, to_int
 from .protocol import CausalLM
 
 # %% ../nbs/engine/12_requests.ipynb #ed3ef92b
 def token_ids(prompt: Iterable) -> list[int]:
     """A prompt as plain numbers, whatever holds them; raises `InputError` for anything that isn't a
     flat list of whole numbers."""
-    try: return [index(token) for token in prompt]
+    try: return [to_int(token) for token in prompt]
     except TypeError as error:
         message = f"The prompt must be a flat list of token ids, whole numbers ({error})."
         raise InputError(message) from error
@@ -23,7 +23,7 @@ def token_ids(prompt: Iterable) -> list[int]:
 # %% ../nbs/engine/12_requests.ipynb #d62dcafb
 def end_ids(eos_ids: Iterable) -> frozenset[int]:
     "Tokens that end a text, as plain numbers; raises `InputError` for anything else."
-    try: return frozenset(index(token) for token in eos_ids)
+    try: return frozenset(to_int(token) for token in eos_ids)
     except TypeError as error:
         message = f"eos_ids must be a set of token ids, not {eos_ids!r}."
         raise InputError(message) from error
@@ -43,5 +43,5 @@ def check_request(
     check(len(prompt) < target.context_length,
           f"The prompt has {len(prompt)} tokens and the model's context {target.context_length}: "
           "nothing could be added. Shorten the prompt.")
-    K = whole(K, "K, the number of draft tokens per round,", 1)
-    return K, whole(max_new_tokens, "max_new_tokens", 1), end_ids(eos_ids)
+    K = require_int(K, "K, the number of draft tokens per round,", 1)
+    return K, require_int(max_new_tokens, "max_new_tokens", 1), end_ids(eos_ids)

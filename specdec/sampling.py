@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .core import NumericalError, check, number, whole
+from .errors import NumericalError, check, require_int, to_number
 
 # %% ../nbs/engine/06_sampling.ipynb #eba11f17
 def probabilities(logits: Tensor, # [..., V], any floating dtype
@@ -28,7 +28,7 @@ def apply_temperature(logits: Tensor, # [..., V]
                      ) -> Tensor: # [..., V], float32, the largest of each row at 0
     """Divide by the temperature; shifting first keeps any temperature from overflowing. Raises
     `InputError` for one that isn't positive."""
-    check(number(temperature) > 0,
+    check(to_number(temperature) > 0,
           f"A temperature to divide by must be positive, not {temperature!r}.")
     logits = logits.float()
     temperature = min(max(temperature, 1e-37), 1e37)  # what float32 can divide by, also as 1 / t
@@ -40,7 +40,7 @@ def apply_top_k(logits: Tensor, # [..., V]
                ) -> Tensor: # [..., V], minus infinity outside
     """Keep the `top_k` largest logits, and any that tie with the last of them (Fan et al. 2018).
     Raises `InputError` for a `top_k` below 1."""
-    top_k = whole(top_k, "top_k", 1)
+    top_k = require_int(top_k, "top_k", 1)
     smallest = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, float("-inf"))
 
@@ -70,7 +70,7 @@ def apply_top_p(logits: Tensor, # [..., V]
     """Keep the smallest set of likeliest tokens whose probability reaches `top_p`, of exact ties
     the lower ids (Holtzman et al. 2020, section 3.1). Raises `InputError` for a `top_p` that isn't
     positive."""
-    check(number(top_p) > 0, f"top_p must be a number in (0, 1], not {top_p!r}.")
+    check(to_number(top_p) > 0, f"top_p must be a number in (0, 1], not {top_p!r}.")
     if top_p >= 1: return logits
     falling, size = nucleus(logits, top_p)
     last = falling.gather(-1, size - 1)                     # the smallest logit inside
@@ -102,11 +102,11 @@ class Transform:
     top_p: float | None = None  # probability to keep, in (0, 1]; None keeps all
 
     def __post_init__(self) -> None:
-        t, k, p = number(self.temperature), self.top_k, self.top_p
+        t, k, p = to_number(self.temperature), self.top_k, self.top_p
         check(0 <= t < float("inf"),
               f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}.")
-        if k is not None: k = whole(k, "top_k, if it isn't None,", 1)
-        if p is not None: p = number(p)
+        if k is not None: k = require_int(k, "top_k, if it isn't None,", 1)
+        if p is not None: p = to_number(p)
         check(p is None or 0 < p <= 1,
               f"top_p must be a number in (0, 1], or None, not {self.top_p!r}.")
         plain = dict(temperature=t, top_k=k, top_p=p)  # NumPy's numbers become Python's

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from .core import GenerationResult, InputError, Round, check
+from .errors import InputError, check
+from .result import GenerationResult, Round
 from .protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #09f5a81e

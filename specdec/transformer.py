@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checkpoint import Checkpoint, read_linear, read_vocabulary
-from .core import check
+from .errors import check
 from .kvcache import KVCache
 from .layouts import ALIKE, Int4Linear, Linear, Plan
 from .layouts import attention_plan, grouped_attention, has_same_rows

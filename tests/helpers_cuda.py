@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specdec import device_loop
+from specdec.device import graphs
+from specdec.device import loop as device_loop
 
 # operations that need a number on the host, or bring one over from there
 ASKING = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique2", "equal",
@@ -92,8 +93,8 @@ class FakeCuda:
     def stream(self): return type("Stream", (), dict(wait_stream=lambda self, other: None, synchronize=self.wait))()
 
     def install(self, monkeypatch):
-        monkeypatch.setattr(device_loop, "is_recordable", lambda device: True)
-        monkeypatch.setattr(device_loop, "pinned", self.pinned)
+        for module in (graphs, device_loop): monkeypatch.setattr(module, "is_capturable", lambda device: True)
+        monkeypatch.setattr(graphs, "pinned", self.pinned)
         current = self.stream()
         fakes = dict(
             CUDAGraph=Graph, graph=self.graph, Event=self.event, Stream=self.stream, synchronize=self.wait,

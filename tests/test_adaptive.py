@@ -8,7 +8,6 @@ import torch
 import specdec
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError
 from specdec.drafters.adaptive import (
     MOST,
     AdaptiveDrafter,
@@ -24,10 +23,11 @@ from specdec.drafters.adaptive import (
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NGramState
 from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, replay
+from specdec.errors import InputError
+from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error, one_round, sampled
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
-from specdec.loop import speculate
 from specdec.speedup import best_K
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
-from helpers import Rounds, calls, make_round, toss
+from helpers import calls, make_round, result_of, toss
 from specdec.bench.alpha import (
     AlphaEstimate,
     alpha_by_position,
@@ -69,7 +69,7 @@ def test_the_estimate_is_the_maximum_of_the_likelihood():
 def test_agrees_with_the_statistics_of_a_result(pairs):
     rounds = [make_round(a, n) for a, n in pairs]
     estimate = estimate_alpha(rounds)
-    assert estimate.alpha == Rounds(rounds).alpha >= Rounds(rounds).acceptance_rate
+    assert estimate.alpha == result_of(rounds).alpha >= result_of(rounds).acceptance_rate
     assert 0 <= estimate.low <= estimate.alpha <= estimate.high <= 1
     by_position, tried = alpha_by_position(rounds)
     assert estimate.tried == tried.sum() and estimate.accepted == round((by_position * tried).sum())
@@ -147,7 +147,7 @@ def test_design_effect_restores_the_promise(texts=25, rounds=12, K=4, runs=250):
 
 
 def test_positions_are_exact_without_independence():
-    "Rounds with any law at all: τ follows from α by position, not from one α."
+    "result_of with any law at all: τ follows from α by position, not from one α."
     rounds = [make_round(a, 4) for a in [0, 0, 0, 4, 4, 4, 4, 1, 3]]
     by_position, tried = alpha_by_position(rounds)
     assert tried.tolist() == [9, 6, 5, 5] and by_position.tolist() == [6 / 9, 5 / 6, 1.0, 4 / 5]

@@ -19,8 +19,8 @@ from specdec.bench.records import Record, read_records
 from specdec.bench.run import Failure, bench_run
 from specdec.cli import app
 from specdec.errors import InputError
-from specdec.result import GenerationResult
 from specdec.models import fetch
+from specdec.result import GenerationResult
 
 
 class Simulated:

@@ -27,8 +27,8 @@ from specdec.bench.methods import DRAFTERS
 from specdec.bench.records import read_records
 from specdec.bench.runner import Timing
 from specdec.errors import InputError
-from specdec.result import Round
 from specdec.models import prompts
+from specdec.result import Round
 
 
 def made_up(method, prompt, repeat, seconds, **details):

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, core, loading, models, pairs, registry
+from specdec import cli, errors, loading, models, pairs, registry
 from specdec.cli import ExitCode, app
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
 from specdec.rejection import speculative_sampling
+from specdec.result import GenerationResult
 
 QUESTION = "What is the capital of France?"
 PLAIN = {
@@ -206,7 +207,7 @@ def test_the_script_is_the_same_program():
 
 def test_lazy_names():
     assert specdec.load is loading.load and specdec.Pair is pairs.Pair and specdec.load_pair is pairs.load_pair
-    assert specdec.list_pairs is registry.list_pairs and specdec.GenerationResult is core.GenerationResult
+    assert specdec.list_pairs is registry.list_pairs and specdec.GenerationResult is GenerationResult
     assert all(hasattr(specdec, name) for name in specdec.__all__) and set(specdec.__all__) <= set(dir(specdec))
     with pytest.raises(AttributeError, match="nothing"): specdec.nothing
 
@@ -235,7 +236,7 @@ def test_text_on_one_stream_and_summary_on_the_other(one_load):
 
 def test_text_streamed_is_the_text_of_the_result(one_load):
     streamed = run("generate", QUESTION).stdout
-    assert streamed == core.GenerationResult.from_json(run("generate", QUESTION, "--json").stdout).text + "\n"
+    assert streamed == GenerationResult.from_json(run("generate", QUESTION, "--json").stdout).text + "\n"
 
 
 def test_json_comes_back_without_loss(one_load):
@@ -245,14 +246,14 @@ def test_json_comes_back_without_loss(one_load):
     ]
     done = run(*words, "--stop", "dragon", "--stop", "castle")
     assert done.exit_code == ExitCode.DONE and done.stderr == "" and done.stdout.count("\n") == 1
-    result = core.GenerationResult.from_json(done.stdout)
+    result = GenerationResult.from_json(done.stdout)
     assert result.to_json() == done.stdout.strip()
     assert result.settings == {
         "K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_new_tokens": 9, "seed": 7,
         "stop": ["dragon", "castle"], "ignore_eos": False,
     }
     assert (
-        result.generated_ids == core.GenerationResult.from_json(
+        result.generated_ids == GenerationResult.from_json(
             run(*words, "--stop", "dragon", "--stop", "castle").stdout
         ).generated_ids
     )
@@ -260,7 +261,7 @@ def test_json_comes_back_without_loss(one_load):
 
 def test_json_tells_how_likely_each_token_was(one_load):
     line = run("generate", QUESTION, "--max-new-tokens", "4", "--json", "--logprobs", "2").stdout
-    result = core.GenerationResult.from_json(line)
+    result = GenerationResult.from_json(line)
     assert [len(odds) for odds in result.logprobs] == [2] * 4
     assert all(token in odds for token, odds in zip(result.generated_ids, result.logprobs, strict=True))
 
@@ -314,7 +315,7 @@ def test_a_schema_that_is_none_is_one_line(text, says, no_model, tmp_path):
 def test_raw_and_chat_prompts_differ(one_load):
 
     def ids(*more):
-        return core.GenerationResult.from_json(
+        return GenerationResult.from_json(
             run("generate", "Hi", "--max-new-tokens", "1", "--json", *more).stdout
         ).prompt_ids
 
@@ -326,7 +327,7 @@ def test_raw_and_chat_prompts_differ(one_load):
 def test_standard_input_is_the_prompt(one_load):
 
     def prompt_ids(*words, **more):
-        return core.GenerationResult.from_json(
+        return GenerationResult.from_json(
             run("generate", *words, "--max-new-tokens", "1", "--json", **more).stdout
         ).prompt_ids
 
@@ -335,7 +336,7 @@ def test_standard_input_is_the_prompt(one_load):
 
 def test_method_and_stop(one_load):
     done = run("generate", QUESTION, "--method", "plain", "--stop", "Paris", "--json")
-    result = core.GenerationResult.from_json(done.stdout)
+    result = GenerationResult.from_json(done.stdout)
     assert (result.method, result.finish_reason) == ("plain", "stop") and not result.text.count("Paris")
 
 
@@ -359,9 +360,9 @@ def questions(tmp_path):
 def test_every_prompt_of_a_file_gives_one_line(one_load, questions):
     words = ["--max-new-tokens", "3", "--temperature", "1", "--json"]
     done = run("generate", "--prompts", str(questions), *words, "--seed", "4", "--batch-size", "1", stdin="not read")
-    found = [core.GenerationResult.from_json(line) for line in done.stdout.splitlines()]
+    found = [GenerationResult.from_json(line) for line in done.stdout.splitlines()]
     assert done.exit_code == ExitCode.DONE and done.stderr == "" and len(found) == 3
-    alone = [core.GenerationResult.from_json(run("generate", text, *words, "--seed", seed).stdout)
+    alone = [GenerationResult.from_json(run("generate", text, *words, "--seed", seed).stdout)
              for text, seed in (("Hi", "4"), ("Why?", "6"))]
     assert [r.generated_ids for r in (found[0], found[2])] == [r.generated_ids for r in alone]
     tokenizer = models.load_tokenizer(models.fetch())
@@ -415,7 +416,7 @@ def test_lines_that_are_prompts(tmp_path, text, found):
 def test_lines_that_are_no_prompts(tmp_path, text, words):
     file = tmp_path / "prompts"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(core.InputError, match=words): cli.prompts_in(file, raw=True)
+    with pytest.raises(errors.InputError, match=words): cli.prompts_in(file, raw=True)
 
 
 SILENT = st.text() | st.binary().map(lambda b: b.decode("latin-1"))
@@ -432,7 +433,7 @@ def test_any_file_is_prompts_or_one_line(tmp_path, lines, end, encoding):
     file = tmp_path / "prompts"
     file.write_bytes(end.join(lines).encode(encoding, errors="replace"))
     try: found = cli.prompts_in(file, raw=True)
-    except core.InputError as error: assert str(file) in str(error)
+    except errors.InputError as error: assert str(file) in str(error)
     else:
         assert found and all(isinstance(each, str) and each.strip() or each[0]["role"] is not None for each in found)
 
@@ -549,7 +550,7 @@ def test_the_prompts_are_not_overwritten_by_their_answers(no_model, questions):
 @lru_cache
 def an_answer() -> bytes:
     "A line as it is written, of no model."
-    result = core.GenerationResult(
+    result = GenerationResult(
         prompt_ids=[1, 2], generated_ids=[3], text="three", finish_reason="length", method="plain", rounds=[],
         per_token_latencies=[0.1], round_latencies=[0.1], time_to_first_token=0.1, total_time=0.1, prefill_time_ms=1.0,
         draft_time_total_ms=0.0, verify_time_total_ms=0.0, sampling_time_total_ms=0.0, peak_memory_mb=None,
@@ -569,7 +570,7 @@ def test_any_file_is_answers_or_one_line_and_is_left_as_it_is(tmp_path, whole, r
     out = tmp_path / "answers"
     out.write_bytes(line * whole + rest)
     try: found, size = cli.kept_answers(out)
-    except core.InputError as error: assert str(out) in str(error)
+    except errors.InputError as error: assert str(out) in str(error)
     else:
         assert len(found) >= whole and out.read_bytes()[:size].count(b"}") >= len(found)
         lost = out.read_bytes()[size:].lstrip(b"\n")
@@ -631,7 +632,7 @@ def test_an_error_keeps_the_answers_that_are_done(answered, one_load, monkeypatc
     results = pair.results
     def fails(*given, **more):
         for i, result in results(*given, **more):
-            if i == 2: raise core.NumericalError("Step 1: NaN.")
+            if i == 2: raise errors.NumericalError("Step 1: NaN.")
             yield i, result
     monkeypatch.setattr(pair, "results", fails)
     assert answered("--batch-size", "1").exit_code == ExitCode.BAD_INPUT
@@ -679,7 +680,7 @@ def test_an_interrupt_ends_all_prompts(one_load, questions, monkeypatch):
     pair = usual(one_load)
     monkeypatch.setattr(pair, "drafter", interrupted(after=1))
     done = run("generate", "--prompts", str(questions), "--json", "--batch-size", "2")
-    found = [core.GenerationResult.from_json(line) for line in done.stdout.splitlines()]
+    found = [GenerationResult.from_json(line) for line in done.stdout.splitlines()]
     assert done.exit_code == ExitCode.INTERRUPTED and 1 <= len(found) <= 2  # the third had not begun
     assert all(result.finish_reason == "interrupted" and result.num_tokens for result in found)
     done = run("generate", "--prompts", str(questions), "--out", str(out := questions.with_name("answers.jsonl")))
@@ -933,7 +934,7 @@ def test_compare_in_float32(one_load):
     assert rows["device"] == ["cpu", "cpu"] and rows["loop"][0] in ("host", "device") and rows["drafter"][1]
     found = json.loads(run(*words, "--json").stdout)
     plain, speculative = (
-        core.GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative")
+        GenerationResult.from_json(json.dumps(found[method])) for method in ("plain", "speculative")
     )
     assert (
         plain.text in first
@@ -957,7 +958,7 @@ def test_compare_of_samples_promises_nothing(one_load):
 def test_where_texts_part_is_explained(one_load):
     pair = one_load("smollm2", "auto", "float32")
     plain = pair.generate("The capital of France is", max_new_tokens=6, method="plain")
-    other = core.GenerationResult.from_json(plain.to_json())
+    other = GenerationResult.from_json(plain.to_json())
     other.generated_ids[4] += 1
     found = cli.comparison(plain, other, pair)
     assert found["greedy_texts_identical"] is False and found["difference"]["token"] == 4
@@ -1096,7 +1097,7 @@ def test_interrupted_json_is_still_a_result(one_load, monkeypatch):
     pair = usual(one_load)
     monkeypatch.setattr(pair, "drafter", interrupted(after=3))
     done = run("generate", "Tell me a long story.", "--json")
-    result = core.GenerationResult.from_json(done.stdout)
+    result = GenerationResult.from_json(done.stdout)
     assert done.exit_code == ExitCode.INTERRUPTED and result.finish_reason == "interrupted" and result.num_tokens >= 3
 
 

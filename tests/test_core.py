@@ -1,4 +1,4 @@
-"""core: sources of randomness, clocks, results and their JSON line."""
+"""errors, core, result and the clocks of profiling: checks, sources of randomness, results and their JSON line."""
 import importlib
 import json
 import math
@@ -18,25 +18,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from helpers import examples
-from specdec import core
-from specdec.core import Enumerator, RoundStatistics, TorchSource, is_promised, promises
+from helpers import examples, result_of
+from specdec import core, errors, profiling, result
+from specdec.core import Enumerator, TorchSource, is_promised, promises
 from specdec.errors import (
     InputError,
     ModelError,
     NumericalError,
     SpecdecError,
     check,
+    preserve_interrupts,
     require_int,
     to_int,
     to_number,
 )
 from specdec.profiling import PhaseTimer, reset_peak_memory
 from specdec.result import (
-    GenerationResult,
-    Round,
     STATUS_MEANINGS,
     STATUS_STYLES,
+    GenerationResult,
+    Round,
     result_from_json,
     statuses,
     statuses_html,
@@ -247,7 +248,7 @@ def test_cuda_phases_are_timed_on_the_device_without_waiting(monkeypatch):
 def test_peak_memory_counts_in_megabytes():
     "In a process of its own, whose peak no earlier test has raised."
     code = (
-        "import numpy; from specdec.core import peak_memory_mb as peak; before = peak(); block ="
+        "import numpy; from specdec.profiling import peak_memory_mb as peak; before = peak(); block ="
         " numpy.ones(100_000_000, numpy.uint8); print(peak() - before)"
     )
     grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -256,7 +257,7 @@ def test_peak_memory_counts_in_megabytes():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sets the peak back")
 def test_the_peak_of_memory_is_set_back():
     code = (
-        "import numpy; from specdec.core import peak_memory_mb as peak, reset_peak_memory; before = peak()\n"
+        "import numpy; from specdec.profiling import peak_memory_mb as peak, reset_peak_memory; before = peak()\n"
         "block = numpy.ones(100_000_000, numpy.uint8); del block; print(reset_peak_memory(), peak() - before)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -275,7 +276,7 @@ def test_the_peak_of_cuda_is_the_allocators(monkeypatch):
 
 
 def test_core_imports_where_the_system_has_no_resource_module():
-    code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.core import peak_memory_mb\n"
+    code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.profiling import peak_memory_mb\n"
             "def nothing(*args, **kwargs): raise OSError\n"
             "builtins.open = nothing; assert peak_memory_mb() == 0.0")
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -284,9 +285,7 @@ def test_core_imports_where_the_system_has_no_resource_module():
 # --- rounds and figures
 
 def statistics(*rounds):
-    s = RoundStatistics()
-    s.rounds = list(rounds)
-    return s
+    return result_of(rounds)
 
 def test_acceptance_rate_and_alpha_differ():
     s = statistics(Round([1, 2, 3, 4, 5], 2, [1, 2, 9]))
@@ -427,12 +426,14 @@ REAL = [0.5, np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5),
 
 def test_a_whole_number_becomes_a_plain_one():
     for held in WHOLE:
-        for found in (require_int(held, "n", 1), to_number(held), to_int(held)): assert found == 3 and type(found) is int
+        for found in (require_int(held, "n", 1), to_number(held), to_int(held)):
+            assert found == 3 and type(found) is int
     assert require_int(np.int64(-5), "n", -5) == -5 and require_int(10 ** 30, "n", 0) == 10 ** 30
 
 @pytest.mark.parametrize("wrong", [*NO_NUMBERS, *REAL, 3.0, torch.tensor([True]), math.nan], ids=repr)
 def test_what_is_no_whole_number(wrong):
-    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"): require_int(wrong, "n", 1)
+    with pytest.raises(InputError, match=r"^n must be a whole number of at least 1, not .*\.$"):
+        require_int(wrong, "n", 1)
     with pytest.raises(TypeError): to_int(wrong)
 
 @pytest.mark.parametrize("wrong", [0, np.int64(0), 9, torch.tensor(9)], ids=repr)
@@ -590,10 +591,11 @@ def test_every_fate_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() == S
 
 def test_core_is_light_to_import():
     code = (
-        "import sys, specdec.core; assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
+        "import sys, specdec.core, specdec.errors, specdec.profiling, specdec.result; "
+        "assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert importlib.import_module("specdec.core") is core
+    for module in (core, errors, profiling, result): assert importlib.import_module(module.__name__) is module
 
 
 # Interrupts
@@ -618,29 +620,29 @@ def ctrl_c():
 )
 def test_an_interrupt_is_kept_whatever_became_of_it(ctrl_c, error):
     with pytest.raises(KeyboardInterrupt):
-        with core.interrupts_kept():
-            with core.interrupts_kept(): interrupted_as(error)
+        with preserve_interrupts():
+            with preserve_interrupts(): interrupted_as(error)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_errors_without_an_interrupt_stay_what_they_are(ctrl_c):
     with pytest.raises(ZeroDivisionError):
-        with core.interrupts_kept(): 1 / 0
-    with core.interrupts_kept(): done = True
+        with preserve_interrupts(): 1 / 0
+    with preserve_interrupts(): done = True
     assert done
 
 
 def test_a_handler_that_does_not_raise_has_its_way(ctrl_c):
     heard = []
     signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-    with core.interrupts_kept(): signal.raise_signal(signal.SIGINT)
+    with preserve_interrupts(): signal.raise_signal(signal.SIGINT)
     assert heard == [1]
 
 
 def test_other_threads_and_ignored_interrupts_change_nothing(ctrl_c):
     done = []
     def work():
-        with core.interrupts_kept(): done.append(signal.getsignal(signal.SIGINT))
+        with preserve_interrupts(): done.append(signal.getsignal(signal.SIGINT))
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()

@@ -11,7 +11,6 @@ import torch
 from helpers_drafters import packable_llama
 from specdec import costs as module
 from specdec.core import TorchSource
-from specdec.errors import InputError, ModelError
 from specdec.costs import (
     BusyError,
     Costs,
@@ -36,10 +35,11 @@ from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.drafters.hybrid import VERIFY, HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.errors import InputError, ModelError
+from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 CHEAP = Costs(0.01, (1.02, 1.04, 1.06, 1.08), ((0.0, 0.0), (0.1, 0.05)))  # drafting pays soon
 DEAR = Costs(0.01, (9.0, 9.0, 9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))        # it never does
@@ -82,7 +82,7 @@ def test_rounds_have_the_lengths_of_the_timetable(tiny):
 def test_each_phase_goes_to_its_place(tiny, monkeypatch):
     "A forward, a drafter and a rule that each take their own time."
     clock = [0.0]
-    monkeypatch.setattr("specdec.core.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("specdec.profiling.time.perf_counter", lambda: clock[0])
     class Slow(module.Same):
         def propose(self, K, transform, source):
             clock[0] += 1 + K

@@ -7,7 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
 from pathlib import Path
@@ -23,12 +23,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
-from specdec import device, pairs
+from specdec import pairs
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
-from specdec.profiling import PhaseTimer
-from specdec.result import Round
-from specdec.device import (
+from specdec.device import loop as device_loop
+from specdec.device import ops
+from specdec.device.drafters import (
+    LONGEST_DRAFT,
+    Decided,
+    lookup_on_device,
+    tree_positions,
+    unsupported_reason,
+)
+from specdec.device.graphs import Outbox, count_synchronisations, host_synchronisations
+from specdec.device.loop import (
+    DeviceDecoder,
+    DeviceLoop,
+    ancestors,
+    as_report,
+    as_round,
+    commit,
+    compile_layers,
+    decide,
+    draft,
+    walk_on_device,
+)
+from specdec.device.ops import (
     StateDict,
     StaticCache,
     as_llama,
@@ -37,27 +56,11 @@ from specdec.device import (
     device_residual,
     device_weights,
     emitted_tokens,
+    exponential_sample,
     match_on_device,
-    race,
     read_at,
     static_positions,
     verify_on_device,
-)
-from specdec.device_drafters import Decided, lookup_on_device, obstacle, tree_positions
-from specdec.device_loop import (
-    DeviceDecoder,
-    DeviceLoop,
-    Outbox,
-    TreeLoop,
-    ancestors,
-    as_report,
-    as_round,
-    compile_layers,
-    count_waits,
-    host_waits,
-    loop_for,
-    speculate_on_device,
-    walk_on_device,
 )
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
@@ -67,18 +70,28 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.small import NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree
-from specdec.loop import speculate
+from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
+from specdec.loop import play_round, speculate
 from specdec.lossless.block import block_verification, block_weights
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law
-from specdec.lossless.proof import AsIs, ExactModel, Language, distance, law_of_rounds, memory_of, target_law
+from specdec.lossless.proof import (
+    AsIs,
+    ExactModel,
+    Language,
+    distance,
+    law_of_rounds,
+    memory_of,
+    target_law,
+)
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.pairs import Pair
+from specdec.profiling import PhaseTimer
 from specdec.rejection import speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
-from specdec.loop import play_round, speculate
 from specdec.transformer import Positions
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
@@ -106,14 +119,22 @@ def tiny(vocab=24, hidden=16, layers=3, seed=0, context=48, noise=0.0, device="c
     return as_llama(model.to(device, dtype))
 
 
+def my_rule(p, q, tokens, source): return speculative_sampling(p, q, tokens, source)
+
+
 def tokens_of(rounds) -> list[int]: return [token for r in rounds for token in r.emitted]
 
 
 def decode(
     target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset(), **options,
 ) -> list[Round]:
-    made = loop_for(drafter)(target, drafter, transform, K, 256, **options)
+    made = DeviceLoop(target, drafter, transform, K, 256, **options)
     return list(made.rounds(prompt, seed, room, ends, PhaseTimer(target.device)))
+
+
+def on_device(target, drafter, *asked, **more) -> list[Round]:
+    "All rounds of one sequence, by a decoder of its own."
+    return list(DeviceDecoder(target, drafter).speculate(*asked, **more))
 
 
 def reference(
@@ -167,17 +188,19 @@ def drafters(target, seed=0):
 
 # Draws
 
-def test_a_race_draws_in_proportion():
+def test_an_exponential_sample_draws_in_proportion():
     weights = torch.tensor([3.0, 0, 1, 4])
-    assert torch_law(lambda: race(weights).item()) == {0: Fraction(3, 8), 2: Fraction(1, 8), 3: Fraction(1, 2)}
-    counts = race(weights.expand(40_000, -1), torch.Generator().manual_seed(0)).bincount(minlength=4).numpy()
+    law = {0: Fraction(3, 8), 2: Fraction(1, 8), 3: Fraction(1, 2)}
+    assert torch_law(lambda: exponential_sample(weights).item()) == law
+    drawn = exponential_sample(weights.expand(40_000, -1), torch.Generator().manual_seed(0))
+    counts = drawn.bincount(minlength=4).numpy()
     expected = np.array([3, 0, 1, 4]) / 8 * 40_000
     def chance(expected): return stats.chi2.sf(((counts - expected)[[0, 2, 3]] ** 2 / expected[[0, 2, 3]]).sum(), 2)
     assert counts[1] == 0 and chance(expected) > ALARM
     assert chance(np.array([2, 0, 2, 4]) / 8 * 40_000) < ALARM  # negative control
 
 
-def test_a_race_is_run_in_float64():
+def test_an_exponential_sample_is_drawn_in_float64():
     """Float32 exponentials come in steps of 2⁻²⁴, and then tokens rarer than that are hardly ever drawn (the notebook
     shows by how much)."""
     seen = []
@@ -185,7 +208,7 @@ def test_a_race_is_run_in_float64():
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if "exponential" in str(function): seen.append(args[0].dtype)
             return function(*args, **(kwargs or {}))
-    with Dtypes(): race(torch.ones(5))
+    with Dtypes(): exponential_sample(torch.ones(5))
     assert seen == [torch.float64]
 
 
@@ -224,7 +247,7 @@ def drawn_rows(seed, K, V=3):
     never = torch.rand(logits.shape, generator=generator) < 0.3
     never.scatter_(-1, logits.argmax(-1, keepdim=True), False)
     p, q = logits.masked_fill(never, float("-inf")).softmax(-1)
-    return p, q[:K], race(q[:K], generator)
+    return p, q[:K], exponential_sample(q[:K], generator)
 
 
 @pytest.mark.parametrize("form", [lambda verify: verify, behind], ids=["full", "places without a guess"])
@@ -243,8 +266,8 @@ def test_drafts_are_judged_as_on_the_host(form):
 def test_one_token_and_sure_drafts_are_judged_token_by_token():
     for seed in range(20):
         p, q, tokens = drawn_rows(seed, K=4)
-        for draft in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], tokens[:0])):
-            one, other = (verify(*draft, torch.Generator().manual_seed(seed)) for verify in
+        for asked in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], tokens[:0])):
+            one, other = (judge(*asked, torch.Generator().manual_seed(seed)) for judge in
                           (block_on_device, verify_on_device))
             assert [x.tolist() for x in one] == [x.tolist() for x in other]
 
@@ -269,7 +292,7 @@ def row_at(p, at): return p.index_select(0, at.clamp(0, len(p) - 1))
 
 def conclude(p, q, accepted, residual=device_residual):
     taken = row_at(q, accepted) * (accepted < len(q))
-    return accepted, race(residual(row_at(p, accepted), taken))
+    return accepted, exponential_sample(residual(row_at(p, accepted), taken))
 
 
 def sums(p, q, tokens):
@@ -291,7 +314,7 @@ def at_most(p, q, tokens):
 
 def bonus_from_residual(p, q, tokens):
     accepted, _ = verify_on_device(p, q, tokens)
-    return accepted, race(device_residual(row_at(p, accepted), row_at(q, accepted)))
+    return accepted, exponential_sample(device_residual(row_at(p, accepted), row_at(q, accepted)))
 
 
 def no_residual(p, q, tokens): return conclude(p, q, verify_on_device(p, q, tokens)[0], lambda p, q: p)
@@ -303,7 +326,8 @@ def epsilon(p, q, tokens):
 
 def row_too_early(p, q, tokens):
     accepted, _ = verify_on_device(p, q, tokens)
-    return accepted, race(device_residual(row_at(p, accepted - 1), row_at(q, accepted) * (accepted < len(q))))
+    taken = row_at(q, accepted) * (accepted < len(q))
+    return accepted, exponential_sample(device_residual(row_at(p, accepted - 1), taken))
 
 
 @pytest.mark.parametrize(
@@ -318,10 +342,10 @@ def test_the_verdict_where_p_is_q_and_where_they_share_nothing(verify):
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         p = torch.randn(5, 7, generator=generator).softmax(-1)
-        assert verify(p, p[:4], race(p[:4], generator), generator)[0].item() == 4
+        assert verify(p, p[:4], exponential_sample(p[:4], generator), generator)[0].item() == 4
         apart = p * torch.tensor([1, 1, 1, 0, 0, 0, 0.0])
         q = (p * torch.tensor([0, 0, 0, 1, 1, 1, 1.0]))[:4]
-        accepted, following = verify(apart, q, race(q, generator), generator)
+        accepted, following = verify(apart, q, exponential_sample(q, generator), generator)
         assert accepted.item() == 0 and following.item() < 3
     same = torch.tensor([0.25, 0.75])
     assert torch.equal(device_residual(same, same), same)  # all zero: p itself
@@ -366,7 +390,7 @@ def test_a_mask_that_is_off_by_one_is_caught(shift, monkeypatch):
         right = static_positions(model, at, capacity)
         other = static_positions(model, (at + shift).clamp(min=0), capacity)
         return Positions(right.cos, right.sin, other.mask, right.fold)
-    monkeypatch.setattr(device, "static_positions", shifted)
+    monkeypatch.setattr(ops, "static_positions", shifted)
     assert rollback_error(tiny(), 0, dirty=True) > 1e-3
 
 
@@ -428,10 +452,11 @@ def test_both_loops_grow_the_same_trees(shape):
     for seed in range(6):
         target, grown = tiny(seed=seed), {"host": [], "device": []}
         drafter = tree_drafter(target, seed, shape=shape, width=3, depth=4)
-        loop = loop_for(drafter)(target, drafter, Transform(), len(BUSH), 256)
+        loop = DeviceLoop(target, drafter, Transform(), len(BUSH), 256)
         def noting(where, propose):
             return lambda *asked: grown[where].append(propose(*asked)) or grown[where][-1]
-        loop.drafter.propose = noting("device", loop.drafter.propose)
+        grower = loop.state.drafter
+        grower.propose = noting("device", grower.propose)
         list(loop.rounds(PROMPT, 0, 24, frozenset(), PhaseTimer(target.device)))
         start = drafter.start
         def started(*text):
@@ -470,10 +495,31 @@ def test_those_hypotheses_reach_every_kind_of_round():
     } <= seen
 
 
+def test_memory_is_bounded_however_large_K_is():
+    "Each place costs rows of logits and of q, used or not."
+    target = tiny(context=400)
+    for drafter in (NGramDrafter(), ModelDrafter(tiny(context=400, noise=.05), 24)):
+        decoder = DeviceDecoder(target, drafter)
+        found = tokens_of(decoder.speculate(PROMPT, Transform(), 0, K=10 ** 6, max_new_tokens=30))
+        assert found == tokens_of(reference(target, drafter, K=40, room=30))
+        assert [loop.state.K for loop in decoder.loops.values()] == [LONGEST_DRAFT]
+
+
+@pytest.mark.parametrize("verify", [None, speculative_sampling, block_verification, my_rule])
+def test_a_decoder_takes_the_rules_that_the_device_has(verify):
+    decoder = DeviceDecoder(tiny(), ModelDrafter(tiny(noise=.05), 24))
+    def text(rule): return list(decoder.speculate(PROMPT, Transform(1.0), 3, K=4, max_new_tokens=40, verify=rule))
+    if verify is my_rule:
+        with pytest.raises(InputError, match="rule of one's own"): text(verify)
+        return
+    assert len(tokens_of(text(verify))) > 30
+    assert (text(verify) == text(None)) == (verify is not block_verification)
+
+
 def test_the_context_fills_up():
     target = tiny(context=40)
     for name, drafter in drafters(target).items():
-        found = list(speculate_on_device(target, drafter, PROMPT, Transform(), 0, K=6, max_new_tokens=500))
+        found = on_device(target, drafter, PROMPT, Transform(), 0, K=6, max_new_tokens=500)
         assert tokens_of(found) == tokens_of(reference(target, drafter, K=6, room=500)) and len(tokens_of(found)) == 35
 
 
@@ -483,7 +529,7 @@ class MyLookup(NGramDrafter):
 
 def test_a_loop_refuses_a_drafter_of_the_host():
     for own in (object(), MyLookup(), ColderDrafter(MyLookup()), HybridDrafter(MyLookup(), NoDrafter())):
-        assert "works on the host" in obstacle(tiny(), own)
+        assert "works on the host" in unsupported_reason(tiny(), own)
         with pytest.raises(InputError, match="works on the host"): DeviceDecoder(tiny(), own)
     with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), Transform(), 3, 256)
 
@@ -498,7 +544,7 @@ def test_a_model_with_a_sliding_window_decodes_past_it(monkeypatch):
     draft = ModelDrafter(target.skip([1]), 24)
     expected = reference(target, draft, room=40)
     assert decode(target, draft, room=40) == expected
-    assert "a tree is read over all of the text" in obstacle(target, tree_drafter(target))
+    assert "a tree is read over all of the text" in unsupported_reason(target, tree_drafter(target))
     monkeypatch.setattr(target, "window", None)  # the mask that hides nothing
     assert decode(target, draft, room=40) != expected
 
@@ -598,20 +644,22 @@ class Exactly:
 def loop_law(p, drafter, V, K, length, loop=None, room=12, ends=frozenset(), transform=Exactly()):
     def start(source):
         guesses = drafter()
-        made = (loop or loop_for(guesses))(LanguageLM(p, V), guesses, transform, K, 24)
+        made = (loop or DeviceLoop)(LanguageLM(p, V), guesses, transform, K, 24)
         inner = made.rounds([0], None, room, ends, PhaseTimer())
         def rounds():
             while True:
                 with drawn_from(source): r = next(inner, None)
                 if r is None: return
                 yield r
-        parts = made.text.tokens, made.text.length, made.cache.keys, remembered(made.drafter)
+        state = made.state
+        parts = state.sequence.tokens, state.sequence.length, state.cache.keys, remembered(state.drafter)
         return rounds(), lambda: memory_of(parts)
     return law_of_rounds(start, length)
 
 
 def remembered(drafter):
     "The places on the device in which a drafter keeps what it knows."
+    drafter = getattr(drafter, "reader", drafter)  # a tree's head
     own = [x for x in vars(drafter).values() if isinstance(x, torch.Tensor)]
     if hasattr(drafter, "cache"): own.append(drafter.cache.keys)
     if hasattr(drafter, "estimates"): own += [drafter.estimates.accepted, drafter.estimates.tried]
@@ -658,8 +706,14 @@ def test_the_joint_law_with_n_gram_drafts_an_end_and_a_limit():
         assert distance(loop_law(p, drafter, 2, 2, 5, room=3), target_law(p, 3)) == 0  # one more would show
 
 
-def test_rounds_are_those_of_the_host():
+RULES = {None: speculative_sampling, speculative_sampling: speculative_sampling, block_verification: block_verification}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["default", "speculative sampling", "block verification"])
+def test_rounds_are_those_of_the_host(rule):
     "Drafted, accepted and emitted of the first round: the same law, so that all that is counted means the same."
+    same = RULES[rule]
+    another = block_verification if same is speculative_sampling else speculative_sampling
     K, V, others = 2, 3, 0
     def first_round(rounds):
         def second(source):
@@ -669,115 +723,118 @@ def test_rounds_are_those_of_the_host():
 
     for seed in range(3):
         p, q = languages(V, seed)
-        def on_host(source, verify=block_verification):
+        def on_host(source, verify=rule):
             drafter = ModelDrafter(ExactModel(q, V), V)
             return speculate(ExactModel(p, V), drafter, [0], AsIs(), source, K, 8, verify=verify)
         def on_device(source):
-            loop = DeviceLoop(LanguageLM(p, V), ModelDrafter(LanguageLM(q, V), V), Exactly(), K, 24)
+            loop = DeviceLoop(LanguageLM(p, V), ModelDrafter(LanguageLM(q, V), V), Exactly(), K, 24, rule)
             return loop.rounds([0], None, 8, frozenset(), PhaseTimer())
         found = first_round(on_device)
         assert distance(found, first_round(on_host)) == 0
-        others += distance(found, first_round(lambda source: on_host(source, speculative_sampling))) > 0.01
-    assert others  # negative control: token by token
+        others += distance(found, first_round(lambda source: on_host(source, another))) > 0.01
+    assert others  # negative control: the other rule
 
 
-class Deciding(DeviceLoop):
-    "Base of loops that are wrong in `decide`."
-    def decide(self, draft, logits):
-        right, _ = super().decide(draft, logits)
-        if len(draft.tokens) == 0: return right, as_report(draft, right, logits)
-        accepted, following = self.wrong(self.transform(logits), draft, right.accepted, right.following)
-        wrong = Decided(accepted, following, emitted_tokens(draft.tokens, accepted, following))
-        return wrong, as_report(draft, wrong, logits)
+def with_steps(**wrong):
+    "Makes a loop with other steps: name → function of the state and of what the step is given."
+    def make(*given, **options):
+        loop = DeviceLoop(*given, **options)
+        loop.steps = replace(loop.steps, **{name: partial(step, loop.state) for name, step in wrong.items()})
+        return loop
+    return make
 
 
-class WrongBonus(Deciding):
-    def wrong(self, p, draft, accepted, following):
-        return accepted, race(device_residual(row_at(p, accepted), row_at(draft.q, accepted)))
+def deciding(wrong):
+    "A loop that is wrong in `decide`, where there is a draft: `wrong` says what is accepted and what follows."
+    def decide_wrongly(state, draft, logits):
+        right = decide(state, draft, logits)
+        if len(draft.tokens) == 0: return right
+        accepted, following = wrong(state.transform(logits), draft, right.num_accepted)
+        emitted = emitted_tokens(draft.tokens, accepted, following)
+        return Decided(accepted, following, emitted, as_report(draft, accepted, following, logits))
+    return with_steps(decide=decide_wrongly)
 
 
-class NoBonus(DeviceLoop):
-    "The text on the device lacks the token that was emitted after a full draft."
-    def commit(self, draft, decided, features):
-        super().commit(draft, decided, features)
-        if len(draft.tokens): self.text.length -= (decided[0].accepted == draft.count).long()
+@deciding
+def wrong_bonus(p, draft, accepted):
+    return accepted, exponential_sample(device_residual(row_at(p, accepted), row_at(draft.q, accepted)))
 
 
-class Generous(Deciding):
-    def wrong(self, p, draft, accepted, following):
-        at_least_one = accepted.clamp(min=1)
-        return at_least_one, race(row_at(p, at_least_one))
+def lacks_the_bonus(state, draft, decided, features):
+    "The sequence on the device lacks the token that was emitted after a full draft."
+    commit(state, draft, decided, features)
+    if len(draft.tokens): state.sequence.length -= (decided.num_accepted == draft.count).long()
 
 
-class ReadsTooLate(DeviceLoop):
+@deciding
+def generous(p, draft, accepted):
+    at_least_one = accepted.clamp(min=1)
+    return at_least_one, exponential_sample(row_at(p, at_least_one))
+
+
+def reads_too_late(state, draft):
     "The verification's positions are off by one: the last token is never read."
-    def verify(self, draft):
-        last, at = self.text.ending(1)
-        unread, at = torch.cat((last, draft.tokens)), at + 1 + torch.arange(self.K + 1)
-        return read_at(self.target, unread, at, self.cache)
+    last, at = state.sequence.ending(1)
+    unread, at = torch.cat((last, draft.tokens)), at + 1 + torch.arange(state.K + 1)
+    return read_at(state.target, unread, at, state.cache)
 
 
-class CountsAll(DeviceLoop):
-    "Tries the places that no guess is meant in, too."
-    def draft(self):
-        draft = super().draft()
-        return replace(draft, count=torch.full_like(draft.count, self.K))
+def cut(state):
+    "A draft whose last place holds something else than what was drawn for it, and isn't counted."
+    made = draft(state)
+    tokens = torch.cat((made.tokens[:1], made.q[1:].argmax(-1)))
+    return replace(made, tokens=tokens, count=torch.ones(1, dtype=torch.long))
+
+
+def cut_and_counted(state):
+    "Wrong: tries the places that hold no draft token, too."
+    return replace(cut(state), count=torch.full((1,), state.K))
 
 
 def test_places_that_hold_no_guess_are_no_guesses():
     "Where q is not what they were drawn from: a suffix drafter's debris happens to be harmless, a hybrid's is not."
     p, q = languages(2, 0)
     def drafter(): return ModelDrafter(LanguageLM(q, 2), 2)
-    class Cut(DeviceLoop):
-        "A draft whose last place holds something else than what was drawn for it."
-        def draft(self):
-            draft = super().draft()
-            tokens = torch.cat((draft.tokens[:1], draft.q[1:].argmax(-1)))
-            return replace(draft, tokens=tokens, count=torch.ones(1, dtype=torch.long))
-    class CutAndCounted(CountsAll, Cut): pass
-    assert distance(loop_law(p, drafter, 2, 2, 4, Cut), target_law(p, 4)) == 0
-    assert distance(loop_law(p, drafter, 2, 2, 4, CutAndCounted), target_law(p, 4)) > 0.01
+    assert distance(loop_law(p, drafter, 2, 2, 4, with_steps(draft=cut)), target_law(p, 4)) == 0
+    assert distance(loop_law(p, drafter, 2, 2, 4, with_steps(draft=cut_and_counted)), target_law(p, 4)) > 0.01
 
 
-class SpeaksTooEarly(TreeLoop):
+def speaks_too_early(state, draft, logits):
     "What the target says behind a row is taken for what it says behind the next."
-    def decide(self, draft, logits):
-        says = race(logits, self.generator).roll(1)
-        chain, verdict, path = walk_on_device(draft, ancestors(draft.parents), says)
-        return verdict, as_report(chain, verdict, logits), path
+    says = exponential_sample(logits, state.generator).roll(1)
+    return walk_on_device(draft, ancestors(draft.parents), says, logits)
 
 
-class SeesAll(TreeLoop):
+def sees_all(state, draft):
     "A node looks at its siblings, too."
-    def verify(self, draft):
-        last, start = self.text.ending(1)
-        self.cache.at = start + torch.arange(self.K + 1)
-        sees = torch.ones(self.K + 1, self.K + 1, dtype=torch.bool).tril()
-        where = tree_positions(self.target, start, sees, self.cache.capacity)
-        ids = torch.cat((last, draft.tokens))[None]
-        logits, features = self.target.compute(ids, where, self.cache, None, self.drafter.layers)
-        return logits[0], features[0]
+    last, start = state.sequence.ending(1)
+    state.cache.at = start + torch.arange(state.K + 1)
+    sees = torch.ones(state.K + 1, state.K + 1, dtype=torch.bool).tril()
+    where = tree_positions(state.target, start, sees, state.cache.capacity)
+    ids = torch.cat((last, draft.tokens))[None]
+    logits, features = state.target.compute(ids, where, state.cache, None, state.drafter.layers)
+    return logits[0], features[0]
 
 
-class StaysScattered(TreeLoop):
+def stays_scattered(state, draft, decided, features):
     "The path's keys stay where they were written."
-    def commit(self, draft, decided, features):
-        verdict, report, path = decided
-        self.text.append(verdict.emitted, verdict.accepted + 1)
-        self.drafter.commit(self.text, draft, verdict, features.index_select(0, path))
-        self.outbox.report[-len(report):] = report
+    commit(state, draft, replace(decided, path=None), features.index_select(0, decided.path))
 
 
-@pytest.mark.parametrize("wrong", [SpeaksTooEarly, SeesAll, StaysScattered])
-def test_a_wrong_tree_has_another_law(wrong):
+@pytest.mark.parametrize("part, wrong", [
+    ("decide", speaks_too_early), ("verify", sees_all), ("commit", stays_scattered)])
+def test_a_wrong_tree_has_another_law(part, wrong):
     errors = []
     for seed in (0, 2):
         p, q = languages(2, seed)
-        errors.append(distance(loop_law(p, lambda: tree_of(q, 2), 2, 3, 4, wrong), target_law(p, 4)))
+        found = loop_law(p, lambda: tree_of(q, 2), 2, 3, 4, with_steps(**{part: wrong}))
+        errors.append(distance(found, target_law(p, 4)))
     assert max(errors) > 0.01
 
 
-@pytest.mark.parametrize("wrong", [WrongBonus, NoBonus, Generous, ReadsTooLate])
+@pytest.mark.parametrize("wrong", [
+    wrong_bonus, with_steps(commit=lacks_the_bonus), generous, with_steps(verify=reads_too_late),
+], ids=["wrong bonus", "no bonus", "generous", "reads too late"])
 def test_a_wrong_loop_has_another_law(wrong):
     errors = []
     for seed in (0, 2):
@@ -804,12 +861,12 @@ def test_the_law_with_real_draws():
 
 def test_the_negative_control_is_caught_with_the_power_that_is_stated():
     p, q = languages(3, 2)
-    wrong = loop_law(p, lambda: ModelDrafter(LanguageLM(q, 3), 3), 3, 1, 3, WrongBonus)
+    wrong = loop_law(p, lambda: ModelDrafter(LanguageLM(q, 3), 3), 3, 1, 3, wrong_bonus)
     law, N = target_law(p, 3), 1500
     shift = N * sum(float((wrong.get(text, 0) - w) ** 2 / w) for text, w in law.items())  # of the statistic's law
     power = stats.ncx2.sf(stats.chi2.isf(ALARM, len(law) - 1), len(law) - 1, shift)
     assert power > 0.999
-    try: alarm = chi_squared(WrongBonus)[1]
+    try: alarm = chi_squared(wrong_bonus)[1]
     except AssertionError: alarm = 0  # a text that the target can't say
     assert alarm < ALARM
 
@@ -826,18 +883,19 @@ class Watching(TorchDispatchMode):
 
 
 @torch.inference_mode()
-def round_on_meta(drafter, transform, K=4, change=None):
-    loop = loop_for(drafter)(tiny(device="meta"), drafter, transform, K, 256)
+def round_on_meta(drafter, transform, K=4, change=None, rule=None):
+    loop = DeviceLoop(tiny(device="meta"), drafter, transform, K, 256, rule)
     if change: change(loop)
-    with Watching(): play_round(loop, PhaseTimer())
+    with Watching(): play_round(loop.steps, PhaseTimer())
 
 
 TRANSFORMS = [Transform(), Transform(1.0), Transform(0.8, top_k=5), Transform(0.8, top_p=0.9), Transform(0.8, 5, 0.9)]
 
 
+@pytest.mark.parametrize("rule", [None, block_verification])
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_no_round_asks_for_a_number(transform):
-    for drafter in drafters(tiny(device="meta")).values(): round_on_meta(drafter, transform)
+def test_no_round_asks_for_a_number(transform, rule):
+    for drafter in drafters(tiny(device="meta")).values(): round_on_meta(drafter, transform, rule=rule)
 
 
 ASKS = {  # what a careless line does → what is said about it
@@ -851,11 +909,11 @@ ASKS = {  # what a careless line does → what is said about it
 @pytest.mark.parametrize("line, said", ASKS.values(), ids=ASKS)
 def test_a_round_that_asks_is_caught(line, said):
     def change(loop):
-        decide = loop.decide
+        right = loop.steps.decide
         def asking(draft, logits):
             line(logits)
-            return decide(draft, logits)
-        loop.decide = asking
+            return right(draft, logits)
+        loop.steps.decide = asking
     with pytest.raises((RuntimeError, AssertionError), match=said):
         round_on_meta(NGramDrafter(), Transform(1.0), change=change)
 
@@ -882,8 +940,8 @@ def test_nan_is_reported_with_its_place():
 def test_a_new_text_does_not_see_what_an_earlier_one_left():
     loop = DeviceLoop(tiny(), ModelDrafter(tiny(noise=.05), 24), Transform(), 3, 256)
     expected = list(loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer()))
-    for buffer in loop.cache.keys + loop.cache.values + loop.drafter.cache.keys + loop.drafter.cache.values:
-        buffer.fill_(float("nan"))
+    for cache in (loop.state.cache, loop.state.drafter.cache):
+        for buffer in cache.keys + cache.values: buffer.fill_(float("nan"))
     assert list(loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer())) == expected
 
 
@@ -979,16 +1037,16 @@ def test_bad_requests_are_refused_before_anything_runs():
     language, meta = ModelDrafter(LanguageLM(None, 24), 24), ModelDrafter(tiny(device="meta"), 24)
     refused = (LanguageLM(None, 2), NoDrafter()), (tiny(), language), (tiny(), object()), (tiny(), meta)
     for target, drafter in refused:
-        assert obstacle(target, drafter)
+        assert unsupported_reason(target, drafter)
         with pytest.raises(InputError, match="fixed shapes"): DeviceDecoder(target, drafter)
     elsewhere = copy.copy(tiny())
     elsewhere.device = torch.device("mps")
-    assert "mps" in obstacle(elsewhere, NoDrafter())
+    assert "mps" in unsupported_reason(elsewhere, NoDrafter())
 
 
 def test_the_timer_gets_its_phases():
     timer = PhaseTimer()
-    list(speculate_on_device(tiny(), NGramDrafter(), PROMPT, Transform(), 0, timer=timer))
+    on_device(tiny(), NGramDrafter(), PROMPT, Transform(), 0, timer=timer)
     assert all(timer.seconds(phase) > 0 for phase in ("prefill", "draft", "verify", "sample"))
 
 
@@ -1020,7 +1078,7 @@ def fake(monkeypatch): return FakeCuda().install(monkeypatch)
 
 @pytest.mark.parametrize("transform", [Transform(), Transform(1.0), Transform(0.8, 5, 0.9)], ids=str)
 @pytest.mark.parametrize("kind", drafters(tiny()))
-def test_recorded_is_step_by_step_with_the_double(fake, kind, transform, recwarn):
+def test_captured_is_step_by_step_with_the_double(fake, kind, transform, recwarn):
     drafter, given = drafters(tiny())[kind], dict(transform=transform, seed=3, K=2, room=12)
     found = decode(tiny(), drafter, **given)
     assert len(fake.graphs) == (3 if kind == "none" else 4) and not recwarn.list  # all parts, and no way out
@@ -1040,14 +1098,13 @@ def reachable(thing, seen):
 
 
 @pytest.mark.parametrize("kind", ["n-gram", "noisy", "colder head", "hybrid", "tree", "tree of one shape"])
-def test_what_a_loop_keeps_was_there_before_the_recording(fake, kind):
+def test_what_a_loop_keeps_was_there_before_the_capture(fake, kind):
     "Memory that is taken inside a recording is the recording's: another one may write to it."
     drafter = drafters(tiny())[kind]
-    loop = loop_for(drafter)(tiny(), drafter, Transform(1.0), 3, 256)
+    loop = DeviceLoop(tiny(), drafter, Transform(1.0), 3, 256)
     taken = {x.untyped_storage().data_ptr() for graph in fake.graphs for x in graph.fresh() if x.numel()}
-    recording = vars(loop).pop("parts")
-    kept = {x.untyped_storage().data_ptr() for x in reachable(loop, set()) if x.numel()}
-    assert taken and recording.parts is loop and not taken & kept
+    kept = {x.untyped_storage().data_ptr() for x in reachable([loop.state, loop.outbox], set()) if x.numel()}
+    assert loop.is_captured and taken and not taken & kept
 
 
 ASKING = {
@@ -1061,19 +1118,19 @@ ASKING = {
 
 @pytest.mark.parametrize("part", ["draft", "verify", "decide", "commit"])
 @pytest.mark.parametrize("asks", ASKING.values(), ids=ASKING)
-def test_what_a_gpu_forbids_in_a_recording_is_caught_and_the_parts_go_on(fake, asks, part, monkeypatch):
+def test_what_a_gpu_forbids_in_a_capture_is_caught_and_the_steps_go_on(fake, asks, part, monkeypatch):
     expected = decode(tiny(), NGramDrafter(), graphs=False)
-    right = getattr(DeviceLoop, part)
-    def asking(self, *given):
-        if fake.recording: asks(self, torch.ones(3))
-        return right(self, *given)
-    monkeypatch.setattr(DeviceLoop, part, asking)
-    with pytest.warns(UserWarning, match="can't be recorded on this machine .*CUDA error"):
+    right = getattr(device_loop, part)
+    def asking(state, *given):
+        if fake.recording: asks(state, torch.ones(3))
+        return right(state, *given)
+    monkeypatch.setattr(device_loop, part, asking)
+    with pytest.warns(UserWarning, match="can't be captured on this machine .*CUDA error"):
         assert decode(tiny(), NGramDrafter()) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_driver_that_records_nothing_loses_no_token_and_is_asked_once(fake, temperature, recwarn):
+def test_a_driver_that_captures_nothing_loses_no_token_and_is_asked_once(fake, temperature, recwarn):
     fake.fails = "CUDA error: no kernel image"
     decoder = DeviceDecoder(tiny(), head_drafter(tiny()))
     for K in (3, 2):
@@ -1095,7 +1152,7 @@ def test_one_event_is_waited_for_in_each_round(fake, ahead):
     assert under_way.max() == ahead + 1 == len(loop.outbox.places)
 
 
-def test_waits_are_counted_inside_the_range_only():
+def test_synchronisations_are_counted_inside_the_range_only():
     class Event:
         def __init__(self, name, start, end, device_type="DeviceType.CPU"):
             self.name, self.device_type = name, device_type
@@ -1104,10 +1161,10 @@ def test_waits_are_counted_inside_the_range_only():
         Event("mine", 10, 90), Event("mine", 10, 200, "DeviceType.CUDA"), Event("cudaEventSynchronize", 20, 30),
         Event("cudaMemcpyAsync", 31, 32), Event("cudaStreamSynchronize", 95, 96),
     ]
-    assert host_waits(events, "mine") == Counter(cudaEventSynchronize=1)
-    with pytest.raises(InputError, match="no range"): host_waits(events, "other")
-    rounds = speculate_on_device(tiny(), NGramDrafter(), PROMPT, Transform(), 0)
-    if not torch.cuda.is_available(): assert count_waits(rounds, 3) == (Counter(), 3)
+    assert host_synchronisations(events, "mine") == Counter(cudaEventSynchronize=1)
+    with pytest.raises(InputError, match="no range"): host_synchronisations(events, "other")
+    rounds = DeviceDecoder(tiny(), NGramDrafter()).speculate(PROMPT, Transform(), 0)
+    if not torch.cuda.is_available(): assert count_synchronisations(rounds, 3) == (Counter(), 3)
 
 
 def test_fused_layers_are_compiled_once_for_each_number_of_tokens():
@@ -1153,20 +1210,23 @@ def test_a_pair_says_which_loop_ran_and_on_a_cpu_the_hosts_does():
 
 
 def test_on_a_gpu_a_pair_takes_the_devices_loop_where_it_can(fake, monkeypatch, recwarn):
-    monkeypatch.setattr(pairs, "is_recordable", lambda device: True)
+    monkeypatch.setattr(pairs, "is_capturable", lambda device: True)
     pair = pair_of()
     found = {name: pair.generate(PROMPT, seed=1, temperature=1.0, max_new_tokens=20, **more) for name, more in {
         "usual": {}, "again": {}, "plain": dict(method="plain"), "host": dict(loop="host"),
-        "rule": dict(verify=block_verification)}.items()}
+        "rule": dict(verify=block_verification), "mine": dict(verify=my_rule)}.items()}
     loops = {name: result.loop for name, result in found.items()}
-    assert loops == dict(usual="device", again="device", plain="device", host="host", rule="host")
-    assert found["usual"].rounds == found["again"].rounds and found["host"].rounds == found["rule"].rounds
-    assert len(fake.graphs) == 4 + 3 and not recwarn.list  # recorded once for each method
+    assert loops == dict(usual="device", again="device", plain="device", host="host", rule="device", mine="host")
+    assert found["usual"].rounds == found["again"].rounds
+    kept = [key for decoders in pair.decoders.values() for decoder in decoders for key in decoder.loops]
+    assert len(fake.graphs) == sum(4 if loop.state.K else 3 for decoders in pair.decoders.values()
+                                   for decoder in decoders for loop in decoder.loops.values())
+    assert len(set(kept)) == len(kept) and not recwarn.list  # captured once for each method and rule
     assert pair_of(MyLookup()).generate(PROMPT, max_new_tokens=4).loop == "host"
 
 
 def test_a_loop_that_cannot_be_is_refused_before_anything_runs():
-    rule = dict(verify=speculative_sampling, loop="device")
+    rule = dict(verify=my_rule, loop="device")
     for pair, wrong, said in (
         (pair_of(), dict(loop="gpu"), "must be"), (pair_of(), rule, "rule of one's own"),
         (pair_of(), dict(loop="device", K="adaptive"), "recording for each"),
@@ -1202,7 +1262,7 @@ def test_greedy_text_of_the_default_model():
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
     expected = tokens_of(reference(model, NoDrafter(), prompt, room=16))
     for drafter in (NGramDrafter(), ModelDrafter(model.skip((3, 5, 9, 14, 25, 26)), model.vocab_size)):
-        found = tokens_of(speculate_on_device(model, drafter, prompt, Transform(), 0, 4, 16))
+        found = tokens_of(on_device(model, drafter, prompt, Transform(), 0, 4, 16))
         assert_same_text(model, prompt, found, expected)
 
 
@@ -1251,7 +1311,7 @@ def on_gpu(**options): return tiny(device="cuda", **options)
 @cuda
 @needs_gpu
 @pytest.mark.parametrize("K", [1, 4])
-def test_recorded_is_step_by_step(exact, K):
+def test_captured_is_step_by_step(exact, K):
     for drafter in drafters(on_gpu()).values():
         assert decode(on_gpu(), drafter, K=K, room=40) == decode(on_gpu(), drafter, K=K, room=40, graphs=False, ahead=0)
         for transform in TRANSFORMS[1:]:
@@ -1267,7 +1327,7 @@ def test_greedy_text_is_the_cpus(exact):
     for K in (1, 3, 6):
         for ends in (frozenset(), frozenset({3, 5})):
             for drafter in drafters(on_gpu()).values():
-                found = tokens_of(speculate_on_device(on_gpu(), drafter, PROMPT, Transform(), 0, K, 40, ends))
+                found = tokens_of(on_device(on_gpu(), drafter, PROMPT, Transform(), 0, K, 40, ends))
                 expected = tokens_of(reference(tiny(), NoDrafter(), K=K, room=40, ends=ends))
                 assert_same_text(tiny(), PROMPT, found, expected)
 
@@ -1282,7 +1342,7 @@ def test_greedy_text_of_the_default_model_is_the_cpus(exact):
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
     expected = tokens_of(reference(model, NoDrafter(), prompt, room=48))
     for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(there.skip((3, 5, 9, 14, 25, 26)), there.vocab_size)):
-        found = tokens_of(speculate_on_device(there, drafter, prompt, Transform(), 0, 4, 48))
+        found = tokens_of(on_device(there, drafter, prompt, Transform(), 0, 4, 48))
         assert_same_text(model, prompt, found, expected)
 
 
@@ -1297,7 +1357,7 @@ def test_the_host_waits_once_a_round(ahead, temperature):
             PROMPT, Transform(temperature), 0, K=3, max_new_tokens=300
         )
         for _ in range(5): next(rounds)
-        waits, seen = count_waits(rounds, 20)
+        waits, seen = count_synchronisations(rounds, 20)
         assert seen == 20 and waits == Counter(cudaEventSynchronize=20)
 
 
@@ -1310,7 +1370,7 @@ def test_no_step_synchronises_by_torchs_own_check(transform):
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for _ in range(3): play_round(loop, PhaseTimer())
+            for _ in range(3): play_round(loop.steps, PhaseTimer())
         finally: torch.cuda.set_sync_debug_mode("default")
 
 

@@ -18,9 +18,6 @@ from helpers_cuda import FakeCuda
 from specdec import (
     checkpoint,
     costs,
-    device,
-    device_drafters,
-    device_loop,
     doctor,
     layouts,
     loading,
@@ -30,8 +27,10 @@ from specdec import (
     speculative,
 )
 from specdec.cli import ExitCode, app
-from specdec.errors import ModelError
+from specdec.device import loop as device_loop
+from specdec.device import ops
 from specdec.doctor import Findings, ask, examine, report_text
+from specdec.errors import ModelError
 
 
 @pytest.fixture
@@ -370,11 +369,11 @@ def test_right_products_pass(dtype): assert doctor.packed_error(dtype) == ""
 # Loops that differ
 
 def test_a_device_loop_with_another_text(quick, monkeypatch):
-    right = device_drafters.match_on_device
+    right = ops.match_on_device
     def generous(logits, tokens, *count):
         accepted, following = right(logits, tokens, *count)
         return (accepted + 1).clamp(max=len(tokens)), following
-    monkeypatch.setattr(device_drafters, "match_on_device", generous)
+    monkeypatch.setattr(ops, "match_on_device", generous)
     found = is_ill("writes another greedy text than the host's after")
     assert [pair["equal"] for pair in found["loops"]] == [False, False]
 
@@ -397,7 +396,7 @@ def test_a_loop_that_fails_is_a_line_and_the_rest_is_told(quick, monkeypatch):
 
 
 def test_a_device_loop_with_another_law(monkeypatch):
-    monkeypatch.setattr(device, "device_residual", lambda p, q: p)
+    monkeypatch.setattr(ops, "device_residual", lambda p, q: p)
     for kind in ("lookup", "model"):
         errors = doctor.law_errors(kind)
         assert errors["host"] == "0" != errors["device"]

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.bench.trial import Clocked
 from specdec.core import TorchSource
-from specdec.errors import InputError, ModelError, NumericalError
 from specdec.drafters.base import (
-    apply_rule,
     Draft,
     ModelDrafter,
     ModelState,
@@ -18,12 +16,13 @@ from specdec.drafters.base import (
     NoDrafter,
     WrapperDrafter,
     WrapperState,
+    apply_rule,
     ask,
-    
 )
 from specdec.drafters.colder import ColderDrafter
-from specdec.sampling import Transform
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
+from specdec.sampling import Transform
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, **options):

@@ -5,14 +5,14 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource
-from specdec.errors import InputError
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter, ColderState
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.errors import InputError
+from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import torch
 from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import TorchSource
-from specdec.errors import InputError
 from specdec.drafters.base import Draft, Informed, ModelDrafter
 from specdec.drafters.hybrid import Acceptance, HybridDrafter, HybridState, drafting, most_for_its_cost
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState, replay
+from specdec.errors import InputError
+from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 
 @pytest.fixture(scope="module")

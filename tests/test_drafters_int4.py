@@ -7,12 +7,12 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource
-from specdec.errors import InputError
 from specdec.drafters.base import ModelDrafter, NoDrafter
 from specdec.drafters.int4 import quantised
+from specdec.errors import InputError
 from specdec.layouts import PIECE, Int4Linear, Linear, four_bits, pack_levels
-from specdec.sampling import Transform
 from specdec.loop import speculate
+from specdec.sampling import Transform
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.errors import InputError
 from specdec.drafters.skipping import expected_acceptance, rows_on, search_layers
+from specdec.errors import InputError
 from specdec.sampling import Transform
 
 

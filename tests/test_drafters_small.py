@@ -5,8 +5,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers_drafters import CPU, packable_llama
-from specdec.errors import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM, narrow_ids
+from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
 
 

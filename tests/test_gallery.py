@@ -7,11 +7,24 @@ import pytest
 import torch
 
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError, NumericalError
 from specdec.drafters.base import ModelDrafter
+from specdec.errors import InputError, NumericalError
 from specdec.loop import speculate
-from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
-from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax
+from specdec.lossless.candidates import (
+    draw_distinct,
+    draw_independent,
+    recursive_rejection,
+    take_likeliest,
+)
+from specdec.lossless.gallery import (
+    CANDIDATES,
+    GALLERY,
+    SHARED,
+    Broken,
+    drops_unlikely,
+    evidence,
+    greedy_softmax,
+)
 from specdec.lossless.proof import (
     Branches,
     ExactDecoder,
@@ -24,7 +37,6 @@ from specdec.lossless.proof import (
     round_error,
 )
 from specdec.rejection import delta, residual, speculative_sampling
-from specdec.loop import speculate
 
 EVERYTHING = GALLERY + CANDIDATES + SHARED
 BY_NAME = {broken.name: broken for broken in EVERYTHING}

@@ -8,11 +8,11 @@ import torch
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError, ModelError
 from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
+from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
-from specdec.sampling import Transform
 from specdec.loop import speculate
+from specdec.sampling import Transform
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from specdec.adapter import TransformersLM
-from specdec.errors import InputError
 from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.heads import (
     Head,
@@ -27,6 +26,7 @@ from specdec.drafters.heads import (
     why_no_copy,
     with_vocabulary,
 )
+from specdec.errors import InputError
 from specdec.kvcache import KVCache
 from specdec.layouts import Linear, has_same_rows
 from specdec.loading import load_model

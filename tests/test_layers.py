@@ -9,22 +9,23 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
     "minimal": ["minimal"],
-    "core": ["core"],
+    "core": ["errors", "core", "result"],
     "models": ["models", "kvcache", "protocol", "drafters.small"],
-    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
+    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading", "profiling"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
-    "loop": ["drafters.base", "requests", "speculative", "device"],
+    "loop": ["drafters.base", "requests", "speculative", "device.ops"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
         "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "drafters.tree_hybrid", "batches", "device_drafters", "device_loop", "gguf", "grammars",
+        "drafters.trees", "drafters.tree_hybrid", "batches", "device.drafters", "device.graphs", "device.loop", "gguf",
+        "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
         "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
-    "measures": ["speedup", "profiling", "costs", "batch_costs"],
+    "measures": ["speedup", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
@@ -40,7 +41,7 @@ LAYERS = {  # layer → its modules, in order
         "ollama", "doctor", "cli", "__main__",
     ],
 }
-FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves
+FRONT = {"", "_modidx", "bench", "device", "drafters", "lossless", "playground", "train"}  # the packages themselves
 TRAINING = "train."
 
 

@@ -16,8 +16,8 @@ from helpers import NIGHTLY, ids_of, tool, workers_kept
 from specdec import loading
 from specdec.bench import methods
 from specdec.core import TorchSource
-from specdec.errors import InputError
 from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.errors import InputError
 from specdec.layouts import (
     ALIKE,
     FEW,
@@ -39,9 +39,9 @@ from specdec.loading import (
     one_row_layout,
     packed_to_plain,
 )
+from specdec.loop import speculate
 from specdec.models import fetch
 from specdec.sampling import Transform
-from specdec.loop import speculate
 from specdec.transformer import positions
 
 

@@ -14,7 +14,6 @@ from specdec import batch_costs as module
 from specdec import pairs
 from specdec.adapter import TransformersLM
 from specdec.batch_costs import TimedStep, drafting_cost, fewer, measure_batch_costs, prices, set_costs, timed_steps
-from specdec.errors import InputError, NumericalError
 from specdec.costs import Costs, MachineCosts, at_cost
 from specdec.drafters.adaptive import (
     AdaptiveDrafter,
@@ -30,6 +29,7 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter, best_tree
+from specdec.errors import InputError, NumericalError
 from specdec.pairs import Pair, load_config
 
 CHAT = [{"role": "user", "content": "Hello"}]

@@ -8,14 +8,14 @@ from safetensors.torch import load_file, save_file
 
 from families import FAMILIES, random_model
 from specdec.bench import llamacpp as e
-from specdec.errors import InputError, ModelError
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import Head, head_config
+from specdec.drafters.load import shipped
 from specdec.drafters.published import load_head, save_head
+from specdec.errors import InputError, ModelError
 from specdec.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
 from specdec.loading import load, load_model
 from specdec.models import encode, fetch, load_tokenizer, prompts
-from specdec.drafters.load import shipped
 
 HERE = e.llamacpp_missing() is None
 real = pytest.mark.skipif(not HERE, reason=str(e.llamacpp_missing()))

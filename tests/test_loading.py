@@ -12,8 +12,8 @@ from families import CPU, FAMILIES, LOOKALIKES, OTHERS, check_interface, random_
 from specdec import loading
 from specdec.adapter import TransformersLM
 from specdec.checkpoint import StoredRows, finer_numbers
-from specdec.errors import InputError, ModelError
 from specdec.drafters.small import TOKENS_FILE, NarrowLM
+from specdec.errors import InputError, ModelError
 from specdec.layouts import Int4Linear, Linear
 from specdec.loading import (
     MemoryNeeded,

@@ -7,11 +7,11 @@ import torch
 
 from helpers import Untouchable, tiny
 from helpers_text import talker
-from specdec.errors import InputError
-from specdec.result import GenerationResult
 from specdec.drafters.base import NoDrafter
+from specdec.errors import InputError
 from specdec.logprobs import WatchedLM
 from specdec.pairs import Pair
+from specdec.result import GenerationResult
 from specdec.sampling import Transform
 
 PROMPT = [5, 3, 5, 3, 5]

@@ -10,9 +10,9 @@ from scipy import stats
 from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.loading import load_model
+from specdec.loop import speculate
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 CPU, SKIP = torch.device("cpu"), (3, 5, 9, 14, 25, 26)
 

@@ -22,22 +22,22 @@ from helpers import Failing, Untouchable, assert_same_text, examples, greedy, ti
 from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.errors import InputError, ModelError, NumericalError
-from specdec.result import GenerationResult, statuses
+from specdec.completion import PairStats, StopChecker
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.load import load_drafter, shipped
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loading import load
 from specdec.lossless.block import block_verification
 from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
 from specdec.models import prompts
-from specdec.completion import PairStats, StopChecker
 from specdec.pairs import METHODS, Pair, load_pair
-from specdec.drafters.load import load_drafter, shipped
 from specdec.registry import get_pair
 from specdec.rejection import greedy_match, speculative_sampling
+from specdec.result import GenerationResult, statuses
 
 
 def decode(ids) -> str: return TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -15,10 +15,10 @@ from jinja2 import DictLoader, Environment
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.core import TorchSource
-from specdec.errors import InputError, ModelError
-from specdec.result import Round
 from specdec.drafters.adaptive import MOST, adaptive
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.errors import InputError, ModelError
+from specdec.loop import speculate
 from specdec.pairs import Pair
 from specdec.playground import engine as playground_engine
 from specdec.playground import panel as playground_panel
@@ -64,8 +64,8 @@ from specdec.playground.session import (
 )
 from specdec.registry import PairSpec
 from specdec.rejection import speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
-from specdec.loop import speculate
 from specdec.speedup import walltime_factor
 
 PROMPT = [1, 2, 3, 1, 2]

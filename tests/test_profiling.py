@@ -3,11 +3,9 @@ and the meters on work whose time or memory is known. Nothing here asserts how f
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,8 +15,9 @@ import specdec.profiling as profiling
 from helpers import examples
 from specdec.adapter import TransformersLM, cache_argument
 from specdec.core import TorchSource
-from specdec.errors import InputError, ModelError
 from specdec.drafters.base import NGramDrafter
+from specdec.errors import InputError, ModelError
+from specdec.loop import speculate
 from specdec.profiling import (
     MemoryMeter,
     Roofline,
@@ -32,14 +31,12 @@ from specdec.profiling import (
     matrix_rate,
     matrix_weights,
     memory_bandwidth,
-    operation_seconds,
     readers,
     reset_resident_peak,
     resident_bytes,
     weight_bytes_read,
 )
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 CPU = torch.device("cpu")
 SHAPE = dict(
@@ -65,7 +62,7 @@ def library(config):
 def test_fastest_takes_the_shortest_and_does_not_time_the_first(monkeypatch):
     clock, calls = [0.0], []
     durations = iter([0.1, 5.0, 2.0, 3.0])  # the first is the shortest, but it is the warm-up
-    monkeypatch.setattr("specdec.core.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("specdec.profiling.time.perf_counter", lambda: clock[0])
     def work():
         calls.append(1)
         clock[0] += next(durations)
@@ -123,7 +120,6 @@ def test_matrix_rate_counts_a_multiplication_and_an_addition(monkeypatch):
     (matrix_rate, dict(repeats=0), "repeats"),
     (matrix_rate, dict(repeats=True), "repeats"),
     (fastest, dict(work=print, device=CPU, repeats=0), "repeats"),
-    (operation_seconds, dict(work=print, repeats=0), "repeats"),
 ], ids=lambda value: getattr(value, "__name__", str(value)))
 def test_wrong_sizes_are_refused(call, given, words):
     with pytest.raises(InputError, match=words): call(**given)
@@ -234,36 +230,6 @@ def test_wrong_rooflines_are_refused():
     for values in [(0, 1), (1, 0), (-1, 1), (float("nan"), 1), (1, float("inf"))]:
         with pytest.raises(InputError): Roofline(*values)
     with pytest.raises(InputError): free_tokens(Roofline(1, 1), CONFIGS["grouped, tied"], 0, torch.float32, slack=-.1)
-
-
-# --- Operations -------------------------------------------------------------------------------------------------------
-
-def test_operations_are_told_apart():
-    torch.manual_seed(0)
-    x, w, q = torch.randn(64, 256), torch.randn(256, 256), torch.randn(1, 4, 64, 64)
-    works = {
-        "matrix products": lambda: F.linear(x, w), "attention": lambda: F.scaled_dot_product_attention(q, q, q),
-        "norms": lambda: F.rms_norm(x, (256,)), "other operations": lambda: x * 2 + 1,
-    }
-    for kind, work in works.items():
-        spent = operation_seconds(lambda: [work() for _ in range(20)], repeats=1)
-        assert set(spent) == {*works, "between operations"}
-        assert [k for k in works if spent[k] > 0] == [kind], (kind, spent)
-    # attention written out is a batched product
-    batched = operation_seconds(lambda: q @ q.transpose(-1, -2), repeats=1)
-    assert batched["attention"] > 0 and batched["matrix products"] == 0
-
-
-def test_the_parts_are_the_whole_and_gaps_are_counted():
-    x, laps = torch.randn(64, 64), []
-    def work():
-        start = time.perf_counter()
-        x @ x
-        time.sleep(.05)
-        x @ x
-        laps.append(time.perf_counter() - start)
-    spent = operation_seconds(work, repeats=3)
-    assert .05 <= spent["between operations"] and min(laps) / 2 < sum(spent.values()) < 2 * max(laps)
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------

@@ -15,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from specdec.loop import speculate_batch
-from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError
-from specdec.result import Round
-from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.batches import keep_rows, read_tree
-from specdec.loop import speculate
-from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
+from specdec.core import TorchSource, exact_law
+from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.errors import InputError
+from specdec.loop import speculate, speculate_batch
+from specdec.lossless.candidates import (
+    draw_distinct,
+    draw_independent,
+    recursive_rejection,
+    take_likeliest,
+)
 from specdec.lossless.proof import (
     SIZES,
     AsIs,
@@ -53,8 +56,8 @@ from specdec.lossless.proof import (
     target_law,
 )
 from specdec.rejection import residual, speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 HALF = Fraction(1, 2)
 

@@ -14,10 +14,9 @@ from helpers_drafters import random_head, random_target
 from helpers_text import talker
 from specdec import pairs
 from specdec.core import TorchSource, seed_generator
-from specdec.errors import InputError
-from specdec.result import GenerationResult
 from specdec.costs import Costs, MachineCosts
-from specdec.device_loop import speculate_on_device
+from specdec.device.drafters import LONGEST_DRAFT
+from specdec.device.loop import DeviceDecoder
 from specdec.drafters.adaptive import MOST, AdaptiveDrafter
 from specdec.drafters.base import Draft, ModelDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
@@ -26,12 +25,13 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter
-from specdec.loop import speculate
+from specdec.errors import InputError
 from specdec.grammars import JSONSchema, Regex
 from specdec.logprobs import WatchedLM
-from specdec.pairs import Pair
-from specdec.sampling import Transform
 from specdec.loop import speculate
+from specdec.pairs import Pair
+from specdec.result import GenerationResult
+from specdec.sampling import Transform
 
 FLAT = (1.0,) * 16
 SHAPE = [(0,), (1,), (0, 0), (2,)]
@@ -72,15 +72,17 @@ def test_a_tree_takes_memory_for_its_nodes_not_for_K(target, head, K, monkeypatc
 @pytest.mark.parametrize("K", [10**6, 10**18])
 def test_nor_on_the_device(target, head, K):
     for drafter in (TreeDrafter(head, target, shape=SHAPE), SuffixDrafter()):
-        assert ids_of(speculate_on_device(target, drafter, PROMPT, Transform(), 0, K, 20)) == plain(target)
+        decoder = DeviceDecoder(target, drafter)
+        assert ids_of(decoder.speculate(PROMPT, Transform(), 0, K, 20)) == plain(target)
+        assert all(loop.state.K <= LONGEST_DRAFT for loop in decoder.loops.values())
 
 
 @pytest.mark.parametrize("shape", [[(0,), (9,), (1,), (0, 0), (0, 9), (9, 0)], [(9,), (0,)]], ids=str)
 @pytest.mark.parametrize("K", [1, 3, 9])
 def test_ranks_that_a_small_head_has_not_are_left_out_by_both_loops(target, head, shape, K):
-    for loop, seed in ((speculate, TorchSource(0)), (speculate_on_device, 0)):
-        tree = TreeDrafter(head, target, shape=shape)
-        assert ids_of(loop(target, tree, PROMPT, Transform(), seed, K, 20)) == plain(target)
+    tree = TreeDrafter(head, target, shape=shape)
+    assert ids_of(speculate(target, tree, PROMPT, Transform(), TorchSource(0), K, 20)) == plain(target)
+    assert ids_of(DeviceDecoder(target, tree).speculate(PROMPT, Transform(), 0, K, 20)) == plain(target)
     with pytest.raises(InputError, match="within the 8 tokens"): TreeDrafter(head, target, shape=[(9,), (9, 0)])
 
 

@@ -10,8 +10,8 @@ import torch
 from helpers import tiny, tool
 from specdec.core import TorchSource, exact_law
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
-from specdec.sampling import Transform
 from specdec.loop import speculate
+from specdec.sampling import Transform
 
 ROOT = Path(__file__).parents[1]
 record = tool("record")

@@ -5,11 +5,11 @@ import torch
 
 from helpers import Untouchable
 from specdec.core import TorchSource
-from specdec.errors import InputError
 from specdec.drafters.base import NoDrafter
+from specdec.errors import InputError
+from specdec.loop import speculate
 from specdec.requests import check_request, token_ids
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 
 def start(prompt, **options):

@@ -22,8 +22,8 @@ from bs4 import BeautifulSoup
 
 import specdec
 from helpers import tool
-from specdec.result import STATUS_MEANINGS, STATUS_STYLES
 from specdec.rejection import residual
+from specdec.result import STATUS_MEANINGS, STATUS_STYLES
 
 ROOT = Path(__file__).parents[1]
 
@@ -575,7 +575,8 @@ def test_static_pages_name_the_fates_as_the_package_does():
 @pytest.mark.parametrize("status, style", [item for item in STATUS_STYLES.items() if item[1]])
 def test_fates_look_the_same_everywhere_and_can_be_read(status, style):
     said = dict(part.split(":") for part in style.split(";"))
-    rule = re.search(rf"^\.status-{status} {{ (.*?) }}", (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8"), re.M)[1]
+    styles = (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8")
+    rule = re.search(rf"^\.status-{status} {{ (.*?) }}", styles, re.M)[1]
     assert dict(part.split(": ") for part in rule.rstrip(";").split("; ")) == said
     assert contrast(said["color"], said["background"]) >= 4.5
     assert contrast("#ffffff", "#000000") == 21 and contrast("#999999", "#ffffff") < 4.5  # the measure itself

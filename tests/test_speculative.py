@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from helpers import CPU, Failing, examples, greedy, ids_of, tiny
 from specdec.adapter import TransformersLM
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError, ModelError, NumericalError
-from specdec.result import Round
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.errors import InputError, ModelError, NumericalError
 from specdec.kvcache import CacheFullError, KVCache
+from specdec.loop import _until, speculate
 from specdec.lossless.proof import Remembering
 from specdec.rejection import speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
-from specdec.loop import _until, speculate
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, seed=0, **options) -> list[Round]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec.speedup as speedup
-from helpers import Rounds, calls, examples, make_round, toss
+from helpers import calls, examples, make_round, result_of, toss
 from specdec.errors import InputError
 from specdec.result import Round
 from specdec.speedup import (
@@ -213,7 +213,7 @@ def test_forwards_take_turns_from_the_same_cache(clock):
 def test_speedup_of_rounds():
     rounds = [Round([7, 8], 1, [7, 9]), Round([], 0, [3]), Round([4, 4], 2, [4, 4, 6])]
     assert speedup_of_rounds(rounds, .25, [1, 5, 1.5]) == 6 / (2 + 1 + 2)
-    assert speedup_of_rounds(iter(rounds), 0, [1, 1, 1]) == 2 == Rounds(rounds).tokens_per_step
+    assert speedup_of_rounds(iter(rounds), 0, [1, 1, 1]) == 2 == result_of(rounds).tokens_per_step
     accepted = toss(np.full(40_000, .8), 5, (40_000,), np.random.default_rng(3))
     found = speedup_of_rounds([make_round(a, 5) for a in accepted], .1, np.linspace(1, 2, 6))
     assert found == pytest.approx(walltime_factor(.8, 5, .1, v=2), rel=.02)

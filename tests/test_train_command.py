@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
 from specdec.core import TorchSource
-from specdec.errors import InputError, ModelError
 from specdec.drafters.base import ModelDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.published import load_head
 from specdec.drafters.small import NarrowLM
+from specdec.errors import InputError, ModelError
 from specdec.loading import load, load_model
-from specdec.sampling import Transform
 from specdec.loop import speculate
+from specdec.sampling import Transform
 from specdec.train import command
 from specdec.train.command import check_run, distill
 from specdec.train.config import DistillConfig

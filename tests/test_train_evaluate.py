@@ -7,8 +7,8 @@ import torch
 
 from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.core import TorchSource
-from specdec.errors import InputError
 from specdec.drafters.head_drafter import HeadDrafter
+from specdec.errors import InputError
 from specdec.loading import load_model
 from specdec.sampling import Transform
 from specdec.train.evaluate import HeldOut, evaluate, tokens_of_round

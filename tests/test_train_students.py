@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers_training import CPU, V, make_data, make_target, settings
-from specdec.errors import InputError, ModelError
 from specdec.drafters.heads import output_rows
 from specdec.drafters.published import load_head
+from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
 from specdec.train.command import distill
 from specdec.train.loop import Training

@@ -22,13 +22,13 @@ from families import (
 from helpers import assert_same_text
 from specdec.adapter import TransformersLM
 from specdec.core import TorchSource
-from specdec.errors import InputError, ModelError
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.errors import InputError, ModelError
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model
+from specdec.loop import speculate
 from specdec.models import fetch, load_transformers
 from specdec.sampling import Transform
-from specdec.loop import speculate
 from specdec.transformer import Llama
 
 

@@ -19,7 +19,6 @@ from helpers import Untouchable, assert_same_text, examples, greedy, tiny
 from helpers_drafters import check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError, ModelError, NumericalError
 from specdec.drafters.base import Draft, ModelDrafter
 from specdec.drafters.translation import (
     IntersectionState,
@@ -37,10 +36,11 @@ from specdec.drafters.translation import (
     text_of,
     whole_text,
 )
+from specdec.errors import InputError, ModelError, NumericalError
+from specdec.loop import speculate
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
 from specdec.pairs import Pair
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 DRAFTERS = [TokenIntersectionDrafter, StringMatchDrafter]
 TEXTS = ["The cat sat on the mat, naïvely.", "Translate: 'ein Igel' 🦔 is a hedgehog.\n\n  def f(x):\n    return x"] * 3

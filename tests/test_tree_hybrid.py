@@ -10,15 +10,23 @@ from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
 from specdec import pairs as pairs_module
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError
 from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
 from specdec.drafters.base import Draft, ModelDrafter, NoDrafter, WrapperDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, TreeHybridState, head_of, paying_tree
+from specdec.drafters.tree_hybrid import (
+    CHANCES,
+    CLEARLY,
+    Promise,
+    TreeHybrid,
+    TreeHybridState,
+    head_of,
+    paying_tree,
+)
 from specdec.drafters.trees import TreeDrafter, paying_shape
+from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.pairs import Pair
 from specdec.sampling import Transform

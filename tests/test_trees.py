@@ -9,19 +9,18 @@ import torch
 
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
+from specdec.batches import ancestry, keep_rows, read_tree
 from specdec.core import TorchSource, exact_law
-from specdec.errors import InputError
-from specdec.device_drafters import DeviceTree
-from specdec.device_loop import ancestors, walk_on_device
+from specdec.device.drafters import DeviceDraft
+from specdec.device.loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree, paying_shape
-from specdec.batches import ancestry, keep_rows, read_tree
+from specdec.errors import InputError
 from specdec.loop import speculate
-from specdec.rejection import walk
 from specdec.pairs import Pair
+from specdec.rejection import walk
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 PROMPT = [1, 5, 2, 7]
 BUSH = Draft([3, 9, 4, 3, 10, 9, 3], parents=[-1, -1, 0, 0, 1, 3, 4])  # two trunks; the same token in several places
@@ -250,9 +249,11 @@ def test_a_pair_decodes_with_it_on_the_device(target, head):
 def test_a_guess_that_does_not_count_has_not_failed():
     "Behind the end of the head's context a tree on the device has places, and no guesses."
     for meant, tried in ((True, 2), (False, 1)):
-        tree = DeviceTree(*map(torch.tensor, ([3, 4], [0, 1], [True, meant], [False])))
-        chain, verdict, _ = walk_on_device(tree, ancestors(tree.parents), torch.tensor([3, 9, 9]))
-        assert (verdict.accepted.tolist(), chain.count.tolist()) == ([1], [tried])
+        tokens, parents, valid, broken = map(torch.tensor, ([3, 4], [0, 1], [True, meant], [False]))
+        tree = DeviceDraft(tokens, None, torch.tensor([2]), broken, parents=parents, valid=valid)
+        decided = walk_on_device(tree, ancestors(parents), torch.tensor([3, 9, 9]), torch.zeros(3, 12))
+        count = decided.report[2:3]  # behind the two places
+        assert (decided.num_accepted.tolist(), count.tolist()) == ([1], [tried])
 
 
 def test_ancestry_and_walk():

@@ -17,10 +17,10 @@ import transformers
 from specdec.core import TorchSource
 from specdec.drafters.base import ModelDrafter
 from specdec.loading import load_model
+from specdec.loop import speculate
 from specdec.lossless.conformance import check_decoder
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 CPU, SKIP, K = torch.device("cpu"), (3, 5, 9, 14, 25, 26), 1
 PROMPT = "red, blue, red, green, red,"

@@ -22,18 +22,19 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.errors import ModelError
-from specdec.device import as_llama
-from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
+from specdec.device.graphs import count_synchronisations
+from specdec.device.loop import DeviceDecoder, compile_layers
+from specdec.device.ops import as_llama
 from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import Head, head_config
 from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.load import shipped
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.published import load_head
+from specdec.errors import ModelError
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
-from specdec.drafters.load import shipped
 from specdec.profiling import floor_seconds, memory_bandwidth
 from specdec.sampling import Transform
 
@@ -222,7 +223,7 @@ class Subject:
             rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, Transform(1.0), 0, 4, 8 * n)
             next(rounds)
             next(rounds)
-            waits, seen = count_waits(rounds, n)
+            waits, seen = count_synchronisations(rounds, n)
             found[name] = dict(waits=dict(waits), rounds=seen, per_round=waits.total() / max(1, seen))
         return found
 

@@ -17,10 +17,10 @@ from tqdm import tqdm
 from specdec.bench.runner import environment
 from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
+from specdec.loop import speculate
 from specdec.models import encode, prompts
 from specdec.pairs import load_pair
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
 PROMPT, NEW_TOKENS, SEED, REPEATS = "code_002", 96, 0, 5

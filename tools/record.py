@@ -24,16 +24,16 @@ from tqdm import tqdm
 
 from specdec.bench.runner import environment
 from specdec.core import Source, TorchSource
-from specdec.result import Round
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
+from specdec.loop import speculate
 from specdec.models import encode, prompts
 from specdec.pairs import Pair, load_pair
 from specdec.playground.session import RecordingSource
 from specdec.registry import PAIRS
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.result import Round
 from specdec.sampling import Transform
-from specdec.loop import speculate
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PARTS = ROOT / "nbs" / "data" / "recorded.json", ROOT / "build" / "record"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from huggingface_hub import save_torch_state_dict
 
-from specdec.errors import check
 from specdec.drafters.base import ModelDrafter
 from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.load import load_drafter
 from specdec.drafters.published import load_head, save_head
 from specdec.drafters.small import TOKENS_FILE
+from specdec.errors import check
 from specdec.loading import load
-from specdec.drafters.load import load_drafter
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"
 # where a server finds the target; ours has the same weights, rounded to four bits a weight

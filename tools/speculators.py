@@ -136,10 +136,10 @@ def compare(python: Path, length: int = 96) -> dict:
     from safetensors.torch import load_file, save_file
 
     from specdec.drafters.heads import init_from_target, share_embedding
+    from specdec.drafters.load import shipped
     from specdec.drafters.published import load_head, save_head
     from specdec.loading import load_model
     from specdec.models import encode, fetch, load_tokenizer, prompts
-    from specdec.drafters.load import shipped
 
     target = load_model(fetch(), torch.device("cpu"), torch.float32)
     tokens = torch.tensor([encode(load_tokenizer(fetch()), prompts()[5].text)[:length]])

@@ -13,7 +13,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..core import Round, check
+from ..errors import check
+from ..result import Round
 from ..speedup import in_range, tokens_per_round
 
 # %% ../../nbs/bench/03_alpha.ipynb #b94009d5

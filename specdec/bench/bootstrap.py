@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..core import check
+from ..errors import check
 
 # %% ../../nbs/bench/09_bootstrap.ipynb #f77c723b
 DRAWS, CONFIDENCE, FEWEST = 2000, 0.95, 5

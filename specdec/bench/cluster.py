@@ -25,7 +25,7 @@ import torch
 from .records import Record
 from .run import Failure, Keep, Work, do_cell, failures, log
 from .runner import reason
-from ..core import InputError, check
+from ..errors import InputError, check
 from ..costs import code_digest
 
 # %% ../../nbs/bench/08_cluster.ipynb #29c56478

@@ -22,7 +22,8 @@ from specdec.bench.runner import (
     Timing, about, aligned, amount, check_counts, closing, environment, first_prompts, medians,
     paired_ratios, quartiles, summarise,
 )
-from ..core import Round, check, number, whole
+from ..errors import check, require_int, to_number
+from ..result import Round
 from ..models import Prompt, prompts
 
 # %% ../../nbs/bench/02_drafters.ipynb #b06ba000
@@ -76,8 +77,8 @@ def _check(config: DraftersConfig) -> None:
     check(config.prompts + config.held_out > 0,
           "There is no prompt to measure on: prompts or held_out must be above 0.")
     check(len(config.Ks) > 0, "Ks must be whole numbers of at least 1, and there must be one.")
-    Ks = tuple(whole(K, "K, one of Ks,", 1) for K in config.Ks)
-    temperatures = tuple(number(t) for t in config.temperatures)
+    Ks = tuple(require_int(K, "K, one of Ks,", 1) for K in config.Ks)
+    temperatures = tuple(to_number(t) for t in config.temperatures)
     check(
         len(temperatures) > 0 and all(0 <= t < math.inf for t in temperatures),
         "temperatures must be finite numbers of at least 0, and there must be one; not"

@@ -22,7 +22,7 @@ from .bootstrap import Estimate, estimate, median, ratio
 from .methods import PROBES
 from .records import ParsedRecord, parsed
 from .runner import read_lines
-from ..core import InputError, ModelError, check
+from ..errors import InputError, ModelError, check
 from ..speedup import tokens_per_round
 
 # %% ../../nbs/bench/09_estimates.ipynb #ab61d97d

@@ -20,7 +20,7 @@ from .methods import DRAFTERS, PROBES
 from .prompts import PromptDataset
 from .runner import fingerprint, interleaved
 from ..config import Name, meant, placed_name, placed_names, read_as
-from ..core import check
+from ..errors import check
 from ..models import STORED, Prompt, pick_device, pick_dtype
 from ..registry import PairSpec, get_pair
 

@@ -20,7 +20,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 
-from ..core import GenerationResult, ModelError, TorchSource, check
+from ..core import TorchSource
+from ..errors import ModelError, check
+from ..result import GenerationResult
 from ..drafters.base import Drafter
 from ..gguf import export_gguf, export_head, original_gguf
 from ..drafters.load import shipped

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..adapter import cache_argument
 from .llamacpp import LlamaCppModes
 from .runner import prompt_ids
-from ..core import ModelError
+from ..errors import ModelError
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.int4 import quantised

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from .runner import prompt_ids
-from ..core import InputError, check
+from ..errors import InputError, check
 from ..models import Prompt, find_tokenizer, load_tokenizer, written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e

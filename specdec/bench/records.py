@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .grid import BenchmarkConfig
 from .runner import add_line, mend, read_lines
-from ..core import GenerationResult, InputError, check, finite, result_from_data
+from ..errors import InputError, check
+from ..result import GenerationResult, finite_float, result_from_data
 
 # %% ../../nbs/bench/06_records.ipynb #v3rs10n0
 VERSION = 1  # of the lines that are written here
@@ -145,7 +146,7 @@ def parted_from(found: ParsedParted | None, result: GenerationResult) -> Parted 
 def record_from_json(text: str | bytes) -> Record:
     "See `Record.from_json`."
     try:
-        data = json.loads(text, parse_constant=finite, parse_float=finite)
+        data = json.loads(text, parse_constant=finite_float, parse_float=finite_float)
         found = parsed(data)
         result = result_from_data(found.result | {"token_text": {}})
         record = Record(found.config, found.weights, data["environment"], result,

@@ -20,7 +20,7 @@ from .estimates import Columns, Line, Run, Runs, Setting, Study, read_runs, stud
 from specdec.bench.figures import (
     INK, MUTED, STYLE, Picture, bars, panels, pictures, scheme_css, told_apart,
 )
-from ..core import InputError, ModelError, check
+from ..errors import InputError, ModelError, check
 from ..models import written_whole
 
 # %% ../../nbs/bench/09_report.ipynb #7de72ed0

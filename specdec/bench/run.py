@@ -36,7 +36,8 @@ from specdec.bench.runner import (
     aligned, environment, fingerprint, finished, locked, prompt_ids, quartiles, reason,
 )
 from ..adapter import context_length
-from ..core import GenerationResult, InputError, ModelError, check, interrupts_kept
+from ..errors import InputError, ModelError, check, preserve_interrupts
+from ..result import GenerationResult
 from ..drafters.base import Drafter, NoDrafter
 from ..layouts import GROUP
 from ..loading import load, read_config
@@ -360,7 +361,7 @@ def do_cell(cell: Cell,
     for run in cell.runs:
         if keys.get(run) in known: continue
         try:
-            with interrupts_kept(): record = recorded(benches[run.dtype], cell, run, known)
+            with preserve_interrupts(): record = recorded(benches[run.dtype], cell, run, known)
         except Exception as error: yield Failure(run.pair, run.dtype, run.method, reason(error))
         else: yield record
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from ..core import InputError, check, whole
+from ..errors import InputError, check, require_int
 from ..costs import code_digest, processor_name
 from ..models import Prompt, append_whole, encode, pick_device, pick_dtype
 
@@ -224,7 +224,7 @@ def check_counts(settings, **limits: tuple[int, float]) -> None: # name=(least, 
     "Raises `InputError` if one of these settings is no whole number within its limits."
     for name, (least, most) in limits.items():
         highest = None if most == math.inf else int(most)
-        plain = whole(getattr(settings, name), name, least, highest)
+        plain = require_int(getattr(settings, name), name, least, highest)
         object.__setattr__(settings, name, plain)  # NumPy's numbers become Python's
 
 def about(config, # a benchmark's settings

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..sampling import Transform
-from ..core import PhaseTimer, Round, Source, TorchSource
+from ..core import Source, TorchSource
+from ..profiling import PhaseTimer
+from ..result import Round
 from ..drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 from ..loop import speculate
 from ..protocol import CausalLM

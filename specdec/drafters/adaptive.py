@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..core import Source, check, number, whole
+from ..core import Source
+from ..errors import check, require_int, to_number
 from specdec.drafters.base import (
     Draft, Drafter, DraftState, ModelDrafter, ModelState, WrapperDrafter, WrapperState,
 )
@@ -62,7 +63,7 @@ class HeuristicLookahead:
     never less than one: what transformers calls its heuristic schedule. Raises `InputError` for an
     `initial` below 1."""
     def __init__(self, initial: int = 5): # tokens of the first draft
-        self.initial = whole(initial, "initial, the tokens of the first draft,", 1)
+        self.initial = require_int(initial, "initial, the tokens of the first draft,", 1)
         self.reset()
 
     def reset(self) -> None:
@@ -84,13 +85,13 @@ class AdaptiveLookahead:
                  max: int = 12,            # the longest, not below the shortest
                  alpha: float = 0.20,      # what the newest observation weighs, 0…1
                  cooldown_steps: int = 4): # observations after each setting that change nothing
-        self.min = whole(min, "min, the shortest draft,", 1)
-        self.max = whole(max, "max, the longest draft,", self.min)
-        self.initial = whole(initial, "initial, the first drafts,", self.min, self.max)
-        check(0 <= number(alpha) <= 1,
+        self.min = require_int(min, "min, the shortest draft,", 1)
+        self.max = require_int(max, "max, the longest draft,", self.min)
+        self.initial = require_int(initial, "initial, the first drafts,", self.min, self.max)
+        check(0 <= to_number(alpha) <= 1,
               f"alpha, the weight of an observation, must be a number from 0 to 1, not {alpha!r}.")
-        self.alpha = number(alpha)
-        self.cooldown_steps = whole(cooldown_steps, "cooldown_steps", 0)
+        self.alpha = to_number(alpha)
+        self.cooldown_steps = require_int(cooldown_steps, "cooldown_steps", 0)
         self.reset()
 
     def reset(self) -> None:
@@ -102,8 +103,8 @@ class AdaptiveLookahead:
 
     def observe_step(self, proposed: int, accepted: int) -> None:
         "What became of a round; no more can be accepted than was proposed."
-        proposed = whole(proposed, "proposed, the tokens of a draft,", 0)
-        newest = min(whole(accepted, "accepted, the tokens that were right,", 0), proposed)
+        proposed = require_int(proposed, "proposed, the tokens of a draft,", 0)
+        newest = min(require_int(accepted, "accepted, the tokens that were right,", 0), proposed)
         before = self.mean_accepted if self.observations else newest
         self.mean_accepted = self.alpha * newest + (1 - self.alpha) * before
         self.observations += 1
@@ -135,7 +136,7 @@ class PayingLookahead(Chooser):
                  most: int = MOST,      # the longest draft
                  prior: float = PRIOR): # α before anything is seen
         super().__init__((c,), verify, (prior,))
-        self.most = whole(most, "most, the longest draft,", 1)
+        self.most = require_int(most, "most, the longest draft,", 1)
 
     @property
     def lookahead(self) -> int:
@@ -144,8 +145,8 @@ class PayingLookahead(Chooser):
 
     def observe_step(self, proposed: int, accepted: int) -> None:
         "Learn from the guesses that were tried: the accepted ones, and the first rejected one."
-        proposed = whole(proposed, "proposed, the tokens of a draft,", 0)
-        accepted = whole(accepted, "accepted, the tokens that were right,", 0, proposed)
+        proposed = require_int(proposed, "proposed, the tokens of a draft,", 0)
+        accepted = require_int(accepted, "accepted, the tokens that were right,", 0, proposed)
         time = 1 + drafting(self.c[0], proposed)  # dear mistakes are corrected sooner
         self.learn(0, range(proposed), accepted, min(accepted + 1, proposed), time)
 
@@ -245,9 +246,9 @@ class ConfidentDrafter(ModelDrafter):
                  vocab_size: int, # the target's V
                  stop_below: float = 0.2): # of the largest probabilities so far, multiplied
         super().__init__(model, vocab_size)
-        check(0 <= number(stop_below) < 1,
+        check(0 <= to_number(stop_below) < 1,
               f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
-        self.stop_below = number(stop_below)
+        self.stop_below = to_number(stop_below)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> ConfidentState:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..sampling import Transform, check_logits
-from ..core import ModelError, Source, index, whole
+from ..core import Source
+from ..errors import ModelError, require_int, to_int
 from ..protocol import CausalLM
 from ..rejection import VerifyRule
 
@@ -127,7 +128,7 @@ class NGramDrafter:
     after it (Saxena 2023). Raises `InputError` for a `longest` below 1."""
     layers, name = (), "n-gram lookup"
     def __init__(self, longest: int = 3): # tokens in the longest ending looked for
-        self.longest = whole(longest, "longest, the tokens of an ending,", 1)
+        self.longest = require_int(longest, "longest, the tokens of an ending,", 1)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> "NGramState":
@@ -286,7 +287,7 @@ def _plain_tokens(draft: Draft, name: str) -> list[int]:
     "The tokens of what should be a draft, whatever numbers hold them."
     if not (hasattr(draft, "tokens") and hasattr(draft, "q")):
         raise ModelError(f"{name} proposed a {type(draft).__name__}: expected a Draft.")
-    try: return [index(token) for token in draft.tokens]
+    try: return [to_int(token) for token in draft.tokens]
     except TypeError as error:
         raise ModelError(f"{name} proposed tokens that aren't whole numbers ({error}).") from error
 
@@ -313,7 +314,7 @@ def apply_rule(
     "The rule's verdict as plain numbers; raises `ModelError` if it can't be one."
     verdict, n, V = verify(p, q, tokens, source), len(tokens), p.shape[-1]
     try:
-        num_accepted, next_token = (index(number) for number in verdict)
+        num_accepted, next_token = (to_int(number) for number in verdict)
         if 0 <= num_accepted <= n and 0 <= next_token < V: return num_accepted, next_token
     except (TypeError, ValueError): pass
     raise ModelError(

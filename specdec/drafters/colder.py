@@ -10,7 +10,8 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 
 from ..sampling import Transform
-from ..core import Source, check, number
+from ..core import Source
+from ..errors import check, to_number
 from .base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
@@ -23,10 +24,10 @@ class ColderDrafter(WrapperDrafter):
     theorem 3.5) is largest nearer to the median. Nothing changes for greedy text."""
     def __init__(self, drafter: Drafter,
                  factor: float = DRAFT_TEMPERATURE): # above 0, in parts of the target's temperature
-        check(0 < number(factor) < float("inf"),
+        check(0 < to_number(factor) < float("inf"),
               f"The draft's temperature is a positive part of the target's, not {factor!r}.")
         super().__init__(drafter)
-        self.factor = number(factor)
+        self.factor = to_number(factor)
 
     def colder(self, transform: Transform) -> Transform:
         "What the draft's logits are drawn with."

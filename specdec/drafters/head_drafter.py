@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..sampling import Transform, check_logits, likeliest
-from ..core import Source, check, number
+from ..core import Source
+from ..errors import check, to_number
 from specdec.drafters.heads import (
     Head, HeadAttention, HeadLayer, HeadMLP, check_fit, fuse_features, target_embedding,
 )
@@ -247,10 +248,10 @@ class HeadDrafter(_TargetHead):
     def __init__(self, head: Head, target: CausalLM,
                  # a draft ends once all its tokens together are less likely
                  stop_below: float = 0.0):
-        check(0 <= number(stop_below) < 1,
+        check(0 <= to_number(stop_below) < 1,
               f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
         super().__init__(head, target)
-        self.stop_below = number(stop_below)
+        self.stop_below = to_number(stop_below)
 
     State = HeadState  # of one sequence
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..adapter import TransformersLM
-from ..core import InputError, ModelError, check, whole
+from ..errors import InputError, ModelError, check, require_int
 from ..layouts import Int4Linear, Linear
 from ..protocol import CausalLM
 from specdec.transformer import (
@@ -106,10 +106,10 @@ def head_config(target: CausalLM,                     # sizes are taken from its
     layers = tuple(feature_layers(depth) if layers is None else layers)
     _check_features(layers, depth)
     name = "draft_vocab_size, a part of the target's tokens,"
-    draft_vocab_size = whole(draft_vocab_size, name, 1, target.vocab_size)
-    num_layers = whole(num_layers, "num_layers, of the head's own,", 1)
+    draft_vocab_size = require_int(draft_vocab_size, name, 1, target.vocab_size)
+    num_layers = require_int(num_layers, "num_layers, of the head's own,", 1)
     if intermediate_size is not None:
-        intermediate_size = whole(intermediate_size, "intermediate_size", 1)
+        intermediate_size = require_int(intermediate_size, "intermediate_size", 1)
     decoder = _decoder_config(target, num_layers, intermediate_size)
     return HeadConfig(decoder, layers, draft_vocab_size, **options)
 

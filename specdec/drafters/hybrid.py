@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import Source, check, number
+from ..core import Source
+from ..errors import check, to_number
 from .lookup import SuffixDrafter, outcome
 from .base import Draft, Drafter, DraftState, NGramDrafter
 
@@ -25,9 +26,9 @@ class Acceptance:
                  weight: float = 4.0,                           # tries that the prior is worth
                  keep: float = 0.98): # what a try still counts after each further round
         priors = prior.values() if isinstance(prior, Mapping) else [prior]
-        check(all(0 <= number(alpha) <= 1 for alpha in priors),
+        check(all(0 <= to_number(alpha) <= 1 for alpha in priors),
               f"A prior is a probability, or one for each piece of evidence, not {prior!r}.")
-        check(number(weight) > 0 and 0 < number(keep) <= 1,
+        check(to_number(weight) > 0 and 0 < to_number(keep) <= 1,
               "The prior must be worth something, and a try keep some of its weight and no more: "
               f"not weight = {weight} and keep = {keep}.")
         self.prior, self.weight, self.keep = prior, weight, keep
@@ -134,13 +135,13 @@ def _check_costs(c: Sequence[Cost], verify: float | Sequence[float], priors: Seq
     "Raise `InputError` for costs that can't be, or not one cost and one prior for each drafter."
     def is_cost(one) -> bool:
         both = one if isinstance(one, tuple) and len(one) == 2 else (one,)
-        return all(number(cost) >= 0 for cost in both)
+        return all(to_number(cost) >= 0 for cost in both)
     listed = isinstance(c, Sequence) and isinstance(priors, Sequence)
     check(listed and len(c) == len(priors) > 0 and all(map(is_cost, c)),
           "Costs must not be negative, and there is one of them and one prior for each drafter: "
           f"not c = {c} and priors = {priors}.")
     several = isinstance(verify, Sequence) and len(verify) > 0
-    known = all(number(v) > 0 for v in verify) if several else number(verify) >= 0
+    known = all(to_number(v) > 0 for v in verify) if several else to_number(verify) >= 0
     check(known, "Costs must not be negative: verify is what each guess adds to a forward, or a "
           f"list of what forwards over 1, 2, … guesses cost in plain steps; not {verify!r}.")
 

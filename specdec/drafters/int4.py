@@ -8,7 +8,7 @@ __all__ = ['quantised']
 # %% ../../nbs/drafters/05_int4.ipynb #5c03d391
 import copy
 
-from ..core import check
+from ..errors import check
 from .heads import plain_weight
 from ..layouts import Int4Linear
 from ..transformer import Llama

@@ -12,7 +12,7 @@ import warnings
 from importlib import resources
 from pathlib import Path
 
-from ..core import InputError, ModelError, check
+from ..errors import InputError, ModelError, check
 from .base import Drafter, ModelDrafter, NoDrafter
 from .colder import ColderDrafter
 from .head_drafter import HeadDrafter

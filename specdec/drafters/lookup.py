@@ -11,7 +11,9 @@ from collections.abc import Sequence, Set
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import Round, Source, check, number
+from ..core import Source
+from ..errors import check, to_number
+from ..result import Round
 from .base import Draft, Drafter
 
 # %% ../../nbs/drafters/02_lookup.ipynb #9362da5c
@@ -82,10 +84,10 @@ class SuffixDrafter:
     memory are linear in the text."""
     layers, name = (), "lookup"
     def __init__(self, per_match: float = 2.0): # tokens proposed for each that matches; above 0
-        check(number(per_match) > 0,
+        check(to_number(per_match) > 0,
               "per_match, the tokens proposed for each one that matches, must be a number above 0, "
               f"not {per_match!r}.")
-        self.per_match = number(per_match)
+        self.per_match = to_number(per_match)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> "SuffixState":

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core import InputError, ModelError
+from ..errors import InputError, ModelError
 from .heads import Head, HeadConfig, check_fit, target_embedding, vocabulary_maps
 from ..adapter import check_sizes, is_native
 from ..checkpoint import Checkpoint

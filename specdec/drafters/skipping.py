@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import check, whole
+from ..errors import check, require_int
 from ..rejection import acceptance_probability
 from ..protocol import CausalLM
 from ..transformer import Llama
@@ -48,7 +48,7 @@ def search_layers(target: Llama, written: Written,
     greedily): one at a time, always the one that costs the least α. Raises `InputError` for counts
     that don't fit."""
     depth = len(target.layers)
-    count, width = whole(count, "count", 1), whole(width, "width", 1)
+    count, width = require_int(count, "count", 1), require_int(width, "width", 1)
     check(count <= width <= depth and count < depth,
           f"count and width must be whole numbers with 1 ≤ count ≤ width ≤ {depth}, "
           f"and a layer must be left; not {count} and {width}.")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core import check
+from ..errors import check
 from ..kvcache import KVCache
 from ..protocol import CausalLM
 

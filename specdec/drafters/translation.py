@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Source, check
+from ..core import Source
+from ..errors import check
 from .base import Draft
 from ..protocol import CausalLM
 from ..sampling import Transform, check_logits, likeliest

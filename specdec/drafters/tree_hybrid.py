@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
-from ..core import check
+from ..errors import check
 from .base import Drafter, WrapperDrafter
 from .head_drafter import FastHead, HeadDrafter
 from .hybrid import Chooser, Cost, HybridDrafter, HybridState, drafting

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..batches import ancestry, places
-from ..core import Source, check, whole
+from ..core import Source
+from ..errors import check, require_int
 from .base import Draft
 from .head_drafter import FastHead, HeadReader, _TargetHead
 from .heads import Head
@@ -33,7 +34,7 @@ def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last ro
     """The n nodes that the target most likely passes, if its choices at each depth are independent;
     τ is then 1 + the sum of their chances (Chen et al. 2024, Sequoia, section 3.1). Raises
     `InputError` for less than one node."""
-    n = whole(n, "n, the nodes of a tree,", 1)
+    n = require_int(n, "n, the nodes of a tree,", 1)
     def following(path: Ranks, chance: float):
         row = chances[min(len(path), len(chances) - 1)]
         return [(-chance * c, (*path, rank)) for rank, c in enumerate(row)]
@@ -155,7 +156,7 @@ class TreeDrafter(_TargetHead):
                  shape: Sequence[Ranks] | None = None, # as `best_tree` makes; None: by belief
                 ):
         super().__init__(head, target)
-        self.width, self.depth = whole(width, "width", 1), whole(depth, "depth", 1)
+        self.width, self.depth = require_int(width, "width", 1), require_int(depth, "depth", 1)
         self.shape = None if shape is None else [tuple(path) for path in shape]
         if self.shape is not None:
             grown = all(path[:-1] in {(), *self.shape[:i]} for i, path in enumerate(self.shape))

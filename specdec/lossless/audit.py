@@ -23,7 +23,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..core import ModelError, check, whole
+from ..errors import ModelError, check, require_int
 from .black_boxes import BLACK_BOXES
 from .white_boxes import WHITE_BOXES, Audited, no_verdict
 from ..models import cache_home, first_line
@@ -158,7 +158,7 @@ def audit(
         check(name in AUDITED, f"No package {name!r} is audited: expected {', '.join(AUDITED)}.")
     asked = [AUDITED[name] for name in names or AUDITED]
     known = list(known)
-    runs = whole(runs, "runs, how often each is asked,", 1)
+    runs = require_int(runs, "runs, how often each is asked,", 1)
     return (_known(known, each, run) or verdict_apart(each, run)
             for each in asked for run in range(runs))
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..core import Source, promises, whole
+from ..core import Source, promises
+from ..errors import require_int
 from ..rejection import _probability, delta, residual
 
 # %% ../../nbs/lossless/13_candidates.ipynb #87fd9e56
@@ -40,7 +41,7 @@ def draw_independent(
     source: Source,  # draws n times
 ) -> tuple[list[int], Tensor]: # candidates [n], and what each was drawn from, [n, V]
     "n draws from q; a token may come more than once."
-    n = whole(n, "n, the candidates,", 1)
+    n = require_int(n, "n, the candidates,", 1)
     return [source.categorical(q) for _ in range(n)], q[None][[0] * n]
 
 # %% ../../nbs/lossless/13_candidates.ipynb #70b35cbc
@@ -51,7 +52,7 @@ def draw_distinct(
 ) -> tuple[list[int], Tensor]: # candidates [n], and what each was drawn from, [n, V]
     """Draws from q without replacement: each from what those before it have left, divided by its
     sum (Jeon et al. 2024, "Recursive speculative decoding")."""
-    n, tokens = whole(n, "n, the candidates,", 1), []
+    n, tokens = require_int(n, "n, the candidates,", 1), []
     rows = q[None][[0] * min(n, int((q > 0).sum()))]  # a copy of q for each
     for row in rows:
         row[tokens] = 0
@@ -67,7 +68,7 @@ def take_likeliest(
 ) -> tuple[list[int], None]: # candidates [n], the likeliest first; each was certain
     """The n likeliest tokens. Together they are accepted with the sum of their p (as in the trees
     of EAGLE-2, Li et al. 2024)."""
-    return (-q).argsort()[:whole(n, "n, the candidates,", 1)].tolist(), None
+    return (-q).argsort()[:require_int(n, "n, the candidates,", 1)].tolist(), None
 
 # %% ../../nbs/lossless/13_candidates.ipynb #85b30d49
 def best_acceptance(
@@ -79,7 +80,7 @@ def best_acceptance(
     independent draws from q (Hu et al. 2025, "Towards optimal multi-draft speculative decoding",
     arXiv 2502.18779; two draws: Khisti et al. 2024, arXiv 2410.18234). Only the sets of tokens with
     p/q up to a threshold are looked at: one of them is the smallest."""
-    n, known = whole(n, "n, the candidates,", 1), q > 0
+    n, known = require_int(n, "n, the candidates,", 1), q > 0
     p, q = p[known], q[known]
     order = (p / q).argsort()
     gaps = p[order].cumsum(0) - q[order].cumsum(0) ** n

@@ -19,9 +19,9 @@ import torch
 from tqdm import tqdm
 
 from ..sampling import Transform, check_logits
-from specdec.core import (
-    Round, Source, SpecdecError, TorchSource, check, exact_law, index, number, whole,
-)
+from ..core import Source, TorchSource, exact_law
+from ..errors import SpecdecError, check, require_int, to_int, to_number
+from ..result import Round
 from .draws import drawn_from
 from .gallery import GALLERY, Broken
 from specdec.lossless.proof import (
@@ -112,7 +112,7 @@ def _on_fractions(fn: VerifyRule) -> VerifyRule:
 def _checked(fn: VerifyRule) -> VerifyRule:
     "The same rule; raises `ValueError` if what it returns can't be an answer."
     def verify(p, q, tokens, source):
-        accepted, following = (index(n) for n in fn(p, q, tokens, source))
+        accepted, following = (to_int(n) for n in fn(p, q, tokens, source))
         if not 0 <= accepted <= len(tokens):
             raise ValueError(f"It says that {accepted} of {len(tokens)} draft tokens are accepted.")
         if not 0 <= following < p.shape[1]:
@@ -242,10 +242,12 @@ def check_verify(
     check(callable(fn), f"A verify function is needed, not {fn!r}.")
     check(route in ("auto", "fractions", "tensors"),
           f"The route must be auto, fractions or tensors, not {route!r}.")
-    seeds = whole(seeds, "seeds, the languages of each kind and size,", 1)
+    seeds = require_int(seeds, "seeds, the languages of each kind and size,", 1)
     check(len(sizes) > 0, "At least one size is needed, a pair of K and V.")
-    sizes = [(whole(K, "K of a size", 1), whole(V, "V of a size", 2, 16)) for K, V in sizes]
-    check(0 < number(tolerance) < 1, f"The tolerance must lie between 0 and 1, not {tolerance!r}.")
+    sizes = [(require_int(K, "K of a size", 1), require_int(V, "V of a size", 2, 16))
+             for K, V in sizes]
+    check(0 < to_number(tolerance) < 1,
+          f"The tolerance must lie between 0 and 1, not {tolerance!r}.")
     if route == "auto": route = pick_route(fn, dtype)
     rule = _checked(_on_fractions(fn) if route == "fractions" else _on_tensors(fn, dtype))
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -693,7 +695,7 @@ def _summary(report: DecoderReport) -> str:
 def flaw(tokens, n: int, prompt: list[int], V: int, eos_ids: Set[int]) -> str:
     "What is wrong with the form of an answer."
     # not int(): text and fractions are no ids
-    try: tokens = [index(token) for token in tokens]
+    try: tokens = [to_int(token) for token in tokens]
     except (TypeError, ValueError): return f"generate returned {tokens!r}, not a list of token ids."
     asked = f"generate returned {len(tokens)} tokens where {n} were asked for"
     if len(tokens) > n and tokens[:len(prompt)] == prompt:
@@ -777,13 +779,13 @@ def _check_plan(prompt, length, width, samples, alarm, distance, confidence, dra
     "Raise `InputError` for what can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
     for name, x in dict(alarm=alarm, distance=distance, confidence=confidence).items():
-        check(0 < number(x) < 1, f"{name} must lie between 0 and 1, not {x!r}.")
+        check(0 < to_number(x) < 1, f"{name} must lie between 0 and 1, not {x!r}.")
     check((width + 1) ** length <= 2000,
           f"A tree of width {width} and length {length} has too many bins: nothing could be "
           "learned about each. Make it smaller.")
     check((draft is None) == (K is None),
           "To name the mistake both are needed, the draft and K ≥ 1; to test, neither.")
-    if K is not None: whole(K, "K, the draft's tokens per round,", 1)
+    if K is not None: require_int(K, "K, the draft's tokens per round,", 1)
 
 # %% ../../nbs/lossless/07_conformance.ipynb #powers-1
 def _powers(
@@ -829,7 +831,7 @@ def check_decoder(
     through."""
     prompt, seed, eos_ids = token_ids(prompt), TorchSource(seed).seed, end_ids(eos_ids)
     counts = dict(length=length, width=width, samples=samples)
-    length, width, samples = (whole(n, name, 1) for name, n in counts.items())
+    length, width, samples = (require_int(n, name, 1) for name, n in counts.items())
     _check_plan(prompt, length, width, samples, alarm, distance, confidence, draft, K)
     law = law_after(target, prompt, transform)
     draft_law = None if draft is None else law_after(draft, prompt, transform)

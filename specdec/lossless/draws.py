@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..core import InputError, NumericalError, Source, check, exact_law
+from ..core import Source, exact_law
+from ..errors import InputError, NumericalError, check
 from specdec.lossless.unknown import (
     FEW_BITS, Number, Step, Unknown, as_fraction, race, uniform_law,
 )

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ..loop import speculate, speculate_batch
-from ..core import InputError, Source, whole
+from ..core import Source
+from ..errors import InputError, require_int
 from ..kvcache import KVCache
 from ..layouts import hidden_places
 from specdec.lossless.candidates import (
@@ -724,7 +725,7 @@ def evidence(broken: Broken,
     """The first case in which its law is not the target's, or the error that it raised. Cases grow:
     K = 1 and 2, within these V = 2 and 3, and each draft is also tried as its own target. What
     shares a forward begins with K = 2, and with languages in which two tokens follow a text."""
-    seeds, shared = whole(seeds, "seeds", 1), broken.part == "forward"
+    seeds, shared = require_int(seeds, "seeds", 1), broken.part == "forward"
     halves, most, sizes = shared or broken.part == "cache", 2 if shared else None, (1, 2)[shared:]
     for K, V, seed in ((K, V, seed) for K in sizes for V in (2, 3) for seed in range(seeds)):
         q, p = Language(V, f"q{seed}", None, most, halves), Language(V, f"p{seed}", None, most)

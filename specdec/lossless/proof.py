@@ -25,7 +25,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..sampling import Transform
-from ..core import Enumerator, Round, Source, check, exact_law, whole
+from ..core import Enumerator, Source, exact_law
+from ..errors import check, require_int
+from ..result import Round
 from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
 from ..loop import Request
 from ..protocol import CausalLM
@@ -321,7 +323,7 @@ def law_of_rounds(start: Callable[[Source], Started], # starts a new text
     """The exact law of the text that rounds produce. Paths that have led to the same text and the
     same memory have the same future, so one is walked for all: else their number would grow
     exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
-    length = whole(length, "length, the tokens of a text,", 1)
+    length = require_int(length, "length, the tokens of a text,", 1)
     # by length of the text: state → text, rounds so far, the choices that led there, probability
     law, levels = {}, [{} for _ in range(length)]
     levels[0][()] = (), 0, (), Fraction(1)

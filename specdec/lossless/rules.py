@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Source, check, number, plain_number, promises
+from ..core import Source, promises
+from ..errors import check, to_number, to_scalar
 from ..rejection import delta, residual
 
 # %% ../../nbs/lossless/03_rules.ipynb #ac9b6f08
@@ -58,11 +59,11 @@ class LossyLenience:
 
     def __post_init__(self):
         check(
-            0 < number(self.l) <= 1,
+            0 < to_number(self.l) <= 1,
             f"The lenience l must be a number in (0, 1], not {self.l!r}; 1 is the lossless ratio"
             " test.",
         )
-        object.__setattr__(self, "l", plain_number(self.l))
+        object.__setattr__(self, "l", to_scalar(self.l))
 
     @property
     def lossless(self) -> str:
@@ -118,12 +119,12 @@ class LossyTypical:
     lossless = "greedy"  # see `promises`
 
     def __post_init__(self):
-        check(0 < number(self.epsilon) < 1,
+        check(0 < to_number(self.epsilon) < 1,
               f"epsilon must be a number in (0, 1), not {self.epsilon!r}.")
-        check(0 < number(self.delta) < float("inf"), "delta must be a positive number, "
+        check(0 < to_number(self.delta) < float("inf"), "delta must be a positive number, "
               f"not {self.delta!r}; Medusa takes the square root of epsilon.")
         for name in ("epsilon", "delta"):
-            object.__setattr__(self, name, plain_number(getattr(self, name)))
+            object.__setattr__(self, name, to_scalar(getattr(self, name)))
 
     def threshold(self, p: Tensor) -> float: # for one p, [V]
         "min(ε, δ·exp(-H(p))): a token must be likelier than that."

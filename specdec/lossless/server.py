@@ -26,7 +26,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from ..core import ModelError, check, whole
+from ..errors import ModelError, check, require_int
 from .conformance import DecoderReport, Report, check_decoder
 from .proof import Law, Next
 from ..requests import end_ids, token_ids
@@ -458,8 +458,9 @@ def check_server(
     Raises `InputError` for arguments that can't be served, `ModelError` for a server that doesn't
     answer in this form; if it did so for some samples and then fails, the report on those says
     why it has no more."""
-    ends, ahead = end_ids(ends), whole(ahead, "ahead, the tokens asked for beyond `length`,", 0)
-    width, server = whole(width, "width", 1, LISTED), Server(url, model, settings)
+    ends = end_ids(ends)
+    ahead = require_int(ahead, "ahead, the tokens asked for beyond `length`,", 0)
+    width, server = require_int(width, "width", 1, LISTED), Server(url, model, settings)
     ids = server.cut(prompt) if isinstance(prompt, str) else token_ids(prompt)
     check(len(ids) > 0, "The prompt is empty: give some text or at least one token.")
     plan = dict(length=length, width=width, samples=samples, alarm=alarm, distance=distance,

@@ -13,7 +13,8 @@ from functools import cache
 
 import torch
 
-from ..core import InputError, Source, check
+from ..core import Source
+from ..errors import InputError, check
 
 # %% ../../nbs/lossless/05_unknown.ipynb #279bfa92
 @dataclass(eq=False)

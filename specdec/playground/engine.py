@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from ..sampling import Transform
-from ..core import TorchSource, check
+from ..core import TorchSource
+from ..errors import check
 from ..models import encode, prompts
 from ..loading import fits_plain, load
 from ..pairs import Pair, load_pair

@@ -28,7 +28,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..core import InputError, ModelError, check
+from ..errors import InputError, ModelError, check
 from .figures import asset
 
 # %% ../../nbs/use/06_server.ipynb #d3ff9038

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from ..sampling import Transform
-from ..core import PhaseTimer, Round, TorchSource, check, number
+from ..core import TorchSource
+from ..errors import check, to_number
+from ..profiling import PhaseTimer
+from ..result import Round
 from ..models import TextStream
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
 from ..drafters.adaptive import adaptive
@@ -37,7 +40,7 @@ class Settings:
 
     def __post_init__(self):
         adapts = isinstance(self.K, str) and self.K == "adaptive"
-        K = self.K if adapts else number(self.K)
+        K = self.K if adapts else to_number(self.K)
         check(
             adapts or type(K) is int and 1 <= K <= K_MAX,
             f"K, the number of draft tokens per round, must be a whole number from 1 to {K_MAX},"
@@ -74,7 +77,7 @@ class Place:
     q: list[float] | None   # the draft's, [n]; None where nothing was drafted
     drafted: int | None     # the draft token; None where nothing was drafted
     own: int | None         # the token that the target drew here; None if it drew none here
-    fate: str               # "accepted", "rejected", "untried", "bonus" or "target"
+    status: str               # "accepted", "rejected", "untried", "bonus" or "target"
     # Σ min(p, q) over all tokens: the chance that a draft is accepted here; 0 without a draft
     overlap: float
     # what decided on the draft, in [0, 1); None at temperature 0 and where none was tried
@@ -102,7 +105,7 @@ SHOWN = 8  # tokens of a place that are kept: a row of the whole vocabulary woul
 
 def look(p: Tensor,           # the target's distribution here, [V]
          q: Tensor | None,    # the draft's, [V]; None where nothing was drafted
-         **known,             # drafted, own, fate, u_accept, u_draw: as in `Place`
+         **known,             # drafted, own, status, u_accept, u_draw: as in `Place`
         ) -> Place:
     "Keep of a place what can be looked at."
     most = p if q is None else torch.maximum(p, q)
@@ -127,14 +130,14 @@ def look_at_round(p: Tensor,              # [n + 1, V]
     places, tries = [], drawn[:-1]
     last = drawn[-1] if drawn else None  # it drew the target's own token
     for i, token in enumerate(tokens):
-        fate = "accepted" if i < accepted else "rejected" if i == accepted else "untried"
+        status = "accepted" if i < accepted else "rejected" if i == accepted else "untried"
         row = delta(p[i], token) if q is None else q[i]
-        known = dict(drafted=token, fate=fate, u_accept=tries[i] if i < len(tries) else None)
-        if fate == "rejected": known |= dict(own=own, u_draw=last)
+        known = dict(drafted=token, status=status, u_accept=tries[i] if i < len(tries) else None)
+        if status == "rejected": known |= dict(own=own, u_draw=last)
         places.append(look(p[i], row, **known))
     if accepted == len(tokens):
-        fate = "bonus" if tokens else "target"
-        places.append(look(p[-1], None, own=own, fate=fate, u_draw=last))
+        status = "bonus" if tokens else "target"
+        places.append(look(p[-1], None, own=own, status=status, u_draw=last))
     return places
 
 # %% ../../nbs/use/02_session.ipynb #04c31b38
@@ -260,7 +263,7 @@ class Said:
     "A token as the reader sees it, and why it is there."
     token: int
     text: str    # its text, line breaks and all
-    fate: str    # as in `Round.fates`
+    status: str    # as in `Round.statuses`
     round: int   # which round it came from; 0 is the prompt's
     number: int  # its draft position, 1…n; n + 1 for the token after the last draft
     place: Place
@@ -276,16 +279,16 @@ class Transcript:
         "Read the rounds that are new."
         for n in range(self.rounds, len(self.session.places)):
             i = 0
-            for token, fate in self.session.rounds[n].fates():
+            for token, status in self.session.rounds[n].statuses():
                 place = self.session.places[n][i]
-                self.said.append(Said(token, self.text(token, fate), fate, n, i + 1, place))
-                i += fate != "rejected"  # the token after a rejected one stands at the same place
+                self.said.append(Said(token, self.text(token, status), status, n, i + 1, place))
+                i += status != "rejected"  # the token after a rejected one stands at the same place
             self.rounds = n + 1
         return self.said
 
-    def text(self, token: int, fate: str) -> str:
+    def text(self, token: int, status: str) -> str:
         "A character of several tokens stands at the last; special tokens go by their names."
-        piece = "" if fate == "rejected" else self.stream.step(token)
+        piece = "" if status == "rejected" else self.stream.step(token)
         if piece: return piece
         alone = self.tokenizer.decode([token])
         return "▯" if "\ufffd" in alone else alone

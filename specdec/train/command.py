@@ -17,7 +17,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from ..core import InputError, check
+from ..errors import InputError, check
 from ..drafters.published import vllm_command
 from ..models import find_model, load_tokenizer, pick_dtype, weights_digest
 from ..models import written_together

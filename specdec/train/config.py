@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core import check, number, whole
+from ..errors import check, require_int, to_number
 from .losses import LOSSES
 
 # %% ../../nbs/drafters/15_settings.ipynb #c64807eb
@@ -26,7 +26,7 @@ def _check_whole(config: "DistillConfig") -> None:
              "checkpoint_every")
     if config.samples is not None: names += ("samples",)
     def plain(name: str, least: int, most: int | None = None) -> int:
-        value = whole(getattr(config, name), name, least, most)
+        value = require_int(getattr(config, name), name, least, most)
         object.__setattr__(config, name, value)  # NumPy's numbers become Python's
         return value
 
@@ -51,8 +51,8 @@ def _check_settings(config: "DistillConfig") -> None:
               f"expected {' or '.join(map(str, known))}.")
     for name in ("decay", "lr", "matrix_lr", "temperature"):
         value = getattr(config, name)
-        check(0 < number(value) < math.inf, f"{name} must be a positive number, not {value!r}.")
-        object.__setattr__(config, name, number(value))
+        check(0 < to_number(value) < math.inf, f"{name} must be a positive number, not {value!r}.")
+        object.__setattr__(config, name, to_number(value))
     check(not (config.data and config.prompts),
           "The prompts are answered to make data: give either data or prompts.")
     overwritten = config.weights and Path(config.weights).resolve() == Path(config.out).resolve()

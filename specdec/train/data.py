@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..core import InputError, check, number, whole
+from ..errors import InputError, check, require_int, to_number
 from ..models import encode, find_model, load_tokenizer, pick_device, pick_dtype
 from .resume import claim, written_whole
 from ..loading import load_model
@@ -161,12 +161,13 @@ class SampleConfig:
 
     def __post_init__(self):
         counts = ["tokens", "length", "top_k"] + ["batch"] * (self.batch is not None)
-        for name in counts: object.__setattr__(self, name, whole(getattr(self, name), name, 1))
-        object.__setattr__(self, "seed", whole(self.seed, "seed", 0, 2**31 - 1))
+        for name in counts:
+            object.__setattr__(self, name, require_int(getattr(self, name), name, 1))
+        object.__setattr__(self, "seed", require_int(self.seed, "seed", 0, 2**31 - 1))
         if self.temperatures is None:
             usual = (0.7, 1.0) if self.prompts is None else (0.0, 0.7, 1.0)
             object.__setattr__(self, "temperatures", usual)
-        plain = tuple(number(t) for t in self.temperatures)
+        plain = tuple(to_number(t) for t in self.temperatures)
         check(
             len(plain) > 0 and all(0 <= t < math.inf for t in plain),
             f"temperatures must be some finite numbers of at least 0, not {self.temperatures!r}.",

@@ -13,7 +13,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from ..core import check
+from ..errors import check
 from ..rejection import acceptance_probability
 from .students import Student
 from .teacher import Teacher

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from ..core import ModelError, check
+from ..errors import ModelError, check
 from ..models import append_whole, first_line, pick_device, pick_dtype
 from .config import DistillConfig
 from .evaluate import DRAFTED, evaluate, read_held_out, rows_to_evaluate

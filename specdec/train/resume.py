@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..core import ModelError, check
+from ..errors import ModelError, check
 from ..models import written_whole
 
 # %% ../../nbs/drafters/20_resume.ipynb #4dd62b2b

@@ -14,7 +14,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from ..core import InputError, check
+from ..errors import InputError, check
 
 # %% ../../nbs/drafters/13_rows.ipynb #b0249dbc
 def _check_shard(name: str, shard: np.ndarray, length: int, vocab_size: int) -> None:

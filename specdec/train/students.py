@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..core import ModelError, check
+from ..errors import ModelError, check
 from ..drafters.heads import Head, init_from_target, output_rows, why_no_copy, with_vocabulary
 from ..drafters.published import load_head, save_head
 from ..drafters.small import TOKENS_FILE, NarrowLM, narrow_ids

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import ModelError, check
+from ..errors import ModelError, check
 from ..drafters.heads import output_rows
 from ..drafters.small import narrow_ids
 from ..kvcache import KVCache
