@@ -2,7 +2,7 @@
 import pytest
 
 from helpers_drafters import packable_llama
-from specdec.bench.trial import Clocked, trial
+from specdec.bench.alpha import Clocked, trial
 from specdec.drafters.base import ModelDrafter, NoDrafter
 from specdec.drafters.lookup import SuffixDrafter
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
-from specdec.bench.trial import Clocked
+from specdec.bench.alpha import Clocked
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
 from specdec.drafters.base import (
     Draft,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.bench.trial import Clocked
+from specdec.bench.alpha import Clocked
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, Informed, ModelDrafter
 from specdec.drafters.hybrid import Acceptance, HybridDrafter, HybridState, drafting, most_for_its_cost

@@ -31,9 +31,7 @@ LAYERS = {  # layer → its modules, in order
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": [
-        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.methods",
-        "bench.grid", "bench.records", "bench.run", "bench.peers", "bench.drafters", "bench.cluster",
-        "bench.bootstrap", "bench.estimates", "bench.figures", "bench.report",
+        "bench.alpha", "bench.prompts", "bench.methods", "bench.grid", "bench.run", "bench.peers", "bench.report",
     ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
