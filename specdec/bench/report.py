@@ -1069,10 +1069,10 @@ SUMMARY = """# {{ title | md }}
 
 {% endfor %}
 {% if section.table is not none %}
-| {{ section.table.columns | map("md") | join(" | ") }} |
-|{{ " --- |" * section.table.columns | length }}
+| {{ section.table.columns.tolist() | map("md") | join(" | ") }} |
+|{{ " --- |" * section.table.columns.size }}
 {% for row in section.table.values %}
-| {{ row | map("md") | join(" | ") }} |
+| {{ row.tolist() | map("md") | join(" | ") }} |
 {% endfor %}
 
 {% endif %}
