@@ -340,7 +340,8 @@ def noise(some: pd.DataFrame) -> float | None: # the runs of one method; None: n
     "How much repeats of one prompt vary: largest less smallest speed over the median."
     found = some.groupby("prompt").tokens_per_second.agg(["size", "min", "max", "median"])
     found = found[found["size"] > 1]
-    return None if found.empty else float(((found["max"] - found["min"]) / found["median"]).median())
+    vary = (found["max"] - found["min"]) / found["median"]
+    return None if vary.empty else float(vary.median())
 
 def partings(some: pd.DataFrame) -> dict | None: # the runs of one method
     """On how many prompts a greedy text of llama.cpp leaves ours, where at the earliest, and the
@@ -351,7 +352,8 @@ def partings(some: pd.DataFrame) -> dict | None: # the runs of one method
     def of(value) -> float | None: return None if parted.empty else float(value)
     return {"prompts": len(parted), "of": len(first),
             "earliest": None if parted.empty else int(parted.parted_at.min()),
-            "median_gap": of(parted.parted_gap.median()), "largest_gap": of(parted.parted_gap.max())}
+            "median_gap": of(parted.parted_gap.median()),
+            "largest_gap": of(parted.parted_gap.max())}
 
 # %% ../../nbs/bench/01_peers.ipynb #61578805
 def method_figures(runs: pd.DataFrame, domains: dict[str, str]) -> dict:
@@ -600,10 +602,10 @@ def method_name(name: str, temperature: float, K: int | str | None = None) -> st
 def drafters_row(record: Record) -> dict:
     "What the report needs of a record, as `run_table` takes it."
     run, result = record.config, record.result
+    K = run.K if run.method in DRAFTERS else None
     row = {
-        "method": method_name(run.method, run.temperature, run.K if run.method in DRAFTERS else None),
-        "prompt": run.prompt, "domain": run.domain, "repeat": run.repeat,
-        "tokens": result.num_tokens, "seconds": result.total_time, **counts(result.rounds),
+        "method": method_name(run.method, run.temperature, K), "prompt": run.prompt,
+        "domain": run.domain, "repeat": run.repeat, "tokens": result.num_tokens, "seconds": result.total_time, **counts(result.rounds),
     }
     if result.rounds: row["verify_seconds"] = result.verify_time_total_ms / 1000
     if row["drafted"]: row["step_seconds"] = result.draft_time_total_ms / 1000 / row["drafted"]

@@ -47,7 +47,8 @@ def read_fields(line: bytes) -> dict[str, str]: # text, domain, and the id if it
     return names | {"text": text}
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
-def parse_prompts(lines: Iterable[bytes]) -> tuple[list[Prompt], list[str]]: # prompts, what is wrong
+def parse_prompts(lines: Iterable[bytes],
+                 ) -> tuple[list[Prompt], list[str]]: # prompts, what is wrong
     "The prompts of a file, and each line that can't be used, with its number."
     prompts: list[Prompt] = []
     wrong: list[str] = []

@@ -982,7 +982,8 @@ def in_short(study: Study, setting: Setting) -> str: # one or two sentences
 ROUNDING = {"float32": 1e-4, "float16": .06, "bfloat16": .5, "int4": .5}  # of a gap of logits
 SHOWN = 20  # texts that are listed
 
-def parted_table(study: Study) -> tuple[str, pd.DataFrame]: # a sentence; those with the largest gaps
+def parted_table(study: Study,
+                ) -> tuple[str, pd.DataFrame]: # a sentence; those with the largest gaps
     "The greedy texts that left the plain one."
     greedy = [(line, run) for line, runs in study.runs.items() for run in runs
               if line.setting.temperature == 0 and len(run.drafted) and line.method != "plain"]

@@ -109,7 +109,8 @@ class Record:
             result = result_from_data(found.result | {"token_text": {}})
             record = cls(found.config, found.weights, data["environment"], result, found.parted)
             for name in ("key", "decoder_label", "prompt_tokens"):
-                check(data[name] == getattr(record, name), f"its {name} doesn't agree with the rest")
+                check(data[name] == getattr(record, name),
+                      f"its {name} doesn't agree with the rest")
             at = record.parted
             check(at is None or result.generated_ids[at.position:at.position + 1] == [at.ours],
                   "parted names a token that isn't at its position of the text")
@@ -251,7 +252,8 @@ def reason(error: Exception, length: int = 300) -> str: # one line
 def check_installed(*libraries: str) -> None: # as they are imported
     "Raise `ModelError`, with the command that helps, unless all of them are installed."
     missing = [name for name in libraries if find_spec(name) is None]
-    if missing: raise ModelError(f"This needs {', '.join(missing)}: pip install \"specdec-nb[bench]\"")
+    if missing: raise ModelError(
+        f"This needs {', '.join(missing)}: pip install \"specdec-nb[bench]\"")
 
 def finished(work: Callable[[], None]) -> bool: # False if it was interrupted
     "Do the work to its end, or to an interrupt."
@@ -1092,7 +1094,8 @@ def results(ray: ModuleType, # the library, connected
             if any(node["Alive"] for node in ray.nodes()): last_seen = time.monotonic()
             check(time.monotonic() - last_seen <= PATIENCE,
                   f"No machine of the Ray cluster is left. {KEPT}")
-        if interrupted.is_set(): yield from ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
+        if interrupted.is_set() and waiting:
+            yield from ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
     if interrupted.is_set(): raise KeyboardInterrupt
 
 # %% ../../nbs/bench/07_run.ipynb #9b939bf7
