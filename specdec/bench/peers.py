@@ -605,7 +605,8 @@ def drafters_row(record: Record) -> dict:
     K = run.K if run.method in DRAFTERS else None
     row = {
         "method": method_name(run.method, run.temperature, K), "prompt": run.prompt,
-        "domain": run.domain, "repeat": run.repeat, "tokens": result.num_tokens, "seconds": result.total_time, **counts(result.rounds),
+        "domain": run.domain, "repeat": run.repeat, "tokens": result.num_tokens,
+        "seconds": result.total_time, **counts(result.rounds),
     }
     if result.rounds: row["verify_seconds"] = result.verify_time_total_ms / 1000
     if row["drafted"]: row["step_seconds"] = result.draft_time_total_ms / 1000 / row["drafted"]
