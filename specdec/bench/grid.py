@@ -28,7 +28,7 @@ from ..registry import PairSpec, get_pair
 LLAMACPP = ("llamacpp", *(f"llamacpp-{mode}" for mode in LLAMACPP_MODES if mode != "plain"))
 PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", *LLAMACPP)
 
-DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with if nobody chooses
+DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with by itself
 DECODING = ("plain", *DRAFTING, *PEERS)
 
 def is_method(name: str) -> bool:

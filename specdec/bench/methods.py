@@ -95,7 +95,7 @@ def transformers_peer(model, # a transformers causal LM
 @contextmanager
 def quiet_logging() -> Iterator[None]:
     """transformers imports torchao where that is installed, which reports which of its GPU kernels
-    this machine can't load; nobody asked."""
+    this machine can't load."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try: yield
@@ -155,7 +155,7 @@ LLAMACPP_MODES = {  # name → llama.cpp's kind of speculation
 
 # %% ../../nbs/bench/01_methods.ipynb #dca0893a
 # Run by a Python of its own, which reads one line of settings, says where it listens, and ends when
-# its standard input does: then nobody asks any more.
+# its standard input does: then we have ended.
 SERVE = """import json, os, sys, xllamacpp
 wanted = json.loads(sys.stdin.readline())
 p = xllamacpp.CommonParams()
@@ -172,7 +172,7 @@ if wanted["draft"]:
 try: server = xllamacpp.Server(p)
 except RuntimeError as error: sys.exit(f"xllamacpp: {error}")
 print("listens:" + server.listening_address, flush=True)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads what else it may say
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what else it may say is not read
 sys.stdin.read()"""
 
 # %% ../../nbs/bench/01_methods.ipynb #08e7c913
@@ -472,7 +472,7 @@ def memory_in_child(model: str, device: str, dtype: str, tokens: int = 128) -> d
     return figures
 
 def memory_probe(model: str, device: str, dtype: str, tokens: int = 128) -> Probe:
-    "The same as a probe; nobody asks for its time."
+    "The same as a probe, which has no time of its own."
     def run(ids: list[int]) -> Sample:
         found: dict[str, float] = {**memory_in_child(model, device, dtype, tokens)}
         return Sample(tokens, 0.0, found)

@@ -173,7 +173,7 @@ COLUMNS = ("method", "prompt", "domain", "repeat", "tokens", "seconds", "text")
 
 def run_table(rows: Iterable[dict]) -> pd.DataFrame:
     """A row for each run: its method, prompt, domain, repeat, new tokens (or those that it read),
-    seconds from token ids to token ids, and a fingerprint of the new tokens; then whatever else a
+    seconds from token ids to token ids, and a fingerprint of the new tokens; then what else a
     figure needs, NaN where a run hasn't got it. Speeds are added: tokens per second over the whole
     run, and steps per second after the first token, which came with the prompt."""
     found = pd.DataFrame(list(rows))

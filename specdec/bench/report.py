@@ -472,7 +472,7 @@ STYLE = {
 
 def svg_of(figure: Figure,
            name: str,        # of the figure on its page, part of every name inside it
-           alt: str,         # what somebody is told who doesn't see it
+           alt: str,         # what is read out to readers who don't see it
            page: bool = True, # colours are the page's variables; else the light ones, on white
           ) -> str: # an <svg> element
     "A drawing as SVG, with letters as letters."
@@ -502,7 +502,7 @@ class Picture:
     name: str       # part of a file's or an anchor's name
     title: str
     caption: str    # how to read it
-    alt: str        # what it shows, for somebody who doesn't see it
+    alt: str        # what it shows, for readers who don't see it
     figure: Figure
 
     def svg(self, page: bool = True) -> str: # an <svg> element
@@ -566,7 +566,7 @@ def worded(found: Estimate | None) -> str: # such as "1.23"
 
 # %% ../../nbs/bench/09_report.ipynb #9210261c
 def styled(draw: Callable[..., Picture | None]) -> Callable[..., Picture | None]:
-    "In the look of the reports, whatever the caller's settings of matplotlib are."
+    "In the look of the reports, not in the caller's settings of matplotlib."
     def drawn(study: Study) -> Picture | None:
         with matplotlib.rc_context(STYLE): return draw(study)
     drawn.__doc__, drawn.__name__ = draw.__doc__, draw.__name__
