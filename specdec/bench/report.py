@@ -8,9 +8,9 @@ __all__ = ['PICTURES', 'Estimate', 'Runs', 'read_runs', 'Study', 'study', 'Pictu
 # %% ../../nbs/bench/09_report.ipynb #e4300aea
 import io
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from pydantic_core import from_json
-from scipy.stats import DegenerateDataWarning, bootstrap
+from scipy.stats import bootstrap
 
 from .methods import PROBES
 from .run import ParsedRecord, parsed, read_lines
@@ -76,22 +76,24 @@ class Estimate:
         return self.low is not None and not self.low <= value <= self.high
 
 # %% ../../nbs/bench/09_report.ipynb #e23f4a8e
-def interval(statistic: Callable[..., np.ndarray], # (weights, *columns) → [..., draws]
+@lru_cache
+def resamples(prompts: int) -> np.ndarray: # how often each prompt is drawn, [RESAMPLES, prompts]
+    """Prompts drawn with replacement; the seed is fixed, so that the same prompts are drawn for
+    every figure, and figures of one line move together."""
+    found = bootstrap(
+        (np.arange(prompts),), lambda drawn, axis: weights_of(drawn).T, n_resamples=RESAMPLES,
+        vectorized=True, method="percentile", random_state=np.random.default_rng(SEED))
+    return found.bootstrap_distribution.T
+
+def interval(statistic: Callable[..., np.ndarray], # (weights, *columns) → [draws, ...]
              columns: Sequence[np.ndarray],        # a row for each prompt
              confidence: float,                    # 0…1
             ) -> np.ndarray: # lower and upper end, [2, ...]
-    """The percentile interval, prompts drawn with replacement (Efron 1979). The seed is fixed: the
-    same prompts are drawn for every figure, so that figures of one line move together."""
-    prompts = np.arange(len(columns[0]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning) # a draw is NaN where ...
-        drawn = bootstrap(
-            (prompts,), lambda some, axis: statistic(weights_of(some), *columns),
-            n_resamples=RESAMPLES, vectorized=True, method="percentile",
-            random_state=np.random.default_rng(SEED)).bootstrap_distribution
-    # ... it holds only prompts on which nothing was drafted: it counts for nothing
+    """The percentile interval (Efron 1979), as `scipy.stats.bootstrap` makes it; but a draw that
+    holds only prompts on which nothing was drafted counts for nothing here."""
+    drawn = statistic(resamples(len(columns[0])), *columns)
     drawn = np.where(np.isfinite(drawn), drawn, np.nan)
-    return np.nanquantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=-1)
+    return np.nanquantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
 
 def estimate(statistic: Callable[..., np.ndarray], # (weights [draws, prompts], *columns) → [draws]
              *columns: np.ndarray,                 # a row for each prompt
@@ -115,7 +117,7 @@ def band(above: np.ndarray, below: np.ndarray, # what is summed, [prompts, point
     "Ratios of sums with their intervals; as narrow as the value where prompts are too few."
     value = ratio(np.ones(len(above)), above, below)
     if len(above) < FEWEST: return value, value, value
-    low, high = interval(lambda weights, *both: ratio(weights, *both).T, (above, below), CONFIDENCE)
+    low, high = interval(ratio, (above, below), CONFIDENCE)
     return value, np.minimum(low, value), np.maximum(high, value)
 
 # %% ../../nbs/bench/09_report.ipynb #ab61d97d

@@ -461,38 +461,24 @@ class Bench:
         self.engines = None
 
 # %% ../../nbs/bench/07_run.ipynb #f9cd9ec9
-class Benches:
-    "One pair's benches, by dtype; what couldn't be loaded fails each time, for the same reason."
-    def __init__(self, spec: PairSpec, device: str):
-        self.spec, self.device = spec, device
-        self.found: dict[str, Bench | Exception] = {}
+IN_USE: dict[tuple, Bench | Exception] = {} # by pair, dtype and device: those of one cell
 
-    def __getitem__(self, dtype: str) -> Bench:
-        if dtype not in self.found:
-            try: self.found[dtype] = Bench(self.spec, dtype, self.device)
-            except Exception as error: self.found[dtype] = error.with_traceback(None)
-        found = self.found[dtype]
-        if isinstance(found, Exception): raise found
-        return found
-
-    def close(self) -> None:
-        "Stop what runs beside us."
-        for bench in self.found.values():
-            if isinstance(bench, Bench): bench.close()
-
-IN_USE: dict[tuple, Benches] = {} # the one that is, by pair, dtypes and device
-
-def benches_of(cell: Cell) -> Benches:
-    "What a cell is done with; that of another pair is put away."
-    which = cell.pair, frozenset(run.dtype for run in cell.runs), cell.runs[0].device
+def bench_of(cell: Cell, dtype: str) -> Bench:
+    """What a cell's runs of that dtype are done with, loaded once; those of other cells are put
+    away. What couldn't be loaded fails each time, for the same reason."""
+    if not IN_USE.keys() <= {(cell.pair, run.dtype, run.device) for run in cell.runs}: put_away()
+    which = cell.pair, dtype, cell.runs[0].device
     if which not in IN_USE:
-        put_away()
-        IN_USE[which] = Benches(cell.pair, cell.runs[0].device)
-    return IN_USE[which]
+        try: IN_USE[which] = Bench(*which)
+        except Exception as error: IN_USE[which] = error.with_traceback(None)
+    found = IN_USE[which]
+    if isinstance(found, Exception): raise found
+    return found
 
 def put_away() -> None:
     "Stop what runs beside us, and forget all models."
-    for benches in IN_USE.values(): benches.close()
+    for bench in IN_USE.values():
+        if isinstance(bench, Bench): bench.close()
     IN_USE.clear()
 
 # %% ../../nbs/bench/07_run.ipynb #86408232
@@ -627,14 +613,14 @@ def do_cell(cell: Cell,
     threads = cell.runs[0].threads
     try:
         if torch.get_num_threads() != threads: torch.set_num_threads(threads)
-        keys, benches = keys_of(cell), benches_of(cell)
+        keys = keys_of(cell)
     except Exception as error:
         yield from failures(cell, reason(error))
         return
     for run in cell.runs:
         if keys.get(run) in known: continue
         try:
-            with interrupts_kept(): record = recorded(benches[run.dtype], cell, run, known)
+            with interrupts_kept(): record = recorded(bench_of(cell, run.dtype), cell, run, known)
         except Exception as error: yield Failure(run.pair, run.dtype, run.method, reason(error))
         else: yield record
 
