@@ -565,7 +565,7 @@ def run_asked(pair, method: str, settings: dict, ids: list[list[int]], # of each
               revision: str | None) -> dict: # for JSON
     "What a run is asked, and by which models: all that its answers depend on, but the machine."
     from specdec.bench.run import folder_digest
-    from specdec.bench.runner import fingerprint
+    from specdec.bench.grid import fingerprint
     from specdec.models import find_model
     from specdec.drafters.load import drafter_name, find_drafter
     from specdec.pairs import rule_name
@@ -580,7 +580,6 @@ def run_asked(pair, method: str, settings: dict, ids: list[list[int]], # of each
         "verify": rule_name(verify, method), "schema": schema and fingerprint(schema),
         "count": len(ids), "prompts": fingerprint(ids),
     }
-
 
 # %% ../nbs/use/07_cli.ipynb #5ervc004
 def check_same(known: list, # of GenerationResult
@@ -765,7 +764,7 @@ def generate(
         return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
 
     if out:
-        from specdec.bench.runner import locked
+        from specdec.bench.run import locked
         trained = drafter or (file and file.pair.drafter)
         with locked(out):
             kept = kept_answers(out)  # what isn't ours is refused before a model is loaded
@@ -1166,8 +1165,8 @@ def peers(
     K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare with transformers, llama.cpp, and what the memory allows, on this machine: wins,
-    losses and targets alike.
+    """Compare with transformers, llama.cpp, and what the memory allows, on this machine: wins
+    and losses alike.
 
     All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
     minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]".
@@ -1177,6 +1176,8 @@ def peers(
     specdec bench peers --count 3 --max-new-tokens 16 --repeats 1
 
     specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
+    from specdec.bench.run import check_installed
+    check_installed("pandas")
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
     announce_conversion()
     config = PeersConfig(
@@ -1229,7 +1230,9 @@ def drafters(
     --repeats 1
 
     specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""
-    from specdec.bench.drafters import DraftersConfig, bench_drafters, drafters_text
+    from specdec.bench.run import check_installed
+    check_installed("pandas")
+    from specdec.bench.peers import DraftersConfig, bench_drafters, drafters_text
     announce_conversion()
     config = DraftersConfig(
         drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)),
@@ -1553,7 +1556,7 @@ class RayCommand(TyperCommand):
             args = [*args[:after], "auto", *args[after:]]
         return super().parse_args(ctx, args)
 
-def bench_json(outcome) -> str: # a specdec.bench.run.Outcome
+def bench_json(outcome) -> str: # a specdec.bench.run.Measured
     "What came of a grid, for a program; the runs themselves are in the file."
     from specdec.bench.run import run_figures
     return json.dumps({
@@ -1575,9 +1578,8 @@ def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
     specdec bench run configs/table.yaml --out table.jsonl --log-json
 
     specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379"""
-    from specdec.bench.cluster import over_ray
     from specdec.bench.grid import read_grid
-    from specdec.bench.run import bench_run, in_turn, json_logs, run_text
+    from specdec.bench.run import bench_run, in_turn, json_logs, over_ray, run_text
     from specdec.errors import ModelError
     grid = read_grid(config)
     announce_conversion()
@@ -1690,11 +1692,11 @@ def report(
     specdec bench report results.jsonl --out report
 
     specdec bench report --compare before.jsonl after.jsonl --out report"""
-    from specdec.bench.estimates import check_drawing
+    from specdec.bench.run import check_installed
     from specdec.errors import check
     check((results is None) != (compare is None),
           "Give a file of results, or --compare A B with two of them: one of the two.")
-    check_drawing()
+    check_installed("matplotlib", "pandas", "jinja2", "scipy")
     from specdec.bench.report import compare_reports, report_on
     page = compare_reports(*compare, out) if compare else report_on(results, out)
     typer.echo(f"The page is {page}; the same without pictures is {page.with_suffix('.md')}.")

@@ -1,28 +1,39 @@
 """Intervals over prompts: against slow resampling, against exact laws, and against the tempting wrong unit."""
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, bootstrap
 
-from specdec.bench.bootstrap import band, estimate, median, ratio, resamples
+from specdec.bench.report import band, estimate, median, ratio, weights_of
 from specdec.errors import InputError
+
+
+def draws(n): return np.random.default_rng(n).integers(0, n, (500, n))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 15])
 def test_the_median_of_every_draw_is_that_of_numpy(n):
-    values = np.random.default_rng(n).normal(size=n)
-    slow = [np.median(np.repeat(values, row.astype(int))) for row in resamples(n)]
-    np.testing.assert_allclose(median(resamples(n), values), slow)
+    values, drawn = np.random.default_rng(n).normal(size=n), draws(n)
+    np.testing.assert_allclose(median(weights_of(drawn), values), np.median(values[drawn], axis=1))
 
 
 def test_the_ratio_of_every_draw_is_that_of_what_was_drawn():
-    above, below = np.array([3., 1, 4, 1, 5]), np.array([2., 7, 1, 8, 2])
-    slow = [np.repeat(above, row.astype(int)).sum() / np.repeat(below, row.astype(int)).sum() for row in resamples(5)]
-    np.testing.assert_allclose(ratio(resamples(5), above, below), slow)
+    above, below, drawn = np.array([3., 1, 4, 1, 5]), np.array([2., 7, 1, 8, 2]), draws(5)
+    slow = above[drawn].sum(1) / below[drawn].sum(1)
+    np.testing.assert_allclose(ratio(weights_of(drawn), above, below), slow)
 
 
-def test_draws_are_of_as_many_prompts_and_the_same_at_every_call():
-    assert (resamples(7).sum(1) == 7).all() and resamples(7) is resamples(7)
-    assert abs(resamples(7).mean(0) - 1).max() < .1  # no prompt is favoured
+def test_draws_are_counted_each_by_itself():
+    drawn = draws(7)
+    for row, counts in zip(drawn, weights_of(drawn)): assert [*counts] == [*np.bincount(row, minlength=7)]
+
+
+def test_an_interval_is_scipys_and_the_same_at_every_call():
+    values = np.random.default_rng(0).normal(size=9)
+    found = bootstrap((values,), np.median, n_resamples=2000, method="percentile",
+                      random_state=np.random.default_rng(0)).confidence_interval
+    for _ in range(2):
+        known = estimate(median, values)
+        assert (known.low, known.high) == pytest.approx((found.low, found.high))
 
 
 @pytest.mark.parametrize("n", [7, 15])

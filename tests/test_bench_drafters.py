@@ -7,32 +7,33 @@ import pytest
 
 from helpers_training import make_target
 from specdec.bench import run as r
-from specdec.bench.drafters import (
+from specdec.bench.methods import DRAFTERS
+from specdec.bench.peers import (
     DraftersConfig,
     alphas,
     bench_drafters,
-    best_of,
     chosen_prompts,
     counts,
     draft_costs,
     drafters_cells,
     drafters_grid,
+    drafters_row,
     drafters_text,
-    held_out_prompts,
     make_drafters_report,
     method_name,
-    timing_of,
+    run_table,
+    with_best_assisted,
 )
-from specdec.bench.methods import DRAFTERS
-from specdec.bench.records import read_records
-from specdec.bench.runner import Timing
+from specdec.bench.prompts import packaged
+from specdec.bench.run import read_records
 from specdec.errors import InputError
 from specdec.models import prompts
 from specdec.result import Round
 
 
 def made_up(method, prompt, repeat, seconds, **details):
-    return Timing(method, prompt, prompt.split("_")[0], repeat, 10, seconds, "", details)
+    return dict(method=method, prompt=prompt, domain=prompt.split("_")[0], repeat=repeat, tokens=10, seconds=seconds,
+                **details)
 
 
 def speculated(method, prompt, seconds, repeat=0, **more):
@@ -54,7 +55,7 @@ ONE = DraftersConfig(prompts=1, held_out=1, repeats=1, temperatures=(0.0,), Ks=(
 
 
 def test_thirty_prompts():
-    held_out = held_out_prompts()
+    held_out = packaged("held_out")
     every = [*prompts(), *held_out]
     assert len({p.id for p in every}) == len({p.text for p in every}) == 30
     assert all(p.text == p.text.strip() and p.id.startswith(p.domain) for p in held_out)
@@ -102,7 +103,7 @@ def test_an_unknown_drafter_is_refused_before_anything_is_loaded():
 def test_the_command_repeats_the_settings():
     from typer.testing import CliRunner
 
-    from specdec.bench import drafters
+    from specdec.bench import peers
     from specdec.cli import app
     config, seen = (
         DraftersConfig(
@@ -113,7 +114,7 @@ def test_the_command_repeats_the_settings():
     )
     def instead(given, out): return seen.append(given) or {"complete": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafters, "bench_drafters", instead)
+        patch.setattr(peers, "bench_drafters", instead)
         assert CliRunner().invoke(app, config.command.split()[1:]).exit_code == 0
     assert seen == [config]
 
@@ -130,7 +131,7 @@ def test_figures_by_hand():
         *others("code_000"), speculated("head/4@0", "code_000", 1.0), speculated("head/2@0", "code_000", 1.5),
         *others("code_005"), speculated("head/4@0", "code_005", 2.0), speculated("head/2@0", "code_005", 1.0),
     ]
-    report = make_drafters_report(ONE, {}, some, {}, True)
+    report = make_drafters_report(ONE, {}, run_table(some), {}, True)
     # chosen on the known prompt, though the held-out one would say 2
     assert report["best_K"]["0"]["head"] == 4
     assert (
@@ -150,7 +151,7 @@ def test_figures_by_hand():
 
 def test_what_was_not_measured_is_none_and_nothing_falls_over():
     report = make_drafters_report(
-        ONE, {}, [m for m in others("code_000") if m.method == "plain@0"] + [speculated("head/4@0", "code_000", 1.0)],
+        ONE, {}, run_table([*others("code_000")[:1], speculated("head/4@0", "code_000", 1.0)]),
         {"transformers": "gone"}, False,
     )
     assert (
@@ -161,7 +162,7 @@ def test_what_was_not_measured_is_none_and_nothing_falls_over():
     text = drafters_text(report | {"environment": dict(dtype="d", processor="p", threads=1)})
     assert "1 prompt and 1 held-out one, 10 tokens each, 1 interleaved repeat\n" in text
     assert "Interrupted" in text and "transformers is missing: gone" in text
-    assert make_drafters_report(ONE, {}, [], {}, False)["alpha"] == {"0": {}}
+    assert make_drafters_report(ONE, {}, run_table([]), {}, False)["alpha"] == {"0": {}}
 
 
 def test_the_hybrid_is_compared_with_the_better_of_its_two():
@@ -169,30 +170,29 @@ def test_the_hybrid_is_compared_with_the_better_of_its_two():
         *others("code_000"), speculated("suffix/4@0", "code_000", 1.6), speculated("head/4@0", "code_000", 1.0),
         speculated("hybrid/4@0", "code_000", 1.25),
     ]
-    found = make_drafters_report(ONE, {}, some, {}, True)["hybrid_vs_better"]["0"]
+    found = make_drafters_report(ONE, {}, run_table(some), {}, True)["hybrid_vs_better"]["0"]
     assert found["better"] == "head" and found["median"] == pytest.approx(0.8)
 
 
-def test_best_of_takes_the_fastest_on_each_prompt_and_repeat():
-    some = [
-        made_up("a", "code_000", 0, 2.0), made_up("b", "code_000", 0, 1.0), made_up("a", "code_000", 1, 1.0),
-        made_up("b", "code_000", 1, 3.0), made_up("c", "code_000", 0, 0.1),
-    ]
-    assert {(m.method, m.repeat, m.seconds) for m in best_of(some, ["a", "b"], "best")} == {
-        ("best", 0, 1.0), ("best", 1, 1.0),
-    }
+def test_the_best_assisted_is_the_fastest_on_each_prompt_and_repeat():
+    some = run_table([
+        made_up("assisted@0", "code_000", 0, 2.0), made_up("prompt_lookup@0", "code_000", 0, 1.0),
+        made_up("assisted@0", "code_000", 1, 1.0), made_up("prompt_lookup@0", "code_000", 1, 3.0),
+        made_up("c@0", "code_000", 0, 0.1),
+    ])
+    found = with_best_assisted(some, [0.0, 1.0])
+    best = found[found.method == "best_assisted@0"]
+    assert {*zip(best.repeat, best.seconds)} == {(0, 1.0), (1, 1.0)} and len(found) == len(some) + 2
 
 
 def test_costs_are_ratios_on_the_same_prompt():
-    some = [
+    some = run_table([
         *others("code_000"), speculated("head/4@0", "code_000", 1.0, step_seconds=0.05),
         speculated("none/4@0", "code_000", 1.0, step_seconds=0.0),
-    ]
-    assert (
-        draft_costs(some, "head/4@0", "plain@0") == pytest.approx({"code_000": 0.25})
-        and draft_costs(some, "none/4@0", "plain@0") == {}
-    )
-    assert alphas(some, "plain@0") == []
+    ])
+    assert draft_costs(some, "head/4@0", "plain@0").to_dict() == pytest.approx({"code_000": 0.25})
+    assert draft_costs(some, "none/4@0", "plain@0").empty
+    assert alphas(some[some.method == "plain@0"]) == []
 
 
 @pytest.fixture(scope="module")
@@ -230,17 +230,15 @@ def test_a_run_goes_on_where_it_stopped(live, monkeypatch):
 def test_counts_come_from_the_rounds_of_a_record(live):
     records = read_records(live[1])
     for record in records:
-        run, timing = record.config, timing_of(record)
-        rounds = record.result.rounds
-        assert timing.method == method_name(run.method, run.temperature, run.K if run.method in DRAFTERS else None)
-        assert (timing.tokens, timing.details["rounds"]) == (9, len(rounds))
-        assert ("verify_seconds" in timing.details) == bool(rounds)
-        assert ("step_seconds" in timing.details) == any(one.drafted for one in rounds)
-        if rounds: assert timing.details["emitted"] == 8
-        if timing.details["drafted"]:
-            in_all = timing.details["step_seconds"] * sum(len(one.drafted) for one in rounds)
+        run, row, rounds = record.config, drafters_row(record), record.result.rounds
+        assert row["method"] == method_name(run.method, run.temperature, run.K if run.method in DRAFTERS else None)
+        assert (row["tokens"], row["rounds"]) == (9, len(rounds)) and ("verify_seconds" in row) == bool(rounds)
+        assert ("step_seconds" in row) == any(one.drafted for one in rounds)
+        if rounds: assert row["emitted"] == 8
+        if row["drafted"]:
+            in_all = row["step_seconds"] * sum(len(one.drafted) for one in rounds)
             assert in_all == pytest.approx(record.result.draft_time_total_ms / 1000)
-    assert {timing_of(record).details["rounds"] for record in records if record.config.method == "plain"} == {8}
+    assert {drafters_row(record)["rounds"] for record in records if record.config.method == "plain"} == {8}
 
 
 def test_numbers_of_numpy_become_plain_ones():

@@ -8,7 +8,7 @@ import pytest
 
 from helpers_bench import COSTS, grid, record, write
 from specdec.bench.alpha import alpha_by_position, estimate_alpha
-from specdec.bench.estimates import Line, read_runs, study
+from specdec.bench.report import Line, read_runs, study
 from specdec.errors import InputError
 from specdec.result import Round
 from specdec.speedup import tokens_per_round, walltime_factor
@@ -84,7 +84,7 @@ def test_rounds_of_all_lengths_are_predicted_by_their_own_lengths(records, known
 
 
 def test_a_round_without_drafts_gives_one_token():
-    from specdec.bench.estimates import tau_of_lengths
+    from specdec.bench.report import tau_of_lengths
     assert tau_of_lengths(np.array([np.nan]), np.array([[5., 0, 0]])) == [1]
     assert tau_of_lengths(np.array([1.]), np.array([[1., 0, 1]])) == [2]
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from helpers_bench import grid, write
-from specdec.bench import figures
-from specdec.bench.estimates import Setting, read_runs, study
-from specdec.bench.figures import ROLES, pictures, scheme_css, shade, told_apart
+from specdec.bench import report as figures
+from specdec.bench.report import ROLES, Setting, pictures, read_runs, scheme_css, shade, study, told_apart
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from helpers_hub import hub
 from helpers_hub import tokenizer as tokenizer_like
 from specdec.bench import prompts as module
-from specdec.bench.drafters import held_out_prompts
 from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts, token_counts
 from specdec.cli import app
 from specdec.errors import InputError, ModelError
@@ -50,7 +49,8 @@ def test_fifty_prompts_of_each_domain_numbered_from_zero(builtin):
         assert {p.domain for p in found} == {domain}
 
 
-@pytest.mark.parametrize("name, same", [("quick", prompts), ("held_out", held_out_prompts)], ids=["quick", "held out"])
+@pytest.mark.parametrize("name, same", [("quick", prompts), ("held_out", lambda: module.packaged("held_out"))],
+                         ids=["quick", "held out"])
 def test_the_small_sets_are_part_of_it_under_the_same_ids(builtin, name, same):
     small = PromptDataset.load(name).get_all()
     assert sorted(small, key=str) == sorted(same(), key=str) and set(small) < set(builtin.get_all())

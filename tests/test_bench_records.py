@@ -9,8 +9,8 @@ import pytest
 
 from helpers import on_a_disk_of
 from specdec.bench.grid import BenchmarkConfig
-from specdec.bench.records import Parted, Record, Records, moment, read_records
-from specdec.bench.runner import locked
+from specdec.bench.methods import Parted
+from specdec.bench.run import Record, Records, locked, moment, read_records
 from specdec.errors import InputError
 from specdec.result import GenerationResult, Round
 
@@ -24,7 +24,7 @@ RESULT = GenerationResult(
     draft_time_total_ms=2., verify_time_total_ms=90., sampling_time_total_ms=5., peak_memory_mb=None,
     settings={"K": 4, "stop": []}, is_lossless=True, drafter="suffix")
 RECORD = Record(CONFIG, {"target": "a" * 64, "drafter": None}, {"processor": "some", "load": .5}, RESULT,
-                Parted(1, .01, 8, 6))
+                Parted(position=1, gap=.01, plain=8, ours=6))
 
 
 def numbered(repeat): return replace(RECORD, config=CONFIG.model_copy(update={"repeat": repeat}))
@@ -210,9 +210,9 @@ def test_without_a_file_nothing_is_locked():
 # The machine
 
 def test_what_the_system_does_not_tell_is_none(monkeypatch, tmp_path):
-    from specdec.bench import records
-    monkeypatch.setattr(records, "GOVERNOR", tmp_path / "governor")
-    monkeypatch.delattr(records.os, "getloadavg")
+    from specdec.bench import run
+    monkeypatch.setattr(run, "GOVERNOR", tmp_path / "governor")
+    monkeypatch.delattr(run.os, "getloadavg")
     assert moment() == {"governor": None, "load": None}
     (tmp_path / "governor").write_text("performance\n")
     assert moment()["governor"] == "performance"

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +16,8 @@ from helpers import on_a_disk_of
 from helpers_bench import grid, record, write
 from helpers_site import Visit
 from specdec.bench import report
-from specdec.bench.estimates import check_drawing, read_runs, study
-from specdec.bench.records import read_records
-from specdec.bench.report import Table, changes, compare_reports, parted_table, report_on
+from specdec.bench.report import Section, changes, compare_reports, parted_table, read_runs, rendered, report_on, study
+from specdec.bench.run import check_installed, read_records
 from specdec.cli import app
 from specdec.errors import InputError, ModelError
 
@@ -94,18 +94,21 @@ def test_texts_that_part_are_ties_or_worth_a_look(dtype, gap, tie, tmp_path):
             record(rng, "head", 2, "code_002", temperature=1.0, dtype=dtype, gap=gap), record(rng, dtype=dtype)]
     words, table = parted_table(study(read_runs(write(tmp_path / "r.jsonl", made)).runs))
     assert words.startswith("1 of 2 greedy texts part") and f"{int(not tie)} of them" in words
-    assert [row[:3] + row[4:6] for row in table.rows] == [[dtype, "head, K = 2", "code_000", "5", f"{gap:.3g}"]]
-    assert ("tie" in table.rows[0][-1]) == tie
+    rows = [row[:3] + row[4:6] for row in table.values.tolist()]
+    assert rows == [[dtype, "head, K = 2", "code_000", "5", f"{gap:.3g}"]]
+    assert ("tie" in table.verdict[0]) == tie
 
 
 def test_texts_that_do_not_part_need_no_table(results):
     words, table = parted_table(study(read_runs(results).runs))
-    assert words == "0 of 60 greedy texts part from the plain one." and not table.rows
+    assert words == "0 of 60 greedy texts part from the plain one." and table.empty
 
 
 def test_cells_are_escaped():
-    table = Table(["a|b"], [["<x>|y"]])
-    assert "&lt;x&gt;|y" in table.html("name") and "| &lt;x&gt;\\|y |" in table.markdown()
+    section = Section("<b>", ["*x*"], pd.DataFrame([["<x>|y"]], columns=["a|b"]))
+    page, summary = (rendered(form, "t", [section]) for form in ("page.html", "summary.md"))
+    assert "<td>&lt;x&gt;|y</td>" in page and "<th>a|b</th>" in page and "<h2>&lt;b&gt;</h2>" in page
+    assert "| a\\|b |\n| --- |\n| &lt;x&gt;\\|y |\n" in summary and "\\*x\\*" in summary
 
 
 def quicker(made, factor):
@@ -122,7 +125,7 @@ def verdicts(tmp_path, a, b) -> list:
     return changes(*studies)
 
 
-@pytest.mark.parametrize("factor, verdict", [(1, "no difference seen"), (1.05, "faster"), (.95, "slower")])
+@pytest.mark.parametrize("factor, verdict", [(1, "no difference seen"), (1.03, "faster"), (.97, "slower")])
 def test_a_change_is_seen_on_the_same_prompts_however_much_prompts_differ(factor, verdict, tmp_path):
     made = grid(**SMALL)
     found = verdicts(tmp_path, made, quicker(made, factor))
@@ -185,8 +188,9 @@ def test_a_folder_that_cannot_be_written_is_refused(results, tmp_path):
 
 
 def test_without_the_library_that_draws_the_command_that_helps_is_named(monkeypatch):
-    monkeypatch.setattr("specdec.bench.estimates.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip install matplotlib"): check_drawing()
+    monkeypatch.setattr("specdec.bench.run.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r'needs matplotlib, pandas.*pip install "specdec-nb\[bench\]"'):
+        check_installed("matplotlib", "pandas")
 
 
 def command(*words: str): # what typer's runner returns
@@ -229,10 +233,10 @@ def test_the_command_names_what_it_wrote(results, tmp_path):
 
 @pytest.mark.parametrize("where", ["report.html", "report.md"])
 def test_a_full_disk_leaves_the_report_before(results, tmp_path, where):
-    report.write_report("before", [report.Section.of_words("a", "b")], tmp_path)
+    report.write_report("before", [report.Section("a", ["b"])], tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in ("report.html", "report.md")}
-    size = 1500 if where == "report.html" else 4000
-    long = [report.Section("a", "x" * 3000 * (where == "report.html"), "y" * 9000)]
+    size = 1500 if where == "report.html" else 10_000
+    long = [report.Section("a", ["*" * 6000])]  # the summary escapes each
     with on_a_disk_of(size), pytest.raises(InputError, match=rf"{where} can't be written .File too large.*--out"):
         report.write_report("after", long, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -20,7 +20,7 @@ from helpers import on_a_disk_of
 from helpers_training import make_target
 from specdec.bench import run as r
 from specdec.bench.grid import Grid, GridPair, cells, read_grid
-from specdec.bench.records import Record, Records, read_records
+from specdec.bench.run import Record, Records, read_records
 from specdec.cli import app
 from specdec.errors import InputError
 

@@ -3,30 +3,35 @@ import json
 import socket
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from helpers import on_a_disk_of
 from specdec import costs
-from specdec.bench import runner as r
+from specdec.bench import run as r
+from specdec.bench.grid import interleaved
+from specdec.bench.peers import closing, paired_ratios, run_table, spread_of, summarise
+from specdec.bench.prompts import first_prompts
 from specdec.errors import InputError
 from specdec.models import prompts
 
 
-def measured(method: str, prompt: str = "code_0", repeat: int = 0, seconds: float = 1.0, **details) -> r.Timing:
-    return r.Timing(method, prompt, prompt.split("_")[0], repeat, 8, seconds, "t", details)
+def measured(method: str, prompt: str = "code_0", repeat: int = 0, seconds: float = 1.0, **details) -> dict:
+    return dict(method=method, prompt=prompt, domain=prompt.split("_")[0], repeat=repeat, tokens=8, seconds=seconds,
+                text="t", **details)
 
 
 # Order
 
 def test_prompts_take_the_domains_in_turn():
-    assert {p.domain for p in r.first_prompts(prompts(), 3)} == {p.domain for p in prompts()}
-    assert sorted(p.id for p in r.first_prompts(prompts(), 15)) == sorted(p.id for p in prompts())
-    assert r.first_prompts(prompts(), 0) == []
+    assert {p.domain for p in first_prompts(prompts(), 3)} == {p.domain for p in prompts()}
+    assert sorted(p.id for p in first_prompts(prompts(), 15)) == sorted(p.id for p in prompts())
+    assert first_prompts(prompts(), 0) == []
 
 
 def test_order_is_interleaved_and_takes_turns():
     methods = ["a", "b", "c"]
-    every = list(r.interleaved(r.first_prompts(prompts(), 15), 4, methods))
+    every = list(interleaved(first_prompts(prompts(), 15), 4, methods))
     assert len(every) == 180 == len(set(every))
     groups = [every[i:i + 3] for i in range(0, len(every), 3)]
     for group in groups:
@@ -41,7 +46,7 @@ def test_order_is_interleaved_and_takes_turns():
 
 
 def test_groups_of_methods_stay_together():
-    every = list(r.interleaved(r.first_prompts(prompts(), 6), 2, ["A0", "B0", "C0"], ["A1", "B1", "C1"]))
+    every = list(interleaved(first_prompts(prompts(), 6), 2, ["A0", "B0", "C0"], ["A1", "B1", "C1"]))
     blocks = [every[i:i + 3] for i in range(0, len(every), 3)]
     assert len(every) == len(set(every)) == 2 * 6 * 6
     assert all(len({(job.repeat, job.prompt.id, job.method[-1]) for job in block}) == 1 for block in blocks)
@@ -49,7 +54,7 @@ def test_groups_of_methods_stay_together():
 
 
 def test_without_methods_there_is_nothing_to_do():
-    assert list(r.interleaved(r.first_prompts(prompts(), 2), 2, [])) == []
+    assert list(interleaved(first_prompts(prompts(), 2), 2, [])) == []
 
 
 # Which run it was
@@ -139,46 +144,45 @@ def test_a_long_reason_is_cut():
 # Arithmetic
 
 def test_quartiles():
-    assert r.quartiles([3]) == (3, 3, 3) and r.quartiles(range(5)) == (1, 2, 3)
-    with pytest.raises(InputError, match="nothing"): r.quartiles([])
+    assert [*spread_of([3]).values()] == [3, 3, 3] and [*spread_of(range(5)).values()] == [1, 2, 3]
 
 
 def test_ratios_are_taken_within_a_repeat():
-    runs = [
+    runs = run_table([
         measured("a", repeat=0, seconds=1), measured("b", repeat=0, seconds=2),    # 2
         measured("a", repeat=1, seconds=10), measured("b", repeat=1, seconds=15),  # 1.5, on a slower machine
         measured("a", repeat=2, seconds=1), measured("b", repeat=2, seconds=9),    # 9: an outlier
         measured("a", repeat=3), measured("b", "code_1", repeat=3),                # no partners
-    ]
-    assert r.paired_ratios(runs, "a", "b") == {"code_0": 2.0}
-    assert r.paired_ratios(runs, "a", "c") == {}
+    ])
+    assert paired_ratios(runs, "a", "b").to_dict() == {"code_0": 2.0}
+    assert paired_ratios(runs, "a", "c").empty
 
 
 def test_a_step_is_what_comes_after_the_first_token():
-    run = measured("plain", seconds=5.0, decode_seconds=3.5)  # 8 tokens: 7 steps
-    assert run.steps_per_second == 2 and run.tokens_per_second == 8 / 5
-    assert measured("floor", seconds=0.25).steps_per_second == 32
+    runs = run_table([measured("plain", seconds=5.0, decode_seconds=3.5),  # 8 tokens: 7 steps
+                      measured("floor", seconds=0.25)])
+    assert [*runs.steps_per_second] == [2, 32] and runs.tokens_per_second[0] == 8 / 5
 
 
 def test_summary_by_domain():
-    found = r.summarise(
-        {"code_0": 1.0, "code_1": 3.0, "conversation_0": 0.5},
+    found = summarise(
+        pd.Series({"code_0": 1.0, "code_1": 3.0, "conversation_0": 0.5}),
         {"code_0": "code", "code_1": "code", "conversation_0": "conversation"},
     )
     assert (found["median"], found["prompts"], found["above_one"]) == (1.0, 3, 1)
     assert found["domains"]["code"]["median"] == 2.0
     assert found["domains"]["conversation"] == {"low": 0.5, "median": 0.5, "high": 0.5}
-    assert r.summarise({}, {}) is None
+    assert summarise(pd.Series(dtype=float), {}) is None
 
 
 # What both reports say
 
 def test_what_is_missing_is_said_and_so_is_an_interrupt():
     report = {"failed": {"a": "no luck", "b": "no fuel"}, "complete": False}
-    assert r.closing(report, {"a": "A's way"}) == [
+    assert closing(report, {"a": "A's way"}) == [
         "", "A's way is missing: no luck", "b is missing: no fuel", "Interrupted: this is what there was by then.",
     ]
-    assert r.closing({"failed": {}, "complete": True}, {}) == []
+    assert closing({"failed": {}, "complete": True}, {}) == []
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["to its end", "interrupted"])

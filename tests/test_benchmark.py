@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from specdec.bench import methods as m
 from specdec.bench import peers as b
 from specdec.bench import run as r
-from specdec.bench.estimates import read_runs
-from specdec.bench.llamacpp import llamacpp_missing
-from specdec.bench.runner import Timing, environment
+from specdec.bench.methods import llamacpp_missing
+from specdec.bench.report import read_runs
+from specdec.bench.run import environment
 from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.kvcache import cache_bytes
@@ -27,14 +27,14 @@ ABSENT = {"llama.cpp": "not installed"}  # as `quick` pretends
 
 def run_of(
     method: str, prompt: str, repeat: int, seconds: float, model_seconds: float = 0.0, text: str = "t", **more
-) -> Timing:
-    return Timing(
-        method, prompt, prompt.split("_")[0], repeat, 8, seconds, text, {"model_seconds": model_seconds, **more}
-    )
+) -> dict:
+    return dict(method=method, prompt=prompt, domain=prompt.split("_")[0], repeat=repeat, tokens=8, seconds=seconds,
+                text=text, model_seconds=model_seconds, **more)
 
 
-def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> Timing:
-    return Timing(method, prompt, prompt.split("_")[0], repeat, tokens, seconds, "", details)
+def probed(method: str, prompt: str, repeat: int, tokens: int, seconds: float, **details) -> dict:
+    return dict(method=method, prompt=prompt, domain=prompt.split("_")[0], repeat=repeat, tokens=tokens,
+                seconds=seconds, text="", **details)
 
 
 # Settings
@@ -98,13 +98,15 @@ def test_the_floor_is_that_of_the_neighbourhood():
         ]
     # no partners
     runs += [probed("floor", "code_0", 2, 1, 100.0), run_of("plain", "code_1", 0, 9, decode_seconds=7.0)]
-    assert b.paired_ratios(runs, *b.RATIOS["plain_vs_floor"]) == {"code_0": 0.5}
-    assert b.paired_ratios(runs, *b.RATIOS["verify8_vs_floor"]) == {"code_0": 3.0}
+    runs = b.run_table(runs)
+    assert b.paired_ratios(runs, *b.RATIOS["plain_vs_floor"]).to_dict() == {"code_0": 0.5}
+    assert b.paired_ratios(runs, *b.RATIOS["verify8_vs_floor"]).to_dict() == {"code_0": 3.0}
 
 
 def test_prefill_above_one_means_ours_is_faster():
     runs = [probed("prefill", "code_0", 0, 1024, 2.0), probed("prefill_transformers", "code_0", 0, 1024, 3.0)]
-    assert b.paired_ratios(runs, *b.RATIOS["prefill_vs_transformers"]) == {"code_0": pytest.approx(1.5)}
+    ratios = b.paired_ratios(b.run_table(runs), *b.RATIOS["prefill_vs_transformers"])
+    assert ratios.to_dict() == {"code_0": pytest.approx(1.5)}
 
 
 def test_floor_figures_show_the_spread_of_the_bandwidth():
@@ -112,28 +114,17 @@ def test_floor_figures_show_the_spread_of_the_bandwidth():
         probed("floor", f"code_{i}", 0, 1, 10 / rate, nbytes=10, bandwidth=rate)
         for i, rate in enumerate((2.0, 4.0, 8.0))
     ]
-    assert b.floor_figures(runs) == {
+    assert b.floor_figures(b.run_table(runs)) == {
         "weight_bytes": 10, "bandwidth": {"median": 4.0, "quartiles": [3.0, 6.0]}, "measured": 3, "seconds": 2.5,
     }
-    assert b.floor_figures([]) is None
-
-
-@pytest.mark.parametrize("name", b.TARGETS)
-def test_each_target_is_met_at_its_limit_and_missed_beyond(name):
-    way, limit = b.TARGETS[name]
-    worse = limit * (0.99 if way == "at least" else 1.01)
-    assert (
-        b.targets_met({name: limit}) == {name: True}
-        and b.targets_met({name: worse}) == {name: False}
-        and b.targets_met({name: None}) == {}
-    )
+    assert b.floor_figures(b.run_table([])) is None
 
 
 def test_overhead_is_the_time_outside_the_models():
     runs = [
         run_of("ngram", "code_0", 0, 2, 1.9), run_of("ngram", "code_1", 0, 1, 1), run_of("plain", "code_0", 0, 1, 0),
     ]
-    assert b.overheads(runs) == pytest.approx({"code_0": 0.05, "code_1": 0.0})
+    assert b.overheads(b.run_table(runs)).to_dict() == pytest.approx({"code_0": 0.05, "code_1": 0.0})
 
 
 SECONDS = {"plain": 1.0, "ngram": 1.25, "transformers": 2.5, "prompt_lookup": 1.0, "compiled": 0.5, "assisted": 10.0}
@@ -156,16 +147,11 @@ def full_report(plain: float = 1.0, memory: int = 120) -> dict:
             probed("prefill", *at, 1024, 2.0), probed("prefill_transformers", *at, 1024, 1.0),
             probed("prefill_llamacpp", *at, 1024, 3.0),
         ]
-    runs.append(
-        Timing(
-            "memory", "code_0", "code", 0, 128, 0.0, "",
-            {"after_imports": 50, "peak": 50 + memory, "weights": 80, "cache": 20},
-        )
-    )
-    first = next(i for i, run in enumerate(runs) if run.method == "compiled")
+    runs.append(probed("memory", "code_0", 0, 128, 0.0, after_imports=50, peak=50 + memory, weights=80, cache=20))
+    first = next(i for i, run in enumerate(runs) if run["method"] == "compiled")
     for i, start in ((first, {"load": 2.0, "first_run": 40.0}), (first + 1, {"load": 0.1, "first_run": 0.2})):
-        runs[i] = replace(runs[i], details=runs[i].details | start)  # it was started a second time, warmer
-    return b.make_report(SMALL, environment("cpu", "float32"), runs, {}, True)
+        runs[i] |= start  # it was started a second time, warmer
+    return b.make_report(SMALL, environment("cpu", "float32"), b.run_table(runs), {}, True)
 
 
 def test_report_counts_wins_and_losses_alike():
@@ -186,14 +172,6 @@ def test_report_counts_wins_and_losses_alike():
         "best_vs_llamacpp_best_float32": 1.2, "best_vs_llamacpp_best_int4": 1.25, "best_vs_llamacpp_best_bf16": None,
         "best_vs_llamacpp_best": 1.2,
     })
-    assert {name for name, met in report["goals_met"].items() if not met} == {
-        "plain_vs_compiled", "prefill_vs_transformers", "ngram_vs_prompt_lookup",
-        "speculative_vs_plain_float32_sampled",
-        "speculative_vs_plain_int4_greedy", "speculative_vs_plain_worst",
-    }
-    assert b.TARGETS.keys() - report["goals_met"].keys() == {
-        name for name in b.TARGETS if report["ratios"][name] is None
-    } and report["targets"]["overhead"] == "at most 0.03"
     assert report["spread"]["ngram_vs_plain"]["above_one"] == 0 and report["startup_seconds"] == {
         "compiled": {"load": 2.0, "first_run": 40.0}
     }
@@ -204,33 +182,22 @@ def test_report_counts_wins_and_losses_alike():
         and "0 of 2" in text
         and "42.0 s" in text
     )
-    assert (
-        text.count(": missed") == 6
-        and "10 met, 6 missed: plain_vs_compiled, prefill_vs_transformers, ngram_vs_prompt_lookup, spec" in text
-    )
     assert "at 0.0 GB/s" in text and "measured 4 times" in text
-
-
-def test_a_missed_goal_is_said():
-    report = full_report(plain=1.9, memory=140)
-    assert not any(report["goals_met"][name] for name in ("plain_vs_transformers", "plain_vs_floor", "memory_vs_model"))
-    assert b.report_text(report).count(": missed") == 9
 
 
 def test_report_is_json_and_says_what_is_missing():
     report = b.make_report(
-        SMALL, environment("cpu", "float32"), [],
+        SMALL, environment("cpu", "float32"), b.run_table([]),
         {"transformers": "ImportError: no", "floor": "RuntimeError: too small"}, False,
     )
     assert (
         json.loads(json.dumps(report)) == report
         and set(report["ratios"].values()) == {None}
-        and report["goals_met"] == {}
         and report["floor"] is None
     )
     text = b.report_text(report)
     assert (
-        text.count("not measured") == len(report["ratios"]) + 1
+        text.count("not measured") == len(report["ratios"])
         and "ImportError: no" in text
         and "the weights once is missing: RuntimeError" in text
         and "Interrupted" in text
@@ -248,7 +215,7 @@ def test_columns_stand_below_each_other():
 
 def test_methods_are_listed_in_one_order():
     runs = [run_of(method, "code_0", 0, 1) for method in ("mine", *reversed(b.METHODS))]
-    assert list(b.method_figures(runs, {"code_0": "code"})) == [*b.METHODS, "mine"]
+    assert list(b.method_figures(b.run_table(runs), {"code_0": "code"})) == [*b.METHODS, "mine"]
 
 
 def test_equal_texts_are_counted():
@@ -256,7 +223,7 @@ def test_equal_texts_are_counted():
         run_of("plain", "code_0", 0, 1, text="x"), run_of("ngram", "code_0", 0, 1, text="x"),
         run_of("plain", "code_1", 0, 1, text="y"), run_of("ngram", "code_1", 0, 1, text="z"),
     ]
-    figures = b.method_figures(runs, {"code_0": "code", "code_1": "code"})
+    figures = b.method_figures(b.run_table(runs), {"code_0": "code", "code_1": "code"})
     assert (figures["plain"]["texts_equal_to_plain"], figures["ngram"]["texts_equal_to_plain"]) == (2, 1)
     assert figures["plain"]["repeats_vary_by"] is None  # one repeat says nothing about noise
 
@@ -399,7 +366,8 @@ def test_the_best_mode_is_chosen_over_all_prompts():
     "Not anew for each, which would flatter the side with more modes."
     seconds = {"plain": (1.0, 4.0, 4.0), "speculative": (2.0, 1.0, 1.0), "llamacpp": (2.0, 2.0, 2.0)}
     runs = [run_of(method, f"code_{i}", 0, s) for method, some in seconds.items() for i, s in enumerate(some)]
-    assert b.best_ratios(runs, "bfloat16") == {
+    found = b.best_ratios(b.run_table(runs), "bfloat16")
+    assert {name: ratios.to_dict() for name, ratios in found.items()} == {
         "best_vs_llamacpp_best_int4": {}, "best_vs_llamacpp_best_float32": {},
         "best_vs_llamacpp_best_bf16": {"code_0": 1.0, "code_1": 2.0, "code_2": 2.0},
     }
@@ -410,9 +378,9 @@ def test_where_texts_of_the_other_engine_leave_ours():
         run_of("llamacpp", f"code_{i}", 0, 1, parted_at=at, parted_gap=gap)
         for i, (at, gap) in enumerate(((8, 0.0), (5, 0.25), (2, 0.5)))
     ]
-    found = b.partings(runs, "llamacpp")
+    found = b.partings(b.run_table(runs))
     assert found == {"prompts": 2, "of": 3, "earliest": 2, "median_gap": 0.375, "largest_gap": 0.5}
-    assert b.partings([run_of("plain", "code_0", 0, 1)], "plain") is None
+    assert b.partings(b.run_table([run_of("plain", "code_0", 0, 1)])) is None
     text = "\n".join(b.parting_lines({"methods": {"llamacpp": {"parted": found}, "plain": {"parted": None}, "x": {}}}))
     assert "2 of 3 prompts, first at token 2; logit gap 0.38 in the median, at most 0.5" in text
 

@@ -599,7 +599,7 @@ def test_standard_output_is_no_file_for_answers(questions):
 
 def test_one_run_at_a_time_writes_into_a_file(no_model, questions, tmp_path):
     "Under any of its names."
-    from specdec.bench.runner import locked
+    from specdec.bench.run import locked
     out, link = tmp_path / "answers", tmp_path / "link"
     link.symlink_to(out)
     with locked(out):

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
-from specdec.bench.trial import Clocked
 from specdec.core import TorchSource
 from specdec.drafters.base import (
     Draft,
@@ -55,7 +54,7 @@ class Wrapped(WrapperDrafter):
     def wrap(self, inner, tokens, eos_ids): return WrapperState(inner)
 
 
-@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, ColderDrafter, Clocked])
+@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, ColderDrafter])
 def test_a_drafter_around_a_drafter_passes_everything_on(kind):
     told, direct = Told(), Told()
     around, features, source = kind(told), torch.ones(1, 8), TorchSource(0)

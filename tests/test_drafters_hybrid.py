@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.bench.trial import Clocked
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, Informed, ModelDrafter
-from specdec.drafters.hybrid import Acceptance, HybridDrafter, HybridState, drafting, most_for_its_cost
+from specdec.drafters.base import Draft, Informed, ModelDrafter, WrapperDrafter
+from specdec.drafters.hybrid import (
+    Acceptance,
+    HybridDrafter,
+    HybridState,
+    drafting,
+    most_for_its_cost,
+)
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState, replay
 from specdec.errors import InputError
 from specdec.loop import speculate
@@ -269,7 +274,7 @@ def test_every_drafter_is_lossless(K, V):
         width = V - 1 if case == "smaller draft vocabulary" else V
         for make in (
             SuffixDrafter, lambda: SuffixDrafter(0.5), hybrid_of(q, width, V),
-            hybrid_of(q, width, V, c=(0.0, 0.0), priors=(0.9, 0.6)), lambda: Clocked(SuffixDrafter()),
+            hybrid_of(q, width, V, c=(0.0, 0.0), priors=(0.9, 0.6)), lambda: WrapperDrafter(SuffixDrafter()),
         ):
             assert loop_error(speculate, make, p, K, V, case).error == 0, case
         assert loop_error(speculate, hybrid_of(q, width, V), p, K, V, case, greedy=True).error == 0

@@ -2,9 +2,13 @@
 
 The order is DESIGN's; reading order (the folders of `nbs/`) is another matter. Imports inside of functions count."""
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from specdec.models import fetch
 
 PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
@@ -32,9 +36,7 @@ LAYERS = {  # layer → its modules, in order
         "train.steps", "train.evaluate", "train.loop", "train.command",
     ],
     "benchmarks": [
-        "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.methods",
-        "bench.grid", "bench.records", "bench.run", "bench.peers", "bench.drafters", "bench.cluster",
-        "bench.bootstrap", "bench.estimates", "bench.figures", "bench.report",
+        "bench.alpha", "bench.prompts", "bench.methods", "bench.grid", "bench.run", "bench.peers", "bench.report",
     ],
     "applications": [
         "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
@@ -111,6 +113,26 @@ def test_nothing_that_decodes_imports_training(graph):
 
 def test_minimal_stands_alone(graph):
     assert graph.get("minimal") == set()
+
+
+HEAVY = """import sys
+def heavy(): return [name for name in ("pandas", "jinja2", "scipy") if name in sys.modules]
+import specdec
+assert not heavy(), heavy()
+import specdec.bench.run
+assert not heavy(), heavy()
+before = {name for name in sys.modules if name.startswith("specdec.bench")}
+pair = specdec.load_pair("smollm2-head")
+pair.generate([1, 2, 3], max_new_tokens=4)
+# transformers' tokenizers import Jinja2 for their chat formats
+assert heavy() in ([], ["jinja2"]), heavy()
+assert {name for name in sys.modules if name.startswith("specdec.bench")} == before"""
+
+
+def test_tables_reports_and_intervals_are_loaded_by_reports_only():
+    fetch()
+    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("line, found", [

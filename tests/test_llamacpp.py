@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import FAMILIES, random_model
-from specdec.bench import llamacpp as e
+from specdec.bench import methods as e
+from specdec.core import TorchSource
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import Head, head_config
 from specdec.drafters.load import shipped
@@ -16,6 +17,7 @@ from specdec.errors import InputError, ModelError
 from specdec.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
 from specdec.loading import load, load_model
 from specdec.models import encode, fetch, load_tokenizer, prompts
+from specdec.sampling import Transform
 
 HERE = e.llamacpp_missing() is None
 real = pytest.mark.skipif(not HERE, reason=str(e.llamacpp_missing()))
@@ -128,6 +130,23 @@ def other_head(target, ids, folder, option):
     return folder
 
 
+@torch.inference_mode()
+def accepted_along(target, drafter, ids, made, K) -> list[int]:
+    "For each round of our drafter along a given answer, how many of its draft tokens the answer confirms."
+    text = [*ids, *made]
+    read = target.forward(torch.tensor([text]), target.new_cache(len(text)), last=1, layers=drafter.layers)
+    state = drafter.start(text[:len(ids) + 1], read[1][0][:len(ids)], len(text) + K)
+    done, rounds = len(ids) + 1, []
+    while done < len(text):
+        drafted = state.propose(min(K, len(text) - done), Transform(0), TorchSource(0)).tokens
+        right = [a == b for a, b in zip(drafted, text[done:])]
+        rounds.append(right.index(False) if False in right else len(right))
+        new = text[done:done + rounds[-1] + 1]
+        state.commit(new, read[1][0][done - 1:done - 1 + len(new)])
+        done += len(new)
+    return rounds
+
+
 @real
 @pytest.mark.parametrize("option", [None, "norm_before_residual", "norm_before_fc"])
 def test_our_head_drafts_in_the_real_engine_as_here(target, said, tmp_path, option):
@@ -137,7 +156,7 @@ def test_our_head_drafts_in_the_real_engine_as_here(target, said, tmp_path, opti
     engine = e.LlamaCpp(original_gguf(), "eagle3", context=256, draft=draft, K=4)
     answer = engine.generate(ids, len(text))
     engine.close()
-    ours = e.accepted_along(target, HeadDrafter(load_head(folder, target), target), ids, text, K=4)
+    ours = accepted_along(target, HeadDrafter(load_head(folder, target), target), ids, text, K=4)
     assert answer.ids == text  # the target's text, whoever drafts
     # of the same drafts, but for rounding: their activations have eight bits
     assert sum(ours) >= 10 and abs(answer.accepted - sum(ours)) <= 2

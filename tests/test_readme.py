@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specdec.bench import drafters as bench_drafters
 from specdec.bench import peers as benchmark
 from specdec.cli import ExitCode, app
 
@@ -101,7 +100,7 @@ def run_bench(command: str, monkeypatch) -> None:
 
 def run_bench_drafters(command: str, monkeypatch) -> None:
     "The command as it stands, on one prompt and four tokens, of one drafter at one K."
-    asked, real = [], bench_drafters.bench_drafters
+    asked, real = [], benchmark.bench_drafters
     def small(config, out=None):
         asked.append(config)
         return real(
@@ -111,7 +110,7 @@ def run_bench_drafters(command: str, monkeypatch) -> None:
             ),
             out,
         )
-    monkeypatch.setattr(bench_drafters, "bench_drafters", small)
+    monkeypatch.setattr(benchmark, "bench_drafters", small)
     done = specdec(*shlex.split(command)[1:])
     stored = json.loads((ROOT / "nbs" / "data" / "drafters.json").read_text(encoding="utf-8"))
     assert done.exit_code == ExitCode.DONE and stored["command"] == command == asked[0].command and stored["complete"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from specdec.bench.runner import environment
+from specdec.bench.run import environment
 from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.loop import speculate

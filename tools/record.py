@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from specdec.bench.runner import environment
+from specdec.bench.run import environment
 from specdec.core import Source, TorchSource
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome

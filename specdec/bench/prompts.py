@@ -20,9 +20,8 @@ from statistics import median
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from .runner import prompt_ids
 from ..errors import InputError, check
-from ..models import Prompt, find_tokenizer, load_tokenizer, written_whole
+from ..models import Prompt, encode, find_tokenizer, load_tokenizer, written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`
@@ -48,7 +47,8 @@ def read_fields(line: bytes) -> dict[str, str]: # text, domain, and the id if it
     return names | {"text": text}
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
-def read_lines(lines: Iterable[bytes]) -> tuple[list[Prompt], list[str]]: # prompts, what is wrong
+def parse_prompts(lines: Iterable[bytes],
+                 ) -> tuple[list[Prompt], list[str]]: # prompts, what is wrong
     "The prompts of a file, and each line that can't be used, with its number."
     prompts: list[Prompt] = []
     wrong: list[str] = []
@@ -74,7 +74,7 @@ def read_prompt_file(path: Path) -> tuple[Prompt, ...]: # in the file's order
     try: content = path.read_bytes()
     except OSError as error:
         raise InputError(f"The prompts in {path} can't be read: {error.strerror}.") from error
-    prompts, wrong = read_lines(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    prompts, wrong = parse_prompts(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
     more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     check(not wrong, f"{path}: {'; '.join(wrong[:5])}{more}. A line is JSON such as "
           '{"text": "Why is the sky blue?", "domain": "science"}.')
@@ -96,6 +96,17 @@ def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
         rows = json.loads(text) if file.endswith(".json") else map(json.loads, text.splitlines())
         found += [Prompt(**row) for row in rows]
     return tuple(sorted(found, key=lambda prompt: prompt.id))
+
+# %% ../../nbs/bench/04_prompts.ipynb #8895da10
+def first_prompts(some: Iterable[Prompt], count: int) -> list[Prompt]:
+    "That many of some prompts: the first of each domain, then the second of each, …"
+    in_turn = sorted(some, key=lambda p: (p.id.split("_")[1], p.domain))
+    return in_turn[:count]
+
+# %% ../../nbs/bench/04_prompts.ipynb #9ff83e3b
+def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
+    "A prompt's tokens, in the model's chat format if it has one."
+    return encode(tokenizer, prompt.messages if tokenizer.chat_template else prompt.text)
 
 # %% ../../nbs/bench/04_prompts.ipynb #51483ad3
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of datasets on the hub, as JSON
