@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 # %% ../nbs/use/08_package.ipynb #6f5107f3
 if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.core import GenerationResult, InputError, ModelError, NumericalError, SpecdecError
-    from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
     from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
     from specdec.drafters.hybrid import HybridDrafter
-    from specdec.drafters.lookup import SuffixDrafter
-    from specdec.drafters.head_drafter import HeadDrafter
+    from specdec.drafters.head import HeadDrafter
     from specdec.loading import load
     from specdec.lossless.block import block_verification
     from specdec.lossless.conformance import check_decoder, check_verify

@@ -614,7 +614,7 @@ def put_in_order(file: Path) -> None:
     "Sort the answers by their prompts: the new file is there whole, or the old one stays."
     from shutil import copymode
 
-    from specdec.train.resume import written_whole
+    from specdec.models import written_whole
     *lines, torn = file.read_bytes().split(b"\n")
     in_order = sorted(lines, key=lambda line: json.loads(line)["run"]["index"])
     if lines == in_order: return
@@ -1043,7 +1043,8 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     from specdec.rejection import speculative_sampling
     from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
-    from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.lookup import NGramDrafter
     from specdec.drafters.trees import speculate_tree
     from specdec.speculative import speculate
     rules = speculative_sampling, sample_and_match, block_verification
@@ -1058,7 +1059,7 @@ def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     "Whether a broken decoder is caught, and by what."
     from specdec.lossless.gallery import evidence
     from specdec.lossless.proof import Proven
-    from specdec.drafters.base import ModelDrafter
+    from specdec.drafters.model import ModelDrafter
     from specdec.speculative import speculate
     found = evidence(broken, speculate, ModelDrafter)
     case = {}
@@ -1318,7 +1319,7 @@ _Seed = Annotated[
 def train(config, # specdec.train.training.DistillConfig
           as_json: bool) -> None:
     "Train a drafter, and say where it is and how to use it."
-    from specdec.train import command as training
+    from specdec.train import export as training
     if config.target == "smollm2": announce_conversion()
     try: folder = or_rebuild(lambda: training.distill(config))
     except KeyboardInterrupt:
@@ -1356,7 +1357,7 @@ def distill(
 
     accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens
     50000000 --batch 256"""
-    from specdec.train import command as training
+    from specdec.train import export as training
     def told(path: Path | None) -> str | None: return str(path) if path else None
 
     config = training.DistillConfig(
@@ -1725,7 +1726,7 @@ def audit(
     from specdec.core import ModelError
     from specdec.lossless.audit import audit as verdicts_on
     from specdec.lossless.audit import audit_row, in_order, kept_verdicts
-    from specdec.train.resume import write_json
+    from specdec.train.data import write_json
     known = kept_verdicts(out) if out else []
     found = []
     for each in verdicts_on(*(names or []), runs=runs, known=known):

@@ -19,12 +19,12 @@ from specdec.device import (
     DeviceText, StaticCache, block_on_device, drafted, emitted_tokens, match_on_device, race,
     read_at, static_positions,
 )
-from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from .drafters.base import Drafter, NoDrafter
+from .drafters.model import ModelDrafter, NarrowLM
+from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.colder import ColderDrafter
-from .drafters.head_drafter import HeadDrafter
+from .drafters.head import HeadDrafter
 from .drafters.hybrid import Acceptance, HybridDrafter, _share
-from .drafters.lookup import SuffixDrafter
-from .drafters.small import NarrowLM
 from .drafters.trees import Ranks, TreeDrafter
 from .layouts import hidden_places
 from .sampling import Transform

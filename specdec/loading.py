@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from .adapter import TransformersLM, check_sizes, context_length, is_native
 from .checkpoint import Checkpoint, finer_numbers
 from .core import InputError, ModelError, SpecdecError, check, interrupts_kept, whole
-from .drafters.small import TOKENS_FILE, NarrowLM
+from .drafters.model import NarrowLM, TOKENS_FILE
 from .kvcache import cache_bytes
 from .layouts import GROUP, Linear, has_layouts, has_same_rows, processor_kind
 from .models import FOUR_BITS, INT4, STORED, find_config, find_model, first_line, has_int4

@@ -28,17 +28,17 @@ from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, R
 from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory, whole
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
-from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter
+from .drafters.base import Drafter, NoDrafter, WrapperDrafter
+from .drafters.model import ModelDrafter
+from .drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.costs import (
     Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs,
 )
 from .drafters.adaptive import MOST, AdaptiveDrafter
 from .drafters.colder import ColderDrafter
-from .drafters.head_drafter import HeadDrafter
+from .drafters.head import HeadDrafter, load_head
 from .drafters.hybrid import Cost, HybridDrafter
-from .drafters.lookup import SuffixDrafter
-from .drafters.published import load_head
-from .drafters.translation import TokenIntersectionDrafter
+from .drafters.translate import TokenIntersectionDrafter
 from .drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from .drafters.trees import TreeDrafter, speculate_tree
 from .grammars import Grammar, GrammarDrafter, GrammarLM, fits_to_its_end, start_of

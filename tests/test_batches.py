@@ -14,11 +14,12 @@ from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, BatchText, read_batch, speculate_batch
 from specdec.core import InputError, NumericalError, PhaseTimer, TorchSource, exact_law
 from specdec.drafters.adaptive import AdaptiveDrafter, ConfidentDrafter, HeuristicLookahead, PayingLookahead
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, WrapperState
+from specdec.drafters.base import NoDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.kvcache import CacheFullError
 from specdec.layouts import has_same_rows
 from specdec.lossless.proof import AsIs, ExactModel, Language, target_law

@@ -3,8 +3,9 @@ import pytest
 
 from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked, trial
-from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 
 
 @pytest.fixture(scope="module")

@@ -65,13 +65,12 @@ from specdec.device_loop import (
     speculate_on_device,
     walk_on_device,
 )
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.heads import Head, head_config
+from specdec.drafters.head import Head, HeadDrafter, head_config
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.small import NarrowLM
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model

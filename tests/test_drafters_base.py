@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, ModelError, NumericalError, TorchSource
-from specdec.drafters.base import (
-    Draft,
-    ModelDrafter,
-    ModelState,
-    NGramDrafter,
-    NoDrafter,
-    WrapperDrafter,
-    WrapperState,
-    ask,
-    decide,
-)
+from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter, WrapperState, ask, decide
 from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 

@@ -7,8 +7,8 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import InputError, TorchSource
-from specdec.drafters.base import ModelDrafter, NoDrafter
-from specdec.drafters.int4 import quantised
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.model import ModelDrafter, quantised
 from specdec.layouts import PIECE, Int4Linear, Linear, four_bits, pack_levels
 from specdec.sampling import Transform
 from specdec.speculative import speculate

@@ -4,7 +4,7 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import InputError
-from specdec.drafters.skipping import expected_acceptance, rows_on, search_layers
+from specdec.drafters.model import expected_acceptance, rows_on, search_layers
 from specdec.sampling import Transform
 
 

@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers_drafters import CPU, packable_llama
 from specdec.core import InputError, ModelError
-from specdec.drafters.small import TOKENS_FILE, NarrowLM, narrow_ids
+from specdec.drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
 from specdec.loading import load_model
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core import InputError, NumericalError, TorchSource, exact_law
-from specdec.drafters.base import ModelDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.drafters.trees import speculate_tree
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax

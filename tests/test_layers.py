@@ -10,15 +10,15 @@ PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
     "minimal": ["minimal"],
     "core": ["core"],
-    "models": ["models", "kvcache", "protocol", "drafters.small"],
-    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
+    "models": ["models", "kvcache", "protocol"],
+    "decoder": ["layouts", "checkpoint", "transformer", "adapter"],
     "sampling": ["sampling", "autoregressive"],
     "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
-        "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "drafters.tree_hybrid", "batches", "device_drafters", "device_loop", "gguf", "grammars",
+        "drafters.lookup", "drafters.model", "loading", "drafters.head", "drafters.colder", "drafters.hybrid",
+        "drafters.adaptive", "drafters.translate", "drafters.trees", "drafters.tree_hybrid", "batches",
+        "device_drafters", "device_loop", "gguf", "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
@@ -27,8 +27,7 @@ LAYERS = {  # layer → its modules, in order
     "measures": ["speedup", "profiling", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
-        "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
-        "train.steps", "train.evaluate", "train.loop", "train.command",
+        "train.data", "train.student", "train.loop", "train.export",
     ],
     "benchmarks": [
         "bench.alpha", "bench.trial", "bench.runner", "bench.prompts", "bench.llamacpp", "bench.methods",

@@ -17,7 +17,7 @@ import specdec.profiling as profiling
 from helpers import examples
 from specdec.adapter import TransformersLM, cache_argument
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.drafters.base import NGramDrafter
+from specdec.drafters.lookup import NGramDrafter
 from specdec.profiling import (
     MemoryMeter,
     Roofline,

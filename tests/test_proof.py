@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from helpers import examples
 from specdec.batches import speculate_batch
 from specdec.core import InputError, Round, TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
 from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.proof import (

@@ -16,19 +16,16 @@ from safetensors.torch import load_file
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.drafters.base import ModelDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.published import load_head
-from specdec.drafters.small import NarrowLM
+from specdec.drafters.head import HeadDrafter, load_head
+from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.loading import load, load_model
 from specdec.sampling import Transform
 from specdec.speculative import speculate
-from specdec.train import command
-from specdec.train.command import check_run, distill
-from specdec.train.config import DistillConfig
-from specdec.train.loop import Training
-from specdec.train.resume import training_tensors
-from specdec.train.rows import read_rows
+from specdec.train import export
+from specdec.train.data import read_rows
+from specdec.train.export import check_run, distill
+from specdec.train.loop import Training, training_tensors
+from specdec.train.student import DistillConfig
 
 torch.set_num_threads(1)
 
@@ -72,8 +69,8 @@ def test_a_whole_vocabulary_is_an_ordinary_checkpoint(folder, data, tmp_path):
 SCRIPT = """
 import json, sys, torch
 torch.set_num_threads(1)
-from specdec.train.command import distill
-from specdec.train.config import DistillConfig
+from specdec.train.export import distill
+from specdec.train.student import DistillConfig
 distill(DistillConfig(**json.loads(sys.argv[1])))
 """
 
@@ -130,7 +127,7 @@ def test_a_run_that_has_begun_keeps_its_texts(folder, data, tmp_path, monkeypatc
     def written(config, rank, count, target):
         asked.append(config.tokens)
         return shutil.copytree(data, config.out)
-    monkeypatch.setattr(command, "sample", written)
+    monkeypatch.setattr(export, "sample", written)
     config = DistillConfig(**settings(folder, data, tmp_path / "d").__dict__ | dict(data=None))
     distill(config)
     distill(DistillConfig(**config.__dict__ | dict(tokens=15 * 4 * 32)))
@@ -151,7 +148,7 @@ def test_a_run_that_was_killed_early_begins_its_log_again(folder, data, tmp_path
 def no_texts(monkeypatch):
     "Fail where the target would write its texts."
     def refuse(*arguments): raise AssertionError("texts were written")
-    monkeypatch.setattr(command, "sample", refuse)
+    monkeypatch.setattr(export, "sample", refuse)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +226,8 @@ def test_two_processes_train_as_one(folder, data, tmp_path, target):
     script.write_text("""
 import json, os, sys, torch
 torch.set_num_threads(1)
-import specdec.train.command as d
-from specdec.train.resume import training_tensors
+import specdec.train.export as d
+from specdec.train.loop import training_tensors
 from safetensors.torch import save_file
 config, train = d.DistillConfig(**json.loads(sys.argv[1])), d.train
 def watched(training):

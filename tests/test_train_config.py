@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec.core import InputError
-from specdec.train.config import DistillConfig
+from specdec.train.student import DistillConfig
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import torch
 
 from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.core import InputError, TorchSource
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.loading import load_model
 from specdec.sampling import Transform
-from specdec.train.evaluate import HeldOut, evaluate, tokens_of_round
-from specdec.train.loop import Training
-from specdec.train.rows import read_rows, split_rows
-from specdec.train.steps import distillation_loss, rows_of_step
+from specdec.train.data import read_rows, split_rows
+from specdec.train.loop import HeldOut, Training, distillation_loss, evaluate, rows_of_step, tokens_of_round
 
 torch.set_num_threads(1)
 

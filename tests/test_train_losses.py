@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.train.losses import LOSSES, entropies, hard_label, kl, step_weights, total_variation
+from specdec.train.student import LOSSES, entropies, hard_label, kl, step_weights, total_variation
 
 
 def fractions(*values): return [Fraction(v) for v in values]

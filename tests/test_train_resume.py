@@ -8,9 +8,10 @@ from safetensors.torch import save_file
 
 from helpers import on_a_disk_of
 from specdec.core import InputError, ModelError
-from specdec.train.config import DistillConfig
-from specdec.train.resume import claim, load_checkpoint, save_checkpoint, training_tensors, written_whole
-from specdec.train.steps import make_optimizers
+from specdec.models import written_whole
+from specdec.train.data import claim
+from specdec.train.loop import load_checkpoint, make_optimizers, save_checkpoint, training_tensors
+from specdec.train.student import DistillConfig
 
 
 def test_files_are_whole_or_absent(tmp_path):

@@ -7,7 +7,7 @@ from helpers_training import CPU, V, make_data, make_target
 from specdec.core import InputError
 from specdec.loading import load_model
 from specdec.models import load_tokenizer
-from specdec.train.rows import (
+from specdec.train.data import (
     answer_marks,
     count_tokens,
     coverage,

@@ -4,10 +4,8 @@ import torch
 
 from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.loading import load_model
-from specdec.train.evaluate import evaluate
-from specdec.train.loop import Training
-from specdec.train.rows import read_rows
-from specdec.train.steps import distillation_loss, learning_rate_at, make_optimizers, rows_of_step
+from specdec.train.data import read_rows
+from specdec.train.loop import Training, distillation_loss, evaluate, learning_rate_at, make_optimizers, rows_of_step
 
 torch.set_num_threads(1)
 

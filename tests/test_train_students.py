@@ -9,13 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.core import InputError, ModelError
-from specdec.drafters.heads import output_rows
-from specdec.drafters.published import load_head
+from specdec.drafters.head import load_head, output_rows
 from specdec.loading import load_model
-from specdec.train.command import distill
+from specdec.train.data import read_rows
+from specdec.train.export import distill
 from specdec.train.loop import Training
-from specdec.train.rows import read_rows
-from specdec.train.students import small_embedding
+from specdec.train.student import small_embedding
 
 torch.set_num_threads(1)
 

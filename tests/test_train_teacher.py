@@ -8,8 +8,7 @@ from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target
 from specdec.core import ModelError
 from specdec.loading import load_model
-from specdec.train.rows import read_rows
-from specdec.train.teacher import States, Teacher
+from specdec.train.data import States, Teacher, read_rows
 
 torch.set_num_threads(1)
 

@@ -22,7 +22,9 @@ from families import (
 from helpers import assert_same_text
 from specdec.adapter import TransformersLM
 from specdec.core import InputError, ModelError, TorchSource
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model
 from specdec.models import fetch, load_transformers

@@ -19,8 +19,9 @@ from helpers import Untouchable, assert_same_text, examples, greedy, tiny
 from helpers_drafters import check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
 from specdec.core import InputError, ModelError, NumericalError, TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter
-from specdec.drafters.translation import (
+from specdec.drafters.base import Draft
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.translate import (
     IntersectionState,
     Rereader,
     RunningText,

@@ -14,7 +14,7 @@ from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_ro
 from specdec.drafters import trees as trees_module
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, TreeHybridState, head_of, paying_tree

@@ -13,7 +13,7 @@ from specdec.core import InputError, TorchSource, exact_law
 from specdec.device_drafters import DeviceTree
 from specdec.device_loop import ancestors, walk_on_device
 from specdec.drafters.base import NoDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.trees import (
     Growing,
     Tree,

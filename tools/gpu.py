@@ -25,13 +25,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.core import ModelError
 from specdec.device import as_llama
 from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
-from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Drafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.heads import Head, head_config
+from specdec.drafters.head import Head, HeadDrafter, head_config, load_head
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.published import load_head
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
 from specdec.pairs import shipped
 from specdec.profiling import floor_seconds, memory_bandwidth

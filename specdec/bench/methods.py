@@ -29,10 +29,10 @@ from ..adapter import cache_argument
 from .llamacpp import LlamaCppModes
 from .runner import prompt_ids
 from ..core import ModelError
-from ..drafters.base import Drafter, ModelDrafter, NGramDrafter
+from ..drafters.base import Drafter
+from ..drafters.model import ModelDrafter, quantised
+from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.hybrid import HybridDrafter
-from ..drafters.int4 import quantised
-from ..drafters.lookup import SuffixDrafter
 from ..loading import fits_plain, load
 from ..models import find_model, load_transformers, pick_device, pick_dtype, prompts
 from ..pairs import Pair

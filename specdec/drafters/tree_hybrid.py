@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from ..core import check
 from .base import Drafter, WrapperDrafter
-from .head_drafter import FastHead, HeadDrafter
+from .head import FastHead, HeadDrafter
 from .hybrid import Chooser, Cost, HybridDrafter, HybridState, drafting
 from .trees import Ranks, TreeDrafter, paying_shape, reads_trees
 from ..protocol import CausalLM

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..core import PhaseTimer, Round, Source, check, whole
-from .base import Draft, Drafter, ModelDrafter, WrapperDrafter
-from .head_drafter import FastHead, HeadDrafter, HeadReader, _TargetHead
-from .heads import Head
+from .base import Draft, Drafter, WrapperDrafter
+from .model import ModelDrafter
+from .head import FastHead, Head, HeadDrafter, HeadReader, fast_head
 from .hybrid import Cost, drafting
-from .translation import TokenIntersectionDrafter
+from .translate import TokenIntersectionDrafter
 from ..kvcache import KVCache
 from ..layouts import FEW
 from ..protocol import CausalLM, WrapperLM
@@ -262,7 +262,7 @@ class TreeState(HeadReader):
         return growing.finished()
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reegrow
-class TreeDrafter(_TargetHead):
+class TreeDrafter:
     """Drafts a tree with a head: by what the head believes (Li et al. 2024, section 4), or of one
     `shape`. Its guesses are certain at every temperature. `speculate_tree` decodes with it, and so
     does a `Pair`. Raises `ModelError` if the head was made for another target, `InputError` if it
@@ -273,7 +273,9 @@ class TreeDrafter(_TargetHead):
                  depth: int = 6, # levels, each a forward of the head
                  shape: Sequence[Ranks] | None = None, # as `best_tree` makes; None: by belief
                 ):
-        super().__init__(head, target)
+        self.head = fast_head(head, target)
+        self.layers, self.vocab_size = head.config.layers, target.vocab_size
+        self.context_length = head.config.decoder.max_position_embeddings
         self.width, self.depth = whole(width, "width", 1), whole(depth, "depth", 1)
         self.shape = None if shape is None else [tuple(path) for path in shape]
         if self.shape is not None:
