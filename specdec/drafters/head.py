@@ -315,7 +315,7 @@ class Head(nn.Module):
                features: Tensor,       # the target's at each of them, [B, L, F]
                steps: int = 3,         # draft tokens in a row, 1…L - 1
               ) -> list[Tensor]: # for each step what goes into `lm_head`, [B, L - 1 - step, hidden]
-        """The unrolled forward without the last matrix, for those who want logits at some of the
+        """The unrolled forward without the last matrix, for callers who want logits at some of the
         positions only; see `forward`."""
         width, L = self.config.feature_size, tokens.shape[-1]
         check(tokens.ndim == 2 and features.shape == (*tokens.shape, width),
@@ -787,11 +787,10 @@ def fast_head(head: Head | FastHead, target: CausalLM) -> FastHead:
 
 class HeadReader:
     "A head's cache of one sequence, and what of the sequence it has yet to read."
-    def __init__(self, drafter, # with `head`, a `FastHead`
+    def __init__(self, drafter, # with `head`, a `FastHead`, and `context_length`
                  tokens: list[int], features: Tensor, limit: int, eos_ids: Set[int]):
         self.drafter, self.head, self.eos_ids = drafter, drafter.head, eos_ids
-        # positions that the sequence can get to
-        self.most = min(limit, self.head.config.decoder.max_position_embeddings)
+        self.most = min(limit, drafter.context_length)  # positions that the sequence can get to
         self.cache = KVCache(len(self.head.layers), self.most)
         self.read = 0                     # positions in the cache that have true features
         self.unread: list[int] = []       # tokens that the head has yet to read,
