@@ -737,7 +737,8 @@ class FastHead:
         features = features.to(self.dtype)
         x = fuse_features(features, self.fc, self.input_norm, self.fc_norm)[None]
         if self.dtype != torch.float16: return x
-        return x.clamp(-65504, 65504)  # a sequence's first feature is so large that products overflow
+        # a sequence's first feature is so large that products overflow
+        return x.clamp(-65504, 65504)
 
     def read(
         self,

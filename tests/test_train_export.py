@@ -256,7 +256,6 @@ d.distill(config)
 
 
 # A run that is not alone, and a disk that is full
-
 def test_one_run_at_a_time(folder, data, tmp_path):
     "The second says so, and changes nothing; when the first is killed, the folder is free again."
     config = settings(folder, data, tmp_path / "d", tokens=4000 * 4 * 32)
