@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
     from specdec.result import GenerationResult
-    from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
     from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
     from specdec.drafters.hybrid import HybridDrafter
-    from specdec.drafters.lookup import SuffixDrafter
-    from specdec.drafters.head_drafter import HeadDrafter
+    from specdec.drafters.head import HeadDrafter
     from specdec.loading import load
     from specdec.lossless.block import block_verification
     from specdec.lossless.conformance import check_decoder, check_verify
@@ -45,13 +45,13 @@ _HOMES = {
     "list_pairs": "registry",
     "get_pair": "registry",
     "load_pair": "pairs",
-    "NGramDrafter": "drafters.base",
-    "ModelDrafter": "drafters.base",
+    "NGramDrafter": "drafters.lookup",
+    "ModelDrafter": "drafters.model",
     "SuffixDrafter": "drafters.lookup",
     "HybridDrafter": "drafters.hybrid",
     "AdaptiveDrafter": "drafters.adaptive",
     "AdaptiveLookahead": "drafters.adaptive",
-    "HeadDrafter": "drafters.head_drafter",
+    "HeadDrafter": "drafters.head",
     "block_verification": "lossless.block",
     "check_verify": "lossless.conformance",
     "check_decoder": "lossless.conformance",

@@ -617,7 +617,7 @@ def put_in_order(file: Path) -> None:
     "Sort the answers by their prompts: the new file is there whole, or the old one stays."
     from shutil import copymode
 
-    from specdec.train.resume import written_whole
+    from specdec.models import written_whole
     *lines, torn = file.read_bytes().split(b"\n")
     in_order = sorted(lines, key=lambda line: json.loads(line)["run"]["index"])
     if lines == in_order: return
@@ -1045,7 +1045,8 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     from specdec.rejection import speculative_sampling
     from specdec.lossless.block import block_verification
     from specdec.lossless.rules import sample_and_match
-    from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.lookup import NGramDrafter
     from specdec.loop import speculate, speculate_batch
     rules = speculative_sampling, sample_and_match, block_verification
     for rule in rules: yield from prove_rule(rule)
@@ -1059,8 +1060,8 @@ def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     "Whether a broken decoder is caught, and by what."
     from specdec.lossless.gallery import evidence
     from specdec.lossless.proof import Proven
-    from specdec.drafters.base import ModelDrafter
-    from specdec.loop import speculate
+    from specdec.drafters.model import ModelDrafter
+    from specdec.loop import speculate, speculate_batch
     found = evidence(broken, speculate, ModelDrafter)
     case = {}
     if isinstance(found, Proven): case = {"K": found.K, "V": found.V, "error": str(found.error)}
@@ -1323,7 +1324,7 @@ _Seed = Annotated[
 def train(config, # specdec.train.training.DistillConfig
           as_json: bool) -> None:
     "Train a drafter, and say where it is and how to use it."
-    from specdec.train import command as training
+    from specdec.train import export as training
     if config.target == "smollm2": announce_conversion()
     try: folder = or_rebuild(lambda: training.distill(config))
     except KeyboardInterrupt:
@@ -1361,7 +1362,7 @@ def distill(
 
     accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens
     50000000 --batch 256"""
-    from specdec.train import command as training
+    from specdec.train import export as training
     def told(path: Path | None) -> str | None: return str(path) if path else None
 
     config = training.DistillConfig(
@@ -1729,7 +1730,7 @@ def audit(
     from specdec.errors import ModelError
     from specdec.lossless.audit import audit as verdicts_on
     from specdec.lossless.audit import audit_row, in_order, kept_verdicts
-    from specdec.train.resume import write_json
+    from specdec.train.data import write_json
     known = kept_verdicts(out) if out else []
     found = []
     for each in verdicts_on(*(names or []), runs=runs, known=known):

@@ -384,7 +384,8 @@ PROMPT, TOKENS, K = [1, 2, 3, 1, 2], 48, 3
 
 def tiny_drafters(target: "Llama") -> "dict[str, Drafter]":
     "What drafts for the tiny model."
-    from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.lookup import NGramDrafter
     return {"lookup": NGramDrafter(), "model": ModelDrafter(target.skip([1]), target.vocab_size)}
 
 # %% ../nbs/use/10_doctor.ipynb #14527ff8
@@ -460,7 +461,8 @@ def device_law(p: "Next", drafter: "Callable[[], Drafter]", K: int, V: int,
 # %% ../nbs/use/10_doctor.ipynb #d2f04ab9
 def law_errors(kind: str) -> dict[str, str]: # loop → distance from the target's law, a fraction
     "How far the laws of both loops are from the target's, with drafts by lookup or by a model."
-    from specdec.drafters.base import ModelDrafter, NGramDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.lookup import NGramDrafter
     from specdec.lossless.proof import ExactModel, Language, distance, loop_error, target_law
     from specdec.loop import speculate
     K, V = 2, 2

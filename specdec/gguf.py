@@ -20,9 +20,8 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .errors import ModelError, check
-from .drafters.heads import Head
-from .drafters.published import load_head
-from .drafters.small import TOKENS_FILE
+from .drafters.head import Head, load_head
+from .drafters.model import TOKENS_FILE
 from .loading import read_config
 from specdec.models import (
     DTYPES, GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf,

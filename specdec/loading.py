@@ -28,7 +28,7 @@ from specdec.errors import (
     preserve_interrupts,
     require_int,
 )
-from .drafters.small import TOKENS_FILE, NarrowLM
+from .drafters.model import NarrowLM, TOKENS_FILE
 from .kvcache import cache_bytes
 from .layouts import GROUP, Linear, has_layouts, has_same_rows, processor_kind
 from .models import FOUR_BITS, INT4, STORED, find_config, find_model, first_line, has_int4

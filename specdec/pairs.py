@@ -28,16 +28,15 @@ from .device.drafters import unsupported_reason
 from .device.graphs import is_capturable
 from .device.loop import DeviceDecoder
 from .drafters.adaptive import MOST
-from specdec.drafters.base import (
-    Drafter, DraftsTrees, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter,
-)
+from .drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
 from .drafters.hybrid import Cost, HybridDrafter
 from specdec.drafters.load import (
     best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter,
     model_drafter, named,
 )
-from .drafters.lookup import SuffixDrafter
-from .drafters.translation import TokenIntersectionDrafter
+from .drafters.lookup import NGramDrafter, SuffixDrafter
+from .drafters.model import ModelDrafter
+from .drafters.translate import TokenIntersectionDrafter
 from .drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from .drafters.trees import TreeDrafter
 from .errors import InputError, ModelError, check, require_int

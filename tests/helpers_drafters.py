@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specdec.core import TorchSource
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.heads import init_from_target
+from specdec.drafters.head import HeadDrafter, init_from_target
 from specdec.loading import load_model
 from specdec.sampling import Transform
 

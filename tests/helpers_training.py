@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.train.config import DistillConfig
 from specdec.train.data import sample_rows, write_shard
+from specdec.train.student import DistillConfig
 
 V, CPU = 50, torch.device("cpu")
 

@@ -20,12 +20,20 @@ from specdec.drafters.adaptive import (
     adaptive,
     play,
 )
-from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NGramState
+from specdec.drafters.base import Draft
 from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter, replay
+from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, replay
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
 from specdec.loop import speculate
-from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error, one_round, sampled
+from specdec.lossless.proof import (
+    ExactModel,
+    Language,
+    language_pairs,
+    loop_error,
+    one_round,
+    sampled,
+)
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform
 from specdec.speedup import best_K

@@ -13,18 +13,31 @@ from helpers_drafters import random_head, take_turns
 from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, read_batch
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.adaptive import AdaptiveDrafter, ConfidentDrafter, HeuristicLookahead, PayingLookahead
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, WrapperState
+from specdec.drafters.adaptive import (
+    AdaptiveDrafter,
+    ConfidentDrafter,
+    HeuristicLookahead,
+    PayingLookahead,
+)
+from specdec.drafters.base import NoDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
 from specdec.kvcache import CacheFullError
 from specdec.layouts import has_same_rows
 from specdec.loop import Request, speculate, speculate_batch
-from specdec.lossless.proof import AsIs, ExactModel, Language, target_law
-from specdec.lossless.proof import distance as exact_distance
+from specdec.lossless.proof import (
+    AsIs,
+    ExactModel,
+    Language,
+    target_law,
+)
+from specdec.lossless.proof import (
+    distance as exact_distance,
+)
 from specdec.profiling import PhaseTimer
 from specdec.sampling import Transform
 

@@ -437,7 +437,7 @@ def test_what_is_left_out_is_not_run_and_is_named(tiny, quick):
 @pytest.mark.parametrize(
     "place",
     [
-        "specdec.drafters.base.NGramState.propose", "specdec.bench.methods.memory_bandwidth",
+        "specdec.drafters.lookup.NGramState.propose", "specdec.bench.methods.memory_bandwidth",
         "specdec.bench.methods.memory_in_child",
     ],
 )

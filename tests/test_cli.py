@@ -1078,7 +1078,8 @@ def test_interrupt_keeps_the_text_and_exits_with_130():
 
 def interrupted(after: int):
     "A drafter that is interrupted at its so-many-th proposal."
-    from specdec.drafters.base import NGramDrafter, WrapperDrafter, WrapperState
+    from specdec.drafters.base import WrapperDrafter, WrapperState
+    from specdec.drafters.lookup import NGramDrafter
 
     class InterruptedState(WrapperState):
         def propose(self, *arguments):

@@ -32,9 +32,10 @@ from specdec.costs import (
     write_costs,
 )
 from specdec.drafters.adaptive import AdaptiveDrafter, HeuristicLookahead
-from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.hybrid import VERIFY, HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error

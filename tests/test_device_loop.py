@@ -45,6 +45,7 @@ from specdec.device.loop import (
     compile_layers,
     decide,
     draft,
+    play_round,
     walk_on_device,
 )
 from specdec.device.ops import (
@@ -62,18 +63,17 @@ from specdec.device.ops import (
     static_positions,
     verify_on_device,
 )
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.heads import Head, head_config
+from specdec.drafters.head import Head, HeadDrafter, head_config
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.small import NarrowLM
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree
 from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
-from specdec.loop import play_round, speculate
+from specdec.loop import speculate
 from specdec.lossless.block import block_verification, block_weights
 from specdec.lossless.conformance import check_verify
 from specdec.lossless.draws import drawn_from, torch_law

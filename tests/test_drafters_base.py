@@ -7,18 +7,10 @@ from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.core import TorchSource
-from specdec.drafters.base import (
-    Draft,
-    ModelDrafter,
-    ModelState,
-    NGramDrafter,
-    NoDrafter,
-    WrapperDrafter,
-    WrapperState,
-    apply_rule,
-    ask,
-)
+from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter, WrapperState, apply_rule, ask
 from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
 from specdec.sampling import Transform

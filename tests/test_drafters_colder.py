@@ -5,10 +5,11 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.colder import ColderDrafter, ColderState
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error

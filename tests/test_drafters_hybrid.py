@@ -5,7 +5,7 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, Informed, ModelDrafter, WrapperDrafter
+from specdec.drafters.base import Draft, Informed, WrapperDrafter
 from specdec.drafters.hybrid import (
     Acceptance,
     HybridDrafter,
@@ -14,6 +14,7 @@ from specdec.drafters.hybrid import (
     most_for_its_cost,
 )
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState, replay
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error

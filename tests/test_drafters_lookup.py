@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from helpers import examples
 from helpers_drafters import CPU, started
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, outcome, replay
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter, SuffixIndex, outcome, replay
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.proof import language_pairs, loop_error

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.base import ModelDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
 from specdec.loop import speculate
 from specdec.lossless.candidates import (

@@ -14,12 +14,21 @@ import torch
 from helpers import Untouchable, assert_same_text, tiny
 from helpers_text import talker
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 from specdec.grammars import GrammarDrafter, GrammarLM, JSONSchema, Regex
 from specdec.loop import speculate
 from specdec.lossless.block import block_verification
-from specdec.lossless.proof import ExactModel, Language, distance, law_of_rounds, memory_of, target_law
+from specdec.lossless.proof import (
+    ExactModel,
+    Language,
+    distance,
+    law_of_rounds,
+    memory_of,
+    target_law,
+)
 from specdec.pairs import Pair
 from specdec.sampling import Transform
 

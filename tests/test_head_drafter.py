@@ -6,9 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
+from helpers_drafters import (
+    CPU,
+    DRAFT,
+    OPTIONS,
+    V,
+    difference,
+    fresh,
+    proposals,
+    random_head,
+    random_target,
+    read,
+)
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
+from specdec.drafters.head import FastHead, HeadDrafter, HeadState
 from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
 from specdec.loop import speculate

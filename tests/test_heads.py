@@ -8,17 +8,17 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from specdec.adapter import TransformersLM
-from specdec.drafters.head_drafter import FastHead, HeadDrafter
-from specdec.drafters.heads import (
+from specdec.drafters.head import (
+    FastHead,
     Head,
     HeadConfig,
+    HeadDrafter,
     HeadLayer,
     copy_layer,
     feature_layers,
     head_config,
     init_from_target,
     output_rows,
-    plain_weight,
     share_embedding,
     target_embedding,
     unrolled_attention,
@@ -26,6 +26,7 @@ from specdec.drafters.heads import (
     why_no_copy,
     with_vocabulary,
 )
+from specdec.drafters.model import plain_weight
 from specdec.errors import InputError
 from specdec.kvcache import KVCache
 from specdec.layouts import Linear, has_same_rows
@@ -80,7 +81,7 @@ def test_a_head_that_forgets_its_own_steps_does_not_agree(target, monkeypatch):
     features = read(target, tokens, head.config.layers)
     right = head(tokens, features, 2)
     monkeypatch.setattr(
-        "specdec.drafters.heads.unrolled_attention", lambda q, keys, values: unrolled_attention(q, keys[:1], values[:1])
+        "specdec.drafters.head.unrolled_attention", lambda q, keys, values: unrolled_attention(q, keys[:1], values[:1])
     )
     wrong = head(tokens, features, 2)
     assert difference(wrong[0], right[0]) == 0 and difference(wrong[1], right[1]) > 1e-3

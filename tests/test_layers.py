@@ -32,8 +32,7 @@ LAYERS = {  # layer → its modules, in order
     "measures": ["speedup", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
-        "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
-        "train.steps", "train.evaluate", "train.loop", "train.command",
+        "train.data", "train.student", "train.loop", "train.export",
     ],
     "benchmarks": [
         "bench.alpha", "bench.prompts", "bench.methods", "bench.grid", "bench.run", "bench.peers", "bench.report",
@@ -117,9 +116,7 @@ def test_minimal_stands_alone(graph):
 
 HEAVY = """import sys
 def heavy(): return [name for name in ("pandas", "jinja2", "scipy") if name in sys.modules]
-import specdec
 assert not heavy(), heavy()
-import specdec.bench.run
 assert not heavy(), heavy()
 before = {name for name in sys.modules if name.startswith("specdec.bench")}
 pair = specdec.load_pair("smollm2-head")

@@ -16,7 +16,8 @@ from helpers import NIGHTLY, ids_of, tool, workers_kept
 from specdec import loading
 from specdec.bench import methods
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
 from specdec.layouts import (
     ALIKE,

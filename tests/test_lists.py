@@ -22,11 +22,12 @@ from specdec.drafters.adaptive import (
     HeuristicLookahead,
     PayingLookahead,
 )
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NGramState, NoDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter, best_tree
 from specdec.errors import InputError, NumericalError

@@ -8,11 +8,20 @@ import transformers
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from families import CPU, FAMILIES, LOOKALIKES, OTHERS, check_interface, random_model, stored, tokens
+from families import (
+    CPU,
+    FAMILIES,
+    LOOKALIKES,
+    OTHERS,
+    check_interface,
+    random_model,
+    stored,
+    tokens,
+)
 from specdec import loading
 from specdec.adapter import TransformersLM
 from specdec.checkpoint import StoredRows, finer_numbers
-from specdec.drafters.small import TOKENS_FILE, NarrowLM
+from specdec.drafters.model import TOKENS_FILE, NarrowLM
 from specdec.errors import InputError, ModelError
 from specdec.layouts import Int4Linear, Linear
 from specdec.loading import (
@@ -333,7 +342,7 @@ def test_four_bits_are_a_dtype_of_load(tmp_path):
 def test_other_weights_are_quantised_when_they_are_loaded(tied, tmp_path):
     """The same numbers as of a model that is quantised after loading, and the vocabulary's as they are, whatever their
     number; what is the way in only stays in its file."""
-    from specdec.drafters.int4 import quantised
+    from specdec.drafters.model import quantised
     sizes = dict(vocab_size=515, hidden_size=64, intermediate_size=128, tie_word_embeddings=tied)
     stored(random_model(LlamaConfig(**SHAPE | sizes)), tmp_path)
     ids, dtype = torch.arange(12)[None], pick_dtype("auto", CPU)

@@ -8,7 +8,9 @@ import torch
 from scipy import stats
 
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.loading import load_model
 from specdec.loop import speculate
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts

@@ -23,12 +23,13 @@ from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
 from specdec.completion import PairStats, StopChecker
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.load import load_drafter, shipped
-from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loading import load
 from specdec.lossless.block import block_verification

@@ -16,13 +16,21 @@ from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.core import TorchSource
 from specdec.drafters.adaptive import MOST, adaptive
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.pairs import Pair
-from specdec.playground import engine as playground_engine
-from specdec.playground import panel as playground_panel
-from specdec.playground import server as playground_server
+from specdec.playground import (
+    engine as playground_engine,
+)
+from specdec.playground import (
+    panel as playground_panel,
+)
+from specdec.playground import (
+    server as playground_server,
+)
 from specdec.playground.engine import (
     PLAIN,
     Engine,

@@ -15,7 +15,7 @@ import specdec.profiling as profiling
 from helpers import examples
 from specdec.adapter import TransformersLM, cache_argument
 from specdec.core import TorchSource
-from specdec.drafters.base import NGramDrafter
+from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.profiling import (
@@ -244,8 +244,6 @@ def test_the_peak_is_set_back():
 
 
 PHASES = """
-import json, torch
-from specdec.profiling import MemoryMeter
 meter = MemoryMeter()
 for name, size in [("large", 80_000_000), ("small", 20_000_000), ("large", 1_000_000)]:
     with meter.phase(name): block = torch.ones(size, dtype=torch.uint8)

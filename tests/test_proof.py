@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from helpers import examples
 from specdec.batches import keep_rows, read_tree
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
 from specdec.loop import speculate, speculate_batch
 from specdec.lossless.candidates import (

@@ -11,11 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
-from specdec.drafters.heads import feature_layers, share_embedding
-from specdec.drafters.published import load_head, save_head, vllm_command
+from helpers_drafters import (
+    CPU,
+    DRAFT,
+    OPTIONS,
+    V,
+    difference,
+    fresh,
+    proposals,
+    random_head,
+    random_target,
+    read,
+)
+from specdec.drafters.head import feature_layers, load_head, save_head, share_embedding
 from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
+from specdec.train.export import vllm_command
 
 
 @pytest.fixture(scope="module")

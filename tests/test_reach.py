@@ -18,11 +18,12 @@ from specdec.costs import Costs, MachineCosts
 from specdec.device.drafters import LONGEST_DRAFT
 from specdec.device.loop import DeviceDecoder
 from specdec.drafters.adaptive import MOST, AdaptiveDrafter
-from specdec.drafters.base import Draft, ModelDrafter, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
+from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter
 from specdec.errors import InputError

@@ -9,7 +9,9 @@ import torch
 
 from helpers import tiny, tool
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
+from specdec.drafters.base import Draft
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.loop import speculate
 from specdec.sampling import Transform
 

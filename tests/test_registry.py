@@ -11,11 +11,8 @@ from helpers import tiny
 from helpers_hub import hub, tiny_copy
 from specdec.cli import app
 from specdec.config import Config, Decoding, PairSection, config_schema, save_config
-from specdec.drafters.base import NGramDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.heads import init_from_target
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.published import save_head
+from specdec.drafters.head import HeadDrafter, init_from_target, save_head
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loading import load, load_model, memory_needed
 from specdec.lossless.rules import LossyLenience

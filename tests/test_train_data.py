@@ -1,5 +1,6 @@
-"The target writes its own training texts: the sampler, questions of others, and shards."
+"The target writes its own texts and reads them once: sampler, questions, shards, rows held out, answers, states."
 import json
+import os
 
 import numpy as np
 import pytest
@@ -7,12 +8,30 @@ import torch
 from scipy import stats
 
 from helpers import on_a_disk_of
-from helpers_training import CPU, V, make_target
+from helpers_training import CPU, V, make_data, make_target
 from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
 from specdec.models import load_tokenizer
 from specdec.train import data as module
-from specdec.train.data import SampleConfig, chat_prefix, draw, question_starts, read_prompts, sample, sample_rows
+from specdec.train.data import (
+    SampleConfig,
+    States,
+    Teacher,
+    answer_marks,
+    chat_prefix,
+    count_tokens,
+    coverage,
+    draw,
+    frequent_tokens,
+    in_answers,
+    question_starts,
+    read_prompts,
+    read_rows,
+    sample,
+    sample_rows,
+    shared_prefix,
+    split_rows,
+)
 
 torch.set_num_threads(1)
 
@@ -158,3 +177,132 @@ def test_a_shard_that_does_not_fit_says_why_and_leaves_nothing(tmp_path):
         with pytest.raises(ModelError, match="File too large"):
             module.write_shard(tmp_path / "a.npy", np.zeros((10, 100), int), V)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
+def test_rows_are_read_and_checked(data, tmp_path):
+    assert read_rows(data, V).shape == (48, 32)
+    with pytest.raises(InputError, match="no .npy"): read_rows(tmp_path, V)
+    with pytest.raises(InputError, match="another tokenizer"): read_rows(data, 20)
+    np.save(tmp_path / "a.npy", np.zeros((2, 5), np.uint16))
+    np.save(tmp_path / "b.npy", np.zeros((2, 6), np.uint16))
+    with pytest.raises(InputError, match="must be the same"): read_rows(tmp_path, V)
+    np.save(tmp_path / "b.npy", np.zeros((2, 5), np.float32))
+    with pytest.raises(InputError, match="rows of token ids"): read_rows(tmp_path, V)
+    np.save(tmp_path / "b.npy", np.array([[{}]]), allow_pickle=True)
+    with pytest.raises(InputError, match="can't be read"): read_rows(tmp_path, V)
+
+
+def test_a_row_stays_on_its_side(data):
+    rows = read_rows(data, V)
+    kept, held = split_rows(rows, 6)
+    kept_first, held_first = split_rows(rows[:24], 6)
+    as_set = lambda rows: {tuple(r) for r in rows.tolist()}
+    assert len(kept) + len(held) == len(rows) and not as_set(kept) & as_set(held)
+    assert as_set(kept_first) <= as_set(kept) and as_set(held_first) <= as_set(held)
+    # one is held out even if no digest asks for it
+    for few in (2, 3, 4): assert len(split_rows(rows[:few], 10**9)[1]) == 1
+    for none in (rows[:1], rows[[0, 0]]):
+        with pytest.raises(InputError, match="nothing to train on"): split_rows(none, 6)
+
+
+def test_shared_prefix():
+    assert shared_prefix(np.array([[1, 2, 3], [1, 2, 4]])) == 2
+    assert shared_prefix(np.array([[1, 2], [1, 2]])) == 2 and shared_prefix(np.array([[1, 2], [0, 2]])) == 0
+
+
+def test_draft_vocabulary():
+    counts = count_tokens(np.array([[3, 3, 1], [2, 1, 0]]), 6)
+    assert counts.tolist() == [1, 2, 1, 2, 0, 0]
+    assert frequent_tokens(counts, 3).tolist() == [0, 1, 3]  # 0 and 2 tie: the lower id
+    assert frequent_tokens(counts, 0).tolist() == list(range(6))
+    assert coverage(counts, 2) == 4 / 6 and coverage(counts, 6) == 1
+    # 2 was known, and occurs as often as 0
+    assert frequent_tokens(counts, 3, known=torch.tensor([2, 4])).tolist() == [1, 2, 3]
+    assert frequent_tokens(counts, 5, known=torch.tensor([5])).tolist() == [0, 1, 2, 3, 5] and frequent_tokens(
+        counts, 5
+    ).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(InputError): frequent_tokens(counts, 7)
+
+
+def test_answers_are_found(folder):
+    rows = np.array([[5, 7, 8, 1, 2, 9, 3, 7, 8, 4], [7, 8, 9, 7, 1, 1, 8, 1, 7, 8], [9, 9, 1, 1, 1, 1, 1, 1, 1, 1]])
+    expected = np.array([[0, 0, 1, 1, 1, 0, 0, 0, 1, 1], [0, 1, 0, 0, 0, 0, 0, 0, 0, 1], [0] * 10], bool)
+    assert (in_answers(rows, ([7, 8], 9)) == expected).all()
+    by_hand = np.zeros(rows.shape, bool)  # the same, place by place
+    for i, row in enumerate(rows.tolist()):
+        inside = False
+        for j in range(len(row)):
+            inside = row[j - 1:j + 1] == [7, 8] or (inside and row[j] != 9)
+            by_hand[i, j] = inside
+    assert (by_hand == expected).all()
+    # nobody answers: everything counts
+    for marks in (None, ([3, 3, 3], 9), ([1] * 11, 9)): assert in_answers(rows, marks).all()
+    tokenizer = load_tokenizer(folder)
+    assert answer_marks(tokenizer) is None  # this template has nothing that opens an answer
+    tokenizer.chat_template += "{% if add_generation_prompt %}<user> w1{% endif %}"
+    assert answer_marks(tokenizer) == ([0, 4], 1)
+    tokenizer.chat_template = None
+    assert answer_marks(tokenizer) is None
+
+
+def test_kept_states_are_the_same_states(folder, data, tmp_path, target):
+    rows = read_rows(data, V)
+    teacher = Teacher(target, torch.arange(30), (1, 2))
+    kept, plain = States(teacher, rows, tmp_path), States(teacher, rows, None)
+    for _ in range(2):
+        for a, b in zip(kept([3, 1]), plain([3, 1])): assert torch.equal(a, b)
+    assert [i for i in range(len(rows)) if kept.kept.read(i)] == [1, 3]
+    expected = plain([3, 1])[1]
+    teacher.read = None  # what is kept isn't computed again
+    assert torch.equal(States(teacher, rows, tmp_path)([1, 3])[1], expected.flip(0))
+
+
+def shorter(file): os.truncate(file, file.stat().st_size - 1)
+def longer(file): os.truncate(file, file.stat().st_size + 1)
+def much_shorter(file): os.truncate(file, 10)
+def zeros(file):
+    shorter(file)
+    longer(file)
+def flipped(file):
+    data = bytearray(file.read_bytes())
+    data[-40] ^= 1
+    file.write_bytes(data)
+def other_place(file): file.write_bytes(b"!" + file.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [shorter, longer, much_shorter, zeros, flipped, other_place])
+def test_damaged_states_are_never_trained_on(data, tmp_path, target, damage):
+    """Cut off, filled up with zeros, one bit changed: what isn't as it was written counts as not kept, and the target
+    is asked again."""
+    rows, teacher = read_rows(data, V), Teacher(target, torch.arange(30), (1, 2))
+    expected = States(teacher, rows, tmp_path)([0, 5])[1]
+    (file,) = tmp_path.glob("*.states")
+    damage(file)
+    again = States(teacher, rows, tmp_path)
+    assert torch.equal(again([0, 5])[1], expected)
+    teacher.read = None
+    assert torch.equal(again([0, 5])[1], expected)  # and they are kept again
+
+
+def test_a_file_that_is_cut_off_while_it_is_used(data, tmp_path, target):
+    "Mapped into memory it would be a bus error."
+    rows, teacher = read_rows(data, V), Teacher(target, torch.arange(30), (1, 2))
+    states = States(teacher, rows, tmp_path)
+    expected = states([0, 5])[1]
+    (file,) = tmp_path.glob("*.states")
+    os.truncate(file, 0)
+    assert torch.equal(states([0, 5])[1], expected)
+
+
+def test_a_full_disk_is_told_and_what_was_kept_stays(data, tmp_path, target):
+    rows, teacher = read_rows(data, V), Teacher(target, torch.arange(30), (1, 2))
+    states = States(teacher, rows, tmp_path)
+    expected = states([0])[1]
+    (file,) = tmp_path.glob("*.states")
+    with on_a_disk_of(file.stat().st_size + 100):
+        with pytest.raises(ModelError, match="--keep-states"): states([1])
+    assert states.kept.read(0) and not states.kept.read(1)
+    teacher.read = None
+    assert torch.equal(States(teacher, rows, tmp_path)([0])[1], expected)

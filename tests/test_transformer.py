@@ -1,5 +1,4 @@
 "The native decoder against transformers, on tiny random models of every family."
-
 import pytest
 import torch
 import transformers
@@ -22,7 +21,9 @@ from families import (
 from helpers import assert_same_text
 from specdec.adapter import TransformersLM
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loading import load_model

@@ -19,22 +19,20 @@ from helpers import Untouchable, assert_same_text, examples, greedy, tiny
 from helpers_drafters import check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.base import Draft, ModelDrafter
-from specdec.drafters.translation import (
+from specdec.drafters.base import Draft
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.translate import (
     IntersectionState,
     Rereader,
     RunningText,
     SharedTokens,
-    StringMatchDrafter,
     TokenIntersectionDrafter,
     Vocabulary,
-    boundary,
     byte_letters,
     in_common,
     is_byte_level,
     shared_tokens,
     text_of,
-    whole_text,
 )
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
@@ -42,7 +40,6 @@ from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
 from specdec.pairs import Pair
 from specdec.sampling import Transform
 
-DRAFTERS = [TokenIntersectionDrafter, StringMatchDrafter]
 TEXTS = ["The cat sat on the mat, naïvely.", "Translate: 'ein Igel' 🦔 is a hedgehog.\n\n  def f(x):\n    return x"] * 3
 
 
@@ -152,7 +149,7 @@ def test_what_a_text_begins_with():
 
 def test_a_model_without_tokenizer():
     with pytest.raises(InputError, match="has no tokenizer: load it with one"): Vocabulary(tiny())
-    for drafter in DRAFTERS:
+    for drafter in [TokenIntersectionDrafter]:
         with pytest.raises(InputError, match="has no tokenizer"): drafter(talker(), tiny())
 
 
@@ -186,7 +183,7 @@ def test_special_tokens_are_shared_by_name_and_by_what_they_end(own, theirs, pai
     assert dict(found) == pairs
 
 
-@pytest.mark.parametrize("make", [*DRAFTERS, Pair], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [TokenIntersectionDrafter, Pair], ids=lambda make: make.__name__)
 def test_nothing_in_common(make):
     target, draft = Untouchable(), Untouchable()
     target.tokenizer, draft.tokenizer = words("a", eos_token="<e>"), words("b", eos_token="<e>")
@@ -220,9 +217,8 @@ def test_special_tokens_in_a_text():
     assert running.text == "a[x]a\ufffd[x]a" and not running.unfinished
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_nothing_is_proposed_inside_a_character(drafter):
-    made = drafter(talker(), speaker(sentencepiece(), seed=1))
+def test_nothing_is_proposed_inside_a_character():
+    made = TokenIntersectionDrafter(talker(), speaker(sentencepiece(), seed=1))
     hedgehog = TOKENIZER("🦔", add_special_tokens=False)["input_ids"]
     assert len(hedgehog) > 1
     state = made.start([*hedgehog[:-1]], None, 50)
@@ -287,14 +283,11 @@ def test_a_broken_draft_is_named():
     with pytest.raises(NumericalError, match="The draft, after"): state.propose(1, Transform(1.0), TorchSource(0))
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_drafts_context_ends(drafter):
+def test_the_drafts_context_ends():
     target, draft = talker(context=96), speaker(sentencepiece(), seed=1, context=12)
-    state = drafter(target, draft).start(TOKENIZER("abcdefgh")["input_ids"], None, 90)
+    state = TokenIntersectionDrafter(target, draft).start(TOKENIZER("abcdefgh")["input_ids"], None, 90)
     room = 12 - len(state.encoded()) + 1
-    assert 0 < room < 8 and len(state.propose(8, Transform(1.0), TorchSource(0)).tokens) <= room
-    if drafter is TokenIntersectionDrafter:
-        assert len(state.propose(8, Transform(1.0), TorchSource(0)).tokens) == room
+    assert 0 < room < 8 and len(state.propose(8, Transform(1.0), TorchSource(0)).tokens) == room
     state.commit(TOKENIZER(" and some more words")["input_ids"], None)
     assert state.propose(8, Transform(1.0), TorchSource(0)) == Draft([])
 
@@ -321,43 +314,6 @@ def test_q_is_the_drafts_own_on_the_shared_tokens_renormalised(seed, temperature
         ids = [*ids, made.shared.draft[made.shared.target.index(token)]]
 
 
-@quick
-@given(st.text(max_size=12), st.text(min_size=1, max_size=12))
-@families
-def test_matched_text_continues_the_targets_tokens(family, before, after):
-    made = matcher(family)
-    state = made.start(made.theirs.encode(before), None, 100)
-    spelled = b"".join(made.theirs.bytes[i] for i in state.respelled(after))
-    assert spelled in (b"", after.encode())
-
-
-@lru_cache
-def matcher(family): return StringMatchDrafter(speaker(TABLES[family].tokenizer), talker())
-
-
-def test_matched_text_is_found_where_it_can_be():
-    made = StringMatchDrafter(talker(), speaker(sentencepiece()))
-    for before, after in [("The", " cat"), ("trans", "late it"), ("a", "\n\nb"), ("x", "🦔"), ("", "word")]:
-        state = made.start(made.theirs.encode(before), None, 100)
-        assert state.respelled(after) == made.theirs.encode(after), (before, after)
-    assert made.start(made.theirs.encode("2"), None, 100).respelled("") == []
-
-
-@pytest.mark.parametrize("data, text", [
-    (b"ab", "ab"), ("né".encode()[:2], "n"), (b"a\xffb", "a"), (b"", ""), ("🦔".encode(), "🦔"),
-    ("🦔".encode()[:3], ""),
-], ids=["whole", "cut", "damaged", "nothing", "four bytes", "three of them"])
-def test_whole_text(data, text): assert whole_text(data) == text
-
-
-@given(st.lists(st.binary(max_size=3)), st.integers(0, 12), st.booleans())
-def test_boundary(pieces, length, spoilt):
-    wanted = b"".join(pieces)[-length or 100:]
-    if spoilt: wanted = b"?" + wanted[1:]
-    start, endings = boundary(pieces, wanted), [b"".join(pieces[i:]) for i in range(len(pieces) + 1)]
-    assert endings[start] == wanted if start is not None else wanted not in endings
-
-
 def certain(*said):
     "A model that says these tokens one after the other, whatever the text."
     class Certain(ExactModel):
@@ -367,22 +323,6 @@ def certain(*said):
             row[0, 0, said[len(cache.tokens) - self.begin]] = 9
             return row
     return Certain
-
-
-@pytest.mark.parametrize("said, proposed", [
-    ([0, 3], ["a", "<e>"]), ([3], ["<e>"]), ([2, 0], ["b", "a"]), ([4, 0], []), ([0, 4], ["a"]), ([5, 3], []),
-], ids=["text and its end", "its end", "text", "a name that the target lacks", "text and such a name", "half a letter"])
-def test_matched_text_ends_with_the_drafts(said, proposed):
-    target = speaker(words("a", "b", eos_token="<e>"))
-    own = words("a", "<unk>", "b", special=["</s>", "<x>"])
-    own.add_tokens(["\u00e9"])
-    own.eos_token = "</s>"
-    model = certain(*said, 0)(None, len(own))
-    model.tokenizer, model.begin = own, 1
-    made = StringMatchDrafter(target, model)
-    if said[0] == 5: made.own.bytes[5] = "\u00e9".encode()[:1]
-    found = made.start([0], None, 20).propose(2, Transform(), TorchSource(0))
-    assert target.tokenizer.convert_ids_to_tokens(found.tokens) == proposed and found.q is None
 
 
 def test_a_translated_draft_stops_at_the_end_of_the_text():
@@ -400,7 +340,6 @@ def test_they_say_what_they_are():
     target, draft = talker(), speaker(sentencepiece())
     shared = str(shared_tokens(known(TOKENIZER), known(sentencepiece())))
     assert str(TokenIntersectionDrafter(target, draft)) == f"translated draft, {shared}"
-    assert shared in str(StringMatchDrafter(target, draft))
     assert str(SharedTokens([1] * 12345, [1] * 12345, 49152)) == "12,345 of 49,152 tokens shared"
 
 
@@ -443,12 +382,10 @@ def error(make, K, seed=5, **options):
     {}, dict(greedy=True), dict(eos_ids=frozenset({3})), dict(max_new_tokens=4),
 ], ids=["sampled", "greedy", "the end inside", "the limit inside"])
 @pytest.mark.parametrize("K", [1, 2, 3])
-@pytest.mark.parametrize("make", DRAFTERS)
-def test_the_law_is_the_targets(make, K, options): assert error(make, K, **options) == 0
+def test_the_law_is_the_targets(K, options): assert error(TokenIntersectionDrafter, K, **options) == 0
 
 
-@pytest.mark.parametrize("make", DRAFTERS)
-def test_the_law_without_merging_paths(make): assert error(make, 1, seed=1, merge=False) == 0
+def test_the_law_without_merging_paths(): assert error(TokenIntersectionDrafter, 1, seed=1, merge=False) == 0
 
 
 class Unscaled(TokenIntersectionDrafter):
@@ -573,12 +510,6 @@ def test_a_target_in_other_ids_accepts_everything(K):
     assert accepted == drafted == 2 * K
 
 
-@pytest.mark.parametrize("K", [1, 2, 3])
-def test_matched_text_of_a_target_in_other_ids_is_accepted(K):
-    accepted, drafted = own_alpha(StringMatchDrafter, K, Transform())
-    assert accepted == drafted == 2 * K
-
-
 def test_a_draft_that_reads_another_text_is_caught():
     accepted, drafted = own_alpha(Forgets, 2, Transform())
     assert accepted < drafted
@@ -587,18 +518,18 @@ def test_a_draft_that_reads_another_text_is_caught():
 # Real tokens
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("make", DRAFTERS)
-def test_sequences_of_one_drafter_do_not_know_of_each_other(make, temperature):
+def test_sequences_of_one_drafter_do_not_know_of_each_other(temperature):
     "One of them begins inside a character."
     target, draft = talker(), speaker(sentencepiece(), seed=1)
     prompts = [TOKENIZER(text)["input_ids"] for text in ("The cat", "🦔", "x = [1, 2, 3]")]
     prompts[1] = prompts[1][:-1]  # and the rest of it is not always what follows
-    assert make(target, draft).start(prompts[1], None, 9).text.unfinished
-    check_sequences_apart(lambda: make(target, draft), target, prompts, temperature=temperature)
+    drafter = TokenIntersectionDrafter(target, draft)
+    assert drafter.start(prompts[1], None, 9).text.unfinished
+    check_sequences_apart(lambda: TokenIntersectionDrafter(target, draft), target, prompts, temperature=temperature)
 
 
 @pytest.mark.filterwarnings("ignore:The draft has")  # one of the two is the larger
-@pytest.mark.parametrize("make", [*DRAFTERS, None], ids=["token", "text", "pair"])
+@pytest.mark.parametrize("make", [TokenIntersectionDrafter, None], ids=["drafter", "pair"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["byte level target", "sentencepiece target"])
 def test_greedy_text_is_the_targets(make, reverse):
     target, draft = talker(), speaker(sentencepiece(), seed=1)
@@ -608,7 +539,7 @@ def test_greedy_text_is_the_targets(make, reverse):
     found = pair.generate(ids, K=3, max_new_tokens=16)
     assert found.drafter == str(pair.drafter) and found.drafter.endswith("tokens shared")
     assert_same_text(target, ids, found.generated_ids, greedy(target, ids, 16))
-    assert found.num_drafted > 0 or make is StringMatchDrafter
+    assert found.num_drafted > 0
     pair.generate(ids, K=3, temperature=1.0, max_new_tokens=16, seed=1)
 
 

@@ -11,11 +11,12 @@ from specdec import costs as costs_module
 from specdec import pairs as pairs_module
 from specdec.core import TorchSource, exact_law
 from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
-from specdec.drafters.base import Draft, ModelDrafter, NoDrafter, WrapperDrafter
+from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree_hybrid import (
     CHANCES,
     CLEARLY,

@@ -14,7 +14,7 @@ from specdec.core import TorchSource, exact_law
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter
 from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree, paying_shape
 from specdec.errors import InputError
 from specdec.loop import speculate
@@ -43,7 +43,8 @@ def said(tree, path): return [tree.tokens[node] for node in path]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("tree", [BUSH, Draft([3, 4, 9], parents=[-1, 0, 1]), Draft([3] * 20, parents=list(range(-1, 19)))],
+@pytest.mark.parametrize("tree", [BUSH, Draft([3, 4, 9], parents=[-1, 0, 1]),
+                                  Draft([3] * 20, parents=list(range(-1, 19)))],
                          ids=["a bush", "a chain", "more than count as few"])
 def test_each_node_reads_its_own_path(tmp_path, tree, dtype):
     target = random_target(tmp_path, dtype=dtype)

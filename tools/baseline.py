@@ -133,7 +133,7 @@ def logits(model, ids: list[int], rows: int) -> np.ndarray: # [rows, V]
 
 def random_head(target):
     "A head with made-up weights for a tiny target."
-    from specdec.drafters.heads import init_from_target
+    from specdec.drafters.head import init_from_target
     tokens = torch.arange(0, target.vocab_size, 2)
     head = init_from_target(target, tokens, dtype=torch.float32, num_layers=1)
     fill(head.layers, 5, SCALE)
@@ -157,8 +157,9 @@ SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (0, 0, 0)]
 def drafter(name: str, target, model: str, dtype: str):
     "What drafts for a target, by the name that it has here; a model or None for what `Pair` makes of these."
     from specdec import AdaptiveDrafter, AdaptiveLookahead, HeadDrafter, HybridDrafter, NGramDrafter, SuffixDrafter
-    from specdec.drafters.base import ModelDrafter, NoDrafter
+    from specdec.drafters.base import NoDrafter
     from specdec.drafters.colder import ColderDrafter
+    from specdec.drafters.model import ModelDrafter
     from specdec.drafters.tree_hybrid import TreeHybrid
     from specdec.drafters.trees import TreeDrafter
     is_tiny = model == "tiny"

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.loading import load_model
 from specdec.loop import speculate
 from specdec.lossless.conformance import check_decoder

@@ -38,7 +38,7 @@ CHANGES = {  # name: what differs from the first
 
 def store(part: str, content) -> None:
     "Replace one part of the file."
-    from specdec.train.resume import write_json
+    from specdec.train.data import write_json
     whole = json.loads(DATA.read_text()) if DATA.exists() else {}
     DATA.parent.mkdir(exist_ok=True)
     write_json(DATA, whole | {part: content})
@@ -63,9 +63,9 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
 
     from specdec.loading import load_model
     from specdec.models import find_model, load_tokenizer, pick_dtype
-    from specdec.train.config import DistillConfig
+    from specdec.train.data import answer_marks, read_rows
     from specdec.train.loop import Training, train
-    from specdec.train.rows import answer_marks, read_rows
+    from specdec.train.student import DistillConfig
     device = torch.device("cpu")
     target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
     all_rows, marks = read_rows(data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))
@@ -89,7 +89,7 @@ def coverage_of(data: Path) -> None:
     "Count on the rows to train on, and look at those held out as well."
     import numpy as np
 
-    from specdec.train.rows import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
+    from specdec.train.data import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
     V = 49152  # of the default model
     rows = read_rows(data, V)
     train, held = (side[:, shared_prefix(rows):] for side in split_rows(rows, 64))

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
 import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,18 +24,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.device.graphs import count_synchronisations
 from specdec.device.loop import DeviceDecoder, compile_layers
 from specdec.device.ops import as_llama
-from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.base import Drafter, NoDrafter
 from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.heads import Head, head_config
+from specdec.drafters.head import Head, HeadDrafter, head_config, load_head
 from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.load import shipped
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.published import load_head
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import ModelError
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
 from specdec.profiling import floor_seconds, memory_bandwidth
 from specdec.sampling import Transform
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
+
 
 SHAPES = {  # the default model's, and that of Llama 3.2 1B, from their published configs
     "default": dict(

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from huggingface_hub import save_torch_state_dict
 
-from specdec.drafters.base import ModelDrafter
-from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import HeadDrafter, load_head, save_head
 from specdec.drafters.load import load_drafter
-from specdec.drafters.published import load_head, save_head
-from specdec.drafters.small import TOKENS_FILE
+from specdec.drafters.model import TOKENS_FILE, ModelDrafter
 from specdec.errors import check
 from specdec.loading import load
 

@@ -135,9 +135,8 @@ def compare(python: Path, length: int = 96) -> dict:
     import torch
     from safetensors.torch import load_file, save_file
 
-    from specdec.drafters.heads import init_from_target, share_embedding
+    from specdec.drafters.head import init_from_target, load_head, save_head, share_embedding
     from specdec.drafters.load import shipped
-    from specdec.drafters.published import load_head, save_head
     from specdec.loading import load_model
     from specdec.models import encode, fetch, load_tokenizer, prompts
 

@@ -32,20 +32,20 @@ from torch import Tensor
 
 from ..adapter import cache_argument
 from .prompts import prompt_ids
-from ..errors import ModelError, check
-from ..result import GenerationResult
-from ..drafters.base import Drafter, ModelDrafter, NGramDrafter
+from ..drafters.base import Drafter
 from ..drafters.hybrid import HybridDrafter
-from ..drafters.int4 import quantised
-from ..drafters.lookup import SuffixDrafter
+from ..drafters.load import shipped
+from ..drafters.lookup import NGramDrafter, SuffixDrafter
+from ..drafters.model import ModelDrafter, quantised
+from ..errors import ModelError, check
 from ..gguf import export_gguf, export_head, original_gguf
 from ..loading import fits_plain, load
 from ..models import find_model, load_transformers, pick_device, pick_dtype, prompts
 from ..pairs import Pair
-from ..drafters.load import shipped
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
 from ..protocol import CausalLM
 from ..registry import PAIRS
+from ..result import GenerationResult
 
 # %% ../../nbs/bench/01_methods.ipynb #ca93ae92
 DRAFTERS = ("ngram", "suffix", "model", "head", "skip", "int4", "hybrid")

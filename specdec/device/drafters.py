@@ -18,12 +18,12 @@ from specdec.device.ops import (
     DeviceSequence, StaticCache, drafted_mask, exponential_sample, read_at, rule_problem,
     static_positions,
 )
-from ..drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from ..drafters.base import Drafter, NoDrafter
 from ..drafters.colder import ColderDrafter
-from ..drafters.head_drafter import HeadDrafter
+from ..drafters.head import HeadDrafter
 from ..drafters.hybrid import Acceptance, HybridDrafter
-from ..drafters.lookup import SuffixDrafter
-from ..drafters.small import NarrowLM
+from ..drafters.lookup import NGramDrafter, SuffixDrafter
+from ..drafters.model import ModelDrafter, NarrowLM
 from ..drafters.trees import Ranks, TreeDrafter
 from ..errors import InputError
 from ..layouts import hidden_places

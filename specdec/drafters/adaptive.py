@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ..core import Source
 from ..errors import check, require_int, to_number
-from specdec.drafters.base import (
-    Draft, Drafter, DraftState, ModelDrafter, ModelState, WrapperDrafter, WrapperState,
-)
+from .base import Draft, DraftState, Drafter, WrapperDrafter, WrapperState
+from .model import ModelDrafter, ModelState
 from specdec.drafters.hybrid import (
     COST, PRIOR, VERIFY, Chooser, Cost, HybridDrafter, drafting, usual_cost,
 )

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..sampling import Transform
 from ..core import Source
 from ..errors import check, to_number
-from .lookup import SuffixDrafter, outcome
-from .base import Draft, Drafter, DraftState, NGramDrafter
+from .lookup import NGramDrafter, SuffixDrafter, outcome
+from .base import Draft, DraftState, Drafter
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #54defa7f
 class Acceptance:

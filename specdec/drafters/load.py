@@ -13,13 +13,14 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import InputError, ModelError, check
-from .base import Drafter, ModelDrafter, NoDrafter
+from .base import Drafter, NoDrafter
+from .model import ModelDrafter
 from .colder import ColderDrafter
-from .head_drafter import HeadDrafter
+from .head import HeadDrafter
 from .hybrid import HybridDrafter
 from .lookup import SuffixDrafter
-from .published import load_head
-from .translation import TokenIntersectionDrafter
+from .head import load_head
+from .translate import TokenIntersectionDrafter
 from ..loading import load_model
 from ..models import find_model, local_path, vocabulary_difference
 from ..protocol import CausalLM

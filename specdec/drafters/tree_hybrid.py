@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from ..errors import check
 from .base import Drafter, WrapperDrafter
-from .head_drafter import FastHead, HeadDrafter
+from .head import FastHead, HeadDrafter
 from .hybrid import Chooser, Cost, HybridDrafter, HybridState, drafting
 from .trees import Ranks, TreeDrafter, paying_shape
 from ..batches import reads_trees

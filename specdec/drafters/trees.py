@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ..batches import ancestry, places
 from ..core import Source
-from ..errors import check, require_int
 from .base import Draft
-from .head_drafter import FastHead, HeadReader, _TargetHead
-from .heads import Head
+from .head import FastHead, Head, HeadReader, fast_head
 from .hybrid import Cost, drafting
+from ..errors import check, require_int
 from ..kvcache import KVCache
 from ..protocol import CausalLM
 from ..sampling import Transform, check_logits
@@ -145,7 +144,7 @@ class TreeState(HeadReader):
         return growing.finished()
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reegrow
-class TreeDrafter(_TargetHead):
+class TreeDrafter:
     """Drafts a tree with a head: by what the head believes (Li et al. 2024, section 4), or of one
     `shape`. Its draft tokens are certain at every temperature. Raises `ModelError` if the head
     was made for another target, `InputError` if it is on another device, and for sizes below 1."""
@@ -155,7 +154,9 @@ class TreeDrafter(_TargetHead):
                  depth: int = 6, # levels, each a forward of the head
                  shape: Sequence[Ranks] | None = None, # as `best_tree` makes; None: by belief
                 ):
-        super().__init__(head, target)
+        self.head = fast_head(head, target)
+        self.layers, self.vocab_size = head.config.layers, target.vocab_size
+        self.context_length = head.config.decoder.max_position_embeddings
         self.width, self.depth = require_int(width, "width", 1), require_int(depth, "depth", 1)
         self.shape = None if shape is None else [tuple(path) for path in shape]
         if self.shape is not None:

@@ -16,20 +16,17 @@ from safetensors.torch import load_file
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter
-from specdec.drafters.head_drafter import HeadDrafter
-from specdec.drafters.published import load_head
-from specdec.drafters.small import NarrowLM
+from specdec.drafters.head import HeadDrafter, load_head
+from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.errors import InputError, ModelError
 from specdec.loading import load, load_model
 from specdec.loop import speculate
 from specdec.sampling import Transform
-from specdec.train import command
-from specdec.train.command import check_run, distill
-from specdec.train.config import DistillConfig
-from specdec.train.loop import Training
-from specdec.train.resume import training_tensors
-from specdec.train.rows import read_rows
+from specdec.train import export
+from specdec.train.data import read_rows
+from specdec.train.export import check_run, distill
+from specdec.train.loop import Training, training_tensors
+from specdec.train.student import DistillConfig
 
 torch.set_num_threads(1)
 
@@ -71,10 +68,7 @@ def test_a_whole_vocabulary_is_an_ordinary_checkpoint(folder, data, tmp_path):
 
 
 SCRIPT = """
-import json, sys, torch
 torch.set_num_threads(1)
-from specdec.train.command import distill
-from specdec.train.config import DistillConfig
 distill(DistillConfig(**json.loads(sys.argv[1])))
 """
 
@@ -131,7 +125,7 @@ def test_a_run_that_has_begun_keeps_its_texts(folder, data, tmp_path, monkeypatc
     def written(config, rank, count, target):
         asked.append(config.tokens)
         return shutil.copytree(data, config.out)
-    monkeypatch.setattr(command, "sample", written)
+    monkeypatch.setattr(export, "sample", written)
     config = DistillConfig(**settings(folder, data, tmp_path / "d").__dict__ | dict(data=None))
     distill(config)
     distill(DistillConfig(**config.__dict__ | dict(tokens=15 * 4 * 32)))
@@ -152,7 +146,7 @@ def test_a_run_that_was_killed_early_begins_its_log_again(folder, data, tmp_path
 def no_texts(monkeypatch):
     "Fail where the target would write its texts."
     def refuse(*arguments): raise AssertionError("texts were written")
-    monkeypatch.setattr(command, "sample", refuse)
+    monkeypatch.setattr(export, "sample", refuse)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +222,7 @@ def test_two_processes_train_as_one(folder, data, tmp_path, target):
     distill(one)
     script = tmp_path / "run.py"
     script.write_text("""
-import json, os, sys, torch
 torch.set_num_threads(1)
-import specdec.train.command as d
-from specdec.train.resume import training_tensors
-from safetensors.torch import save_file
 config, train = d.DistillConfig(**json.loads(sys.argv[1])), d.train
 def watched(training):
     yield from train(training)
@@ -260,7 +250,6 @@ d.distill(config)
 
 
 # A run that is not alone, and a disk that is full
-
 def test_one_run_at_a_time(folder, data, tmp_path):
     "The second says so, and changes nothing; when the first is killed, the folder is free again."
     config = settings(folder, data, tmp_path / "d", tokens=4000 * 4 * 32)

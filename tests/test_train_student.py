@@ -1,5 +1,7 @@
-"Where students begin: from the target, from a drafter that was trained before, and on which tokens."
+"What a drafter is trained to make small, what cannot be in the settings of a run, and where students begin."
 import json
+from dataclasses import asdict
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,14 +10,81 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers_training import CPU, V, make_data, make_target, settings
-from specdec.drafters.heads import output_rows
-from specdec.drafters.published import load_head
+from specdec.drafters.head import load_head, output_rows
 from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
-from specdec.train.command import distill
+from specdec.train.data import read_rows
+from specdec.train.export import distill
 from specdec.train.loop import Training
-from specdec.train.rows import read_rows
-from specdec.train.students import small_embedding
+from specdec.train.student import (
+    LOSSES,
+    DistillConfig,
+    entropies,
+    hard_label,
+    kl,
+    small_embedding,
+    step_weights,
+    total_variation,
+)
+
+
+def fractions(*values): return [Fraction(v) for v in values]
+def test_losses_are_exact():
+    p, q = fractions("1/2", "1/4", "1/4"), fractions("1/4", "1/2", "1/4")
+    tensors = lambda x: torch.tensor([float(v) for v in x], dtype=torch.float64)
+    P, log_q, label = tensors(p), tensors(q).log(), torch.tensor(1)
+    assert kl(P, log_q, label).item() == pytest.approx(0.25 * np.log(2), abs=1e-12)  # ½ log 2 − ¼ log 2
+    assert kl(P, log_q, label, floor=entropies(P)).item() == kl(P, log_q, label).item()
+    assert (
+        Fraction(total_variation(P, log_q, label).item()).limit_denominator(1000)
+        == 1 - sum(map(min, p, q))
+        == Fraction(1, 4)
+    )
+    assert hard_label(P, log_q, label).item() == pytest.approx(np.log(2))
+    assert hard_label(P, log_q, torch.tensor(-1)).item() == 0
+    for name in ("kl", "tv"): assert LOSSES[name](P, P.log(), label).item() == pytest.approx(0, abs=1e-12)
+    assert kl(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]).log(), label[None]).isfinite()  # 0 log 0 is 0
+
+
+def test_gradients_agree_with_torch():
+    torch.manual_seed(0)
+    logits, p = torch.randn(4, 9, dtype=torch.float64, requires_grad=True), torch.randn(
+        4, 9, dtype=torch.float64
+    ).softmax(-1)
+    labels = torch.tensor([0, 3, 8, -1])
+    ours, = torch.autograd.grad(kl(p, logits.log_softmax(-1), labels).sum(), logits)
+    torch.testing.assert_close(ours, logits.softmax(-1) - p)
+    ours, = torch.autograd.grad(hard_label(p, logits.log_softmax(-1), labels).sum(), logits)
+    (theirs,) = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(logits, labels, ignore_index=-1, reduction="sum"), logits
+    )
+    torch.testing.assert_close(ours, theirs)
+    for loss in LOSSES.values(): assert torch.autograd.gradcheck(lambda l: loss(p, l.log_softmax(-1), labels), logits)
+
+
+def test_weights_of_steps_sum_to_one():
+    assert step_weights(3, 0.5) == [4 / 7, 2 / 7, 1 / 7]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(kind="tree"), dict(loss="mse"), dict(optimizer="sgd"), dict(schedule="step"), dict(init="zero"),
+        dict(tokens=0), dict(lr=0), dict(lr=float("nan")), dict(hidden=100), dict(vocab=-1), dict(held_out=1),
+        dict(seed=-1), dict(batch=2.5), dict(temperature=0), dict(samples=0), dict(samples=1.5),
+        dict(tokens=True), dict(hidden=64.0), dict(hidden="64"), dict(lr=True), dict(decay="1"), dict(seed=True),
+    ],
+    ids=str,
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))): DistillConfig(**wrong)
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    given = dict(tokens=np.int64(9), hidden=np.int32(64), samples=np.int64(3), lr=np.float32(0.5), seed=np.uint8(1))
+    plain = DistillConfig(tokens=9, hidden=64, samples=3, lr=0.5, seed=1)
+    assert json.loads(json.dumps(asdict(DistillConfig(**given)))) == asdict(plain)
+
 
 torch.set_num_threads(1)
 

@@ -1,22 +1,104 @@
-"Four bits: against the plain product, on weights that fit, and what is refused."
+"A model as the drafter: behind the target's ids, with layers left out, in four bits."
 from types import SimpleNamespace
 
 import gguf
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from helpers_drafters import packable_llama
+from helpers_drafters import CPU, packable_llama
 from specdec.core import TorchSource
-from specdec.drafters.base import ModelDrafter, NoDrafter
-from specdec.drafters.int4 import quantised
-from specdec.errors import InputError
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.model import (
+    TOKENS_FILE,
+    ModelDrafter,
+    NarrowLM,
+    expected_acceptance,
+    narrow_ids,
+    quantised,
+    rows_on,
+    search_layers,
+)
+from specdec.errors import InputError, ModelError
 from specdec.layouts import PIECE, Int4Linear, Linear, four_bits, pack_levels
+from specdec.loading import load_model
 from specdec.loop import speculate
 from specdec.sampling import Transform
 
 
+def test_narrow_ids_say_where_each_token_stands():
+    assert narrow_ids(torch.tensor([1, 3]), 5).tolist() == [2, 0, 2, 1, 2]
+
+
+def test_what_it_says_is_what_the_model_says_elsewhere_nothing():
+    "Ids are translated on the way in, logits on the way out; all unknown ids are one."
+    model, tokens = packable_llama(), torch.arange(5, 100)  # 95 tokens, and one place for all others
+    narrow = NarrowLM(model, tokens, 200)
+    logits = narrow.forward(torch.tensor([[5, 99, 150, 0]]), narrow.new_cache(8))
+    expected = model.forward(torch.tensor([[0, 94, 95, 95]]), model.new_cache(8))
+    assert logits.shape == (1, 4, 200) and torch.equal(logits[..., tokens], expected[..., :95])
+    assert torch.isinf(logits).sum(-1).tolist() == [[105] * 4]
+
+
+def test_what_cannot_be_narrow():
+    model = packable_llama()
+    with pytest.raises(InputError, match="stands for the others"): NarrowLM(model, torch.arange(96), 200)
+    narrow = NarrowLM(model, torch.arange(95), 200)
+    with pytest.raises(InputError, match="not asked for"):
+        narrow.forward(torch.tensor([[1]]), narrow.new_cache(2), layers=(1,))
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "no size", "no tokens"])
+def test_a_damaged_list_of_tokens_is_told(tmp_path, damage):
+    sizes = dict(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
+    )
+    LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path)
+    assert load_model(tmp_path, CPU, torch.float32, use="draft").vocab_size == 9  # without a list: an ordinary model
+    file, tokens = tmp_path / TOKENS_FILE, torch.arange(8, dtype=torch.int32)
+    save_file({"tokens": tokens}, file, {"vocab_size": "20"})
+    assert load_model(tmp_path, CPU, torch.float32, use="draft").vocab_size == 20
+    if damage == "nonsense":file.write_bytes(b"nonsense")
+    elif damage == "no size":save_file({"tokens": tokens}, file)
+    else: save_file({"others": tokens}, file, {"vocab_size": "20"})
+    with pytest.raises(ModelError, match="can't be read"): load_model(tmp_path, CPU, torch.float32, use="draft")
+
+
 @pytest.fixture(scope="module")
 def tiny(): return packable_llama()
+
+
+WRITTEN = [([1, 2, 3], [4, 5, 6, 7, 8, 9]), ([9, 8], [7, 6, 5])]
+
+
+def test_rows_are_those_before_each_written_token(tiny):
+    rows = rows_on(tiny, WRITTEN)
+    assert rows.shape == (9, 96)
+    for at, (prompt, text, i) in enumerate([(p, t, i) for p, t in WRITTEN for i in range(len(t))]):
+        ids = torch.tensor([[*prompt, *text[:i]]])
+        torch.testing.assert_close(rows[at], tiny.forward(ids, tiny.new_cache(32), last=1)[0, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_expected_acceptance_by_hand(tiny):
+    p = Transform(1.0)(rows_on(tiny, WRITTEN))
+    q = Transform(1.0)(rows_on(tiny.skip([1]), WRITTEN))
+    assert expected_acceptance(p, tiny, WRITTEN, Transform(1.0)) == pytest.approx(1, abs=1e-6)
+    assert expected_acceptance(p, tiny.skip([1]), WRITTEN, Transform(1.0)) == pytest.approx(
+        torch.minimum(p, q).sum(-1).mean().item(), abs=1e-5
+    )
+
+
+def test_the_search_takes_the_best_layer_at_each_step(tiny):
+    p = Transform(1.0)(rows_on(tiny, WRITTEN))
+    def alpha(*skip): return expected_acceptance(p, tiny.skip(skip), WRITTEN, Transform(1.0))
+    (first, a), (second, b) = search_layers(tiny, WRITTEN, 2, width=4)
+    assert a == pytest.approx(max(alpha(i) for i in range(4))) and alpha(*first) == pytest.approx(a)
+    assert set(first) < set(second) and b == pytest.approx(max(alpha(*first, i) for i in range(4) if i not in first))
+    too_many = dict(count=4, width=4), dict(count=3, width=2), dict(count=1, width=5)
+    for wrong in (*too_many, dict(count=0), dict(count=True)):
+        with pytest.raises(InputError, match="count"): search_layers(tiny, WRITTEN, **wrong)
+    with pytest.raises(InputError, match="no text"): search_layers(tiny, [], 1, 2)
 
 
 def sixteen_levels(weight):
