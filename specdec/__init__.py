@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.core import GenerationResult, InputError, ModelError, NumericalError, SpecdecError
     from specdec.drafters.base import ModelDrafter, NGramDrafter
-    from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
-    from specdec.drafters.hybrid import HybridDrafter
+    from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead
+    from specdec.drafters.choose import HybridDrafter
     from specdec.drafters.lookup import SuffixDrafter
     from specdec.drafters.head_drafter import HeadDrafter
     from specdec.loading import load
@@ -47,9 +47,9 @@ _HOMES = {
     "NGramDrafter": "drafters.base",
     "ModelDrafter": "drafters.base",
     "SuffixDrafter": "drafters.lookup",
-    "HybridDrafter": "drafters.hybrid",
-    "AdaptiveDrafter": "drafters.adaptive",
-    "AdaptiveLookahead": "drafters.adaptive",
+    "HybridDrafter": "drafters.choose",
+    "AdaptiveDrafter": "drafters.choose",
+    "AdaptiveLookahead": "drafters.choose",
     "HeadDrafter": "drafters.head_drafter",
     "block_verification": "lossless.block",
     "check_verify": "lossless.conformance",

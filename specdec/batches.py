@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .core import InputError, PhaseTimer, Round, Source, check, whole
 from .drafters.base import Draft, Drafter, DraftState
-from .drafters.hybrid import _share
+from .drafters.choose import features_for
 from .kvcache import KVCache, _Buffers
 from .layouts import ALIKE, answer_apart, fold_apart, hidden_places, unfold_apart
 from .protocol import CausalLM
@@ -258,7 +258,7 @@ class _BatchLoop(_Members):
         layers = tuple(dict.fromkeys(i for each in wanted for i in each))
         new = [loop.tokens[-1:] + draft.tokens for loop, draft in zip(self.loops, drafts)]
         logits, features = read_batch(self.cache.model, new, self.cache, layers)
-        return logits, [_share(own, layers, each) for own, each in zip(features, wanted)]
+        return logits, [features_for(own, layers, each) for own, each in zip(features, wanted)]
 
     def decide(self, drafts: list[Draft], logits: list[Tensor]) -> list[tuple]:
         "Each text by its own rule."

@@ -20,9 +20,9 @@ from specdec.device import (
     read_at, static_positions,
 )
 from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from .drafters.colder import ColderDrafter
+from .drafters.base import TemperatureScaledDrafter
 from .drafters.head_drafter import HeadDrafter
-from .drafters.hybrid import Acceptance, HybridDrafter, _share
+from .drafters.choose import Acceptance, HybridDrafter, features_for
 from .drafters.lookup import SuffixDrafter
 from .drafters.small import NarrowLM
 from .drafters.trees import Ranks, TreeDrafter
@@ -410,8 +410,8 @@ class TreeOnDevice(_TreeHead):
 
 # %% ../nbs/engine/13_device_drafters.ipynb #80296472
 class ColderOnDevice:
-    "`ColderDrafter` around another counterpart."
-    def __init__(self, drafter: ColderDrafter, inner: DeviceDrafter):
+    "`TemperatureScaledDrafter` around another counterpart."
+    def __init__(self, drafter: TemperatureScaledDrafter, inner: DeviceDrafter):
         self.drafter, self.inner, self.layers = drafter, inner, inner.layers
         self.prefill, self.commit = inner.prefill, inner.commit
 
@@ -489,7 +489,7 @@ class HybridOnDevice:
 
     def shares(self, features: Tensor | None) -> list[Tensor | None]:
         "Each member's part of the features."
-        return [_share(features, self.layers, member.layers) for member in self.members]
+        return [features_for(features, self.layers, member.layers) for member in self.members]
 
     def prefill(self, text: DeviceText, prompt: Tensor, features: Tensor | None) -> None:
         "Start from a new text, and from the priors."
@@ -531,7 +531,7 @@ def _no_counterpart(drafter: Drafter, target: Llama) -> str: # empty: it has one
     if kind in (NoDrafter, NGramDrafter, SuffixDrafter, HeadDrafter): return ""
     if kind is TreeDrafter:
         return "" if target.window is None else "a tree is read over all of the text"
-    if kind is ColderDrafter: return _no_counterpart(drafter.drafter, target)
+    if kind is TemperatureScaledDrafter: return _no_counterpart(drafter.drafter, target)
     if kind is HybridDrafter:
         found = (_no_counterpart(member, target) for member in drafter.members)
         return next((problem for problem in found if problem), "")
@@ -565,7 +565,8 @@ def to_device(drafter: Drafter, target, # as for `obstacle`
     if isinstance(drafter, SuffixDrafter): return SuffixOnDevice(drafter.per_match)
     if isinstance(drafter, HeadDrafter): return HeadOnDevice(drafter, capacity)
     if isinstance(drafter, TreeDrafter): return TreeOnDevice(drafter, K, capacity)
-    if isinstance(drafter, ColderDrafter): return ColderOnDevice(drafter, of(drafter.drafter))
+    if isinstance(drafter, TemperatureScaledDrafter):
+        return ColderOnDevice(drafter, of(drafter.drafter))
     if isinstance(drafter, HybridDrafter):
         members = [of(member) for member in drafter.members]
         return HybridOnDevice(drafter, members, V, K, target.device)

@@ -21,25 +21,26 @@ from typing import overload
 
 import torch
 
-from .batch_costs import batch_costs_of, fewer, set_costs
 from .batches import BatchText, speculate_batch
 from .config import Config, PairSection, decoding_of, read_config
 from .core import Event, GenerationResult, InputError, ModelError, PhaseTimer, Round
 from .core import TorchSource, check, is_promised, peak_memory_mb, reset_peak_memory, whole
 from .device_drafters import obstacle
 from .device_loop import DeviceDecoder, is_recordable
-from .drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter
-from specdec.costs import (
-    Costs, MachineCosts, at_cost, choices, costs_of, tree_cost, weighs_costs,
+from specdec.drafters.base import (
+    Drafter, ModelDrafter, NGramDrafter, NoDrafter, TemperatureScaledDrafter, WrapperDrafter,
 )
-from .drafters.adaptive import MOST, AdaptiveDrafter
-from .drafters.colder import ColderDrafter
+from specdec.costs import (
+    Costs, KnownCosts, MachineCosts, calibrate, costs_for, costs_of_fewer, set_costs, uses_costs,
+    with_costs,
+)
+from specdec.drafters.choose import (
+    MOST, AdaptiveDrafter, HybridDrafter, Lookahead, TreeHybrid, gives_trees, head_of, paying_tree,
+)
 from .drafters.head_drafter import HeadDrafter
-from .drafters.hybrid import Cost, HybridDrafter
 from .drafters.lookup import SuffixDrafter
 from .drafters.published import load_head
 from .drafters.translation import TokenIntersectionDrafter
-from .drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from .drafters.trees import TreeDrafter, speculate_tree
 from .grammars import Grammar, GrammarDrafter, GrammarLM, fits_to_its_end, start_of
 from .layouts import FEW, release_workers
@@ -327,6 +328,7 @@ class Asked:
     verify: VerifyRule | None
     stops: list[str]
     adapts: bool                # whether K changes from round to round
+    controller: Lookahead | None # that was given as K
     known: dict                 # of the result
 
     @property
@@ -348,7 +350,7 @@ class Couple:
                  # a model (one with another vocabulary is translated), any drafter, or None for the
                  # best there is
                  draft: CausalLM | Drafter | None = None,
-                 # what guesses cost, for a drafter that chooses; None: measured once on a machine
+                 # what drafting costs, for a drafter that chooses; None: as `costs_for` says
                  costs: MachineCosts | None = None,
                 ):
         check(
@@ -359,14 +361,12 @@ class Couple:
         check(costs is None or callable(getattr(costs, "at", None)),
               f"costs are MachineCosts, as `measure_costs` gives them, or None, not {told(costs)}.")
         self.target, self.tokenizer = target, target.tokenizer
-        self.eos_ids, self.stats, self.costs = target.eos_ids, PairStats(), costs
-        self.given = costs is not None
-        self.asked_costs = self.given  # whether it is known what guesses cost, or that it isn't
-        self.together_costs: dict[int, MachineCosts | None] = {} # by how many texts share a forward
+        self.eos_ids, self.stats = target.eos_ids, PairStats()
+        self.costs = costs # as given; None: `costs_for` says
+        self.known_costs: dict[int, KnownCosts] = {} # by how many sequences share a forward
         # by id of the drafter: decoders on the device that are free, with their recordings
         self.decoders: dict[int, list[DeviceDecoder]] = {}
         self.adding = Lock() # threads add to the same totals
-        self.trees: dict[int, tuple[TreeDrafter, Cost] | None] = {} # by K: in place of chains
         self.nothing = NoDrafter()
         self.named = draft is not None  # whether somebody said what drafts
         if draft is not None:
@@ -388,50 +388,56 @@ class Couple:
         "Begin the running totals anew."
         self.stats = PairStats()
 
-    def costs_with(self, drafter: Drafter, size: int) -> MachineCosts | None:
-        """What guesses cost where so many texts share a forward: as given, or measured once. What
-        couldn't be measured then stays unknown: else a seed would give another text later."""
-        if size > 1 and not self.given:
-            if size not in self.together_costs:
-                found = batch_costs_of(self.target, choices(drafter), size)
-                self.together_costs.setdefault(size, found)  # another thread may have been here
-            return self.together_costs[size]
-        if self.costs is None and not self.asked_costs:
-            self.costs = costs_of(self.target, choices(drafter))
-            self.asked_costs = True
-        return self.costs
+    def costs_at(self, drafter: Drafter, size: int) -> KnownCosts:
+        "What drafting costs where so many sequences share a forward; nothing is timed."
+        if self.costs is not None: return KnownCosts(self.costs, "given")
+        if size not in self.known_costs:
+            self.known_costs.setdefault(size, costs_for(self.target, drafter, size))
+        return self.known_costs[size]
 
-    def priced(
-        self, drafter: Drafter, adapts: bool, temperature: float, size: int = 1
-    ) -> tuple[Drafter, Costs | None]:
-        "The drafter, choosing by what guesses cost here and at this temperature; and that cost."
-        if not weighs_costs(drafter, adapts): return at_cost(drafter, None, adapts), None
-        measured = self.costs_with(drafter, size)
-        costs = measured and measured.at(temperature)
-        return at_cost(drafter, costs, adapts), costs
+    def with_costs(self, drafter: Drafter, adapts: bool, temperature: float, size: int = 1,
+                  ) -> tuple[Drafter, Costs | None, str | None]:
+        "The drafter, choosing by what is known of costs; these, and their origin."
+        if not uses_costs(drafter, adapts): return with_costs(drafter, None, adapts), None, None
+        known = self.costs_at(drafter, size)
+        costs = known.costs and known.costs.at(temperature)
+        return with_costs(drafter, costs, adapts), costs, known.origin
 
-    def with_tree(self, drafter: Drafter, costs: Costs | None, # as `priced` gives them
-                  most: int, # guesses of a round
+    def with_tree(self, drafter: Drafter, costs: Costs | None, # as `with_costs` gives them
+                  most: int, # tokens of a draft
                  ) -> tuple[Drafter, Costs | None]:
-        "For greedy text, a tree in place of a head's chains, where it promises clearly more."
-        head = head_of(drafter.members[-1]) if isinstance(drafter, HybridDrafter) else None
-        if head is None or costs is None or not gives_trees(self.target): return drafter, costs
-        if most not in self.trees:
-            chain, verify = costs.c[-1], costs.verify[:most]
-            c: Cost | None = chain
-            shape = paying_tree(chain, chain, verify)
-            if shape and not self.given:
-                timed = TreeDrafter(head, self.target, shape=shape)
-                c = tree_cost(self.target, timed, costs)
-                # what can't be measured now stays unknown, as in `costs_with`
-                shape = [] if c is None else paying_tree(chain, c, verify)
-            tree = TreeDrafter(head, self.target, shape=shape) if shape else None
-            found = None if tree is None or c is None else (tree, c)
-            self.trees.setdefault(most, found)  # another thread may have been here
-        known = self.trees[most]
-        if known is None: return drafter, costs
-        costs = replace(costs, c=(*costs.c[:-1], known[1]))
-        return TreeHybrid(*drafter.members[:-1], known[0], c=costs.c, verify=costs.verify), costs
+        """For greedy text, a tree in place of a head's chains, where it promises clearly more by
+        costs that were given or calibrated."""
+        if not isinstance(drafter, HybridDrafter) or costs is None: return drafter, costs
+        head, known = head_of(drafter.members[-1]), self.costs_at(drafter, 1)
+        if head is None or not gives_trees(self.target): return drafter, costs
+        chain, verify = costs.c[-1], costs.verify[:most]
+        level = known.costs.tree if known.costs else None # of a tree
+        if known.origin == "given": level = level or chain # no other is known
+        if known.origin not in ("given", "calibrated") or level is None: return drafter, costs
+        shape = paying_tree(chain, level, verify)
+        if not shape: return drafter, costs
+        costs = replace(costs, c=(*costs.c[:-1], level))
+        tree = TreeDrafter(head, self.target, shape=shape)
+        return TreeHybrid(*drafter.members[:-1], tree, c=costs.c, verify=costs.verify), costs
+
+    def calibrate(self, batch_sizes: Sequence[int] = (1,), # sequences that share a forward
+                 ) -> dict[int, KnownCosts]: # by batch size
+        """Measure what drafting costs on this machine, some seconds for each size, and keep it;
+        from now on this pair chooses by it, and so does every new one of the same parts. Raises
+        `BusyError` while other programs are at work, `InputError` for sizes that can't be, and for
+        a target that isn't on the CPU."""
+        sizes = [whole(size, "A batch size, how many sequences share a forward,", 1)
+                 for size in batch_sizes]
+        found = {size: calibrate(self.target, self.drafter, size) for size in sizes}
+        self.costs = None
+        self.known_costs |= found
+        return found
+
+def costs_told(costs: Costs | None, origin: str | None) -> dict | None:
+    "What a result tells of the costs that it was chosen by; None: nothing was chosen by costs."
+    if origin is None: return None
+    return (costs.as_dict() if costs else {}) | {"origin": origin}
 
 # %% ../nbs/use/01_pairs.ipynb #5erve002
 TREES = TreeDrafter, TreeHybrid # what drafts trees, for `speculate_tree`
@@ -440,8 +446,8 @@ def hands_on_trees(drafter: Drafter) -> bool:
     "Whether it drafts trees, or one of ours that passes on what another drafts holds such a one."
     if isinstance(drafter, TREES): return True
     if type(drafter) is HybridDrafter: return any(map(hands_on_trees, drafter.members))
-    if type(drafter) not in (AdaptiveDrafter, ColderDrafter, WrapperDrafter): return False
-    return hands_on_trees(drafter.drafter)
+    passes_on = AdaptiveDrafter, TemperatureScaledDrafter, WrapperDrafter
+    return type(drafter) in passes_on and hands_on_trees(drafter.drafter)
 
 def check_trees(drafter: Drafter, asked: Asked,
                 as_it_is: bool, # neither grammar nor log-probabilities
@@ -455,6 +461,11 @@ def check_trees(drafter: Drafter, asked: Asked,
     check(asked.verify is None and not asked.adapts and as_it_is, "With a tree of guesses there is "
           "no verify rule, adaptive K, grammar or log-probability: leave them out, and give K, the "
           "nodes of the tree, as a number.")
+
+def is_controller(K) -> bool:
+    "Whether K is a `Lookahead` and no class of such."
+    parts = "observe_step", "lookahead", "reset"
+    return not isinstance(K, type) and all(hasattr(K, part) for part in parts)
 
 class Asking(Couple):
     "What a pair can be asked for."
@@ -470,10 +481,12 @@ class Asking(Couple):
         lossless = verify is None or is_promised(verify, transform.temperature)
         ids = encode(self.tokenizer, prompt)
         ends = frozenset() if ignore_eos else self.eos_ids
+        controller = K if is_controller(K) else None
         adapts = isinstance(K, str) and K == "adaptive"
-        most = MOST if adapts else K
+        most = MOST if adapts else self.target.context_length if controller else K
+        if controller: K = type(controller).__name__  # as a result tells it
         most, max_new_tokens, ends = check_request(self.target, ids, most, max_new_tokens, ends)
-        settings = dict(K=K if adapts else most, **asdict(transform),
+        settings = dict(K=K if adapts or controller else most, **asdict(transform),
                         max_new_tokens=max_new_tokens, seed=source.seed,
                         stop=stops, ignore_eos=ignore_eos)
         # no more rows than keep their bits: greedy text is then the very text of plain decoding
@@ -482,8 +495,8 @@ class Asking(Couple):
         if rule: settings["verify"] = rule
         if grammar is not None: settings["grammar"] = str(grammar)
         known = dict(prompt_ids=ids, method=method, settings=settings, is_lossless=lossless)
-        return Asked(ids, transform, source, most, max_new_tokens, ends, verify, stops, adapts,
-                     known)
+        return Asked(ids, transform, source, most, max_new_tokens, ends, verify, stops,
+                     adapts or controller is not None, controller, known)
 
 # %% ../nbs/use/01_pairs.ipynb #dec0d1n6
 class Decoding(Asking):
@@ -500,21 +513,30 @@ class Decoding(Asking):
         as_it_is = target is self.target
         check_trees(drafter, asked, as_it_is)
         where = chosen_loop(loop, self.target, drafter, asked.verify, asked.adapts, not as_it_is)
-        costs, decoder, timer = None, None, PhaseTimer(self.target.device)
+        costs, origin, decoder = None, None, None
+        timer = PhaseTimer(self.target.device)
         if where == "device": decoder = self.decoder(drafter)
         elif not plain:
-            drafter, costs = self.priced(drafter, asked.adapts, asked.transform.temperature)
+            drafter, costs, origin = self.controlled(drafter, asked)
             if asked.transform.temperature == 0 and asked.verify is None and as_it_is:
                 drafter, costs = self.with_tree(drafter, costs, asked.K)
             if grammar is not None:
                 drafter = GrammarDrafter(drafter, start_of(grammar, self.target))
         rounds = self.rounds_of(asked, target, drafter, decoder, timer)
         known = asked.known | dict(drafter=None if plain else drafter_name(drafter), loop=where,
-                                   costs=costs and costs.as_dict())
+                                   costs=costs_told(costs, origin))
         heard = told or bool(asked.stops) or stream is not None
         watched = target if isinstance(target, WatchedLM) else None
         run = Run(Answer(self.tokenizer, asked.stops), stream, raise_interrupt, heard, watched)
         return self._decoded(decoder, rounds, run, asked.ends, timer, known, grammar)
+
+    def controlled(self, drafter: Drafter, asked: Asked, size: int = 1,
+                  ) -> tuple[Drafter, Costs | None, str | None]:
+        "The drafter, choosing by costs, and under the controller that was given as K."
+        adapts = asked.adapts and asked.controller is None
+        drafter, *known = self.with_costs(drafter, adapts, asked.transform.temperature, size)
+        if asked.controller: drafter = AdaptiveDrafter(drafter, asked.controller)
+        return drafter, *known
 
     def rounds_of(self, asked: Asked, target: CausalLM, drafter: Drafter,
                   decoder: DeviceDecoder | None, timer: PhaseTimer) -> Iterator[Round]:
@@ -655,26 +677,26 @@ class Listing(Decoding):
 
 # %% ../nbs/use/01_pairs.ipynb #5hr1nk10
 class Pricing(Listing):
-    "How a pair learns what guesses cost texts that share their forwards."
-    def priced_together(self, drafter: Drafter, asked: Asked, size: int,
-                       ) -> tuple[Drafter, list[Costs]]: # with 1, 2, … texts; empty: not known
-        "The drafter, choosing by what guesses cost so many texts; and the costs of fewer, too."
-        how = drafter, asked.adapts, asked.transform.temperature
-        drafter, costs = self.priced(*how, size)
-        if costs is None: return drafter, []
-        alone = self.priced(*how)[1] or costs
-        return drafter, [fewer(alone, costs, size, n) for n in range(1, size + 1)]
+    "How a pair learns what drafting costs sequences that share their forwards."
+    def with_costs_of_batch(self, drafter: Drafter, asked: Asked, size: int,
+                           ) -> tuple[Drafter, list[Costs], str | None]:
+        "The drafter, choosing by the costs of so many; the costs with 1, 2, … left; their origin."
+        made, costs, origin = self.controlled(drafter, asked, size)
+        if costs is None: return made, [], origin
+        alone = self.controlled(drafter, asked)[1] or costs
+        return made, [costs_of_fewer(alone, costs, size, n) for n in range(1, size + 1)], origin
 
 # %% ../nbs/use/01_pairs.ipynb #5erve008
 class Together(Pricing):
     "How a pair decodes texts that share their forwards."
     def together(self, asked: Sequence[Asked], size: int, drafter: Drafter, costs: list[Costs],
+                 origin: str | None, # of the costs
                  raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "So many texts at a time; each result as its text ends."
         device, plain = self.target.device, drafter is self.nothing
         timer = PhaseTimer(device)
         known = dict(drafter=None if plain else drafter_name(drafter), loop="host",
-                     costs=costs[-1].as_dict() if costs else None, peak_memory_mb=None)
+                     costs=costs_told(costs[-1] if costs else None, origin), peak_memory_mb=None)
         try:
             texts = {i: BatchText(one.ids, drafter, one.transform, one.source, one.K,
                                   one.max_new_tokens, one.ends, one.rule)
@@ -735,8 +757,9 @@ class Serving(Together):
         if size == 1 or apart or not isinstance(self.target, Llama):
             return self.one_by_one(asked, settings | dict(loop=loop, logprobs=logprobs))
         costs: list[Costs] = []
-        if not plain: drafter, costs = self.priced_together(drafter, first, size)
-        return self.together(asked, size, drafter, costs, raise_interrupt)
+        origin = None
+        if not plain: drafter, costs, origin = self.with_costs_of_batch(drafter, first, size)
+        return self.together(asked, size, drafter, costs, origin, raise_interrupt)
 
 # %% ../nbs/use/01_pairs.ipynb #473b8494
 class Described(Serving):
@@ -768,8 +791,9 @@ class Pair(Described):
     def generate(self, prompt: list[str] | list[list[dict]] | list[list[int]],
                  **settings) -> list[GenerationResult]: ...
     def generate(self, prompt, # raw text, chat messages or token ids; or a list of such prompts
-                 # draft tokens per round, at most; or "adaptive": as many as pay
-                 *, K: int | str = 5,
+                 # draft tokens per round, at most; or "adaptive": as many as pay; or a controller,
+                 # of which each sequence gets a copy, such as `AdaptiveLookahead(initial=8)`
+                 *, K: int | str | Lookahead = 5,
                  temperature: float = 0.0,                    # 0 is greedy
                  top_k: int | None = None, top_p: float | None = None,
                  max_new_tokens: int = 128,
@@ -986,9 +1010,9 @@ STOP_BELOW = 0.2  # of `HeadDrafter`
 # what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
 def load_drafter(folder: Path,
                  target: CausalLM) -> Drafter:
-    """A trained drafter, which draws a little colder than the target (`ColderDrafter`); raises
-    `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another
-    target."""
+    """A trained drafter, which draws at a lower temperature than the target
+    (`TemperatureScaledDrafter`); raises `InputError` if the folder holds none, `ModelError` if it is
+    damaged or was trained for another target."""
     folder = local_path(folder)
     check(
         (folder / "config.json").is_file(),
@@ -998,7 +1022,7 @@ def load_drafter(folder: Path,
     if "speculators_model_type" in (folder / "config.json").read_text(
         encoding="utf-8", errors="replace"
     ):
-        return ColderDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
+        return TemperatureScaledDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
     draft = load_model(folder, target.device, target.dtype, use="draft")
     theirs, ours = draft.target_digest, target.digest
     if draft.vocab_size != target.vocab_size or (theirs and ours and theirs != ours):
@@ -1006,7 +1030,7 @@ def load_drafter(folder: Path,
             f"The draft model in {folder} was trained for another target, with other weights: train"
             " one for this target."
         )
-    return ColderDrafter(ModelDrafter(draft, target.vocab_size))
+    return TemperatureScaledDrafter(ModelDrafter(draft, target.vocab_size))
 
 def shipped(name: str) -> Path: # a folder
     "A drafter that comes with the package."

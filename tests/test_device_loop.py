@@ -65,11 +65,10 @@ from specdec.device_loop import (
     speculate_on_device,
     walk_on_device,
 )
-from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import Head, head_config
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.small import NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
@@ -161,8 +160,9 @@ def drafters(target, seed=0):
         "wider": ModelDrafter(tiny(V + 5, seed=seed, noise=0.05, **there), V),
         "short memory": ModelDrafter(tiny(V, seed=seed, context=12, **there), V),
         "head": head_drafter(target, seed), "head, short memory": head_drafter(target, seed, context=10),
-        "colder": ColderDrafter(ModelDrafter(relative(), V)), "colder head": ColderDrafter(head_drafter(target)),
-        "hybrid": hybrid(SuffixDrafter(), ColderDrafter(head_drafter(target, seed))),
+        "colder": TemperatureScaledDrafter(ModelDrafter(relative(), V)),
+        "colder head": TemperatureScaledDrafter(head_drafter(target)),
+        "hybrid": hybrid(SuffixDrafter(), TemperatureScaledDrafter(head_drafter(target, seed))),
         "hybrid of models": hybrid(ModelDrafter(relative(), V), NGramDrafter()),
         "tree": tree_drafter(target, seed, width=3, depth=3), "tree of one shape": tree_drafter(target, shape=SHAPE),
         "tree, short memory": tree_drafter(target, seed, context=12, width=2),
@@ -487,7 +487,7 @@ class MyLookup(NGramDrafter):
 
 
 def test_a_loop_refuses_a_drafter_of_the_host():
-    for own in (object(), MyLookup(), ColderDrafter(MyLookup()), HybridDrafter(MyLookup(), NoDrafter())):
+    for own in (object(), MyLookup(), TemperatureScaledDrafter(MyLookup()), HybridDrafter(MyLookup(), NoDrafter())):
         assert "works on the host" in obstacle(tiny(), own)
         with pytest.raises(InputError, match="works on the host"): DeviceDecoder(tiny(), own)
     with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), Transform(), 3, 256)
@@ -640,7 +640,7 @@ def exact_drafters(q, V): # functions that make one of each kind
     return {
         "n-gram": NGramDrafter, "suffix": SuffixDrafter, "model": lambda: ModelDrafter(LanguageLM(q, V), V),
         "narrow model": lambda: ModelDrafter(NarrowLM(LanguageLM(q, V + 1), torch.arange(V), V), V),
-        "head": lambda: head_of(q, V), "colder": lambda: ColderDrafter(head_of(q, V)), "hybrid": hybrid,
+        "head": lambda: head_of(q, V), "colder": lambda: TemperatureScaledDrafter(head_of(q, V)), "hybrid": hybrid,
         "tree": lambda: tree_of(q, V), "tree of one shape": lambda: tree_of(q, V, [(0,), (1,), (1, 0)]),
     }
 

@@ -14,12 +14,12 @@ from specdec.drafters.base import (
     ModelState,
     NGramDrafter,
     NoDrafter,
+    TemperatureScaledDrafter,
     WrapperDrafter,
     WrapperState,
     ask,
     decide,
 )
-from specdec.drafters.colder import ColderDrafter
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 
@@ -54,7 +54,7 @@ class Wrapped(WrapperDrafter):
     def wrap(self, inner, tokens, eos_ids): return WrapperState(inner)
 
 
-@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, ColderDrafter, Clocked])
+@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, TemperatureScaledDrafter, Clocked])
 def test_a_drafter_around_a_drafter_passes_everything_on(kind):
     told, direct = Told(), Told()
     around, features, source = kind(told), torch.ones(1, 8), TorchSource(0)

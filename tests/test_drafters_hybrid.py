@@ -7,7 +7,7 @@ from helpers_drafters import packable_llama
 from specdec.bench.trial import Clocked
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, Informed, ModelDrafter
-from specdec.drafters.hybrid import Acceptance, HybridDrafter, HybridState, drafting, most_for_its_cost
+from specdec.drafters.choose import Acceptance, HybridDrafter, HybridState, drafting, most_for_its_cost
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState, replay
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
 from specdec.sampling import Transform

@@ -9,7 +9,7 @@ from helpers import examples
 from helpers_drafters import CPU, started
 from specdec.core import InputError, TorchSource
 from specdec.drafters.base import Draft, NGramDrafter, NoDrafter
-from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, outcome, replay
 from specdec.lossless.proof import language_pairs, loop_error
 from specdec.sampling import Transform

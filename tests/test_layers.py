@@ -17,14 +17,14 @@ LAYERS = {  # layer → its modules, in order
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "drafters.tree_hybrid", "batches", "device_drafters", "device_loop", "gguf", "grammars",
+        "drafters.int4", "drafters.translation", "drafters.trees", "drafters.choose", "batches", "device_drafters",
+        "device_loop", "gguf", "grammars",
     ],
     "lossless": [
         "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
         "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
-    "measures": ["speedup", "profiling", "costs", "batch_costs"],
+    "measures": ["speedup", "profiling", "costs"],
     "pairs": ["registry", "config", "pairs"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",

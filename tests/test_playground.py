@@ -15,8 +15,8 @@ from jinja2 import DictLoader, Environment
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.core import InputError, ModelError, Round, TorchSource
-from specdec.drafters.adaptive import MOST, adaptive
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter
+from specdec.drafters.choose import MOST, adaptive
 from specdec.pairs import Pair
 from specdec.playground import engine as playground_engine
 from specdec.playground import panel as playground_panel

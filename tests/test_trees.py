@@ -13,6 +13,7 @@ from specdec.core import InputError, TorchSource, exact_law
 from specdec.device_drafters import DeviceTree
 from specdec.device_loop import ancestors, walk_on_device
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import paying_shape
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.trees import (
     Growing,
@@ -22,7 +23,6 @@ from specdec.drafters.trees import (
     ancestry,
     best_tree,
     keep_rows,
-    paying_shape,
     read_tree,
     speculate_tree,
     walk,

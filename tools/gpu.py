@@ -25,11 +25,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.core import ModelError
 from specdec.device import as_llama
 from specdec.device_loop import DeviceDecoder, compile_layers, count_waits
-from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import Drafter, ModelDrafter, NGramDrafter, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.heads import Head, head_config
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.published import load_head
 from specdec.models import encode, find_model, load_tokenizer, load_transformers
@@ -128,7 +127,7 @@ class Subject:
     def drafters(self) -> dict[str, tuple[Drafter, int]]:
         "One of each kind, with its K."
         model = ModelDrafter(self.skipping, self.ours.vocab_size)
-        def head() -> Drafter: return ColderDrafter(HeadDrafter(self.head, self.ours))
+        def head() -> Drafter: return TemperatureScaledDrafter(HeadDrafter(self.head, self.ours))
         return {"plain": (NoDrafter(), 1), "n-gram": (NGramDrafter(), 8), "suffix": (SuffixDrafter(), 8),
                 "model": (model, 4), "head": (head(), 5), "hybrid": (HybridDrafter(SuffixDrafter(), head()), 5)}
 

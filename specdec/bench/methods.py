@@ -30,7 +30,7 @@ from .llamacpp import LlamaCppModes
 from .runner import prompt_ids
 from ..core import ModelError
 from ..drafters.base import Drafter, ModelDrafter, NGramDrafter
-from ..drafters.hybrid import HybridDrafter
+from ..drafters.choose import HybridDrafter
 from ..drafters.int4 import quantised
 from ..drafters.lookup import SuffixDrafter
 from ..loading import fits_plain, load

@@ -17,9 +17,9 @@ from ..sampling import Transform
 from ..core import PhaseTimer, Round, TorchSource, check, number
 from ..models import TextStream
 from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
-from ..drafters.adaptive import adaptive
+from ..drafters.choose import adaptive
 from ..drafters.base import Draft, Drafter, DraftState
-from ..drafters.hybrid import HybridState
+from ..drafters.choose import HybridState
 from ..speculative import speculate
 from ..protocol import CausalLM
 
