@@ -37,8 +37,8 @@ from .speculative import speculate
 from .transformer import Llama
 
 # %% ../nbs/engine/16_costs.ipynb #60e99909
-LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # guesses of the rounds that are timed
-OWN = (0, 0, 1, 0, 0, 3)                   # of those with a drafter that computes its guesses
+LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # draft tokens of the rounds that are timed
+OWN = (0, 0, 1, 0, 0, 3)                   # of those with a drafter that computes
 KINDS = {"greedy": 0.0, "sampled": 1.0}    # kind of text → temperature that stands for it
 
 class ScheduledDrafter(WrapperDrafter):
@@ -86,15 +86,15 @@ class ConstantDrafter:
 @dataclass(frozen=True)
 class TimedRound:
     "What a round took, in seconds."
-    guesses: int
-    draft: float   # asking the drafter, and telling it what became of its guesses
+    drafted: int   # tokens
+    draft: float   # asking the drafter, and telling it what became of its draft tokens
     forward: float # the target's
     decide: float  # distributions, verdict and draws
 
 def timed_rounds(target: CausalLM, drafter: Drafter,
-                 lengths: Sequence[int],    # guesses of the rounds, in this order
+                 lengths: Sequence[int],    # draft tokens of the rounds, in this order
                  temperature: float,
-                 held: int = 256,           # tokens of the text before them, at random
+                 held: int = 256,           # tokens of the sequence before them, at random
                 ) -> list[TimedRound]: # fewer where the target's context ends
     "Play rounds of given lengths, and say what each took."
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
@@ -107,28 +107,28 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
     played = list(islice(rounds, 1 + len(lengths)))[1:]
     seconds = [end - start for _, start, end in timer.spans[3:]]  # the first three are the prompt's
     found = []
-    for guesses, _ in zip(drafter.made, played):
+    for drafted, _ in zip(drafter.made, played):
         ask, forward, decide, tell = (seconds.pop(0) for _ in range(4))
-        found.append(TimedRound(guesses, ask + tell, forward, decide))
+        found.append(TimedRound(drafted, ask + tell, forward, decide))
     return found
 
 def in_steps(rounds: Iterable[TimedRound], # a plain one first
-             seconds: Callable[[TimedRound], float]) -> dict[int, float]: # guesses → plain steps
-    "What rounds with so many guesses take, each beside the plain step last before it; medians."
+             seconds: Callable[[TimedRound], float]) -> dict[int, float]: # tokens → plain steps
+    "What rounds with so many tokens take, each beside the plain step last before it; medians."
     found: dict[int, list[float]] = {}
     step = np.nan  # none before the first plain round
     for r in rounds:
-        if r.guesses: found.setdefault(r.guesses, []).append(seconds(r) / step)
+        if r.drafted: found.setdefault(r.drafted, []).append(seconds(r) / step)
         else: step = seconds(r)
     return {n: float(np.median(found[n])) for n in sorted(found)}
 
 # %% ../nbs/engine/16_costs.ipynb #88c351f0
 @dataclass(frozen=True)
 class Costs:
-    "What guesses cost one target, in plain steps. Raises `InputError` for what no costs can be."
+    "What draft tokens cost a target, in plain steps. Raises `InputError` for what can't be."
     step: float                         # s, a plain step
     verify: tuple[float, ...]           # v(1), v(2), …
-    c: tuple[tuple[float, float], ...]  # of each drafter: the first guess, and each further one
+    c: tuple[tuple[float, float], ...]  # of each drafter: the first token, and each further one
 
     def as_dict(self) -> dict:
         "For JSON, which has lists only."
@@ -167,14 +167,14 @@ STEADY = 1.5  # by how much the slower ones of equal steps may differ from the q
 
 def check_steady(rounds: Sequence[TimedRound]) -> None:
     "Raise `BusyError` if plain steps differ too much."
-    quick, slow = np.quantile([r.forward for r in rounds if not r.guesses], [0.1, 0.9])
+    quick, slow = np.quantile([r.forward for r in rounds if not r.drafted], [0.1, 0.9])
     if slow > STEADY * quick: raise BusyError(
         f"Equal steps take from {1000 * quick:.1f} to {1000 * slow:.1f} ms: other programs are at "
         "work, so what drafting costs can't be measured now.")
 
 def member_cost(rounds: Sequence[TimedRound],
                 verify: Sequence[float], # v(1), v(2), …
-                forwards: Callable[[int], int] = int, # guesses → forwards of the drafter
+                forwards: Callable[[int], int] = int, # draft tokens → forwards of the drafter
                ) -> tuple[float, float]: # of the first forward and each further one, in plain steps
     "c of a drafter: what its rounds take beyond v."
     prices = in_steps(rounds, lambda r: r.draft + r.forward + r.decide)
@@ -192,8 +192,8 @@ def verify_costs(known: dict[int, float]) -> tuple[float, ...]: # of some n → 
     return tuple(round(float(v), 4) for v in at)
 
 def plain_step(rounds: Sequence[TimedRound]) -> float: # s
-    "The median of the rounds without a guess."
-    return float(np.median([r.forward + r.decide for r in rounds if not r.guesses]))
+    "The median of the rounds without a draft token."
+    return float(np.median([r.forward + r.decide for r in rounds if not r.drafted]))
 
 # %% ../nbs/engine/16_costs.ipynb #6502e08e
 def measure_costs(target: CausalLM,
@@ -471,17 +471,17 @@ from specdec.batches import BatchText, speculate_batch
 @dataclass(frozen=True)
 class TimedStep:
     "What a step of a batch took."
-    asked: int      # guesses that each text was allowed
-    guesses: float  # that it made, on average
+    asked: int      # draft tokens that each sequence was allowed
+    drafted: float  # that it made, on average
     seconds: float
 
 def timed_steps(target: CausalLM, drafter: Drafter,
-                size: int,              # texts that share a forward
-                lengths: Sequence[int], # guesses of the steps, in this order
+                size: int,              # sequences that share a forward
+                lengths: Sequence[int], # draft tokens of the steps, in this order
                 temperature: float,
-                held: int = 128,        # tokens of each text before them, at random
+                held: int = 128,        # tokens of each sequence before them, at random
                ) -> list[TimedStep]: # the first after the prompts isn't counted
-    "Play rounds of given lengths with several texts at a time, and say what each step took."
+    "Play rounds of given lengths with several sequences at a time, and say what each step took."
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     most, lengths = max(1, *lengths), (lengths[0], *lengths)
     prompts = torch.randint(target.vocab_size, (size, held), generator=draw).tolist()
@@ -496,34 +496,34 @@ def timed_steps(target: CausalLM, drafter: Drafter,
         drafted[count[i]] += len(r.drafted)
         count[i] += 1
         if min(count) == len(ends): break
-    seconds, guesses = np.diff(ends)[1:], drafted[2:] / size
-    return [TimedStep(*step) for step in zip(lengths[1:], guesses.tolist(), seconds.tolist())]
+    seconds, made = np.diff(ends)[1:], drafted[2:] / size
+    return [TimedStep(*step) for step in zip(lengths[1:], made.tolist(), seconds.tolist())]
 
 # %% ../nbs/engine/19_batch_costs.ipynb #f6dff60c
-ROWS = 160  # that a forward is timed with at most, where so many texts don't need more
-BATCH_OWN = (0, 1, 0, 3) # guesses of steps with a drafter that computes them
+ROWS = 160  # that a forward is timed with at most, where so many sequences don't need more
+BATCH_OWN = (0, 1, 0, 3) # draft tokens of steps with a drafter that computes them
 
 def step_prices(steps: Sequence[TimedStep], # a plain one first
-          ) -> dict[int, tuple[float, float]]: # asked → guesses made, plain steps
-    "What steps with so many guesses take, each beside the plain step last before it; medians."
+          ) -> dict[int, tuple[float, float]]: # asked → draft tokens made, plain steps
+    "What steps with so many tokens take, each beside the plain step last before it; medians."
     found: dict[int, list[tuple[float, float]]] = {}
     plain = np.nan  # none before the first plain step
     for step in steps:
         if not step.asked: plain = step.seconds
-        else: found.setdefault(step.asked, []).append((step.guesses, step.seconds / plain))
+        else: found.setdefault(step.asked, []).append((step.drafted, step.seconds / plain))
     medians = {n: np.median(pairs, axis=0).tolist() for n, pairs in sorted(found.items())}
-    return {n: (guesses, price) for n, (guesses, price) in medians.items()}
+    return {n: (made, price) for n, (made, price) in medians.items()}
 
 def drafting_cost(steps: Sequence[TimedStep],
                   verify: Sequence[float], # v(1), v(2), …
-                 ) -> tuple[float, float]: # of the first guess and each further one, in plain steps
+                 ) -> tuple[float, float]: # of the first token and each further one, in plain steps
     "c of a drafter in a batch: what its steps take beyond v."
     known = [(0.0, 1.0), *enumerate(verify, start=1)]
-    def beyond(guesses: float, price: float) -> float:
-        return max(0.0, price - float(np.interp(guesses, *zip(*known))))
+    def beyond(drafted: float, price: float) -> float:
+        return max(0.0, price - float(np.interp(drafted, *zip(*known))))
 
-    made = [(guesses, beyond(guesses, price)) for guesses, price in step_prices(steps).values()]
-    made = [(guesses, extra) for guesses, extra in made if guesses > 0]
+    made = [(drafted, beyond(drafted, price)) for drafted, price in step_prices(steps).values()]
+    made = [(drafted, extra) for drafted, extra in made if drafted > 0]
     if not made: return 0.0, 0.0  # it had nothing to say
     (few, first), (many, all_of_them) = made[0], made[-1]
     if many <= few: return round(first / few, 4), round(first / few, 4)
@@ -533,15 +533,15 @@ def drafting_cost(steps: Sequence[TimedStep],
 # %% ../nbs/engine/19_batch_costs.ipynb #a8b84bde
 def measure_batch_costs(target: CausalLM,
                         drafters: Sequence[Drafter], # those between which is chosen
-                        size: int,                   # texts that share a forward
+                        size: int,                   # sequences that share a forward
                         repeats: int = 3,            # steps of each length
                        ) -> MachineCosts:
-    """Time steps of so many texts, with guesses that cost nothing and with each drafter that
+    """Time steps of so many sequences, with drafts that cost nothing and with each drafter that
     computes something, for some seconds. Raises `BusyError` where equal steps take very different
     times."""
     layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.layers))
     most = min(MOST, max(2, ROWS // size - 1))
-    lengths = [n for guesses in sorted({1, 2, most // 2, most}) for n in (0, guesses)]
+    lengths = [n for drafted in sorted({1, 2, most // 2, most}) for n in (0, drafted)]
     found = {}
     def timed(drafter: Drafter, lengths: Sequence[int], temperature: float) -> list[TimedStep]:
         steps = timed_steps(target, drafter, size, lengths * (repeats + 1), temperature)

@@ -79,7 +79,7 @@ def test_rounds_have_the_lengths_of_the_schedule(tiny):
     for drafter in (module.ConstantDrafter(), ModelDrafter(tiny, 96)):
         for temperature in (0.0, 1.0):
             rounds = timed_rounds(tiny, drafter, lengths, temperature, held=8)
-            assert [r.guesses for r in rounds] == list(lengths)
+            assert [r.drafted for r in rounds] == list(lengths)
             assert all(r.forward > 0 and r.decide > 0 and r.draft >= 0 for r in rounds)
 
 

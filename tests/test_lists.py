@@ -442,8 +442,8 @@ def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
 def test_steps_follow_the_schedule():
     steps = timed_steps(tiny(), SuffixDrafter(), 3, (0, 2, 0, 4), 1.0, held=20)
     assert [step.asked for step in steps] == [0, 2, 0, 4] and all(step.seconds > 0 for step in steps)
-    assert all(0 <= step.guesses <= step.asked for step in steps) and steps[3].guesses > 0
-    assert [step.guesses for step in timed_steps(tiny(), ConstantDrafter(), 2, (0, 1, 3), 0.0)] == [0, 1, 3]
+    assert all(0 <= step.drafted <= step.asked for step in steps) and steps[3].drafted > 0
+    assert [step.drafted for step in timed_steps(tiny(), ConstantDrafter(), 2, (0, 1, 3), 0.0)] == [0, 1, 3]
 
 
 def test_prices_are_beside_the_plain_step_before():

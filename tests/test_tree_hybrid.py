@@ -238,7 +238,7 @@ def test_levels_are_what_is_paid_for():
 
 def test_a_trees_rounds_hold_its_nodes(target, head):
     tree = TreeDrafter(head, target, shape=SHAPE)
-    assert [r.guesses for r in timed_rounds(target, tree, (0, 1, 0, 4), 0.0, held=8)] == [0, 1, 0, 4]
+    assert [r.drafted for r in timed_rounds(target, tree, (0, 1, 0, 4), 0.0, held=8)] == [0, 1, 0, 4]
 
 
 def test_what_a_tree_costs_is_measured_and_kept_by_a_calibration(target, head, monkeypatch, tmp_path):

@@ -20,9 +20,9 @@ from .trees import Ranks, best_tree
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #54defa7f
 class Acceptance:
-    """How often guesses are accepted when they are tried, by what was known before they were drawn.
-    Guesses after a rejection were not tried and don't count. Old tries count less and less, so that
-    what hasn't been tried for long drifts back to the prior and gets another chance."""
+    """How often draft tokens are accepted when they are tried, by what was known before they were
+    drawn. Those after a rejection were not tried and don't count. Old tries count less and less, so
+    that what hasn't been tried for long drifts back to the prior and gets another chance."""
     def __init__(self, prior: float | Mapping[Hashable, float], # α by what is known; or one number
                  weight: float = 4.0,                           # tries that the prior is worth
                  keep: float = 0.98): # what a try still counts after each further round
@@ -36,22 +36,22 @@ class Acceptance:
         self.counts: dict[Hashable, tuple[float, float]] = {}  # by evidence: accepted, tried
 
     def prior_of(self, evidence: Hashable, before: float | None) -> float: # 0…1
-        "α before anything is seen; without a prior of its own, a guess is like the one before it."
+        "α before anything is seen; without a prior of its own, a token is like the one before it."
         if isinstance(self.prior, Mapping):
             if evidence in self.prior: return self.prior[evidence]
         elif before is None: return self.prior
         return 0.5 if before is None else before
 
     def alpha(self, evidence: Hashable,
-              before: float | None = None, # the estimate for the guess before it, if there is one
+              before: float | None = None, # the estimate for the one before it, if there is one
              ) -> float: # 0…1
         "The estimate."
         prior = self.prior_of(evidence, before)
         accepted, tried = self.counts.get(evidence, (0.0, 0.0))
         return (accepted + self.weight * prior) / (tried + self.weight)
 
-    def expected(self, evidence: Sequence[Hashable]) -> list[float]: # τ for 1, 2, … guesses
-        "Tokens of a round with the first 1, 2, … of these guesses: 1 + Σ Π α."
+    def expected(self, evidence: Sequence[Hashable]) -> list[float]: # τ for 1, 2, … draft tokens
+        "Tokens of a round with the first 1, 2, … of these draft tokens: 1 + Σ Π α."
         tokens: list[float] = []
         alpha, together, total = None, 1.0, 0.0
         for known in evidence:
@@ -64,7 +64,7 @@ class Acceptance:
     def observe(self, evidence: Sequence[Hashable], accepted: int, tried: int,
                 rounds: float = 1.0, # for so many rounds old tries fade
                ) -> None:
-        "What became of the guesses of a round."
+        "What became of the draft tokens of a round."
         kept, faded = self.keep ** rounds, self.counts.items()
         self.counts = {known: (kept * a, kept * n) for known, (a, n) in faded}
         for i, known in enumerate(evidence[:tried]):
@@ -90,10 +90,10 @@ def features_for(features: Tensor | None, # [m, F], of the layers `given`, one a
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #8a119b9e
 def most_for_its_cost(
-    expected: Sequence[Sequence[float]], # τ with 1, 2, … guesses, for each drafter
+    expected: Sequence[Sequence[float]], # τ with 1, 2, … draft tokens, for each drafter
     prices: Sequence[Sequence[float]],   # what such a round costs, in plain steps
-) -> tuple[int, int]: # which drafter, how many guesses; (0, 0): none
-    """The choice with the most tokens per cost, the first of equals. No guess to make is a plain
+) -> tuple[int, int]: # which drafter, how many draft tokens; (0, 0): none
+    """The choice with the most tokens per cost, the first of equals. Nothing to draft is a plain
     step, which counts as one of the choices."""
     best, chosen = 1.0, (0, 0)
     for who, (offers, price) in enumerate(zip(expected, prices)):
@@ -102,15 +102,15 @@ def most_for_its_cost(
     return chosen
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #637d6efa
-Cost = float | tuple[float, float] # c: of each guess; or of the first one, and of each further one
+Cost = float | tuple[float, float] # c: of each token; or of the first, and of each further one
 
 def drafting(c: Cost, n: int) -> float: # in plain steps
-    "What n guesses cost."
+    "What n draft tokens cost."
     if not isinstance(c, tuple): return n * c
     return c[0] + (n - 1) * c[1] if n else 0.0
 
 def _prices(c: Cost, verify: float | Sequence[float], n: int) -> list[float]: # [n], or fewer
-    "What a round with 1, 2, … n guesses costs, in plain steps; no longer than what v is known for."
+    "What a round with 1, 2, … n draft tokens costs, in plain steps; as far as v is known."
     if isinstance(verify, Sequence): forwards = list(verify[:n])
     else: forwards = [1 + i * verify for i in range(1, n + 1)]
     return [v + drafting(c, i) for i, v in enumerate(forwards, start=1)]
@@ -120,15 +120,15 @@ def _prices(c: Cost, verify: float | Sequence[float], n: int) -> list[float]: # 
 SUFFIX_PRIOR = {1: 0.15, 2: 0.4, 3: 0.6, 4: 0.7, 5: 0.8, 6: 0.85, 7: 0.9, 8: 0.9}
 PRIOR = 0.5   # α of any other drafter, for a start
 COST = 0.07   # c of a drafter that computes something; to look something up is free
-VERIFY = 0.02 # what a guess adds to the target's forward, in plain steps
-PROBE = 0.01  # of the time, spent on a guess now and then while nothing pays
+VERIFY = 0.02 # what a draft token adds to the target's forward, in plain steps
+PROBE = 0.01  # of the time, spent on a token now and then while nothing pays
 
 def default_cost(drafter: Drafter) -> float: # c
-    "What is taken for the cost of a drafter's guesses, unless it was measured."
+    "What is taken for the cost of a drafter's tokens, unless it was measured."
     return 0.0 if isinstance(drafter, (NGramDrafter, SuffixDrafter)) else COST
 
 def default_prior(drafter: Drafter) -> float | Mapping[Hashable, float]: # see `Acceptance`
-    "What is taken for the α of a drafter's guesses before any is seen."
+    "What is taken for the α of a drafter's tokens before any is seen."
     return SUFFIX_PRIOR if isinstance(drafter, SuffixDrafter) else PRIOR
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #e01cc17b
@@ -143,8 +143,8 @@ def _check_costs(c: Sequence[Cost], verify: float | Sequence[float], priors: Seq
           f"not c = {c} and priors = {priors}.")
     several = isinstance(verify, Sequence) and len(verify) > 0
     known = all(number(v) > 0 for v in verify) if several else number(verify) >= 0
-    check(known, "Costs must not be negative: verify is what each guess adds to a forward, or a "
-          f"list of what forwards over 1, 2, … guesses cost in plain steps; not {verify!r}.")
+    check(known, "Costs must not be negative: verify is what each token adds to a forward, or a "
+          f"list of what forwards over 1, 2, … draft tokens cost in plain steps; not {verify!r}.")
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #1718e735
 class Chooser:
@@ -315,13 +315,13 @@ class Lookahead(Protocol):
         "What became of a round."
 
     def reset(self) -> None:
-        "A new text: forget what was seen."
+        "A new sequence: forget what was seen."
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #94df48a1
 def play(
     controller: Lookahead,
-    right: Sequence[int], # at each place of a text: how many guesses in a row would be right there
-) -> list[tuple[int, int]]: # of each round: guesses made, guesses accepted
+    right: Sequence[int], # at each place of a text: how many tokens in a row would be right
+) -> list[tuple[int, int]]: # of each round: tokens drafted, tokens accepted
     """The rounds in which a text would be written under a controller, without a model. A draft that
     reaches beyond the text is cut there."""
     rounds, at = [], 0
@@ -468,11 +468,11 @@ class AdaptiveDrafter(WrapperDrafter):
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #63e1c77c
 def adaptive(drafter: Drafter,
-             # of its guesses, in plain steps; None: the default of its kind
+             # of its draft tokens, in plain steps; None: the default of its kind
              c: Cost | None = None,
-             verify: float | Sequence[float] = VERIFY, # what a guess adds to a forward; or v(1), …
+             verify: float | Sequence[float] = VERIFY, # what a token adds to a forward; or v(1), …
             ) -> Drafter:
-    "The drafter with as many guesses as pay; one that chooses by itself already stays as it is."
+    "The drafter with as many tokens as pay; one that chooses by itself already stays as it is."
     if isinstance(drafter, (AdaptiveDrafter, HybridDrafter)): return drafter
     cost = default_cost(drafter) if c is None else c
     if isinstance(drafter, SuffixDrafter): return HybridDrafter(drafter, c=(cost,), verify=verify)
@@ -481,11 +481,11 @@ def adaptive(drafter: Drafter,
 # %% ../../nbs/drafters/25_trees.ipynb #7reepay1
 def paying_shape(chances: Sequence[Sequence[float]], # as for `best_tree`; one rank only: chains
                  c: Cost,                   # of the first level, and each further; in plain steps
-                 verify: Sequence[float],   # v(1), v(2), …: forwards over so many guesses, likewise
+                 verify: Sequence[float],   # v(1), v(2), …: forwards over so many tokens
                 ) -> tuple[list[Ranks], float]: # the tree, empty if none pays; tokens a plain step
     """The tree with most tokens for what it costs: τ / (v + c), as in Chen et al. 2024, Sequoia,
     section 3.3. A plain step brings one token for the cost of one. Raises `InputError` if v isn't
-    known for one guess at least."""
+    known for one draft token at least."""
     check(len(verify) > 0, "verify is empty: give v(1), v(2), …, such as `Costs.verify`.")
     best: tuple[list[Ranks], float] = [], 1.0
     for depth in range(1, len(verify) + 1):
@@ -525,13 +525,13 @@ def head_of(drafter: Drafter) -> FastHead | None:
 CLEARLY = 1.05  # by how much the better promise must be better
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #5a1c2cb9
-def paying_tree(chain: Cost,              # c of a chain's guesses, in plain steps
+def paying_tree(chain: Cost,              # c of a chain's draft tokens, in plain steps
                 tree: Cost,               # c of a tree's levels, likewise
                 verify: Sequence[float],  # v(1), v(2), …; no tree is larger than this list is long
                 chances: Sequence[Sequence[float]] = CHANCES, # by depth and rank
                ) -> list[Ranks]: # its shape; empty where a chain does as well
     """The tree that promises clearly more tokens a plain step than any chain (and than plain
-    decoding). Raises `InputError` if v isn't known for one guess at least."""
+    decoding). Raises `InputError` if v isn't known for one draft token at least."""
     _, of_chains = paying_shape([row[:1] for row in chances], chain, verify)
     shape, of_trees = paying_shape(chances, tree, verify)
     return shape if of_trees > CLEARLY * of_chains else []
