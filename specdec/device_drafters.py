@@ -418,7 +418,7 @@ class ColderOnDevice:
     def propose(self, text: DeviceText, K: int, transform: Transform,
                 generator: torch.Generator | None) -> DeviceDraft:
         "The inner one's guesses, and the q that they were drawn from: the colder one."
-        return self.inner.propose(text, K, self.drafter.colder(transform), generator)
+        return self.inner.propose(text, K, self.drafter.scaled(transform), generator)
 
 # %% ../nbs/engine/13_device_drafters.ipynb #7d7de224
 class DeviceAcceptance:

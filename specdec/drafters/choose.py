@@ -517,7 +517,7 @@ CHANCES = ((.44, .13, .07, .04, .03, .02, .01, .01),
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #7d0ee22e
 def head_of(drafter: Drafter) -> FastHead | None:
-    "The head that drafts, whatever it is wrapped in; None if no head does."
+    "The head that drafts, also inside wrappers; None if no head does."
     while isinstance(drafter, WrapperDrafter): drafter = drafter.drafter
     return drafter.head if isinstance(drafter, HeadDrafter) else None
 
