@@ -26,7 +26,8 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from .core import InputError, ModelError, PhaseTimer, Source, TorchSource, check, number
 from .drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 from specdec.drafters.choose import (
-    MOST, AdaptiveDrafter, HybridDrafter, adaptive, default_cost, gives_trees, head_of, paying_tree,
+    MOST, AdaptiveDrafter, HybridDrafter, adaptive, default_cost, gives_trees, head_of, layers_of,
+    paying_tree,
 )
 from .drafters.head_drafter import HeadDrafter
 from .drafters.trees import TreeDrafter, speculate_tree
@@ -202,9 +203,9 @@ def measure_costs(target: CausalLM,
                  ) -> MachineCosts:
     """Time rounds of the target, and of each drafter that computes something, for some seconds.
     Raises `BusyError` where equal steps take very different times."""
-    layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.layers))
+    layers = layers_of(drafters)
 
-    def rounds(drafter: Drafter, lengths: Sequence[int], temperature: float) -> list[TimedRound]:
+    def rounds(drafter: Drafter, lengths: tuple[int, ...], temperature: float):
         return timed_rounds(target, drafter, lengths * (repeats + 1), temperature)[len(lengths):]
 
     check_steady(timed_rounds(target, ConstantDrafter(layers), (0,) * 12, 0.0)[2:])
@@ -216,7 +217,7 @@ def measure_costs(target: CausalLM,
         c = [member_cost(rounds(drafter, OWN, temperature), verify)
              if default_cost(drafter) else (0.0, 0.0) for drafter in drafters]
         found[kind] = Costs(round(plain_step(free), 6), verify, tuple(c))
-    return MachineCosts(**found)
+    return MachineCosts(found["greedy"], found["sampled"])
 
 # %% ../nbs/engine/16_costs.ipynb #48fbf59d
 def members_of(drafter: Drafter) -> tuple[Drafter, ...]:
@@ -234,8 +235,8 @@ def with_costs(drafter: Drafter,
               ) -> Drafter:
     """The same drafter, choosing by these costs; raises `InputError` if there aren't as many as
     drafters."""
-    known = costs is not None and uses_costs(drafter, adapts)
-    if not known: return adaptive(drafter) if adapts else drafter
+    if costs is None or not uses_costs(drafter, adapts):
+        return adaptive(drafter) if adapts else drafter
     check(len(costs.c) == len(members_of(drafter)),
           f"These costs are for {len(costs.c)} drafters, and there are {len(members_of(drafter))}:"
           " measure them for this pair.")
@@ -450,7 +451,7 @@ def costs_for(target: CausalLM,
 # what `specdec doctor` shows
 def kept_costs() -> list[dict]:
     "Everything that `calibrate` has kept, also what is of no use any more."
-    found = []
+    found: list[dict] = []
     for file in sorted((cache_home() / "costs").glob("*.json")):
         try: about, costs = read_costs(file)
         except ModelError:
@@ -518,9 +519,9 @@ def drafting_cost(steps: Sequence[TimedStep],
                   verify: Sequence[float], # v(1), v(2), …
                  ) -> tuple[float, float]: # of the first token and each further one, in plain steps
     "c of a drafter in a batch: what its steps take beyond v."
-    known = [(0.0, 1.0), *enumerate(verify, start=1)]
+    lengths, prices = [0, *range(1, 1 + len(verify))], [1.0, *verify]
     def beyond(drafted: float, price: float) -> float:
-        return max(0.0, price - float(np.interp(drafted, *zip(*known))))
+        return max(0.0, price - float(np.interp(drafted, lengths, prices)))
 
     made = [(drafted, beyond(drafted, price)) for drafted, price in step_prices(steps).values()]
     made = [(drafted, extra) for drafted, extra in made if drafted > 0]
@@ -539,11 +540,11 @@ def measure_batch_costs(target: CausalLM,
     """Time steps of so many sequences, with drafts that cost nothing and with each drafter that
     computes something, for some seconds. Raises `BusyError` where equal steps take very different
     times."""
-    layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.layers))
+    layers = layers_of(drafters)
     most = min(MOST, max(2, ROWS // size - 1))
     lengths = [n for drafted in sorted({1, 2, most // 2, most}) for n in (0, drafted)]
     found = {}
-    def timed(drafter: Drafter, lengths: Sequence[int], temperature: float) -> list[TimedStep]:
+    def timed(drafter: Drafter, lengths: tuple[int, ...], temperature: float):
         steps = timed_steps(target, drafter, size, lengths * (repeats + 1), temperature)
         return steps[len(lengths):]  # at first a drafter reads its prompt
 
@@ -555,7 +556,7 @@ def measure_batch_costs(target: CausalLM,
              else (0.0, 0.0) for drafter in drafters]
         plain = np.median([step.seconds for step in free if not step.asked])
         found[kind] = Costs(round(float(plain), 6), verify, tuple(c))
-    return MachineCosts(**found)
+    return MachineCosts(found["greedy"], found["sampled"])
 
 # %% ../nbs/engine/19_batch_costs.ipynb #ca11br01
 def measure_tree(target: CausalLM, drafter: Drafter, # a hybrid whose last member is a head, or not
@@ -617,4 +618,4 @@ def set_costs(drafter: Drafter, # one that chooses by costs, as `with_costs` mak
               costs: Costs) -> None:
     "From now on all of them choose by these costs; what was learned of a sequence stays."
     for one in (drafter, *states):
-        if one is not None: one.set_costs(costs.c, costs.verify) # type: ignore[attr-defined]
+        if one is not None: one.set_costs(costs.c, costs.verify) # type: ignore[union-attr]

@@ -79,6 +79,10 @@ def _evidence_of(state: DraftState, K: int) -> list[Hashable]: # for each token 
     return [state.evidence(i) for i in range(state.reach(K))]  # type: ignore[attr-defined]
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #eacee06f
+def layers_of(members: Sequence[Drafter]) -> tuple[int, ...]:
+    "The target's layers that any of several drafters wants to see, each once."
+    return tuple(dict.fromkeys(layer for member in members for layer in member.layers))
+
 def features_for(features: Tensor | None, # [m, F], of the layers `given`, one after the other
                  given: Sequence[int], wanted: Sequence[int],
                 ) -> Tensor | None: # [m, F of the wanted ones]
@@ -141,8 +145,8 @@ def _check_costs(c: Sequence[Cost], verify: float | Sequence[float], priors: Seq
     check(listed and len(c) == len(priors) > 0 and all(map(is_cost, c)),
           "Costs must not be negative, and there is one of them and one prior for each drafter: "
           f"not c = {c} and priors = {priors}.")
-    several = isinstance(verify, Sequence) and len(verify) > 0
-    known = all(number(v) > 0 for v in verify) if several else number(verify) >= 0
+    if isinstance(verify, Sequence) and len(verify) > 0: known = all(number(v) > 0 for v in verify)
+    else: known = number(verify) >= 0
     check(known, "Costs must not be negative: verify is what each token adds to a forward, or a "
           f"list of what forwards over 1, 2, … draft tokens cost in plain steps; not {verify!r}.")
 
@@ -275,11 +279,12 @@ class HybridDrafter:
         self.has_default_costs = c is None
         if c is None: c = tuple(default_cost(member) for member in members)
         if priors is None: priors = tuple(default_prior(member) for member in members)
-        self.c, self.verify, self.priors, self.members = c, verify, priors, members
+        self.members: tuple[Drafter, ...] = members
+        self.c, self.verify, self.priors = c, verify, priors
         self.verify = self.chooser().verify  # raises for costs that can't be
         check(len(c) == len(members), f"Costs and priors: there is one for each of {len(members)} "
               f"drafters, not {len(c)}.")
-        self.layers = tuple(dict.fromkeys(layer for member in members for layer in member.layers))
+        self.layers: tuple[int, ...] = layers_of(members)
 
     def chooser(self) -> Chooser:
         "The one that chooses for a new sequence."
@@ -505,6 +510,7 @@ from itertools import accumulate
 from .head_drafter import FastHead, HeadDrafter
 from .trees import TreeDrafter, reads_trees
 from ..protocol import CausalLM
+from ..transformer import Llama
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #53851935
 # how often a head's first, second, … choice is the target's token: one token ahead, two, …
@@ -595,16 +601,19 @@ class TreeHybrid:
         tree = members[-1] if members else None
         if not isinstance(tree, TreeDrafter) or not tree.shape: raise InputError(
             "The last member is a TreeDrafter with a shape, such as `paying_tree` finds.")
-        self.tree, self.members, self.c, self.verify = tree, members, c, verify
-        self.priors = tuple(default_prior(member) for member in members)
-        self.passed = tuple(chance_of(path, chances) for path in tree.shape)
+        self.tree: TreeDrafter = tree
+        self.members: tuple[Drafter, ...] = members
+        self.layers: tuple[int, ...] = layers_of(members)
+        self.c: Sequence[Cost] = c
+        self.verify: float | Sequence[float] = verify
+        self.priors: Sequence = tuple(default_prior(member) for member in members)
+        passed = tuple(chance_of(path, chances) for path in tree.shape)
+        self.promise: TreePromise = TreePromise(tree, passed)
         self.verify = self.chooser().verify  # raises for costs that can't be
-        self.layers = tuple(dict.fromkeys(layer for member in members for layer in member.layers))
 
     def chooser(self) -> Chooser:
         "The one that chooses for a new sequence."
-        promise = TreePromise(self.tree, self.passed)
-        return Chooser(self.c, self.verify, self.priors, tree=promise)
+        return Chooser(self.c, self.verify, self.priors, tree=self.promise)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> HybridState:
@@ -614,4 +623,4 @@ class TreeHybrid:
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #c154962a
 def gives_trees(target: CausalLM) -> bool:
     "Whether nothing is lost with a tree: not where chains have the very bits of plain decoding."
-    return reads_trees(target) and not target.same_rows
+    return isinstance(target, Llama) and reads_trees(target) and not target.same_rows
