@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 import torch
 
+from helpers import tool
 from helpers_drafters import packable_llama
 from specdec import costs as module
 from specdec.core import InputError, ModelError, TorchSource
@@ -461,3 +462,35 @@ def test_batch_sizes_between_those_of_the_table(default):
         assert min(low, high) <= mid <= max(low, high)
     assert four != between != eight
     assert shipped_costs(default, drafters, 10_000) == shipped_costs(default, drafters, 64)
+
+
+def test_the_file_is_as_its_tool_writes_it():
+    file = Path(module.__file__).parent / "data" / "costs.json"
+    maker, table = tool("costs"), json.loads(file.read_text())
+    assert maker.as_text(table) == file.read_text() and file.read_text().isascii()
+    entries = table["devices"]["cpu"]["entries"]
+    places = [maker.place(entry) for entry in entries]
+    assert places == sorted(set(places))
+
+
+def test_the_tool_measures_and_keeps_what_it_could_not(monkeypatch, tmp_path, tiny, capsys):
+    maker, file = tool("costs"), tmp_path / "costs.json"
+    monkeypatch.setattr(maker, "load", lambda *names, **more: tiny)
+    monkeypatch.setattr(maker, "best_drafter", lambda target: HybridDrafter(SuffixDrafter()))
+    one = Costs(0.01, (1.02, 1.04), ((0.0, 0.0),))
+    monkeypatch.setattr(maker, "measure_costs", lambda *given: MachineCosts(one, one))
+    def busy(*given): raise BusyError("busy")
+    monkeypatch.setattr(maker, "measure_batch_costs", busy)
+    monkeypatch.setattr(maker.os, "getloadavg", lambda: (0.5,) * 3)
+    monkeypatch.setattr(maker.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(maker.torch, "set_grad_enabled", lambda on: None)
+    monkeypatch.setattr("sys.argv", ["costs.py", "--out", str(file), "--only", "int4", "--sizes", "1", "4"])
+    maker.main()
+    entry, = module.ShippedTable.model_validate_json(file.read_bytes()).devices["cpu"].entries
+    assert (entry.dtype, entry.batch_size, entry.greedy.c) == ("int4", 1, {})
+    assert entry.greedy.of(["lookup", "lookup"]) == Costs(0.01, (1.02, 1.04), ((0.0, 0.0),) * 2)
+    assert entry.greedy.of(["lookup", None]) is None
+    assert "int4, 4: the machine is too busy" in capsys.readouterr().out
+    before = file.read_text()
+    maker.main()  # what is there already is replaced, what couldn't be measured stays
+    assert file.read_text() == before
