@@ -337,6 +337,7 @@ def write_costs(file: Path, subject: dict, costs: MachineCosts) -> None:
 def calibrated_costs(target: CausalLM, drafters: Sequence[Drafter],
                      batch_size: int) -> MachineCosts | None:
     "What the user has measured here; None if nothing, or nothing that holds: then that is said."
+    if not (cache_home() / "costs").is_dir(): return None  # most people have never calibrated
     subject = subject_of(target, drafters, batch_size)
     file = costs_file(subject)
     if not file.exists(): return None
