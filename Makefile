@@ -2,8 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 # Notebooks run with quiet libraries, so that their saved outputs hold results only.
-# What is measured on a machine decides nothing in them.
-QUIET  := SPECDEC_COSTS=usual HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
+QUIET  := HF_HUB_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 # `ci`: what must hold. `nightly`: also the tests marked slow, and all of hypothesis' examples.
 TIER ?= ci
 CHOSEN := $(if $(filter nightly,$(TIER)),,-m "not slow")

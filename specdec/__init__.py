@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.result import GenerationResult
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
-    from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
-    from specdec.drafters.hybrid import HybridDrafter
+    from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
     from specdec.drafters.head import HeadDrafter
     from specdec.loading import load
     from specdec.lossless.block import block_verification
@@ -48,9 +47,9 @@ _HOMES = {
     "NGramDrafter": "drafters.lookup",
     "ModelDrafter": "drafters.model",
     "SuffixDrafter": "drafters.lookup",
-    "HybridDrafter": "drafters.hybrid",
-    "AdaptiveDrafter": "drafters.adaptive",
-    "AdaptiveLookahead": "drafters.adaptive",
+    "HybridDrafter": "drafters.choose",
+    "AdaptiveDrafter": "drafters.choose",
+    "AdaptiveLookahead": "drafters.choose",
     "HeadDrafter": "drafters.head",
     "block_verification": "lossless.block",
     "check_verify": "lossless.conformance",

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import check
 from .drafters.base import Draft
+from .errors import check
 from .kvcache import KVCache, _Buffers
 from .layouts import ALIKE, FEW, answer_apart, fold_apart, hidden_places, unfold_apart
 from .transformer import Llama, Positions, head_size, rotation

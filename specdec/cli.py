@@ -1061,7 +1061,7 @@ def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
     from specdec.lossless.gallery import evidence
     from specdec.lossless.proof import Proven
     from specdec.drafters.model import ModelDrafter
-    from specdec.loop import speculate, speculate_batch
+    from specdec.loop import speculate
     found = evidence(broken, speculate, ModelDrafter)
     case = {}
     if isinstance(found, Proven): case = {"K": found.K, "V": found.V, "error": str(found.error)}

@@ -320,7 +320,7 @@ def extras(findings: Findings) -> dict:
 
 # %% ../nbs/use/10_doctor.ipynb #9d8d156c
 def costs(findings: Findings) -> list[dict]:
-    "What guesses cost here, as far as it was measured: see `specdec.costs`."
+    "What drafting costs here, as far as it was measured: see `specdec.costs`."
     from specdec.costs import kept_costs
     damaged = {"state": "damaged", "about": None, "costs": None}
     return [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
@@ -334,13 +334,13 @@ def says_whose(about: dict | None) -> bool:
 
 def costs_line(facts: dict) -> str:
     "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
-    if not facts["costs"]: return f"{facts['file']} is damaged, and will be measured again"
+    if not facts["costs"]: return f"{facts['file']} is damaged: calibrate again"
     about, found = facts["about"], facts["costs"]["greedy"]
     known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
     v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in known)
     c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
                   for both in found["c"])
-    stale = " (stale: will be measured again)" * (facts["state"] == "stale")
+    stale = " (stale: calibrate again)" * (facts["state"] == "stale")
     target = about["target"]
     return (f"{target['name']} in {target['dtype']}, threads: {about['threads']}: a step"
             f" {1000 * found['step']:.1f} ms; {v}; {c}{stale}")

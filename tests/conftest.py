@@ -19,9 +19,6 @@ CHROMIUMS = (
 FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync").split()
 
-# what a text costs here doesn't decide how it is drafted: the same text on every machine, and nothing is measured
-os.environ.setdefault("SPECDEC_COSTS", "usual")
-
 # how many examples hypothesis tries; a test that wants another number says `max_examples=examples(60)`
 settings.register_profile("ci", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=100)

@@ -127,3 +127,15 @@ def check_sequences_apart(make, target, prompts, **how):
         assert take_turns(streams, turn) == alone
     said = [tokens for sequence in alone for tokens, *_ in sequence]
     assert sum(map(bool, said)) > len(said) / 4 and alone[0] != alone[1]  # else this would say little
+
+
+class StepLookahead:
+    "A controller of one's own: two tokens more after a draft that was accepted as a whole, else one less."
+    def __init__(self, initial=5):
+        self.initial = initial
+        self.reset()
+
+    def reset(self): self.lookahead = self.initial
+
+    def observe_step(self, proposed, accepted):
+        if proposed: self.lookahead = max(1, self.lookahead + (2 if accepted == proposed else -1))

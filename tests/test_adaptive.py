@@ -3,25 +3,24 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 
 import specdec
-from helpers_drafters import packable_llama
+from helpers_drafters import StepLookahead, packable_llama
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.adaptive import (
+from specdec.drafters.base import Draft
+from specdec.drafters.choose import (
     MOST,
+    PROBE,
+    SUFFIX_PRIOR,
     AdaptiveDrafter,
     AdaptiveLookahead,
     AdaptiveState,
-    ConfidentDrafter,
-    ConfidentState,
-    HeuristicLookahead,
+    Chooser,
+    HybridDrafter,
     PayingLookahead,
     adaptive,
     play,
 )
-from specdec.drafters.base import Draft
-from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, replay
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
@@ -116,18 +115,6 @@ def test_it_drafts_too_little():
         assert total / len(reached) == pytest.approx(K, abs=0.08)
         assert (best_K(alpha, 0.1), best_K(alpha, 0.02)) == (tenth, fiftieth)
 
-
-def test_the_heuristic():
-    controller, seen = HeuristicLookahead(), []
-    for proposed, accepted in ((5, 5), (7, 6), (6, 0), (5, 5), (0, 0)):
-        controller.observe_step(proposed, accepted)
-        seen.append(controller.lookahead)
-    assert seen == [7, 6, 5, 7, 7]
-    for _ in range(20): controller.observe_step(3, 0)
-    assert controller.lookahead == 1
-    controller.reset()
-    assert controller.lookahead == 5
-    with pytest.raises(InputError): HeuristicLookahead(0)
 
 # what pays
 
@@ -241,9 +228,9 @@ def test_what_paying_refuses(wrong):
 def test_guesses_beyond_a_rejection_say_nothing():
     controller = PayingLookahead()
     controller.observe_step(5, 2)
-    assert controller.estimates[0].counts == {0: (1, 1), 1: (1, 1), 2: (0, 1)}
+    assert controller.chooser.estimates[0].counts == {0: (1, 1), 1: (1, 1), 2: (0, 1)}
     controller.reset()
-    assert controller.estimates[0].counts == {} and controller.rested == 0
+    assert controller.chooser.estimates[0].counts == {} and controller.chooser.rested == 0
 
 # around a drafter
 
@@ -288,7 +275,7 @@ def test_the_controller_is_asked_and_told():
     state.commit([7], None)                            # the text ended inside: nothing was compared with 8 and 9
     assert controller.heard[1:] == [(2, 1), (1, 1), (0, 0), (0, 0), (1, 1)]
     assert [entry[1] for entry in inner.log if entry[0] == "propose"] == [2, 1, 3]
-    state.controller = HeuristicLookahead(1)           # replaced while in use
+    state.controller = StepLookahead(1)           # replaced while in use
     assert len(state.propose(5, None, None).tokens) == 1
     state.commit([7], None)
     assert state.controller.lookahead == 3 and controller.heard[-1] == (1, 1)  # the new one hears of it
@@ -299,10 +286,10 @@ def test_nothing_learned_is_carried_over():
     "Each sequence starts from the template or the priors, even from a template that has been in use."
     used, fresh = PayingLookahead(), PayingLookahead()
     for _ in range(9): used.observe_step(used.lookahead, 0)
-    assert used.lookahead < fresh.lookahead and used.estimates[0].counts
-    known = dict(used.estimates[0].counts)
+    assert used.lookahead < fresh.lookahead and used.chooser.estimates[0].counts
+    known = dict(used.chooser.estimates[0].counts)
     drafter, hybrid = AdaptiveDrafter(Scripted(), used), HybridDrafter(Scripted())
-    for one, learned in ((drafter, lambda state: state.controller), (hybrid, lambda state: state.chooser)):
+    for one, learned in ((drafter, lambda state: state.controller.chooser), (hybrid, lambda state: state.chooser)):
         first, other = one.start([1], None, 9), one.start([1], None, 9)
         for _ in range(3):
             first.propose(3, None, None)
@@ -311,7 +298,7 @@ def test_nothing_learned_is_carried_over():
             assert learned(state).estimates[0].counts == {} and learned(state).rested == 0
             assert len(state.propose(16, None, None).tokens) == min(3, fresh.lookahead)
         assert learned(first).estimates[0].counts[0][1] > 1 and learned(first) is not learned(other)
-    assert drafter.controller is used and used.estimates[0].counts == known
+    assert drafter.controller is used and used.chooser.estimates[0].counts == known
 
 
 def test_what_a_sequence_has_taught_can_be_read_and_replaced():
@@ -323,7 +310,8 @@ def test_what_a_sequence_has_taught_can_be_read_and_replaced():
             first.propose(3, None, None)
             first.commit([5], None)
         learned = getattr(first, place)
-        assert learned.estimates[0].alpha(0) < getattr(other, place).estimates[0].alpha(0)
+        def alpha(one): return getattr(one, "chooser", one).estimates[0].alpha(0)
+        assert alpha(learned) < alpha(getattr(other, place))
         setattr(other, place, learned)
         asked = [len(state.propose(3, None, None).tokens) for state in (first, other, one.start([1], None, 9))]
         assert asked[0] == asked[1] < asked[2]
@@ -333,13 +321,13 @@ def test_one_rule_for_one_drafter():
     "A hybrid of one and a controller make the same choice by the same chooser."
     hybrid, controller = HybridDrafter(Scripted(), c=(0.1,), verify=0.02), PayingLookahead(0.1, 0.02, most=3)
     state = hybrid.start([1], None, 9)
-    assert type(state.chooser) is Chooser and isinstance(controller, Chooser)
+    assert type(state.chooser) is type(controller.chooser) is Chooser
     for accepted in (2, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0):
         assert len(state.plan(3)[1]) == controller.lookahead
         n = controller.lookahead
         state.propose(3, None, None)
         state.commit([*[7, 8, 9][:min(n, accepted)], 5], None)
-        controller.learn(0, range(n), min(n, accepted), min(n, accepted + 1))
+        controller.chooser.learn(0, range(n), min(n, accepted), min(n, accepted + 1))
 
 
 def test_what_adaptive_makes_of_each():
@@ -349,7 +337,7 @@ def test_what_adaptive_makes_of_each():
     assert type(lookup) is HybridDrafter and lookup.c == (0.0,) and lookup.priors == (SUFFIX_PRIOR,)
     for drafter, cost in ((NGramDrafter(), 0.0), (Scripted(), 0.07)):
         found = adaptive(drafter)
-        assert type(found) is AdaptiveDrafter and found.drafter is drafter and found.controller.c == (cost,)
+        assert type(found) is AdaptiveDrafter and found.drafter is drafter and found.controller.chooser.c == (cost,)
         assert adaptive(found) is found
     assert found.controller.most == MOST
 
@@ -370,41 +358,6 @@ def test_same_seed_same_tokens(tiny):
     def text(): return list(speculate(tiny, drafter, [1, 2, 1], Transform(0.7), TorchSource(3), 8, 40))
     assert text() == text()  # also when the same drafter has seen another text
 
-# ended by its own distribution
-
-
-class Shaped:
-    "A model whose rows are given: by how much has been read."
-    vocab_size, context_length = 4, 99
-    def __init__(self, rows): self.rows, self.read = rows, 0
-    def new_cache(self, capacity): return type("Cache", (), dict(length=0, capacity=capacity, rollback=lambda *_: 0))()
-    def forward(self, ids, cache, last=1):
-        row = self.rows[self.read]
-        self.read += 1
-        return torch.tensor(row).log()[None, None]
-
-
-def test_a_flat_row_is_not_drawn_from():
-    sharp, flat = [0.85, 0.05, 0.05, 0.05], [0.25, 0.25, 0.25, 0.25]
-    for rows, temperature, expected in (
-        ([sharp, flat, sharp], 1.0, 1), ([flat], 1.0, 0), ([sharp] * 9, 1.0, 4), ([sharp, flat, sharp], 0.0, 1),
-    ):
-        model = Shaped(rows)
-        state = ConfidentDrafter(model, 4, stop_below=0.5).start([1], None, 50)
-        draft = state.propose(9, Transform(temperature), TorchSource(0))
-        assert len(draft.tokens) == expected == (0 if draft.q is None else len(draft.q))
-        assert model.read == expected + 1  # one more was looked at, and the draft ends there
-
-
-def test_it_ends_with_the_text_and_with_K():
-    sharp = [0.97, 0.01, 0.01, 0.01]
-    drafter = ConfidentDrafter(Shaped([sharp] * 9), 4)
-    state = drafter.start([1], None, 50, frozenset({0}))
-    assert state.propose(9, Transform(), TorchSource(0)).tokens == [0]
-    state = drafter.start([1], None, 50)
-    assert state.propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
-    for wrong in (1, -0.1, None, "0.5"):
-        with pytest.raises(InputError, match="stop_below"): ConfidentDrafter(Shaped([]), 4, wrong)
 
 # the executed proof
 
@@ -413,7 +366,7 @@ def variants(q, width, V):
     def model(): return ModelDrafter(ExactModel(q, width), V)
     def moving(): return AdaptiveLookahead(2, 1, 3, 0.5, cooldown_steps=0)
     return {
-        "heuristic": lambda: AdaptiveDrafter(model(), HeuristicLookahead(1)),
+        "heuristic": lambda: AdaptiveDrafter(model(), StepLookahead(1)),
         "moving average": lambda: AdaptiveDrafter(model(), moving()),
         "what pays": lambda: AdaptiveDrafter(model(), PayingLookahead(c=0.2, prior=0.7)),
         "a hybrid of one": lambda: HybridDrafter(model(), c=(0.2,), priors=(0.7,)),
@@ -421,7 +374,6 @@ def variants(q, width, V):
             SuffixDrafter(), model(), NGramDrafter(1), c=(0.0, 0.1, 0.0), priors=(0.4, 0.6, 0.5)
         ),
         "a lookup": lambda: adaptive(SuffixDrafter()),
-        "its own distribution": lambda: ConfidentDrafter(ExactModel(q, width), V, 0.5),
     }
 
 
@@ -437,7 +389,7 @@ def test_the_law_stays_the_targets(K, V, name):
             assert loop_error(speculate, make, p, K, V, case, eos_ids=frozenset({end})).error == 0
 
 
-@pytest.mark.parametrize("name", ["heuristic", "moving average", "what pays", "its own distribution"])
+@pytest.mark.parametrize("name", ["heuristic", "moving average", "what pays"])
 def test_in_the_proof_the_lengths_differ(name):
     "Else it would prove less than it says."
     lengths = set()
@@ -474,20 +426,16 @@ def test_the_token_thrown_away():
     assert exact_law(ends(1)) == dict(enumerate(row))
 
 
-class PeekingAtItsToken(ConfidentState):
+class PeekingAtItsToken(ModelState):
     "Wrong: the token is drawn first, and thrown away where it is an unlikely one."
     def propose(self, K, transform, source):
-        draft = ModelState.propose(self, K, transform, source)
-        sure = [float(row[token]) >= self.stop_below for token, row in zip(draft.tokens, draft.q)]
+        draft = super().propose(K, transform, source)
+        sure = [float(row[token]) >= 0.5 for token, row in zip(draft.tokens, draft.q)]
         n = sure.index(False) if False in sure else len(sure)
         return Draft(draft.tokens[:n], draft.q[:n] if n else None)
 
 
-class PeeksAtItsToken(ConfidentDrafter):
-    def start(self, tokens, features, limit, eos_ids):
-        state = PeekingAtItsToken(self.model, self.vocab_size, tokens, limit, eos_ids)
-        state.stop_below = self.stop_below
-        return state
+class PeeksAtItsToken(ModelDrafter): State = PeekingAtItsToken
 
 
 class PeekingAtTheOutcome(AdaptiveState):
@@ -505,8 +453,8 @@ class PeeksAtTheOutcome(AdaptiveDrafter):
 
 
 @pytest.mark.parametrize("make", [
-    lambda q: PeeksAtItsToken(ExactModel(q, 3), 3, 0.5),
-    lambda q: PeeksAtTheOutcome(ModelDrafter(ExactModel(q, 3), 3), HeuristicLookahead(1)),
+    lambda q: PeeksAtItsToken(ExactModel(q, 3), 3),
+    lambda q: PeeksAtTheOutcome(ModelDrafter(ExactModel(q, 3), 3), StepLookahead(1)),
 ], ids=["the token thrown away", "the draft thrown away"])
 def test_wrong_ways_are_caught(make):
     errors = []
@@ -529,6 +477,26 @@ def test_a_pair_that_adapts(tiny):
     plain = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=9, method="plain")
     assert plain.num_drafted == 0
     assert specdec.GenerationResult.from_json(result.to_json()) == result
+
+
+def test_a_controller_as_K_is_the_controllers_own_K(tiny):
+    "No default K caps it; it is a template; and a result names it."
+    pair, template = specdec.Pair(tiny, tiny), AdaptiveLookahead(initial=8)
+    result = pair.generate([1, 2, 3], K=template, max_new_tokens=120)
+    assert [len(r.drafted) for r in result.rounds[:6]] == [8, 8, 8, 8, 8, 9]
+    assert result.settings["K"] == "AdaptiveLookahead" and result.costs is None
+    assert specdec.GenerationResult.from_json(result.to_json()) == result
+    assert pair.generate([1, 2, 3], K=template, max_new_tokens=120).rounds == result.rounds
+    assert template.observations == 0
+    assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
+    stepping = pair.generate([1, 2, 3], K=StepLookahead(3), max_new_tokens=60, temperature=1.0, seed=1)
+    assert [len(r.drafted) for r in stepping.rounds[:3]] == [3, 5, 7]
+    several = pair.generate([[1, 2, 3], [5, 6]], K=template, max_new_tokens=60)
+    alone = [pair.generate(prompt, K=template, max_new_tokens=60) for prompt in ([1, 2, 3], [5, 6])]
+    assert [r.rounds for r in several] == [r.rounds for r in alone]
+    for wrong in (AdaptiveLookahead, object()):  # a class, and no controller
+        with pytest.raises(InputError, match="K"): pair.generate([1, 2, 3], K=wrong)
+    with pytest.raises(InputError, match="K that changes"): pair.generate([1], K=template, loop="device")
 
 
 @pytest.mark.parametrize("wrong", ["adaptve", "5", 0, 2.5, None])

@@ -9,20 +9,13 @@ import torch
 
 from families import FAMILIES, random_model, stored
 from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
-from helpers_drafters import random_head, take_turns
+from helpers_drafters import StepLookahead, random_head, take_turns
 from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, read_batch
 from specdec.core import TorchSource, exact_law
-from specdec.drafters.adaptive import (
-    AdaptiveDrafter,
-    ConfidentDrafter,
-    HeuristicLookahead,
-    PayingLookahead,
-)
-from specdec.drafters.base import NoDrafter, WrapperDrafter, WrapperState
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
+from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter, PayingLookahead
 from specdec.drafters.head import HeadDrafter
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
@@ -281,11 +274,10 @@ def head_of(target): return HeadDrafter(random_head(target), target)
 
 SHARED = {
     "n-gram": lambda target: NGramDrafter(), "lookup": lambda target: SuffixDrafter(),
-    "model": relative_of, "colder": lambda target: ColderDrafter(relative_of(target)),
+    "model": relative_of, "colder": lambda target: TemperatureScaledDrafter(relative_of(target)),
     "head": head_of, "hybrid": lambda target: HybridDrafter(SuffixDrafter(), head_of(target), relative_of(target)),
     "adaptive": lambda target: AdaptiveDrafter(relative_of(target), PayingLookahead()),
-    "schedule": lambda target: AdaptiveDrafter(head_of(target), HeuristicLookahead(2)),
-    "confident": lambda target: ConfidentDrafter(tiny(target.vocab_size, noise=0.05), target.vocab_size, 0.05),
+    "schedule": lambda target: AdaptiveDrafter(head_of(target), StepLookahead(2)),
     "nothing": lambda target: NoDrafter(),
 }
 
@@ -370,7 +362,7 @@ def of_languages(kind, q):
     if kind == "each its own": return [model, model]
     one = model()
     if kind == "one hybrid": one = HybridDrafter(SuffixDrafter(), one, c=(0.0, 0.1), priors=(0.4, 0.6))
-    if kind == "one controlled": one = AdaptiveDrafter(one, HeuristicLookahead(1))
+    if kind == "one controlled": one = AdaptiveDrafter(one, StepLookahead(1))
     return [lambda: one, lambda: one]
 
 

@@ -727,7 +727,7 @@ def test_any_target_with_any_draft(loads, monkeypatch):
     for more in (["--draft", "lookup"], ["--draft", folder], ["--drafter", small], []):
         assert ids_of(*float32, *more) == expected
     kinds = [type(drafter).__name__ for drafter in seen]
-    assert kinds[:4] == ["NoDrafter", "SuffixDrafter", "ModelDrafter", "ColderDrafter"]
+    assert kinds[:4] == ["NoDrafter", "SuffixDrafter", "ModelDrafter", "TemperatureScaledDrafter"]
     assert type(seen[4]) is type(pairs.Pair(loading.load(folder, dtype="float32")).drafter)
     assert loads[:4] == [(folder, "plain", None), (folder, "target", None), (folder, "target", None),
                          (folder, "draft", None)]

@@ -63,10 +63,9 @@ from specdec.device.ops import (
     static_positions,
     verify_on_device,
 )
-from specdec.drafters.base import NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import Head, HeadDrafter, head_config
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.drafters.trees import TreeDrafter, best_tree
@@ -177,8 +176,9 @@ def drafters(target, seed=0):
         "wider": ModelDrafter(tiny(V + 5, seed=seed, noise=0.05, **there), V),
         "short memory": ModelDrafter(tiny(V, seed=seed, context=12, **there), V),
         "head": head_drafter(target, seed), "head, short memory": head_drafter(target, seed, context=10),
-        "colder": ColderDrafter(ModelDrafter(relative(), V)), "colder head": ColderDrafter(head_drafter(target)),
-        "hybrid": hybrid(SuffixDrafter(), ColderDrafter(head_drafter(target, seed))),
+        "colder": TemperatureScaledDrafter(ModelDrafter(relative(), V)),
+        "colder head": TemperatureScaledDrafter(head_drafter(target)),
+        "hybrid": hybrid(SuffixDrafter(), TemperatureScaledDrafter(head_drafter(target, seed))),
         "hybrid of models": hybrid(ModelDrafter(relative(), V), NGramDrafter()),
         "tree": tree_drafter(target, seed, width=3, depth=3), "tree of one shape": tree_drafter(target, shape=SHAPE),
         "tree, short memory": tree_drafter(target, seed, context=12, width=2),
@@ -528,7 +528,7 @@ class MyLookup(NGramDrafter):
 
 
 def test_a_loop_refuses_a_drafter_of_the_host():
-    for own in (object(), MyLookup(), ColderDrafter(MyLookup()), HybridDrafter(MyLookup(), NoDrafter())):
+    for own in (object(), MyLookup(), TemperatureScaledDrafter(MyLookup()), HybridDrafter(MyLookup(), NoDrafter())):
         assert "works on the host" in unsupported_reason(tiny(), own)
         with pytest.raises(InputError, match="works on the host"): DeviceDecoder(tiny(), own)
     with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), Transform(), 3, 256)
@@ -683,7 +683,7 @@ def exact_drafters(q, V): # functions that make one of each kind
     return {
         "n-gram": NGramDrafter, "suffix": SuffixDrafter, "model": lambda: ModelDrafter(LanguageLM(q, V), V),
         "narrow model": lambda: ModelDrafter(NarrowLM(LanguageLM(q, V + 1), torch.arange(V), V), V),
-        "head": lambda: head_of(q, V), "colder": lambda: ColderDrafter(head_of(q, V)), "hybrid": hybrid,
+        "head": lambda: head_of(q, V), "colder": lambda: TemperatureScaledDrafter(head_of(q, V)), "hybrid": hybrid,
         "tree": lambda: tree_of(q, V), "tree of one shape": lambda: tree_of(q, V, [(0,), (1,), (1, 0)]),
     }
 

@@ -87,8 +87,8 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     lines = [line.removeprefix("costs").strip() for line in done.stdout.splitlines() if line.startswith("costs")]
     assert done.exit_code == ExitCode.DONE and len(lines) == 3
     assert "smollm2 in int4" in lines[0] and "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
-    assert lines[0].endswith("c = 0, c = 0.30, then 0.20") and lines[1] == f"{lines[0]} (stale: will be measured again)"
-    assert lines[2].endswith("c.json is damaged, and will be measured again")
+    assert lines[0].endswith("c = 0, c = 0.30, then 0.20") and lines[1] == f"{lines[0]} (stale: calibrate again)"
+    assert lines[2].endswith("c.json is damaged: calibrate again")
     assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
 
 
@@ -100,13 +100,13 @@ STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"na
 
 @pytest.mark.parametrize("about", STRANGE)
 def test_costs_that_do_not_say_whose_they_are(quick, monkeypatch, tmp_path, about):
-    "They are of no use, and will be measured again."
+    "They are of no use."
     monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.costs))  # the others take seconds
     both = costs.Costs(0.01, (1.1,), ((0.0, 0.0),))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
     costs.write_costs(tmp_path / "costs" / "a.json", about, costs.MachineCosts(both, both))
     done, found = run(), json.loads(run("--json").stdout)["costs"]
-    assert done.exit_code == ExitCode.DONE and "a.json is damaged, and will be measured again" in done.stdout
+    assert done.exit_code == ExitCode.DONE and "a.json is damaged: calibrate again" in done.stdout
     assert [(entry["state"], entry["costs"]) for entry in found] == [("damaged", None)]
 
 

@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter, WrapperState, apply_rule, ask
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import (
+    Draft,
+    NoDrafter,
+    TemperatureScaledDrafter,
+    WrapperDrafter,
+    WrapperState,
+    apply_rule,
+    ask,
+)
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
@@ -46,7 +53,7 @@ class Wrapped(WrapperDrafter):
     def wrap(self, inner, tokens, eos_ids): return WrapperState(inner)
 
 
-@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, ColderDrafter])
+@pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, TemperatureScaledDrafter])
 def test_a_drafter_around_a_drafter_passes_everything_on(kind):
     told, direct = Told(), Told()
     around, features, source = kind(told), torch.ones(1, 8), TorchSource(0)

@@ -5,9 +5,13 @@ import torch
 
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource
-from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.colder import ColderDrafter, ColderState
-from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.base import (
+    Draft,
+    NoDrafter,
+    TemperatureScaledDrafter,
+    TemperatureScaledState,
+)
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
@@ -20,9 +24,9 @@ from specdec.sampling import Transform
 def tiny(): return packable_llama()
 
 
-class Likelier(ColderDrafter):
+class Likelier(TemperatureScaledDrafter):
     "As if it were colder, in fractions: of the two likeliest tokens, each with the same chance."
-    def colder(self, transform):
+    def scaled(self, transform):
         def even(row):
             best = row.topk(min(2, len(row)))
             kept = (best.values > 0).float()
@@ -30,7 +34,7 @@ class Likelier(ColderDrafter):
         return even
 
 
-class Unreporting(ColderState):
+class Unreporting(TemperatureScaledState):
     "Wrong: draws colder, and reports the q that it would otherwise have drawn from."
     def propose(self, K, transform, source):
         text, drawn = self.inner.tokens[1:], super().propose(K, transform, source)
@@ -40,7 +44,7 @@ class Unreporting(ColderState):
 
 
 class Unreported(Likelier):
-    def wrap(self, inner, tokens, eos_ids): return Unreporting(inner, self.colder)
+    def wrap(self, inner, tokens, eos_ids): return Unreporting(inner, self.scaled)
 
 
 @pytest.mark.parametrize("K, V", [(1, 2), (1, 3), (2, 2), (2, 3), (3, 2)])
@@ -63,7 +67,7 @@ def test_drawing_colder_without_saying_so_is_caught():
 def test_only_the_draft_gets_colder(tiny):
     "q is the draft's softmax at the lower temperature, and greedy text has the same rounds as without."
     prompt, transform = [1, 2, 3], Transform(0.8, top_k=20)
-    drafter = ColderDrafter(ModelDrafter(tiny, 96), 0.5)
+    drafter = TemperatureScaledDrafter(ModelDrafter(tiny, 96), 0.5)
     draft = drafter.start(prompt, None, 20).propose(2, transform, TorchSource(0))
     logits = tiny.forward(torch.tensor([prompt + draft.tokens[:1]]), tiny.new_cache(9), last=2)[0]
     assert torch.allclose(draft.q, Transform(0.4, top_k=20)(logits), atol=1e-5) and not torch.allclose(
@@ -71,13 +75,13 @@ def test_only_the_draft_gets_colder(tiny):
     )
     greedy = [
         list(speculate(tiny, make(), prompt, Transform(), TorchSource(0), 3, 20))
-        for make in (lambda: ColderDrafter(ModelDrafter(tiny, 96)), lambda: ModelDrafter(tiny, 96))
+        for make in (lambda: TemperatureScaledDrafter(ModelDrafter(tiny, 96)), lambda: ModelDrafter(tiny, 96))
     ]
     assert greedy[0] == greedy[1]
 
 
 def test_colder_than_the_largest_number():
-    assert ColderDrafter(NoDrafter()).colder(Transform(10**400)).temperature > 1e299
+    assert TemperatureScaledDrafter(NoDrafter()).scaled(Transform(10**400)).temperature > 1e299
 
 
 @pytest.mark.parametrize(
@@ -85,4 +89,4 @@ def test_colder_than_the_largest_number():
     ids=["zero", "negative", "infinite", "nan", "text", "True"],
 )
 def test_a_temperature_that_cannot_be(factor):
-    with pytest.raises(InputError, match="positive part"): ColderDrafter(NGramDrafter(), factor)
+    with pytest.raises(InputError, match="positive part"): TemperatureScaledDrafter(NGramDrafter(), factor)

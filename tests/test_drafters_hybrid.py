@@ -6,7 +6,7 @@ import torch
 from helpers_drafters import packable_llama
 from specdec.core import TorchSource
 from specdec.drafters.base import Draft, Informed, WrapperDrafter
-from specdec.drafters.hybrid import (
+from specdec.drafters.choose import (
     Acceptance,
     HybridDrafter,
     HybridState,

@@ -9,7 +9,7 @@ from helpers import examples
 from helpers_drafters import CPU, started
 from specdec.core import TorchSource
 from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.hybrid import HybridDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter, SuffixIndex, outcome, replay
 from specdec.errors import InputError
 from specdec.loop import speculate

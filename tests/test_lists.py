@@ -8,27 +8,38 @@ import pytest
 import torch
 
 from helpers import Untouchable, tiny
-from helpers_drafters import check_sequences_apart, random_head, random_target, read
+from helpers_drafters import StepLookahead, check_sequences_apart, random_head, random_target, read
 from helpers_text import TOKENIZER, talker
-from specdec import batch_costs as module
+from specdec import costs as module
 from specdec import pairs
 from specdec.adapter import TransformersLM
-from specdec.batch_costs import TimedStep, drafting_cost, fewer, measure_batch_costs, prices, set_costs, timed_steps
-from specdec.costs import Costs, MachineCosts, at_cost
-from specdec.drafters.adaptive import (
+from specdec.costs import (
+    ConstantDrafter,
+    Costs,
+    KnownCosts,
+    MachineCosts,
+    TimedStep,
+    calibrate,
+    costs_for,
+    costs_of_fewer,
+    drafting_cost,
+    measure_batch_costs,
+    set_costs,
+    step_prices,
+    timed_steps,
+    with_costs,
+)
+from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import (
     AdaptiveDrafter,
     AdaptiveLookahead,
-    ConfidentDrafter,
-    HeuristicLookahead,
+    HybridDrafter,
     PayingLookahead,
+    TreeHybrid,
 )
-from specdec.drafters.base import NoDrafter
-from specdec.drafters.colder import ColderDrafter
 from specdec.drafters.head import HeadDrafter
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter, best_tree
 from specdec.errors import InputError, NumericalError
 from specdec.pairs import Pair, load_config
@@ -38,7 +49,7 @@ PROMPTS = ["red green blue red green", [1, 2, 3], CHAT, "a", "one two one two on
 DRAFTS = {
     "lookup": NGramDrafter, "model": lambda: ModelDrafter(talker(seed=1), talker().vocab_size),
     "hybrid": lambda: HybridDrafter(SuffixDrafter(), ModelDrafter(talker(seed=1), talker().vocab_size)),
-    "controlled": lambda: AdaptiveDrafter(ModelDrafter(talker().skip([1]), talker().vocab_size), HeuristicLookahead(2)),
+    "controlled": lambda: AdaptiveDrafter(ModelDrafter(talker().skip([1]), talker().vocab_size), StepLookahead(2)),
     "head": lambda: HeadDrafter(random_head(talker()), talker()), "nothing": NoDrafter,
 }
 
@@ -244,16 +255,15 @@ TREE = best_tree([(.5, .3), (.4, .2)], 5)
 MADE = {
     "nothing": lambda target, other, head: NoDrafter(), "n-gram": lambda target, other, head: NGramDrafter(),
     "lookup": lambda target, other, head: SuffixDrafter(), "model": lambda target, other, head: other,
-    "colder": lambda target, other, head: ColderDrafter(other),
-    "confident": lambda target, other, head: ConfidentDrafter(other.model, 24, 0.05),
+    "colder": lambda target, other, head: TemperatureScaledDrafter(other),
     "head": lambda target, other, head: HeadDrafter(head, target),
     "hybrid": lambda target, other, head: HybridDrafter(
-        SuffixDrafter(), ColderDrafter(other), HeadDrafter(head, target), c=(0.0, 0.1, 0.05)),
-    "heuristic": lambda target, other, head: AdaptiveDrafter(other, HeuristicLookahead(1)),
+        SuffixDrafter(), TemperatureScaledDrafter(other), HeadDrafter(head, target), c=(0.0, 0.1, 0.05)),
+    "heuristic": lambda target, other, head: AdaptiveDrafter(other, StepLookahead(1)),
     "moving average": lambda target, other, head: AdaptiveDrafter(other, AdaptiveLookahead(2, 1, cooldown_steps=0)),
     "what pays": lambda target, other, head: AdaptiveDrafter(HeadDrafter(head, target), PayingLookahead()),
     "a controlled hybrid": lambda target, other, head: AdaptiveDrafter(
-        HybridDrafter(SuffixDrafter(), other), HeuristicLookahead(1)),
+        HybridDrafter(SuffixDrafter(), other), StepLookahead(1)),
     "tree": lambda target, other, head: TreeDrafter(head, target, width=3, depth=2),
     "shaped tree": lambda target, other, head: TreeDrafter(head, target, shape=TREE),
     "tree hybrid": lambda target, other, head: TreeHybrid(
@@ -296,7 +306,7 @@ class OneController(AdaptiveDrafter):
 
 
 @pytest.mark.parametrize("make", [
-    OneIndexForAll, lambda: OneController(NGramDrafter(), HeuristicLookahead(1)),
+    OneIndexForAll, lambda: OneController(NGramDrafter(), StepLookahead(1)),
 ], ids=["a text", "what was learned"])
 def test_a_drafter_that_remembers_a_text_is_caught(make, parts):
     with pytest.raises(AssertionError):
@@ -305,7 +315,7 @@ def test_a_drafter_that_remembers_a_text_is_caught(make, parts):
 
 def test_sequences_share_weights_and_nothing_else(parts):
     target, other, head = parts
-    drafter = HybridDrafter(SuffixDrafter(), ColderDrafter(other), HeadDrafter(head, target))
+    drafter = HybridDrafter(SuffixDrafter(), TemperatureScaledDrafter(other), HeadDrafter(head, target))
     features = read(target, torch.tensor([[1, 2, 3]]), drafter.layers)[0][:-1]
     one, two = (drafter.start([1, 2, 3], features, 40) for _ in range(2))
     assert one.chooser is not two.chooser and one.states[0].index is not two.states[0].index
@@ -346,31 +356,38 @@ def costs_of_one(costs): # of a single drafter, the second one
     return Costs(costs.step, costs.verify, costs.c[1:])
 
 
+def known_by_size(alone, many):
+    "In the place of `costs_for`: what is known of one sequence, and of several."
+    asked = []
+    def costs_for(target, drafter, size=1):
+        asked.append(size)
+        of = alone if size == 1 else many
+        return KnownCosts(of[len(module.members_of(drafter)) == 1], "shipped")
+    return costs_for, asked
+
+
 def test_a_batch_has_costs_of_its_own(monkeypatch):
-    measured = []
-    def of_batch(target, drafters, size):
-        measured.append(size)
-        return MachineCosts(DEAR, DEAR)
-    monkeypatch.setattr(pairs, "costs_of", lambda target, drafters: MachineCosts(CHEAP, CHEAP))
-    monkeypatch.setattr(pairs, "batch_costs_of", of_batch)
+    cheap, dear = MachineCosts(CHEAP, CHEAP), MachineCosts(DEAR, DEAR)
+    known, asked = known_by_size([cheap], [dear])
+    monkeypatch.setattr(pairs, "costs_for", known)
     def pair(**more): return Pair(talker(), DRAFTS["hybrid"](), **more)
     mine = pair()
     many = mine.generate(PROMPTS[:4], max_new_tokens=12, ignore_eos=True)
-    assert {r.num_drafted for r in many} == {0} and many[0].costs == DEAR.as_dict() and measured == [4]
+    assert {r.num_drafted for r in many} == {0} and many[0].costs == DEAR.as_dict() | {"origin": "shipped"}
     assert mine.generate("a", max_new_tokens=12).num_drafted > 0
     mine.generate(PROMPTS, max_new_tokens=3, batch_size=4)  # the last one alone
     mine.generate(PROMPTS[:2], max_new_tokens=3)
-    assert measured == [4, 2]
+    assert asked == [4, 1, 2]  # once each: what a pair goes by doesn't change under it
     mine.generate(PROMPTS, max_new_tokens=3, method="plain")
-    given = pair(costs=MachineCosts(CHEAP, CHEAP)).generate(PROMPTS, max_new_tokens=12)
-    assert measured == [4, 2] and given[0].costs == CHEAP.as_dict() and given[3].num_drafted > 0
+    given = pair(costs=cheap).generate(PROMPTS, max_new_tokens=12)
+    assert asked == [4, 1, 2] and given[3].num_drafted > 0
+    assert given[0].costs == CHEAP.as_dict() | {"origin": "given"}
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["measured", "given"])
+@pytest.mark.parametrize("given", [False, True], ids=["known", "given"])
 def test_a_text_that_is_left_alone_drafts_again(given, monkeypatch):
     cheap, dear = ([MachineCosts(one, one) for one in (costs, costs_of_one(costs))] for costs in (CHEAP, DEAR))
-    monkeypatch.setattr(pairs, "costs_of", lambda target, drafters: cheap[len(drafters) == 1])
-    monkeypatch.setattr(pairs, "batch_costs_of", lambda target, drafters, size: dear[len(drafters) == 1])
+    monkeypatch.setattr(pairs, "costs_for", known_by_size(cheap, dear)[0])
     context = talker().context_length
     long = [1, 2, 3] * (context // 4)  # has room for fewer tokens
     for K, draft in ((3, DRAFTS["hybrid"]), ("adaptive", DRAFTS["model"])):
@@ -390,7 +407,7 @@ def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
         choosers = [drafter, *[state.chooser for state in states]]
         assert {id(each.verify) for each in choosers} == {id(costs.verify)}
     monkeypatch.setattr(pairs, "set_costs", noted)
-    monkeypatch.setattr(pairs, "fewer", lambda one, many, size, texts: Costs(texts, many.verify, many.c))
+    monkeypatch.setattr(pairs, "costs_of_fewer", lambda one, many, size, n: Costs(n, many.verify, many.c))
     pair = Pair(talker(), DRAFTS["hybrid"](), costs=MachineCosts(DEAR, DEAR))
     prompts = [[1, 2, 3] * n for n in (4, 8, 12, 16)]  # the context ends one after the other, the last first
     pair.generate(prompts, batch_size=3, max_new_tokens=200, ignore_eos=True)
@@ -400,16 +417,17 @@ def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
 def test_costs_of_fewer_texts_lie_on_the_line_over_the_logarithm():
     one = Costs(0.02, (1.0, 1.2, 1.4), ((0.0, 0.0), (0.1, 0.05)))
     many = Costs(0.05, (1.4, 2.0), ((0.0, 0.0), (0.5, 0.35)))
-    assert fewer(one, many, 16, 1) == Costs(0.02, (1.0, 1.2), one.c) and fewer(one, many, 16, 16) == many
-    assert fewer(one, many, 8, 2) == Costs(0.03, (1.133333, 1.466667), ((0.0, 0.0), (0.233333, 0.15)))
+    assert costs_of_fewer(one, many, 16, 1) == Costs(0.02, (1.0, 1.2), one.c)
+    assert costs_of_fewer(one, many, 16, 16) == many
+    assert costs_of_fewer(one, many, 8, 2) == Costs(0.03, (1.133333, 1.466667), ((0.0, 0.0), (0.233333, 0.15)))
 
 
 @pytest.mark.parametrize("drafter, adapts", [("hybrid", False), ("model", True), ("lookup", True)])
 def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
     "In sequences that are running and in those that will start; what they have learned stays, and the template does."
     cheap, dear = (CHEAP, DEAR) if drafter == "hybrid" else map(costs_of_one, (CHEAP, DEAR))
-    fresh, other = at_cost(DRAFTS[drafter](), cheap, adapts), at_cost(DRAFTS[drafter](), dear, adapts)
-    def chooser(state): return getattr(state, "controller", None) or state.chooser
+    fresh, other = with_costs(DRAFTS[drafter](), cheap, adapts), with_costs(DRAFTS[drafter](), dear, adapts)
+    def chooser(state): return getattr(state, "controller", state).chooser
     def started(one): return one.start([1, 2, 3], None, 40, frozenset())
     running, expected = [started(other), started(other)], chooser(started(fresh))
     for state in running: chooser(state).learn(0, [0, 1], 1, 2)
@@ -422,18 +440,17 @@ def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
     assert chooser(started(other)).estimates[0].counts == {}
 
 
-def test_steps_follow_the_timetable():
+def test_steps_follow_the_schedule():
     steps = timed_steps(tiny(), SuffixDrafter(), 3, (0, 2, 0, 4), 1.0, held=20)
     assert [step.asked for step in steps] == [0, 2, 0, 4] and all(step.seconds > 0 for step in steps)
-    assert all(0 <= step.guesses <= step.asked for step in steps) and steps[3].guesses > 0
-    from specdec.costs import Same
-    assert [step.guesses for step in timed_steps(tiny(), Same(), 2, (0, 1, 3), 0.0)] == [0, 1, 3]
+    assert all(0 <= step.drafted <= step.asked for step in steps) and steps[3].drafted > 0
+    assert [step.drafted for step in timed_steps(tiny(), ConstantDrafter(), 2, (0, 1, 3), 0.0)] == [0, 1, 3]
 
 
 def test_prices_are_beside_the_plain_step_before():
     steps = [TimedStep(0, 0, 1.0), TimedStep(2, 2.0, 3.0), TimedStep(0, 0, 2.0), TimedStep(2, 1.0, 4.0),
              TimedStep(5, 4, 8)]
-    assert prices(steps) == {2: (1.5, 2.5), 5: (4.0, 4.0)}
+    assert step_prices(steps) == {2: (1.5, 2.5), 5: (4.0, 4.0)}
 
 
 @pytest.mark.parametrize("steps, c", [
@@ -457,19 +474,22 @@ def test_costs_are_measured_for_all_lengths(monkeypatch):
 
 def test_costs_are_kept_for_each_size(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.delenv("SPECDEC_COSTS", raising=False)
     measured = []
     def measure(target, drafters, size):
         measured.append(size)
         return MachineCosts(CHEAP, DEAR)
     monkeypatch.setattr(module, "measure_batch_costs", measure)
-    target = copy.copy(tiny())
+    target, drafter = copy.copy(tiny()), HybridDrafter(SuffixDrafter(), SuffixDrafter())
     target.name = "tiny"
-    for size in (4, 4, 2, 4):
-        assert module.batch_costs_of(target, (SuffixDrafter(), SuffixDrafter()), size) == MachineCosts(CHEAP, DEAR)
+    for size in (4, 2):
+        assert costs_for(target, drafter, size) == KnownCosts(None, "default")
+        assert calibrate(target, drafter, size) == KnownCosts(MachineCosts(CHEAP, DEAR), "calibrated")
+        assert costs_for(target, drafter, size) == KnownCosts(MachineCosts(CHEAP, DEAR), "calibrated")
     assert measured == [4, 2] and len(list((tmp_path / "costs").glob("*.json"))) == 2
-    monkeypatch.setenv("SPECDEC_COSTS", "usual")
-    assert module.batch_costs_of(target, (SuffixDrafter(),), 4) is None
+    pair = Pair(target, drafter)
+    assert set(pair.calibrate((2, 8))) == {2, 8} and measured == [4, 2, 2, 8]
+    assert pair.generate([[1, 2]] * 8, max_new_tokens=3)[0].costs["origin"] == "calibrated"
+    assert pair.generate([[1, 2]] * 3, max_new_tokens=3)[0].costs == {"origin": "default"}
 
 
 @pytest.mark.parametrize("wrong", [dict(logprobs=-1), dict(logprobs="two"), dict(grammar="one"), dict(grammar=int),

@@ -23,10 +23,9 @@ from helpers_text import TOKENIZER, V, talker
 from specdec import pairs
 from specdec.adapter import TransformersLM
 from specdec.completion import PairStats, StopChecker
-from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import HeadDrafter
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.load import load_drafter, shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
@@ -204,9 +203,9 @@ def own_model(): return ModelDrafter(tiny(seed=1, context=600), 24)
 def shared(kind: str): # two drafters that remember a text in the same place
     model = own_model()
     if kind == "itself": return model, model
-    if kind == "inside another": return ColderDrafter(model), model
-    if kind == "in a dictionary": return Listed(model), ColderDrafter(model)
-    return HybridDrafter(SuffixDrafter(), ColderDrafter(model)), HybridDrafter(model, NGramDrafter())
+    if kind == "inside another": return TemperatureScaledDrafter(model), model
+    if kind == "in a dictionary": return Listed(model), TemperatureScaledDrafter(model)
+    return HybridDrafter(SuffixDrafter(), TemperatureScaledDrafter(model)), HybridDrafter(model, NGramDrafter())
 
 class Listed:
     "A user's own wrapper, which keeps what it wraps in a dictionary."
@@ -281,7 +280,7 @@ WAYS = [by_itself, by_join, by_two_joins, by_a_result, by_leaving_a_pool, by_a_m
 def test_a_text_within_a_text_is_served(way, other):
     "A callback asks for another text of the drafter that is just calling it, and gets it at once."
     pair = Pair(talker(), talker(seed=1))
-    asked = Pair(talker(), ColderDrafter(pair.drafter)) if other else pair
+    asked = Pair(talker(), TemperatureScaledDrafter(pair.drafter)) if other else pair
     alone = asked.generate("Hello", max_new_tokens=2).generated_ids
     whole = pair.generate("Hello", max_new_tokens=5).generated_ids
     inner = []
@@ -483,7 +482,8 @@ def test_everything_after_the_prompt_is_named():
 def test_the_default_drafter_is_the_head_for_its_weights_only():
     target = copy.copy(load("smollm2", "cpu", "float32"))
     best = Pair(target).drafter
-    assert type(best) is HybridDrafter and [type(member) for member in best.members] == [SuffixDrafter, ColderDrafter]
+    kinds = [type(member) for member in best.members]
+    assert type(best) is HybridDrafter and kinds == [SuffixDrafter, TemperatureScaledDrafter]
     assert type(best.members[1].drafter) is HeadDrafter
     for digest in ("f" * 64, None):
         target.digest = digest
@@ -505,7 +505,7 @@ def test_the_result_says_what_drafted():
     target = talker()
     names = {
         "n-gram lookup": NGramDrafter(), "nothing": NoDrafter(), "a model": target.skip([1]),
-        "lookup + a model": HybridDrafter(SuffixDrafter(), ColderDrafter(ModelDrafter(target, V))),
+        "lookup + a model": HybridDrafter(SuffixDrafter(), TemperatureScaledDrafter(ModelDrafter(target, V))),
     }
     for name, draft in names.items():
         pair = Pair(target, draft)
@@ -895,30 +895,31 @@ def test_a_pair_with_another_drafter():
     def pair_of(name, **settings): return load_pair(name, "cpu", "float32", target=target, **settings)
 
     def kinds(drafter):
-        return (type(drafter), *kinds(drafter.drafter)) if type(drafter) is ColderDrafter else (type(drafter),)
+        inner = kinds(drafter.drafter) if type(drafter) is TemperatureScaledDrafter else ()
+        return (type(drafter), *inner)
 
     assert {
         name: kinds(pair_of(name).drafter)
         for name in ("smollm2-head", "smollm2-draft", "smollm2-ngram")
     } == {
         # what was trained draws colder
-        "smollm2-head": (ColderDrafter, HeadDrafter),
-        "smollm2-draft": (ColderDrafter, ModelDrafter),
+        "smollm2-head": (TemperatureScaledDrafter, HeadDrafter),
+        "smollm2-draft": (TemperatureScaledDrafter, ModelDrafter),
         "smollm2-ngram": (NGramDrafter,),
     }
     assert kinds(pair_of("smollm2-head", drafter=shipped("smollm2-draft")).drafter) == (
-        ColderDrafter, ModelDrafter,
+        TemperatureScaledDrafter, ModelDrafter,
     )
     # a trained drafter takes the place of lookup alone; a pair that looks drafts up besides goes on to do so
     other = pair_of("smollm2-ngram", drafter=shipped("smollm2-draft")).drafter
-    assert kinds(other) == (ColderDrafter, ModelDrafter)
+    assert kinds(other) == (TemperatureScaledDrafter, ModelDrafter)
     draft = shipped("smollm2-draft")
     for name, drafter, kind in (
         ("smollm2", None, HeadDrafter), ("smollm2", draft, ModelDrafter),
     ):
         hybrid = pair_of(name, drafter=drafter).drafter
         assert type(hybrid) is HybridDrafter and [kinds(member) for member in hybrid.members] == [
-            (SuffixDrafter,), (ColderDrafter, kind),
+            (SuffixDrafter,), (TemperatureScaledDrafter, kind),
         ]
     # plain decoding needs no draft
     assert type(pair_of("smollm2", method="plain").drafter) is NoDrafter

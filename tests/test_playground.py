@@ -15,8 +15,8 @@ from jinja2 import DictLoader, Environment
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.core import TorchSource
-from specdec.drafters.adaptive import MOST, adaptive
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import MOST, adaptive
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError

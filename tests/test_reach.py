@@ -12,19 +12,15 @@ from typer.testing import CliRunner
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec import pairs
 from specdec.core import TorchSource, seed_generator
 from specdec.costs import Costs, MachineCosts
 from specdec.device.drafters import LONGEST_DRAFT
 from specdec.device.loop import DeviceDecoder
-from specdec.drafters.adaptive import MOST, AdaptiveDrafter
-from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import MOST, AdaptiveDrafter, HybridDrafter, TreeHybrid
 from specdec.drafters.head import HeadDrafter
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.drafters.trees import TreeDrafter
 from specdec.errors import InputError
 from specdec.grammars import JSONSchema, Regex
@@ -124,7 +120,8 @@ def test_a_tree_beside_lookup_decodes_a_list(target, head):
 
 def test_a_draft_model_beside_a_tree(target, head):
     "Greedy text is plain decoding's; sampled text judges what the model drew (its law: test_tree_hybrid)."
-    drafter = HybridDrafter(ModelDrafter(target.skip([1]), target.vocab_size), ColderDrafter(HeadDrafter(head, target)))
+    model = ModelDrafter(target.skip([1]), target.vocab_size)
+    drafter = HybridDrafter(model, TemperatureScaledDrafter(HeadDrafter(head, target)))
     pair = Pair(target, drafter, MachineCosts(FREE, FREE))
     result = pair.generate(PROMPT, max_new_tokens=20, K=9)
     assert "tree" in result.drafter and result.generated_ids == plain(target) and result.num_drafted > 0
@@ -134,7 +131,8 @@ def test_a_draft_model_beside_a_tree(target, head):
 
 
 @pytest.mark.parametrize("wrap", [
-    ColderDrafter, lambda tree: HybridDrafter(SuffixDrafter(), tree), lambda tree: HybridDrafter(ColderDrafter(tree)),
+    TemperatureScaledDrafter, lambda tree: HybridDrafter(SuffixDrafter(), tree),
+    lambda tree: HybridDrafter(TemperatureScaledDrafter(tree)),
 ], ids=["colder", "hybrid", "both"])
 def test_a_tree_where_only_chains_are_handed_on_is_refused_at_once(target, head, wrap):
     pair = Pair(target, wrap(TreeDrafter(head, target, shape=SHAPE)))
@@ -204,46 +202,6 @@ def hybrid(target): return HybridDrafter(SuffixDrafter(), ModelDrafter(target.sk
 def known(result): return result.generated_ids, result.rounds, result.costs
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, [PROMPT, [1, 2]]], ids=["one", "list"])
-def test_costs_that_could_not_be_measured_stay_unknown(prompt, monkeypatch):
-    "A machine that was busy at the first call and is idle at the second writes the same text."
-    tries = []
-    def measured(*given):
-        tries.append(given)
-        return None if len(tries) <= 2 else MachineCosts(CHEAP, CHEAP)
-    monkeypatch.setattr(pairs, "costs_of", measured)
-    monkeypatch.setattr(pairs, "batch_costs_of", measured)
-    target = tiny()
-    pair = Pair(target, hybrid(target))
-    def texts():
-        found = pair.generate(prompt, temperature=1.0, seed=5, max_new_tokens=30)
-        return [known(result) for result in (found if isinstance(found, list) else [found])]
-    first = texts()
-    asked = len(tries)
-    assert texts() == texts() == first and len(tries) == asked <= 2 and first[0][2] is None
-
-
-def test_a_busy_machine_is_asked_once(monkeypatch, tmp_path):
-    "The measuring itself, by a clock on which equal steps take very different times, and later don't."
-    from specdec import costs as module
-    monkeypatch.setenv("SPECDEC_COSTS", "measured")
-    monkeypatch.setattr(module, "cache_home", lambda: tmp_path)
-    busy, checked = [True], []
-    def steady(rounds):
-        checked.append(len(rounds))
-        if busy[0]: raise module.BusyError("busy")
-    monkeypatch.setattr(module, "check_steady", steady)
-    target = tiny()
-    target.name = "a tiny one"
-    pair = Pair(target, hybrid(target))
-    def text(): return known(pair.generate(PROMPT, temperature=1.0, seed=5, max_new_tokens=30))
-    first = text()
-    assert len(checked) == 1 and first[2] is None
-    busy[0] = False
-    assert text() == first and len(checked) == 1
-    assert Pair(target, hybrid(target)).generate(PROMPT, temperature=1.0, seed=5, max_new_tokens=2).costs
-
-
 def draws_of(seed): return [TorchSource(seed).uniform(), *(TorchSource(seed).generator.get_state()[24:64].tolist())]
 
 
@@ -285,7 +243,7 @@ def test_what_is_no_grammar_is_told(grammar, said, method):
         Pair(talker(eos=frozenset({2}))).stream("Hello", grammar=grammar, method=method)
 
 
-@pytest.mark.parametrize("costs", ["usual", CHEAP, {}, 3])
+@pytest.mark.parametrize("costs", ["shipped", CHEAP, {}, 3])
 def test_what_is_no_costs_is_told(costs):
     with pytest.raises(InputError, match="costs are MachineCosts"): Pair(tiny(), NoDrafter(), costs=costs)
 

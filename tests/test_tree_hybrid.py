@@ -10,23 +10,33 @@ from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
 from specdec import pairs as pairs_module
 from specdec.core import TorchSource, exact_law
-from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
-from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter
-from specdec.drafters.colder import ColderDrafter
-from specdec.drafters.head import HeadDrafter
-from specdec.drafters.hybrid import HybridDrafter
-from specdec.drafters.lookup import SuffixDrafter
-from specdec.drafters.model import ModelDrafter
-from specdec.drafters.tree_hybrid import (
+from specdec.costs import (
+    Costs,
+    KnownCosts,
+    MachineCosts,
+    TimedRound,
+    calibrate,
+    costs_for,
+    measure_tree,
+    member_cost,
+    timed_rounds,
+)
+from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter, WrapperDrafter
+from specdec.drafters.choose import (
     CHANCES,
     CLEARLY,
+    HybridDrafter,
+    HybridState,
     Promise,
     TreeHybrid,
-    TreeHybridState,
     head_of,
+    paying_shape,
     paying_tree,
 )
-from specdec.drafters.trees import TreeDrafter, paying_shape
+from specdec.drafters.head import HeadDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.trees import TreeDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.pairs import Pair
@@ -52,13 +62,13 @@ def tree_hybrid(target, head, shape=SHAPE, c=(0.0, 0.0), verify=FLAT):
     return TreeHybrid(SuffixDrafter(), TreeDrafter(head, target, shape=shape), c=c, verify=verify)
 
 
-def at(verify, c=(.05, .05)):
+def at(verify, c=(.05, .05), tree=None):
     one = Costs(.01, verify, ((0.0, 0.0), c))
-    return MachineCosts(one, one)
+    return MachineCosts(one, one, tree)
 
 
 def pair_at(target, head, costs, **options):
-    chains = ColderDrafter(HeadDrafter(head, target, **options))
+    chains = TemperatureScaledDrafter(HeadDrafter(head, target, **options))
     return Pair(target, HybridDrafter(SuffixDrafter(), chains), costs)
 
 
@@ -77,7 +87,7 @@ def test_the_law_is_the_targets(tmp_path):
 
 @pytest.mark.parametrize("K", [1, 2, 9])
 def test_both_have_their_turns_and_greedy_texts_are_the_plain_ones(target, head, K):
-    class WatchedState(TreeHybridState):
+    class WatchedState(HybridState):
         def propose(self, K, transform, source):
             draft = super().propose(K, transform, source)
             turns.append((self.pending[0], draft))
@@ -167,12 +177,11 @@ def test_a_promise_is_the_sum_of_chances_and_learns(target, head):
 
 
 def test_the_path_is_what_was_accepted(target, head):
-    drafter = tree_hybrid(target, head)
-    both = TreeHybridState(drafter, drafter.chooser(), drafter.members)
-    assert both.became(1, [3, 4, 5, 6], [3, 5, 9]) == (2, 4)
-    assert both.became(1, [3, 4, 5, 6], [8]) == (0, 4)
-    assert both.became(1, [], [8]) == (0, 0)
-    assert both.became(0, [3, 4], [3, 9]) == (1, 2)
+    chooser = tree_hybrid(target, head).chooser()
+    assert chooser.outcome(1, [3, 4, 5, 6], [3, 5, 9]) == (2, 4)
+    assert chooser.outcome(1, [3, 4, 5, 6], [8]) == (0, 4)
+    assert chooser.outcome(1, [], [8]) == (0, 0)
+    assert chooser.outcome(0, [3, 4], [3, 9]) == (1, 2)
 
 
 @pytest.mark.parametrize("chain, tree, verify", [
@@ -193,7 +202,7 @@ def test_a_hair_better_is_no_reason():
 
 def test_the_head_is_found_inside(target, head):
     chains = HeadDrafter(head, target)
-    assert head_of(ColderDrafter(chains)) is chains.head and head_of(SuffixDrafter()) is None
+    assert head_of(TemperatureScaledDrafter(chains)) is chains.head and head_of(SuffixDrafter()) is None
     assert TreeDrafter(chains.head, target).head is chains.head  # one copy of the weights
 
 
@@ -211,8 +220,10 @@ def test_a_pair_takes_the_tree_where_it_pays(target, head):
     for K in (2, 5, "adaptive"):
         result = pair.generate(REPEATING, max_new_tokens=20, K=K)
         assert result.generated_ids == plain.generated_ids and result.costs["c"][1] == [.05, .05]
-    nodes = {K: len(found[0].shape) if found else 0 for K, found in pair.trees.items()}
-    assert nodes == {2: 0, 5: 5, 16: 16}  # never more than K
+    for K, nodes in ((2, 0), (5, 5), (16, 16)):  # never more than K
+        drafter, costs, _ = pair.with_costs(pair.drafter, False, 0.0)
+        drafter, _ = pair.with_tree(drafter, costs, K)
+        assert (len(drafter.tree.shape) if isinstance(drafter, TreeHybrid) else 0) == nodes
 
 
 def test_it_keeps_chains_where_something_would_be_lost(target, head, tmp_path):
@@ -230,19 +241,26 @@ def test_it_keeps_chains_where_something_would_be_lost(target, head, tmp_path):
 @pytest.mark.parametrize("tree, taken", [((.05, .05), True), ((5.0, 5.0), False), (None, False)],
                          ids=["cheap", "dear", "not known"])
 def test_a_tree_is_timed_before_it_is_believed(target, head, monkeypatch, tree, taken):
-    asked = []
-    def timed(*given):
-        asked.append(given)
-        return tree
-    monkeypatch.setattr(pairs_module, "costs_of", lambda *given: at(FLAT))
-    monkeypatch.setattr(pairs_module, "tree_cost", timed)
+    known = KnownCosts(at(FLAT, tree=tree), "calibrated")
+    monkeypatch.setattr(pairs_module, "costs_for", lambda *given: known)
     pair = pair_at(target, head, None)
     for _ in range(2): assert ("tree" in drafts_of(pair)) == taken
-    assert len(asked) == 1  # what can't be measured now stays unknown: one seed, one text
-    assert (pair.generate(REPEATING, max_new_tokens=4).costs["c"][1] == [.05, .05])
+    found = pair.generate(REPEATING, max_new_tokens=4).costs
+    assert found["c"][1] == [.05, .05] and found["origin"] == "calibrated"
 
 
-def test_usual_costs_make_no_tree(target, head): assert "tree" not in drafts_of(pair_at(target, head, None))
+@pytest.mark.parametrize("origin", ["shipped", "default"])
+def test_no_tree_takes_a_chains_place_unasked(target, head, monkeypatch, origin):
+    "Where a tree would pay clearly, too: K would turn from a chain's length into a tree's nodes."
+    known = KnownCosts(at(FLAT, tree=(0.0, 0.0)) if origin == "shipped" else None, origin)
+    monkeypatch.setattr(pairs_module, "costs_for", lambda *given: known)
+    for K in (5, "adaptive"):
+        assert drafts_of(pair_at(target, head, None), K=K) == "lookup + head"
+    asked = Pair(target, tree_hybrid(target, head))
+    assert drafts_of(asked) == "lookup + tree of a head"
+
+
+def test_default_costs_make_no_tree(target, head): assert "tree" not in drafts_of(pair_at(target, head, None))
 
 
 # what a tree costs
@@ -255,27 +273,32 @@ def test_levels_are_what_is_paid_for():
 
 def test_a_trees_rounds_hold_its_nodes(target, head):
     tree = TreeDrafter(head, target, shape=SHAPE)
-    assert [r.guesses for r in timed_rounds(target, tree, (0, 1, 0, 4), 0.0, held=8)] == [0, 1, 0, 4]
+    assert [r.drafted for r in timed_rounds(target, tree, (0, 1, 0, 4), 0.0, held=8)] == [0, 1, 0, 4]
 
 
-def test_what_a_tree_costs_is_measured_once_and_kept(target, head, monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECDEC_COSTS", "measured")
+def test_what_a_tree_costs_is_measured_and_kept_by_a_calibration(target, head, monkeypatch, tmp_path):
     monkeypatch.setattr(costs_module, "cache_home", lambda: tmp_path)
     monkeypatch.setattr(costs_module, "check_steady", lambda rounds: None)
+    monkeypatch.setattr(costs_module, "measure_costs", lambda *given: at(FLAT))
     monkeypatch.setattr(target, "name", "tiny")
-    usual = at(FLAT).greedy
     paid = []
     def member(rounds, verify, forwards=int):
-        paid.append([forwards(n) for n in (1, 2, 4)])
-        return member_cost(rounds, verify, forwards)
+        paid.append([forwards(n) for n in (1, 2, 4, 16)])
+        return .125, .25
     monkeypatch.setattr(costs_module, "member_cost", member)
-    found = [tree_cost(target, TreeDrafter(head, target, shape=shape), usual) for shape in (SHAPE, SHAPE, [(0,), (1,)])]
-    assert found[0] == found[1] and len(found[0]) == 2
-    assert paid == [[1, 1, 2], [1, 1, 1]]  # levels
-    assert len(list((tmp_path / "costs").glob("*.json"))) == 2  # one for each shape
+    drafter = pair_at(target, head, None).drafter
+    found = calibrate(target, drafter)
+    assert found.costs == at(FLAT, tree=(.125, .25)) and costs_for(target, drafter) == found
+    assert paid == [[1, 2, 2, 2]]  # levels
+    assert measure_tree(target, drafter, at(STEEP).greedy) is None  # it would not be taken: not timed
+    assert measure_tree(target, HybridDrafter(SuffixDrafter()), at(FLAT).greedy) is None and len(paid) == 1
+    monkeypatch.setattr(target, "same_rows", True)
+    assert measure_tree(target, drafter, at(FLAT).greedy) is None and len(paid) == 1
     def busy(rounds): raise costs_module.BusyError("busy")
+    monkeypatch.setattr(target, "same_rows", False)
     monkeypatch.setattr(costs_module, "check_steady", busy)
-    assert tree_cost(target, TreeDrafter(head, target, shape=[(0,), (1,), (2,)]), usual) is None
+    with pytest.raises(costs_module.BusyError): calibrate(target, drafter)
+    assert costs_for(target, drafter) == found  # what was kept stays
 
 
 # bad input

@@ -14,8 +14,9 @@ from specdec.core import TorchSource, exact_law
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.choose import paying_shape
 from specdec.drafters.head import HeadDrafter
-from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree, paying_shape
+from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.pairs import Pair

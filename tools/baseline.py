@@ -33,10 +33,10 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
-os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
-os.environ["SPECDEC_COSTS"] = "usual"  # nothing that was timed decides what is drafted
 import numpy as np
 import torch
+
+os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 
 VERSION = 1
 NEAR = 1e-3  # two logits this close may change places on another processor
@@ -157,10 +157,9 @@ SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (0, 0, 0)]
 def drafter(name: str, target, model: str, dtype: str):
     "What drafts for a target, by the name that it has here; a model or None for what `Pair` makes of these."
     from specdec import AdaptiveDrafter, AdaptiveLookahead, HeadDrafter, HybridDrafter, NGramDrafter, SuffixDrafter
-    from specdec.drafters.base import NoDrafter
-    from specdec.drafters.colder import ColderDrafter
+    from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+    from specdec.drafters.choose import TreeHybrid
     from specdec.drafters.model import ModelDrafter
-    from specdec.drafters.tree_hybrid import TreeHybrid
     from specdec.drafters.trees import TreeDrafter
     is_tiny = model == "tiny"
     def small(): return tiny("relative", dtype)
@@ -170,7 +169,7 @@ def drafter(name: str, target, model: str, dtype: str):
     return {
         "usual": lambda: None, "nothing": NoDrafter, "ngram": NGramDrafter, "suffix": SuffixDrafter, "small": small,
         "itself": lambda: target, "skip": lambda: target.skip([1] if is_tiny else [3, 7, 11, 15, 19, 23]),
-        "head": chains, "cold": lambda: ColderDrafter(chains(), .7),
+        "head": chains, "cold": lambda: TemperatureScaledDrafter(chains(), .7),
         "hybrid": lambda: HybridDrafter(SuffixDrafter(), chains()),
         "controlled": lambda: AdaptiveDrafter(
             ModelDrafter(small(), target.vocab_size), AdaptiveLookahead(initial=3, min=1, max=6, cooldown_steps=1)),

@@ -24,10 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.device.graphs import count_synchronisations
 from specdec.device.loop import DeviceDecoder, compile_layers
 from specdec.device.ops import as_llama
-from specdec.drafters.base import Drafter, NoDrafter
-from specdec.drafters.colder import ColderDrafter
+from specdec.drafters.base import Drafter, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import Head, HeadDrafter, head_config, load_head
-from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
@@ -130,7 +129,7 @@ class Subject:
     def drafters(self) -> dict[str, tuple[Drafter, int]]:
         "One of each kind, with its K."
         model = ModelDrafter(self.skipping, self.ours.vocab_size)
-        def head() -> Drafter: return ColderDrafter(HeadDrafter(self.head, self.ours))
+        def head() -> Drafter: return TemperatureScaledDrafter(HeadDrafter(self.head, self.ours))
         return {"plain": (NoDrafter(), 1), "n-gram": (NGramDrafter(), 8), "suffix": (SuffixDrafter(), 8),
                 "model": (model, 4), "head": (head(), 5), "hybrid": (HybridDrafter(SuffixDrafter(), head()), 5)}
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from ..adapter import cache_argument
 from .prompts import prompt_ids
 from ..drafters.base import Drafter
-from ..drafters.hybrid import HybridDrafter
+from ..drafters.choose import HybridDrafter
 from ..drafters.load import shipped
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, quantised

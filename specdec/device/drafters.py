@@ -18,10 +18,9 @@ from specdec.device.ops import (
     DeviceSequence, StaticCache, drafted_mask, exponential_sample, read_at, rule_problem,
     static_positions,
 )
-from ..drafters.base import Drafter, NoDrafter
-from ..drafters.colder import ColderDrafter
+from ..drafters.base import Drafter, NoDrafter, TemperatureScaledDrafter
+from ..drafters.choose import Acceptance, HybridDrafter, features_for
 from ..drafters.head import HeadDrafter
-from ..drafters.hybrid import Acceptance, HybridDrafter
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, NarrowLM
 from ..drafters.trees import Ranks, TreeDrafter
@@ -472,17 +471,17 @@ register(TreeDrafter, lambda drafter, target, K, capacity: TreeOnDevice(drafter,
 
 # %% ../../nbs/engine/13_device_drafters.ipynb #80296472
 class ColderOnDevice:
-    "`ColderDrafter` around another device drafter."
-    def __init__(self, drafter: ColderDrafter, inner: DeviceDrafter):
+    "`TemperatureScaledDrafter` around another counterpart."
+    def __init__(self, drafter: TemperatureScaledDrafter, inner: DeviceDrafter):
         self.drafter, self.inner, self.layers = drafter, inner, inner.layers
         self.prefill, self.commit = inner.prefill, inner.commit
 
     def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
                 generator: torch.Generator | None) -> DeviceDraft:
         "The inner one's draft, and the q that it was drawn from: the colder one."
-        return self.inner.propose(sequence, K, self.drafter.colder(transform), generator)
+        return self.inner.propose(sequence, K, self.drafter.scaled(transform), generator)
 
-register(ColderDrafter, lambda drafter, target, K, capacity:
+register(TemperatureScaledDrafter, lambda drafter, target, K, capacity:
          ColderOnDevice(drafter, make_on_device(drafter.drafter, target, K, capacity)),
          problem=lambda drafter, target: drafter_problem(drafter.drafter, target))
 
@@ -538,15 +537,6 @@ def as_deltas(draft: DeviceDraft, V: int) -> Tensor: # [K, V]
     deltas = torch.zeros(len(draft.tokens), V, device=draft.tokens.device)
     return deltas.scatter_(1, draft.tokens[:, None], 1)
 
-def features_for(member: DeviceDrafter,
-                 features: Tensor | None, layers: Sequence[int], # of these, side by side, [m, F]
-                ) -> Tensor | None: # [m, F of the member's]
-    "The part of the target's features that a member asked for."
-    if features is None or not member.layers: return None
-    if tuple(member.layers) == tuple(layers): return features
-    parts = features.chunk(len(layers), -1)
-    return torch.cat([parts[list(layers).index(layer)] for layer in member.layers], -1)
-
 def pick(choices: Sequence[Tensor], chosen: Tensor, # [1]
         ) -> Tensor:
     "One of several tensors of the same shape."
@@ -564,7 +554,7 @@ class HybridOnDevice:
 
     def shares(self, features: Tensor | None) -> list[Tensor | None]:
         "Each member's part of the features."
-        return [features_for(member, features, self.layers) for member in self.members]
+        return [features_for(features, self.layers, member.layers) for member in self.members]
 
     def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
         "Begin a sequence, from the priors."

@@ -15,9 +15,9 @@ from pathlib import Path
 from ..errors import InputError, ModelError, check
 from .base import Drafter, NoDrafter
 from .model import ModelDrafter
-from .colder import ColderDrafter
+from .base import TemperatureScaledDrafter
 from .head import HeadDrafter
-from .hybrid import HybridDrafter
+from .choose import HybridDrafter
 from .lookup import SuffixDrafter
 from .head import load_head
 from .translate import TokenIntersectionDrafter
@@ -82,7 +82,7 @@ STOP_BELOW = 0.2  # of `HeadDrafter`
 # what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
 def load_drafter(folder: Path,
                  target: CausalLM) -> Drafter:
-    """A trained drafter, which draws a little colder than the target (`ColderDrafter`); raises
+    """A trained drafter, which draws a little colder than the target (`TemperatureScaledDrafter`); raises
     `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another
     target."""
     folder = local_path(folder)
@@ -94,7 +94,7 @@ def load_drafter(folder: Path,
     if "speculators_model_type" in (folder / "config.json").read_text(
         encoding="utf-8", errors="replace"
     ):
-        return ColderDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
+        return TemperatureScaledDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
     draft = load_model(folder, target.device, target.dtype, use="draft")
     theirs, ours = draft.target_digest, target.digest
     if draft.vocab_size != target.vocab_size or (theirs and ours and theirs != ours):
@@ -102,7 +102,7 @@ def load_drafter(folder: Path,
             f"The draft model in {folder} was trained for another target, with other weights: train"
             " one for this target."
         )
-    return ColderDrafter(ModelDrafter(draft, target.vocab_size))
+    return TemperatureScaledDrafter(ModelDrafter(draft, target.vocab_size))
 
 def shipped(name: str) -> Path: # a folder
     "A drafter that comes with the package."

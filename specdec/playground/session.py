@@ -13,18 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..sampling import Transform
 from ..core import TorchSource
-from ..errors import check, to_number
-from ..profiling import PhaseTimer
-from ..result import Round
-from ..models import TextStream
-from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
-from ..drafters.adaptive import adaptive
 from ..drafters.base import Draft, Drafter, DraftState
-from ..drafters.hybrid import HybridState
+from ..drafters.choose import HybridState, adaptive
+from ..errors import check, to_number
 from ..loop import speculate
+from ..models import TextStream
+from ..profiling import PhaseTimer
 from ..protocol import CausalLM
+from ..rejection import acceptance_probability, delta, greedy_match, speculative_sampling
+from ..result import Round
+from ..sampling import Transform
 
 # %% ../../nbs/use/02_session.ipynb #0a0f5e4c
 K_MAX = 16  # the longest draft that the slider offers

@@ -1,0 +1,154 @@
+"""The same seed gives the same text: no clock decides anything, and a first call neither times the machine nor writes a
+file."""
+import dataclasses
+import random
+import time
+
+import pytest
+
+from helpers_drafters import StepLookahead, random_head, random_target
+from helpers_text import talker
+from specdec import costs as costs_module
+from specdec.drafters.base import Draft, TemperatureScaledDrafter
+from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter, TreeHybrid
+from specdec.drafters.head import HeadDrafter
+from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.trees import TreeDrafter
+from specdec.loading import load
+from specdec.pairs import Pair
+
+PROMPTS = ["red green blue red green", [1, 2, 3, 1, 2, 3, 1], "one two one two one"]
+
+
+class WildClock:
+    "Time passes in leaps: a microsecond here, an hour there."
+    def __init__(self, seed): self.random, self.now = random.Random(seed), 0.0
+
+    def __call__(self):
+        self.now += 10 ** self.random.uniform(-6, 3.5)
+        return self.now
+
+
+def relative(): return ModelDrafter(talker(seed=1), talker().vocab_size)
+
+
+PAIRS = {
+    "what a pair drafts with by itself": lambda: Pair(talker()), "a model": lambda: Pair(talker(), talker(seed=1)),
+    "several": lambda: Pair(talker(), HybridDrafter(SuffixDrafter(), TemperatureScaledDrafter(relative()))),
+    "lookup": lambda: Pair(talker(), NGramDrafter()),
+}
+WAYS = {
+    "K": {}, "adaptive": dict(K="adaptive"), "a controller": dict(K=AdaptiveLookahead(3, 1, 6, cooldown_steps=1)),
+    "a controller of one's own": dict(K=StepLookahead(2)), "device": dict(loop="device"),
+    "log-probabilities": dict(logprobs=2),
+}
+
+
+def known(result):
+    "All that the clock should not touch."
+    return result.generated_ids, result.rounds, result.costs, result.drafter, result.finish_reason, result.settings
+
+
+def told(made, **settings):
+    "What becomes of one prompt, of a list, and of a stream that is read to its end."
+    settings = dict(max_new_tokens=16, ignore_eos=True, seed=3) | settings
+    pair = made()
+    one = [pair.generate(PROMPTS[0], **settings) for _ in range(2)]
+    several = pair.generate(PROMPTS, batch_size=2, **settings)
+    *events, end = pair.stream(PROMPTS[1], **settings)
+    tokens = [(event.token, event.status, event.text) for event in events]
+    return [known(result) for result in (*one, *several, end.result)], tokens
+
+
+def differs(made, monkeypatch, **settings):
+    "Whether a wild clock changes anything."
+    due = told(made, **settings)
+    for seed in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "perf_counter", WildClock(seed))
+            if told(made, **settings) != due: return True
+    return False
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_wild_clock_changes_nothing(name, way, temperature, monkeypatch):
+    if name == "what a pair drafts with by itself" and way == "device": pytest.skip("its drafter has no counterpart")
+    assert not differs(PAIRS[name], monkeypatch, temperature=temperature, **WAYS[way])
+
+
+def test_nor_with_a_head_or_a_tree(tmp_path, monkeypatch):
+    target = random_target(tmp_path)
+    target.same_rows = False
+    head = random_head(target)
+    prompt = [1, 5, 2, 7, 9, 1, 5, 2, 7, 9, 1, 5, 2]
+    def drafters():
+        tree = TreeDrafter(head, target, shape=[(0,), (1,), (0, 0), (2,)])
+        yield HybridDrafter(SuffixDrafter(), TemperatureScaledDrafter(HeadDrafter(head, target)))
+        yield tree
+        yield TreeHybrid(SuffixDrafter(), tree, c=(0.0, .05), verify=[1 + .02 * n for n in range(1, 17)])
+    def texts():
+        return [known(Pair(target, drafter).generate(prompt, temperature=t, seed=1, max_new_tokens=20))
+                for drafter in drafters() for t in (0.0, 1.0)]
+    due = texts()
+    monkeypatch.setattr(time, "perf_counter", WildClock(0))
+    assert texts() == due
+
+
+def test_nor_with_the_default_model(monkeypatch):
+    "Its choices go by the table that ships with the package."
+    target = load("smollm2", "cpu", "float32")
+    def texts():
+        pair = Pair(target)
+        return [known(pair.generate("one two three one two", temperature=t, K=K, seed=1, max_new_tokens=12))
+                for t in (0.0, 1.0) for K in (5, "adaptive")]
+    due = texts()
+    assert all(costs["origin"] == "shipped" for _, _, costs, *_ in due)
+    monkeypatch.setattr(time, "perf_counter", WildClock(0))
+    assert texts() == due
+
+
+class HastyState(NGramState):
+    "Wrong: drafts less when time is short."
+    def propose(self, K, transform, source):
+        hurried = time.perf_counter() % 2 < 1
+        return super().propose(1 if hurried else K, transform, source) if K else Draft([])
+
+
+class Hasty(NGramDrafter):
+    def start(self, tokens, *told): return HastyState(self.longest, tokens)
+
+
+def test_a_drafter_that_looks_at_the_clock_is_caught(monkeypatch):
+    assert differs(lambda: Pair(talker(), Hasty()), monkeypatch)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(K="adaptive")], ids=["K", "adaptive"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_first_call_times_nothing_and_writes_nothing(name, settings, monkeypatch, tmp_path):
+    "Nor does it read the prompt or any token twice: the target's forwards are the prompt's and those of the rounds."
+    def timed(*given, **more): raise AssertionError("the machine was timed")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    for measuring in ("timed_rounds", "timed_steps", "measure_costs", "measure_batch_costs", "measure_tree"):
+        monkeypatch.setattr(costs_module, measuring, timed)
+    pair, reads = PAIRS[name](), []
+    monkeypatch.setattr(pair.target, "name", "a talker", raising=False)
+    forward = pair.target.forward
+    def counted(ids, cache=None, **more):
+        reads.append(ids.shape[-1])
+        return forward(ids, cache, **more)
+    monkeypatch.setattr(pair.target, "forward", counted, raising=False)
+    result = pair.generate(PROMPTS[0], max_new_tokens=16, ignore_eos=True, **settings)
+    assert sum(reads) <= len(result.prompt_ids) + sum(1 + len(r.drafted) for r in result.rounds)
+    assert len(reads) == 1 + len(result.rounds)
+    pair.generate(PROMPTS, max_new_tokens=8, **settings)
+    list(pair.stream(PROMPTS[1], max_new_tokens=8, **settings))
+    assert list(tmp_path.iterdir()) == []
+    assert result.costs is None or result.costs == {"origin": "default"}
+
+
+def test_what_a_result_tells_of_costs_survives_json():
+    result = Pair(talker()).generate(PROMPTS[0], max_new_tokens=4)
+    assert type(result).from_json(result.to_json()) == result and dataclasses.asdict(result)["costs"] == result.costs
