@@ -121,7 +121,7 @@
     const strip = make("div", { class: "recorded-strip", role: "toolbar", "aria-label": "This round's tokens. Arrow keys move from token to token" });
     const lens = make("div", { class: "recorded-lens", role: "region", "aria-label": "The token under the microscope" });
     const charts = make("div", { class: "recorded-charts" });
-    const key = make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([status, words]) => [make("span", { class: `fate-${status}`, title: words }, ` ${status} `), " "]),
+    const key = make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([status, words]) => [make("span", { class: `status-${status}`, title: words }, ` ${status} `), " "]),
       make("span", { class: "status-never", title: NEVER }, " never tried "));
 
     let drawnFor = null;
@@ -165,7 +165,7 @@
     const token = (box, spot, round, j) => {
       const words = data.tokens[spot.token], broken = !box.classList.contains("recorded-strip") && words.includes("\n") && spot.status !== "rejected";
       const made = make("button", {
-        type: "button", tabindex: -1, class: `recorded-spot fate-${spot.status}`, "data-round": round, "data-token": j,
+        type: "button", tabindex: -1, class: `recorded-spot status-${spot.status}`, "data-round": round, "data-token": j,
         title: MEANING[spot.status] || NEVER, "aria-label": `${spelled(spot.token).trim() || "space"}: ${MEANING[spot.status] || NEVER}`,
         "aria-pressed": String(round === at.round && j === at.token),
       }, !box.classList.contains("recorded-strip") ? spelled(spot.token) : spelled(spot.token).replace(/^ /, "␣"));
@@ -271,7 +271,7 @@
       });
       while (rows.length < ROWS) rows.push(row("\u00a0", "", "", "", "")); // the box keeps its height
       return [
-        make("p", { class: "recorded-title" }, "Under the microscope: ", shown(spot.token), ", ", make("span", { class: `fate-${spot.status}` }, spot.status === "never" ? "never tried" : spot.status)),
+        make("p", { class: "recorded-title" }, "Under the microscope: ", shown(spot.token), ", ", make("span", { class: `status-${spot.status}` }, spot.status === "never" ? "never tried" : spot.status)),
         make("dl", { class: "recorded-facts" }, ...facts.map(([name, x]) => make("div", { class: "recorded-fact" }, make("dt", {}, name), make("dd", {}, number(x))))),
         make("p", { class: "recorded-why", style: `min-height:${tallestWhy}px` }, why(run, n, spot)),
         table("The likeliest tokens here", ["token", "p and q", "p", "q", "role"], rows),
