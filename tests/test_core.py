@@ -309,7 +309,7 @@ def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.data())
-def test_fates_without_the_rejected_are_the_emitted_tokens(drafted, data):
+def test_statuses_without_the_rejected_are_the_emitted_tokens(drafted, data):
     accepted = data.draw(st.integers(0, len(drafted)))
     emitted = [*drafted[:accepted], 99][:data.draw(st.integers(1, accepted + 1))]  # the text may end inside
     statuses = list(Round(drafted, accepted, emitted).statuses())
@@ -552,7 +552,7 @@ def test_a_number_too_large_for_a_float_is_an_input_error():
 
 # --- colours
 
-def test_html_escapes_what_the_model_wrote_and_marks_each_fate():
+def test_html_escapes_what_the_model_wrote_and_marks_each_status():
     html = example()._repr_html_()
     assert "<b>" not in html and "&lt;b&gt;" in html
     assert html.count("<del") == 2 and html.count("<ins") == 2  # once in the text, once in the key
@@ -566,7 +566,7 @@ def test_a_rejected_line_break_breaks_no_line():
 def test_a_token_without_text_shows_its_id():
     assert "[77]" in statuses_html(example(generated_ids=[77], rounds=[]))
 
-def test_fates_cover_the_whole_text():
+def test_statuses_cover_the_whole_text():
     assert [token for token, status in statuses(example()) if status != "rejected"] == example().generated_ids
 
 def test_looks_can_be_told_apart_without_colour_and_set_their_text_colour():
@@ -586,7 +586,7 @@ def test_text_can_be_read_on_its_colour(status):
     background, text = (part.split(":")[1] for part in STATUS_STYLES[status].split(";")[:2])
     assert (luminance(background) + 0.05) / (luminance(text) + 0.05) > 7
 
-def test_every_fate_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() == STATUS_MEANINGS.keys()
+def test_every_status_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() == STATUS_MEANINGS.keys()
 
 
 def test_core_is_light_to_import():

@@ -435,7 +435,7 @@ def test_recordings_are_tried(monkeypatch, kind, fails):
     FakeCuda().install(monkeypatch).fails = fails
     pair = doctor.compared(torch.device("cuda"), kind, target, drafter, findings)
     assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, not fails, None)
-    said = [fails in problem and "can't be recorded" in problem for problem in findings.problems]
+    said = [fails in problem and "can't be captured" in problem for problem in findings.problems]
     assert said == [True] * bool(fails)
     assert ("not recorded" in doctor.loop_line(pair)) is bool(fails)
 

@@ -403,7 +403,7 @@ def test_ends_can_be_ignored(method):
     seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 1.0]), K=st.integers(1, 6), count=st.integers(1, 30),
     kind=st.sampled_from(["n-gram", "itself", "skip", "plain"]), stop=st.sampled_from(["", "a", "e t", "zzzz"]),
 )
-def test_a_stream_tells_each_token_with_its_fate(seed, temperature, K, count, kind, stop):
+def test_a_stream_tells_each_token_with_its_status(seed, temperature, K, count, kind, stop):
     target = talker()
     pair = Pair(target, {"itself": target, "skip": target.skip([1]), "n-gram": NGramDrafter()}.get(kind))
     method = "plain" if kind == "plain" else "speculative"

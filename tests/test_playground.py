@@ -114,7 +114,7 @@ def test_watched_loop_says_what_the_unwatched_one_says(kind, temperature, top_p)
 
 
 @pytest.mark.parametrize("kind", ["n-gram", "noisy"])
-def test_fates_follow_from_the_noted_numbers(kind):
+def test_statuses_follow_from_the_noted_numbers(kind):
     session = written(kind, count=40)
     statuses = [place.status for places in session.places for place in places]
     assert {"accepted", "rejected"} <= set(statuses) and contradictions(session) == []
@@ -125,7 +125,7 @@ def test_fates_follow_from_the_noted_numbers(kind):
         assert own == [done.emitted[-1]]
 
 
-def test_fates_that_do_not_follow_are_noticed():
+def test_statuses_that_do_not_follow_are_noticed():
     session = written("noisy", count=40)
     for i, places in enumerate(session.places):
         session.places[i] = [

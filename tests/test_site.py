@@ -567,13 +567,13 @@ def contrast(one: str, other: str) -> float:
     return (high + .05) / (low + .05)
 
 
-def test_static_pages_name_the_fates_as_the_package_does():
+def test_static_pages_name_the_statuses_as_the_package_does():
     script = (ROOT / "nbs" / "use" / "recorded.js").read_text(encoding="utf-8")
     assert all(f'{status}: "{words}"' in script for status, words in STATUS_MEANINGS.items())
 
 
 @pytest.mark.parametrize("status, style", [item for item in STATUS_STYLES.items() if item[1]])
-def test_fates_look_the_same_everywhere_and_can_be_read(status, style):
+def test_statuses_look_the_same_everywhere_and_can_be_read(status, style):
     said = dict(part.split(":") for part in style.split(";"))
     styles = (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8")
     rule = re.search(rf"^\.status-{status} {{ (.*?) }}", styles, re.M)[1]

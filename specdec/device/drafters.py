@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/13_device_drafters.ipynb #ce3bef68
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from ..drafters.model import ModelDrafter, NarrowLM
 from ..drafters.trees import Ranks, TreeDrafter
 from ..errors import InputError
 from ..layouts import hidden_places
+from ..protocol import CausalLM
 from ..rejection import VerifyRule
 from ..sampling import Transform
 from ..transformer import Llama, Positions
@@ -50,7 +51,7 @@ class Decided:
     num_accepted: Tensor # how many draft tokens are kept, [1]
     next_token: Tensor   # the token after them, [1]
     emitted: Tensor      # all that is appended, [K + 1]; num_accepted + 1 of them count
-    report: Tensor | None = None # the round in numbers, for the host, [K + 5]
+    report: Tensor       # the round in numbers, for the host, [K + 5]
     path: Tensor | None = None   # of a tree: the rows that were passed, [K + 1]
 
 def not_finite(logits: Tensor, # [n, V]
@@ -61,7 +62,8 @@ def not_finite(logits: Tensor, # [n, V]
 # %% ../../nbs/engine/13_device_drafters.ipynb #667478d9
 class DeviceDrafter(Protocol):
     "A drafter whose every step has fixed shapes, works in place, and is sync-free."
-    layers: Sequence[int]   # after which of the target's layers it wants the features
+    @property
+    def layers(self) -> Sequence[int]: "After which of the target's layers it wants the features."
 
     def prefill(self, sequence: DeviceSequence, # prompt and first token
                 prompt: Tensor,              # token ids, [n]
@@ -130,7 +132,7 @@ def no_draft(sequence: DeviceSequence, K: int = 0) -> DeviceDraft:
 
 class Stateless:
     "Base of the drafters that remember nothing: the sequence is on the device already."
-    layers = ()
+    layers: Sequence[int] = ()
     def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
         "Nothing to prepare."
     def commit(self, sequence: DeviceSequence, draft: DeviceDraft, decided: Decided,
@@ -245,16 +247,20 @@ class ChainBuilder:
 # %% ../../nbs/engine/13_device_drafters.ipynb #86b4824a
 class ModelOnDevice:
     "`ModelDrafter`: K tokens, or fewer where the draft model's own context ends."
-    layers = ()
+    layers: Sequence[int] = ()
     def __init__(self, model: Llama | NarrowLM,
                  vocab_size: int,  # the target's V
                  capacity: int):   # of its cache
-        self.vocab_size, self.ids, self.narrow = vocab_size, None, None
+        self.vocab_size = vocab_size
+        self.ids: Tensor | None = None
+        self.narrow: Tensor | None = None
+        inner: CausalLM = model
         if isinstance(model, NarrowLM):
             self.ids, self.narrow = model.tokens, model.narrow.to(model.device)
-            model = model.model
-        self.model, self.cache = model, StaticCache(model, capacity)
-        self.known = min(model.vocab_size, vocab_size) if self.ids is None else len(self.ids)
+            inner = model.model
+        self.model = cast(Llama, inner)  # see `model_problem`
+        self.cache = StaticCache(inner, capacity)
+        self.known = min(inner.vocab_size, vocab_size) if self.ids is None else len(self.ids)
 
     def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
         "Read the prompt."
@@ -319,15 +325,17 @@ class HeadOnDevice:
         where = static_positions(self.head.where, at, self.cache.capacity)
         return self.head.read(tokens, x, where, self.cache)
 
-    def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor) -> None:
+    def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
         "Read the prompt, but for its first token, and the token after it."
+        assert features is not None  # the loop gives those of `layers`
         self.cache.clear()
         at = torch.arange(1, len(prompt) + 1, device=prompt.device)
         self.catch_up(sequence.tokens.index_select(0, at), at, features, at[-1:] - 1)
 
     def commit(self, sequence: DeviceSequence, draft: DeviceDraft, decided: Decided,
-               features: Tensor) -> None:
+               features: Tensor | None) -> None:
         "Read all that may have been emitted."
+        assert features is not None
         places = torch.arange(len(decided.emitted), device=features.device)
         start = sequence.length - decided.num_accepted - 1
         self.catch_up(decided.emitted, start + places, features, decided.num_accepted)
@@ -378,7 +386,11 @@ class TreeBuilder:
     "The nodes that levels made, in their order."
     def __init__(self, ids: Tensor): # the target's ids of the head's tokens, [D]
         self.ids = ids
-        self.tokens, self.parents, self.scores, self.depths, self.broken = [], [], [], [], []
+        self.tokens: list[Tensor] = []
+        self.parents: list[Tensor] = []
+        self.scores: list[Tensor] = []
+        self.depths: list[Tensor] = []
+        self.broken: list[Tensor] = []
 
     def add(self, level: Tensor,    # the nodes that it follows, 0 the sequence, [m]
             log_probs: Tensor,      # of their paths, by the head, [m]
@@ -491,7 +503,7 @@ class DeviceAcceptance:
     def __init__(self, priors: Sequence, # of the members; see `Acceptance`
                  kinds: int,             # evidence is a number below this
                  device: torch.device):
-        options = dict(dtype=torch.float64, device=device)
+        options: dict[str, Any] = dict(dtype=torch.float64, device=device)
         self.weight, self.keep = Acceptance(0.5).weight, Acceptance(0.5).keep
         self.accepted = torch.zeros(len(priors), kinds, **options)
         self.tried = torch.zeros(len(priors), kinds, **options)
@@ -582,6 +594,7 @@ class HybridOnDevice:
                features: Tensor | None) -> None:
         "Learn from what became of the draft; every member learns what was emitted."
         accepted = decided.num_accepted
+        assert draft.chosen is not None and draft.evidence is not None  # `propose` set them
         tried = torch.minimum(accepted + 1, draft.count)
         self.estimates.observe(draft.chosen, draft.evidence, accepted, tried)
         for member, share in zip(self.members, self.shares(features)):

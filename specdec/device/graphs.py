@@ -8,6 +8,7 @@ __all__ = ['count_synchronisations']
 # %% ../../nbs/engine/13_device_graphs.ipynb #gr000004
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def captured(step: Callable,             # works in place; is run four times on 
              given: tuple,               # what it is called with, each time
              device: torch.device,
              generator: torch.Generator, # the one that it draws from
-            ) -> tuple[Callable[[], None], object]: # a replay; the step's result, filled by it
+            ) -> tuple[Callable[[], None], Any]: # a replay; the step's result, filled by it
     "The step as a CUDA graph, launched with one call."
     with torch.cuda.device(device):
         side = torch.cuda.Stream()

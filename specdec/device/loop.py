@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -130,6 +131,7 @@ def commit(state: DeviceState, draft: DeviceDraft, decided: Decided,
            features: Tensor | None) -> None:
     "The sequence grows, the drafter learns of it, and the report is ready to be sent."
     if decided.path is not None:  # a tree's path becomes a chain: its rows come to lie in a row
+        assert features is not None  # a tree's drafter is a head, which wants them
         move_rows(state.cache, state.sequence.length - 1, decided.path)
         features = features.index_select(0, decided.path)
     state.sequence.append(decided.emitted, decided.num_accepted + 1)
@@ -151,8 +153,10 @@ def steps_of(state: DeviceState) -> RoundSteps:
 
 def captured_steps(state: DeviceState, steps: RoundSteps) -> RoundSteps:
     "The same steps as CUDA graphs; what a replay is called with is where it always is."
-    def capture(step: Callable, *given) -> tuple[Callable, object]: # replays; the step's result
-        replay, result = captured(step, given, state.target.device, state.generator)
+    generator = state.generator
+    assert generator is not None  # only the device meta has none
+    def capture(step: Callable, *given) -> tuple[Callable, Any]: # replays; the step's result
+        replay, result = captured(step, given, state.target.device, generator)
         def replayed(*same):
             replay()
             return result
@@ -255,7 +259,8 @@ class DeviceLoop:
                 "their end, or use two decoders.")
         with self.lock:
             self.turn = turn
-            if seed is not None: seed_generator(self.state.generator, seed)
+            generator = self.state.generator
+            if seed is not None and generator is not None: seed_generator(generator, seed)
             sent = deque([self.start(prompt, timer)])
         def begin() -> None:
             with self.lock:
@@ -297,13 +302,15 @@ def walk_on_device(tree: DeviceDraft, sees: Tensor, # of `ancestors`
                   ) -> Decided:
     """`specdec.drafters.trees.walk`: the path as a chain, reported with the draft token after it
     that was rejected, if there is one."""
-    right = (target_tokens.index_select(0, tree.parents) == tree.tokens) & tree.valid
+    parents, valid = tree.parents, tree.valid
+    assert parents is not None and valid is not None  # it is a tree
+    right = (target_tokens.index_select(0, parents) == tree.tokens) & valid
     # a row is passed if every row that it sees is right
     passed = ~(sees & ~F.pad(right, (1, 0), value=True)).any(1)
     depths = sees.sum(1) - 1
     num_accepted, end = torch.where(passed, depths, -1).max(0, keepdim=True)
     path, next_token = path_to(sees, end), target_tokens.index_select(0, end)
-    others = (tree.parents == end) & tree.valid
+    others = (parents == end) & valid
     rejected = tree.tokens.index_select(0, others.long().argmax(0, keepdim=True))
     places = torch.arange(len(tree.tokens), device=rejected.device)
     on_path = tree.tokens.index_select(0, path[1:] - 1)
@@ -317,7 +324,7 @@ def move_rows(cache: StaticCache, start: Tensor, # where the first row of a tree
               path: Tensor) -> None:             # of `path_to`
     "The path's rows come to lie next to each other."
     to = start + torch.arange(len(path), device=path.device)
-    for held in cache.keys + cache.values:
+    for held in cache.buffers():
         held.index_copy_(2, to, held.index_select(2, start + path))
 
 # %% ../../nbs/engine/14_device_loop.ipynb #22efa48a

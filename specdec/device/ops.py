@@ -30,12 +30,12 @@ class StateDict(Checkpoint):
                  dtype: torch.dtype, device: torch.device): # what they are turned into
         self.dtype, self.device = dtype, device
         self.pack = False  # weights stay as they are
-        self.files = tensors
+        self.files = tensors  # type: ignore[assignment]
         self.unread = set(tensors)
 
     def read(self, name: str, into: Tensor) -> Tensor: # `into`, filled
         "Copy the tensor; raises `ModelError` if there is none of that name and shape."
-        found = self.files.get(name)
+        found: Tensor | None = self.files.get(name)  # type: ignore[assignment]
         if found is None or found.shape != into.shape:
             shape = list(into.shape)
             raise ModelError(f"There is no tensor {name!r} of shape {shape} among the weights.")
@@ -72,13 +72,19 @@ class StaticCache(KVCache):
               ) -> tuple[Tensor, Tensor]: # the whole buffers, [1, kv_heads, capacity, head_dim]
         "Write T positions at `at`."
         if self.at is None: return super().append(layer, keys, values)
-        self.keys[layer].index_copy_(2, self.at, keys)
-        self.values[layer].index_copy_(2, self.at, values)
-        return self.keys[layer], self.values[layer]
+        held_keys, held_values = self.keys[layer], self.values[layer]
+        assert held_keys is not None and held_values is not None  # __init__ made them
+        held_keys.index_copy_(2, self.at, keys)
+        held_values.index_copy_(2, self.at, values)
+        return held_keys, held_values
+
+    def buffers(self) -> list[Tensor]: # [1, kv_heads, capacity, head_dim] each
+        "All of them, keys before values."
+        return [buffer for buffer in self.keys + self.values if buffer is not None]
 
     def clear(self) -> None:
         "Ready for another prompt. The zeros matter: 0 · NaN is NaN, also where a mask hides it."
-        for buffer in self.keys + self.values: buffer.zero_()
+        for buffer in self.buffers(): buffer.zero_()
         self.at, self.length = None, 0
 
 # %% ../../nbs/engine/08_device.ipynb #99523bd1
@@ -88,7 +94,8 @@ class Rotary(Protocol):
     rope_scale: float   # of cosines and sines
     groups: int         # query heads per key-value head
     dtype: torch.dtype
-    window: int | None  # positions that a token sees in some layers; None: all
+    @property
+    def window(self) -> int | None: "Positions that a token sees in some layers; None: all."
 
 def static_plan(model: Rotary,
                 hidden: Tensor, # what each new token may not see, [T, capacity]
@@ -243,7 +250,8 @@ def block_on_device(
     taken = F.pad(q * valid[:, None], (0, 0, 0, 1))  # behind the last nothing was drafted
 
     w = weights[:, None].to(p.dtype)
-    masses = block_residual(p, taken, w).sum(-1, dtype=torch.float64)
+    residuals = block_residual(p, taken, w)  # type: ignore[arg-type] # a weight for each row
+    masses = residuals.sum(-1, dtype=torch.float64)
     u = torch.rand(K, dtype=torch.float64, device=p.device, generator=generator)
     weights, masses = weights[1:], masses[1:]  # length 0 needs no coin
     stays = u * (masses + (1 - weights)) < masses
