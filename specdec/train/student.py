@@ -6,7 +6,7 @@
 __all__ = ['LOSSES', 'kl', 'total_variation', 'hard_label', 'DistillConfig', 'Student']
 
 # %% ../../nbs/drafters/13_student.ipynb #5b99df57
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -264,4 +264,6 @@ class LMStudent:
             tokens = {"tokens": self.tokens.to(torch.int32)}
             save_file(tokens, new / TOKENS_FILE, {"vocab_size": str(V)})
 
-STUDENTS = {"head": HeadStudent, "lm": LMStudent}  # by the kind that a `DistillConfig` names
+# by the kind that a `DistillConfig` names
+STUDENTS: dict[str, Callable[[DistillConfig, Llama, np.ndarray], Student]] = {
+    "head": HeadStudent, "lm": LMStudent}
