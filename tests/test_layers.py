@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
     "minimal": ["minimal"],
-    "core": ["core"],
+    "core": ["core", "files"],
     "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
@@ -25,7 +25,7 @@ LAYERS = {  # layer → its modules, in order
         "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
     ],
     "measures": ["speedup", "profiling", "costs", "batch_costs"],
-    "pairs": ["registry", "config", "pairs"],
+    "pairs": ["registry", "config", "pairs", "answers"],
     "training": [
         "train.losses", "train.config", "train.resume", "train.rows", "train.data", "train.teacher", "train.students",
         "train.steps", "train.evaluate", "train.loop", "train.command",
