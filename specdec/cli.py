@@ -7,7 +7,6 @@ __all__ = ['main']
 
 # %% ../nbs/use/07_cli.ipynb #ee565d69
 import json
-import math
 import os
 import re
 import shlex
@@ -15,11 +14,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import Enum, IntEnum
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.markup import escape
@@ -32,10 +31,11 @@ class ExitCode(IntEnum):
     UNEXPECTED = 1     # a bug: there is a traceback, or a proof that failed
     BAD_INPUT = 2      # one line on standard error says what to change
     INTERRUPTED = 130  # Ctrl-C; what there was by then has been printed
-    NO_READER = 141    # whoever read the output has gone, as in `| head -1`: nothing is said
+    NO_READER = 141    # what read the output has gone, as in `| head -1`: nothing is said
 
 # %% ../nbs/use/07_cli.ipynb #c11err01
-UsageError = typer.BadParameter.__base__  # what the parser raises, of whatever click typer uses
+# what the parser raises; typer brings its own copy of click
+UsageError: Any = typer.BadParameter.__base__
 
 def in_one_line(error: BaseException) -> str | None: # None: it is a bug
     "What to tell the user about an error."
@@ -50,7 +50,7 @@ def in_one_line(error: BaseException) -> str | None: # None: it is a bug
     elif errors is not None and isinstance(error, errors.SpecdecError): words = str(error)
     else: return None
     line = f"Error: {' '.join(words.split())}"
-    # somebody's name of 5,000 characters
+    # a name may have 5,000 characters
     return line if len(line) < 800 else f"{line[:400]} … {line[-400:]}"
 
 def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a bug
@@ -67,6 +67,7 @@ def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a
 def shown_as_written(command: TyperCommand | TyperGroup) -> None:
     """Prepare the help of a command, and of those in it, for the library that prints it: brackets
     are text and no markup, and lines are as long as the terminal is wide."""
+    each: Any
     for each in (command, *command.params):
         words = getattr(each, "help", None)
         if words is None: continue
@@ -81,10 +82,11 @@ class Commands(TyperGroup):
         super().__init__(*args, **more)
         shown_as_written(self)
 
-    def main(self, *args, standalone_mode: bool = True, **more):
-        code = ExitCode.DONE
+    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        code: int | None = ExitCode.DONE
         try:
-            code = super().main(*args, standalone_mode=False, **more) or code
+            more["standalone_mode"] = False
+            code = super().main(*args, **more) or code
             sys.stdout.flush()  # a full disk is seen now, and not when Python ends
         except typer.Abort: code = ExitCode.INTERRUPTED  # at a question
         except (Exception, SystemExit) as error:
@@ -104,7 +106,7 @@ command prints JSON and nothing else.
 If something doesn't work, or is slow: specdec doctor
 
 Exit codes: 0 done; 1 a bug in specdec; 2 bad input, or something that the system refuses, such as
-a full disk, said in one line; 130 interrupted; 141 whoever read the output has gone away."""
+a full disk, said in one line; 130 interrupted; 141 the reader of the output has gone."""
 
 app = typer.Typer(
     name="specdec", cls=Commands, help=HELP, no_args_is_help=True, add_completion=False,
@@ -225,18 +227,14 @@ ConfigFile = Annotated[Optional[Path], _option(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 # %% ../nbs/use/07_cli.ipynb #9658d33a
-def as_prompt(text: str,
-              raw: bool,  # text as it is, or one message of a chat
-             ) -> str | list[dict]:
-    "The prompt as `Pair.generate` takes it."
-    return text if raw else [{"role": "user", "content": text}]
-
 def read_prompt(text: str,  # the argument; "-" is standard input
-                raw: bool) -> str | list[dict]:
+                raw: bool,  # text as it is, or one message of a chat
+               ) -> str | list[dict]:
     """The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if
     it isn't text."""
+    from specdec.answers import as_chat
     from specdec.errors import InputError, check
-    from specdec.train.data import MOST_BYTES
+    from specdec.files import MOST_BYTES
     try:
         if text == "-":
             text = sys.stdin.read(MOST_BYTES + 1).removesuffix("\n")
@@ -247,90 +245,24 @@ def read_prompt(text: str,  # the argument; "-" is standard input
         raise InputError(f"The prompt isn't UTF-8 text: {error}.") from error
     except OSError as error:
         raise InputError(f"Standard input can't be read: {error.strerror}.") from error
-    check(text.strip(), "The prompt is empty: give some text, or - to read it from standard input.")
-    return as_prompt(text, raw)
-
-# %% ../nbs/use/07_cli.ipynb #5ervc001
-def text_of(found: dict) -> str: # of a line
-    "The text named prompt or text; raises `ValueError` that says what is wrong with it."
-    if {"prompt", "text"} <= found.keys(): raise ValueError("has both a prompt and a text")
-    text = found.get("prompt", found.get("text"))
-    if not isinstance(text, str) or not text.strip(): raise ValueError("has no text to answer")
-    return text
-
-def chat_of(messages: object) -> list[dict]:
-    "The same, if it is a chat; raises `ValueError` that says what is wrong with it."
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("has messages that are no list of at least one")
-    for each in messages:
-        names = [each.get(name) for name in ("role", "content")] if isinstance(each, dict) else []
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError('has a message without a text "role" and a text "content"')
-    return messages
-
-def prompt_of(line: str) -> str | list[dict]: # a text, or a chat
-    "What a line of JSON asks; raises `ValueError` that says what is wrong with it."
-    try: found = json.loads(line)
-    except (ValueError, RecursionError) as error: raise ValueError("isn't JSON") from error
-    if isinstance(found, list): raise ValueError("is a JSON array, and no object")
-    if not isinstance(found, dict): raise ValueError("is no JSON object")
-    if "messages" not in found: asked = text_of(found)
-    elif {"prompt", "text"} & found.keys(): raise ValueError("has messages and a text besides")
-    else: asked = chat_of(found["messages"])
-    try: json.dumps(asked, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error: raise ValueError("has half a character in it") from error
-    return asked
-
-def is_json(line: str) -> bool: # of a file whose first line is text
-    "Whether it was meant as JSON, and not as text."
-    line = line.strip()
-    if line.startswith("{") or line == "[": return True
-    if not line.startswith("["): return False
-    try: return isinstance(json.loads(line), list)
-    except (ValueError, RecursionError): return line.startswith("[{")
-
-FORM = ('expected {"prompt": "…"}, {"text": "…"} or '
-        '{"messages": [{"role": "user", "content": "…"}]} in each line')
-
-def asked_in(file: Path) -> list[str | list[dict]]: # texts and chats
-    """What the lines of a file ask: JSON objects where the first begins like one, else texts;
-    raises `InputError` with the number of a line that is neither."""
-    from specdec.errors import InputError
-    from specdec.train.data import numbered_lines
-    found, lines = [], numbered_lines(file)
-    as_text = not is_json(lines[0][1])
-    for n, line in lines:
-        try:
-            if as_text and is_json(line): raise ValueError("is JSON, and the first one is text")
-            found.append(line if as_text else prompt_of(line))
-        except ValueError as error:
-            raise InputError(f"Line {n} of {file} {error}: {FORM}, or text in all of them, not "
-                             f"{line[:60]!r}.") from error
-    return found
-
-def taken_for(asked: list[str | list[dict]]) -> str:
-    "What the lines of a file were taken for, such as `2 texts, 1 chat`."
-    texts = sum(isinstance(each, str) for each in asked)
-    counts = (texts, "text"), (len(asked) - texts, "chat")
-    return ", ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in counts if n)
-
-def prompts_in(file: Path, raw: bool,
-               told: bool = False, # whether standard error says what they were taken for
-              ) -> list[str | list[dict]]:
-    "The prompts in a file as `Pair.generate` takes them; raises `InputError` as `asked_in`."
-    found = asked_in(file)
-    if told: typer.echo(f"{file}: {taken_for(found)}", err=True)
-    return [as_prompt(each, raw) if isinstance(each, str) else each for each in found]
+    check(bool(text.strip()),
+          "The prompt is empty: give some text, or - to read it from standard input.")
+    return text if raw else as_chat(text)
 
 def read_prompts(text: str | None,  # the argument
                  file: Path | None, # of --prompts
-                 raw: bool, told: bool = False) -> list[str | list[dict]]:
-    "All prompts, from the one place or from the other; raises `InputError`. See `prompts_in`."
+                 raw: bool,
+                 told: bool = False, # standard error says what the file's lines were taken for
+                ) -> list[str | list[dict]]:
+    "All prompts, from the one place or from the other; raises `InputError`."
+    from specdec import answers
     from specdec.errors import check
     check((text is None) != (file is None),
           "Give a prompt, or --prompts FILE with a line for each: one of the two.")
-    return prompts_in(file, raw, told) if text is None else [read_prompt(text, raw)]
-
+    if file is None: return [read_prompt(text or "", raw)]
+    found = answers.read_prompts(file)
+    if told: typer.echo(f"{file}: {answers.taken_for(found)}", err=True)
+    return found if raw else [answers.as_chat(each) for each in found]
 
 # %% ../nbs/use/07_cli.ipynb #479730c9
 def read_settings(
@@ -351,16 +283,12 @@ def read_settings(
 # %% ../nbs/use/07_cli.ipynb #l0gpr0b5
 def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dict:
     "More arguments for `Pair.generate`; raises `InputError` for a file that is no schema."
-    from specdec.errors import InputError, check
+    from specdec.errors import check
     check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
     if schema is None: return dict(logprobs=logprobs)
+    from specdec.files import parse_json, read_bytes
     from specdec.grammars import JSONSchema
-    from specdec.train.data import read_bounded
-    content = read_bounded(schema, most=10**7)
-    try: data = json.loads(content.decode())
-    except RecursionError: raise InputError(f"{schema} has too many levels for JSON.") from None
-    except ValueError as error:  # UnicodeError and JSONDecodeError are two of them
-        raise InputError(f"{schema} holds no JSON: {error}.") from error
+    data = parse_json(read_bytes(schema, most=10**7), str(schema))
     return dict(logprobs=logprobs, grammar=JSONSchema(data))
 
 # %% ../nbs/use/07_cli.ipynb #591a68e0
@@ -379,7 +307,7 @@ def check_models(pair: str | None, target: str | None, draft: str | None, drafte
 REBUILD = "specdec fetch --rebuild"
 
 def or_rebuild(action: Callable[[], object]): # what needs the default model
-    """Do it; where the stored model turns out to be damaged and somebody is there to answer, offer
+    """Do it; where the stored model turns out to be damaged and a person is there to answer, offer
     to rebuild it and do it again."""
     from specdec.errors import ModelError
     from specdec.models import fetch as fetch_model
@@ -404,20 +332,16 @@ def announce_conversion(rebuild: bool = False) -> None:
 def any_pair(target: str, draft: str | None, device: str, dtype: str, method: str,
              drafter: Path | None, revision: str | None): # a specdec.pairs.Pair
     "A pair of any two models; raises `InputError` or `ModelError`."
-    from specdec.drafters.base import NoDrafter
     from specdec.drafters.lookup import SuffixDrafter
-    from specdec.loading import load
     from specdec.models import find_model
-    from specdec.pairs import Pair
-    from specdec.drafters.load import load_drafter
-    if method == "plain":
-        return Pair(load(target, device, dtype, use="plain", revision=revision), NoDrafter())
-    named = draft not in (None, "lookup")
-    if named: find_model(draft)  # before the target is loaded, which takes longer
-    model = load(target, device, dtype, revision=revision)
-    if drafter: return Pair(model, load_drafter(drafter, model))
-    if draft == "lookup": return Pair(model, SuffixDrafter())
-    return Pair(model, load(draft, device, dtype, use="draft") if named else None)
+    from specdec.pairs import Pair, load_spec
+    from specdec.registry import PairSpec
+    lookup, plain = draft == "lookup", method == "plain"
+    if draft and not (lookup or plain): find_model(draft)  # sooner than the target is looked at
+    spec = PairSpec(target, None if lookup else draft, lookup=lookup)
+    pair = load_spec(spec, device, dtype, method, drafter, revision=revision)
+    drafter_of_text: Any = SuffixDrafter()
+    return Pair(pair.target, drafter_of_text) if lookup and not plain else pair
 
 # %% ../nbs/use/07_cli.ipynb #ebbb8664
 def open_pair(name: str | None,      # of a registered pair; None: the default one, or `target`
@@ -450,41 +374,24 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
     return pair
 
 # %% ../nbs/use/07_cli.ipynb #452b90ac
-def say(piece: str) -> None: # new text
+def emit(piece: str) -> None: # new text
     "Write it to standard output at once."
     typer.echo(piece, nl=False)
     sys.stdout.flush()
 
 # %% ../nbs/use/07_cli.ipynb #c0072334
-def check_fits(results: list, # of (place, GenerationResult)
-               count: int): # of the prompts
-    "Raise `InputError` if answers were cut before what --json-schema asks for was complete."
-    from specdec.errors import check
-    cut = sorted(i + 1 for i, result in results if result.fits_grammar is False)
-    which = "The answer was" if count == 1 else (
-        f"{len(cut)} of {count} answers were ({', '.join(map(str, cut[:10]))}"
-        f"{', …' * (len(cut) > 10)})")
-    check(not cut, f"{which} cut before it was complete: not JSON that fits --json-schema. Give a "
-          "larger --max-new-tokens, or leave out --stop.")
+def stop_if(interrupted: bool) -> None:
+    "End with the exit code of Ctrl-C, once what there is has been printed."
+    if interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
 
-def print_answer(pair, text, method: str, settings: dict, as_json: bool) -> None:
+def print_answer(pair, prompt, as_json: bool, **settings) -> None: # of `Pair.generate`
     "Print an answer as it comes, or as JSON."
-    result = pair.generate(text, method=method, stream=None if as_json else say, **settings)
-    if as_json: say(f"{result.to_json()}\n")
-    else:
-        say("\n")
-        typer.echo(result.summary(), err=True)
-    if result.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+    from specdec.answers import check_fits
+    result = pair.generate(prompt, stream=None if as_json else emit, **settings)
+    emit(f"{result.to_json()}\n" if as_json else "\n")
+    if not as_json: typer.echo(result.summary(), err=True)
+    stop_if(result.finish_reason == "interrupted")
     check_fits([(0, result)], 1)
-
-def in_order(results): # iterator of (place, result) → of results
-    "Each as soon as all before it are there."
-    waiting, following = {}, 0
-    for i, result in results:
-        waiting[i] = result
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
 
 def speed_of(pair) -> str:
     "How much it has written, and how fast."
@@ -492,201 +399,36 @@ def speed_of(pair) -> str:
     return (f"{told.tokens} tokens in {told.seconds:.2f} s, "
             f"{told.tokens_per_second:.1f} tokens/s")
 
-def print_all(pair, prompts: list, batch_size: int, as_json: bool, **asked) -> None:
+def print_all(pair, prompts: list, batch_size: int, as_json: bool, **settings) -> None:
     """Answer some prompts, several at a time, and print the answers in order, with an empty line
     between or as a line of JSON for each; an interrupt prints what there is."""
+    from specdec.answers import check_fits, in_order
     pair.reset_stats()
     printed, whole = 0, [] # whole: those that are over, with their places
-    for i, result in enumerate(in_order(pair.results(prompts, batch_size, **asked))):
+    for i, result in enumerate(in_order(pair.results(prompts, batch_size, **settings))):
         if result.finish_reason != "interrupted": whole.append((i, result))
         if not result.num_tokens: continue
-        if as_json: say(f"{result.to_json()}\n")
-        else: say("\n" * (printed > 0) + f"{result.text}\n")
+        if as_json: emit(f"{result.to_json()}\n")
+        else: emit("\n" * (printed > 0) + f"{result.text}\n")
         printed += 1
     if not as_json: typer.echo(f"{printed} answers; {speed_of(pair)}", err=True)
-    if len(whole) < len(prompts): raise typer.Exit(ExitCode.INTERRUPTED)
+    stop_if(len(whole) < len(prompts))
     check_fits(whole, len(prompts))
 
-
-# %% ../nbs/use/07_cli.ipynb #5ervc003
-BEGIN = b'{"prompt_ids": ['  # how an answer begins
-MOST_OF_A_LINE = 2**30       # bytes
-
-def check_out(file: Path, prompts: Path) -> Path: # the file that a link leads to
-    "Raise `InputError` for what can't hold answers, before anything is read or loaded."
-    from specdec.errors import InputError, check
-    try:
-        there, to_read = file.exists(), file.is_file()
-        check(to_read or not there, f"--out must be a file, or a new one, and {file} is there and "
-              "isn't a regular file.")
-        check(not there or not file.samefile(prompts),
-              f"--out and --prompts are the same file, {file}: give another one for the answers.")
-        file = file.resolve()
-        check(file.parent.is_dir(), f"There is no folder {file.parent} for --out: make it first.")
-        check(os.access(file if there else file.parent, os.W_OK),
-              f"--out can't be written: {file} is not ours to write.")
-    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
-        raise InputError(f"--out can't be {file}: {error}.") from error
-    return file
-
-def is_torn(line: bytes, # the last of a file, without a line break
-            alone: bool, # whether there is nothing else in the file
-           ) -> bool:
-    "Whether a kill has torn an answer there: it begins like one, and doesn't end like JSON."
-    if not line.startswith(BEGIN) and (alone or not BEGIN.startswith(line)): return False
-    try: json.loads(line)
-    except ValueError: return True
-    except RecursionError: return False
-    return False
-
-def kept_answers(file: Path) -> tuple[list, int]: # of GenerationResult; the bytes that they take
-    """What an earlier run has written, but for a last line that it didn't finish; raises
-    `InputError` for a file with anything else in it. Nothing is changed."""
-    from specdec.errors import InputError
-    from specdec.result import GenerationResult
-    found, size = [], 0
-    try:
-        with open(file, "rb") if file.exists() else nullcontext([]) as lines:
-            while begin := lines.peek(len(BEGIN))[:len(BEGIN)] if lines else b"":
-                if not BEGIN.startswith(begin): raise InputError(f"It has {begin!r} in it.")
-                line = lines.readline(MOST_OF_A_LINE)
-                if not line.endswith(b"\n") and is_torn(line, alone=not found): break
-                found.append(GenerationResult.from_json(line.decode()))
-                size += len(line)
-    except (OSError, UnicodeError, InputError) as error:
-        raise InputError(f"{file} holds something else than answers, which would be lost: take "
-                         f"another file. ({error})") from error
-    return found, size
-
-
-# %% ../nbs/use/07_cli.ipynb #5ervc006
-def run_asked(pair, method: str, settings: dict, ids: list[list[int]], # of each prompt
-              trained: Path | None, # what drafts, if it was named by its folder
-              revision: str | None) -> dict: # for JSON
-    "What a run is asked, and by which models: all that its answers depend on, but the machine."
-    from specdec.bench.run import folder_digest
-    from specdec.bench.grid import fingerprint
-    from specdec.models import find_model
-    from specdec.drafters.load import drafter_name, find_drafter
-    from specdec.pairs import rule_name
-    target, plain, settings = pair.target, method == "plain", dict(settings)
-    verify, grammar = settings.pop("verify", None), settings.pop("grammar", None)
-    digest = target.digest or folder_digest(find_model(target.name, revision))
-    schema = getattr(grammar, "schema", None)
-    return settings | {
-        "target": target.name, "weights": digest[:12], "dtype": target.precision, "method": method,
-        "drafter": None if plain else drafter_name(pair.drafter),
-        "drafter_weights": folder_digest(find_drafter(trained))[:12] if trained else None,
-        "verify": rule_name(verify, method), "schema": schema and fingerprint(schema),
-        "count": len(ids), "prompts": fingerprint(ids),
-    }
-
-# %% ../nbs/use/07_cli.ipynb #5ervc004
-def check_same(known: list, # of GenerationResult
-               asked: dict, # of `run_asked`
-               ids: list[list[int]], seed: int, file: Path) -> dict: # place → GenerationResult
-    "Raise `InputError` unless all are answers to these prompts, by a run that was asked the same."
-    from specdec.errors import check
-    advice = "Take another file, or give the same command."
-    found: dict = {}
-    for n, result in enumerate(known, 1):
-        said = dict(result.run or {})
-        i = said.pop("index", None)
-        names = [name for name in sorted(said.keys() | asked.keys())
-                 if said.get(name) != asked.get(name)]
-        differ = [f"{name} was {said.get(name)!r} and is {asked.get(name)!r}" for name in names]
-        check(result.run is not None, f"Line {n} of {file} doesn't say which run it is of: it is "
-              f"from --json, or an earlier version. {advice}")
-        check(not differ, f"{file} holds answers of another run: {'; '.join(differ)}. {advice}")
-        check(type(i) is int and 0 <= i < len(ids) and i not in found
-              and result.prompt_ids == ids[i] and result.settings.get("seed") == seed + i,
-              f"Line {n} of {file} isn't as it was written: it answers another prompt than it says,"
-              " or one that is answered before. Take another file, or delete the line.")
-        found[i] = result
-    return found
-
-def unbroken(places: list[int]) -> list[list[int]]:
-    "The same in order, in groups of neighbours."
-    groups: list[list[int]] = []
-    for i in sorted(places):
-        if groups and groups[-1][-1] == i - 1: groups[-1].append(i)
-        else: groups.append([i])
-    return groups
-
-def put_in_order(file: Path) -> None:
-    "Sort the answers by their prompts: the new file is there whole, or the old one stays."
-    from shutil import copymode
-
-    from specdec.models import written_whole
-    *lines, torn = file.read_bytes().split(b"\n")
-    in_order = sorted(lines, key=lambda line: json.loads(line)["run"]["index"])
-    if lines == in_order: return
-    with written_whole(file) as partial:
-        partial.write_bytes(b"".join(line + b"\n" for line in in_order) + torn)
-        copymode(file, partial)
-
-
-# %% ../nbs/use/07_cli.ipynb #5ervc007
-def counted(results, total: int, known: int): # an iterator → the same
-    "Show how far it is, where somebody looks."
-    from tqdm import tqdm
-    return tqdm(results, desc="answers", unit="text", total=total, initial=known, leave=False,
-                disable=None, file=sys.stderr)
-
-def append_answer(file: Path, result) -> None: # a GenerationResult
-    "A line at the end of the file, all of it or nothing; raises `InputError` for a full disk."
-    from specdec.errors import InputError
-    from specdec.models import append_whole
-    try: append_whole(file, result.to_json() + "\n")
-    except OSError as error:
-        raise InputError(f"{file} can't be written: {error.strerror or error}. What is answered so "
-                         "far is in it; make room, and the same command goes on.") from error
-
-def write_missing(pair, prompts: list, found: dict, file: Path, batch_size: int, seed: int,
-                  run: dict, **asked) -> None:
-    "Answer the prompts that have no answer yet, and write each answer down when it is done."
-    def results():
-        for group in unbroken([i for i in range(len(prompts)) if i not in found]):
-            some = [prompts[i] for i in group]
-            for n, result in pair.results(some, batch_size, seed=seed + group[0], **asked):
-                if result.finish_reason == "interrupted": return
-                yield group[n], result
-
-    try:
-        for i, result in counted(results(), len(prompts), len(found)):
-            found[i] = replace(result, run={"index": i} | run)
-            append_answer(file, found[i])
-    except KeyboardInterrupt: pass  # while one was written: what is missing says so
-
-def answer_into(pair, prompts: list, method: str, settings: dict, file: Path,
-                known: list, size: int, # of `kept_answers`
-                batch_size: int, trained: Path | None, revision: str | None) -> None:
-    """Answer a file of prompts into a file, several at a time, and go on with what is there. Each
-    answer is on the disk when it is done, and the file in order at the end, however it comes."""
-    from specdec.core import TorchSource
-    from specdec.models import encode
-    from specdec.pairs import place_named
-    ids = []
-    for i, prompt in enumerate(prompts):
-        with place_named(i, len(prompts)): ids.append(encode(pair.tokenizer, prompt))
-    seed = settings["seed"]
-    if seed is None and known: seed = (known[0].run or {}).get("seed")
-    seed = TorchSource(seed).seed >> (seed is None)  # room for one more each prompt
-    settings = settings | {"seed": seed}
-    run = json.loads(json.dumps(run_asked(pair, method, settings, ids, trained, revision)))
-    found = check_same(known, run, ids, seed, file)
-    with open(file, "ab") as held: # a line that was torn goes; one that was only not ended is
-        held.truncate(size)
-        if known and not file.read_bytes().endswith(b"\n"): held.write(b"\n")
-    pair.reset_stats()
-    try: write_missing(pair, prompts, found, file, batch_size, run=run, method=method, **settings)
-    finally: put_in_order(file)
-    missing = f" of {len(prompts)}" if len(found) < len(prompts) else ""
-    typer.echo(f"{len(found)}{missing} answers in {file}, {len(known)} of them from before; "
-               f"{speed_of(pair)}", err=True)
-    if missing: raise typer.Exit(ExitCode.INTERRUPTED)
-    check_fits(list(found.items()), len(prompts))
-
+def write_all(opened: Callable, # gives the pair
+              prompts: list, out: Path, **settings) -> None: # of `write_answers`
+    "Answer some prompts into a file, one process at a time, and say how many are in it."
+    from specdec.answers import check_fits, kept_answers, write_answers
+    from specdec.files import locked
+    with locked(out, wait=False):
+        known, size = kept_answers(out)  # what isn't ours is refused before a model is loaded
+        pair = opened()
+        found = write_answers(pair, prompts, out, known, size, **settings)
+    missing = len(found) < len(prompts)
+    typer.echo(f"{len(found)}{f' of {len(prompts)}' * missing} answers in {out}, {len(known)} of "
+               f"them from before; {speed_of(pair)}", err=True)
+    stop_if(missing)
+    check_fits(found.items(), len(prompts))
 
 # %% ../nbs/use/07_cli.ipynb #a4a4e84a
 def with_options(path: Path, context: typer.Context, # of the command
@@ -696,14 +438,15 @@ def with_options(path: Path, context: typer.Context, # of the command
     from specdec.config import Config, decoding_of, read_config
     from specdec.errors import check
     def given(name: str) -> bool:
-        return context.get_parameter_source(name).name == "COMMANDLINE"
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
 
     others = [name for name in ("pair", "target", "draft", "drafter", "revision") if given(name)]
     check(not others, f"--{' and --'.join(others)} can't stand beside --config: the file says what"
                       " decodes.")
     config = read_config(path)
     said = {name: value for name, value in options.items() if given(name)}
-    place = {name: said.pop(name) for name in ("device", "dtype") if name in said}
+    place: dict = {name: said.pop(name) for name in ("device", "dtype") if name in said}
     decoding = decoding_of(config.decoding.settings() | said)
     return Config(pair=config.pair.model_copy(update=place), decoding=decoding)
 
@@ -715,7 +458,7 @@ def generate(
     pair: PairName = None,
     target: AnyTarget = None, draft: AnyDraft = None, drafter: DrafterFolder = None,
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
-    method: HowToDecode = Method.speculative, K: RoundLength = 5,
+    method: HowToDecode = Method.speculative, K: RoundLength = "5",
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
     top_k: TopK = None, top_p: TopP = None, seed: Seed = None, logprobs: Logprobs = None,
     json_schema: SchemaFile = None, config: ConfigFile = None, as_json: AsJson = False,
@@ -747,10 +490,11 @@ def generate(
     from specdec.errors import check
     check(out is None or prompts is not None, "--out is for the answers to --prompts FILE: send the"
           " answer to one prompt to a file by > FILE.")
+    if out and prompts:
+        from specdec.answers import check_out
+        out = check_out(out, prompts)
     as_lines = as_json or out is not None
-    if out: out = check_out(out, prompts)
-    told = out is not None or not as_json
-    texts = read_prompts(prompt, prompts, raw, told)
+    texts = read_prompts(prompt, prompts, raw, told=out is not None or not as_json)
     wanted = read_wanted(logprobs, json_schema, as_lines)
     settings = read_settings(
         stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
@@ -763,71 +507,11 @@ def generate(
     def opened(): # a specdec.pairs.Pair
         return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
 
-    if out:
-        from specdec.bench.run import locked
-        trained = drafter or (file and file.pair.drafter)
-        with locked(out):
-            kept = kept_answers(out)  # what isn't ours is refused before a model is loaded
-            answer_into(opened(), texts, how, settings | wanted, out, *kept, batch_size, trained,
-                        revision)
-    elif prompts: print_all(opened(), texts, batch_size, as_json, method=how, **settings | wanted)
-    else: print_answer(opened(), texts[0], how, settings | wanted, as_json)
-
-
-# %% ../nbs/use/07_cli.ipynb #7c077dd7
-def first_difference(a: list[int], b: list[int]) -> int | None: # None: they are equal
-    """The first place where two token sequences differ; the end of the shorter one if the other
-    goes on."""
-    if a == b: return None
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-# %% ../nbs/use/07_cli.ipynb #afaba883
-def near_tie(pair, ids: list[int], # tokens of the text so far
-            ) -> dict: # dtype, gap between the two best logits, rounding step at their size
-    "How close the target's decision is after those tokens."
-    import torch
-    target = pair.target
-    logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1]
-    first, second = logits.float().topk(2).values.tolist()
-    # the distance between neighbouring numbers
-    step = torch.finfo(logits.dtype).eps * 2.0 ** (math.frexp(first)[1] - 1)
-    dtype = str(logits.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "gap": first - second, "rounding_step": step}
-
-# %% ../nbs/use/07_cli.ipynb #459a6576
-def comparison(plain, speculative, # GenerationResult, of the same prompt with the same settings
-               pair=None,          # to look at the logits where greedy texts part
-              ) -> dict:
-    "What `specdec compare --json` prints."
-    greedy = plain.settings["temperature"] == 0
-    token, difference = None, None
-    if greedy: token = first_difference(plain.generated_ids, speculative.generated_ids)
-    if token is not None:
-        difference = {"token": token}
-        if pair: difference |= near_tie(pair, plain.prompt_ids + plain.generated_ids[:token])
-    return {
-        "speedup": speculative.tokens_per_second / plain.tokens_per_second,
-        "greedy_texts_identical": token is None if greedy else None, "difference": difference,
-        "plain": asdict(plain), "speculative": asdict(speculative),
-    }
-
-# %% ../nbs/use/07_cli.ipynb #f2405f96
-def verdict(identical: bool | None, # of `comparison`
-            difference: dict | None) -> str:
-    "Whether the texts agree, and what it means if they don't."
-    if identical is None:
-        return "Sampled texts: two draws from one distribution, which need not be equal."
-    if identical: return "The greedy texts are identical."
-    start = f"The greedy texts part after {difference['token']} equal tokens."
-    if "gap" not in difference: return start
-    dtype, gap, step = (difference[name] for name in ("dtype", "gap", "rounding_step"))
-    found = (f"{start} There the target's two best logits lie {gap:.3g} apart, and one rounding "
-             f"step of {dtype} at their size is {step:.2g}.")
-    if dtype == "float32":
-        return (f"{found} In float32 only a gap below 1e-4 is explained by rounding; report a "
-                "larger one as a bug.")
-    return (f"{found} A verifying forward rounds differently from a one-token forward, so a "
-            "near-tie can fall either way: --dtype float32 removes the doubt.")
+    settings |= wanted | {"method": how}
+    if out: write_all(opened, texts, out, batch_size=batch_size, revision=revision,
+                      trained=drafter or (file and file.pair.drafter), **settings)
+    elif prompts: print_all(opened(), texts, batch_size, as_json, **settings)
+    else: print_answer(opened(), texts[0], as_json, **settings)
 
 # %% ../nbs/use/07_cli.ipynb #6b7b6171
 def print_table(titles: list[str], rows: list[list[str]]) -> None:
@@ -868,7 +552,7 @@ def decode_both(pairs: dict, # method, "plain" or "speculative" → Pair
     for method, pair in pairs.items():
         warm = pair.generate(text, method=method, **short)
         if warm.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
-    results, stream = {}, None if as_json else say
+    results, stream = {}, None if as_json else emit
     for method, pair in pairs.items():
         if not as_json: typer.secho(f"── {method} decoding ──", bold=True)
         results[method] = pair.generate(text, method=method, stream=stream, **settings)
@@ -892,7 +576,7 @@ def cut_short(results: dict, # GenerationResult, by method
 def compare(
     prompt: PromptText, pair: PairName = None, target: AnyTarget = None, draft: AnyDraft = None,
     drafter: DrafterFolder = None, revision: Revision = None, raw: Raw = False,
-    device: Device = "auto", dtype: Dtype = "auto", K: RoundLength = 5,
+    device: Device = "auto", dtype: Dtype = "auto", K: RoundLength = "5",
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
     top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False,
 ) -> None:
@@ -907,6 +591,7 @@ def compare(
     specdec compare "Why is the sky blue?" --target smollm2 --draft lookup
 
     specdec compare - --json < prompt.txt | python -m json.tool"""
+    from specdec.answers import comparison, verdict
     from specdec.errors import check
     from specdec.loading import fits_plain
     text = read_prompt(prompt, raw)
@@ -914,7 +599,7 @@ def compare(
                              K=K, max_new_tokens=max_new_tokens)
     check(draft != "none", "There is nothing to compare with --draft none, which is plain decoding "
           "itself: name what drafts, or leave --draft out.")
-    models = dict(drafter=drafter, target=target, draft=draft, revision=revision)
+    models: dict = dict(drafter=drafter, target=target, draft=draft, revision=revision)
     opened = open_pair(pair, device, dtype, raw, **models)
     alone = opened
     if not fits_plain(opened.target):  # a speed-up is over plain decoding at its best
@@ -1016,82 +701,36 @@ def fetch(
 
 # %% ../nbs/use/07_cli.ipynb #288ef662
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    calibrate: Annotated[bool, typer.Option(
+        "--calibrate", help="Measure first what drafting costs with the default pair, and keep it: "
+                            "some seconds on a quiet machine. Until it is asked for, nothing is "
+                            "measured, and usual costs are taken.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Say what this machine is, whether decoding works on it, and what to expect of it.
 
     It questions libraries, processor, memory, devices and the default model, fetching nothing, and
-    compares the loop of the host with the loop of the device on a tiny model, in some ten seconds.
-    Exit code 2 says that something is wrong, with a line for each problem. No GPU is no problem.
+    tests itself on a tiny model: is the loop lossless, and do host and device write the same greedy
+    text? That takes some seconds. Exit code 2 says that something is wrong, with a line for each
+    problem. No GPU is no problem.
 
     Examples:
 
     specdec doctor
 
+    specdec doctor --calibrate
+
     specdec doctor --json > machine.json"""
-    from specdec.doctor import examine, report_text
+    from specdec.doctor import calibrate_default, examine, report_text
+    if calibrate:
+        announce_conversion()
+        or_rebuild(calibrate_default)
     found = examine()
     as_text = json.dumps(found.as_dict(), ensure_ascii=False) if as_json else report_text(found)
     typer.echo(as_text)
     for problem in found.problems: typer.echo(f"Error: {problem}", err=True)
     if not found.well: raise typer.Exit(ExitCode.BAD_INPUT)
-
-# %% ../nbs/use/07_cli.ipynb #f0e55519
-def prove_lines(): # iterator of specdec.lossless.proof.Proven
-    "Every exact law that is compared: lossless rules, the loop with each kind of draft, others."
-    from specdec.lossless import candidates
-    from specdec.lossless.proof import (
-        prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
-    )
-    from specdec.rejection import speculative_sampling
-    from specdec.lossless.block import block_verification
-    from specdec.lossless.rules import sample_and_match
-    from specdec.drafters.model import ModelDrafter
-    from specdec.drafters.lookup import NGramDrafter
-    from specdec.loop import speculate, speculate_batch
-    rules = speculative_sampling, sample_and_match, block_verification
-    for rule in rules: yield from prove_rule(rule)
-    yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
-    draws = candidates.draw_independent, candidates.draw_distinct, candidates.take_likeliest
-    yield from prove_candidates(candidates.recursive_rejection, *draws)
-    yield from prove_trees(speculate)
-    yield from prove_batches(speculate_batch, ModelDrafter)
-
-def prove_mutant(broken) -> dict: # a specdec.lossless.gallery.Broken
-    "Whether a broken decoder is caught, and by what."
-    from specdec.lossless.gallery import evidence
-    from specdec.lossless.proof import Proven
-    from specdec.drafters.model import ModelDrafter
-    from specdec.loop import speculate
-    found = evidence(broken, speculate, ModelDrafter)
-    case = {}
-    if isinstance(found, Proven): case = {"K": found.K, "V": found.V, "error": str(found.error)}
-    raised = type(found).__name__ if isinstance(found, Exception) else None
-    return {
-        "name": broken.name, "does": broken.does, "seen": broken.seen, "caught": found is not None,
-        "raised": raised, **case,
-    }
-
-# %% ../nbs/use/07_cli.ipynb #bd2a4a2d
-def prove_everything() -> dict:
-    "What `specdec prove --json` prints; errors are fractions, as text."
-    import time
-
-    from tqdm import tqdm
-
-    from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED
-    start = time.perf_counter()
-    def progress(items, what: str):
-        return tqdm(items, desc=what, unit="", leave=False, disable=None, file=sys.stderr)
-
-    lines = [asdict(line) | {"error": str(line.error)} for line in progress(prove_lines(), "laws")]
-    broken_ones = progress(GALLERY + CANDIDATES + SHARED, "broken decoders")
-    mutants = [prove_mutant(broken) for broken in broken_ones]
-    exact = all(line["error"] == "0" for line in lines)
-    all_caught = all(mutant["caught"] for mutant in mutants)
-    return {
-        "holds": exact and all_caught, "seconds": time.perf_counter() - start,
-        "lines": lines, "mutants": mutants,
-    }
 
 # %% ../nbs/use/07_cli.ipynb #f543b85b
 def proven_rows(lines: list[dict]) -> list[list[str]]:
@@ -1131,6 +770,7 @@ def prove(as_json: AsJson = False) -> None:
     specdec prove
 
     specdec prove --json | python -m json.tool"""
+    from specdec.lossless.gallery import prove_everything
     found = prove_everything()
     if as_json:
         typer.echo(json.dumps(found, indent=1))
@@ -1384,7 +1024,7 @@ def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
     from specdec.loading import memory_needed
     from specdec.pairs import Pair
     start = time.perf_counter()
-    model = load_by_name(name, device, dtype, use="plain")
+    model: Any = load_by_name(name, device, dtype, use="plain")
     seconds = time.perf_counter() - start
     needed = memory_needed(model.config, model.device, model.precision, "plain")
     result = Pair(model).generate(SMOKE, method="plain", max_new_tokens=n_tokens)
@@ -1612,7 +1252,7 @@ class Format(str, Enum):
 
 def is_head(name: str) -> bool:
     "Whether that is the folder of a trained head, or one that comes with the package."
-    from specdec.models import local_path
+    from specdec.files import local_path
     from specdec.drafters.load import shipped
     for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
         if config.is_file(): return "speculators_model_type" in config.read_text("utf-8", "replace")
@@ -1638,7 +1278,7 @@ def export_original(file: Path, out: Path) -> None:
     import shutil
 
     from specdec.gguf import gguf_path
-    from specdec.models import written_whole
+    from specdec.files import written_whole
     with written_whole(gguf_path(out)) as partial: shutil.copyfile(file, partial)
 
 # %% ../nbs/use/07_cli.ipynb #052e7f48
@@ -1699,7 +1339,7 @@ def report(
           "Give a file of results, or --compare A B with two of them: one of the two.")
     check_installed("matplotlib", "pandas", "jinja2", "scipy")
     from specdec.bench.report import compare_reports, report_on
-    page = compare_reports(*compare, out) if compare else report_on(results, out)
+    page = compare_reports(*compare, out) if compare else report_on(results or "", out)
     typer.echo(f"The page is {page}; the same without pictures is {page.with_suffix('.md')}.")
 
 # %% ../nbs/use/07_cli.ipynb #p24au002
@@ -1730,7 +1370,7 @@ def audit(
     from specdec.errors import ModelError
     from specdec.lossless.audit import audit as verdicts_on
     from specdec.lossless.audit import audit_row, in_order, kept_verdicts
-    from specdec.train.data import write_json
+    from specdec.files import write_json
     known = kept_verdicts(out) if out else []
     found = []
     for each in verdicts_on(*(names or []), runs=runs, known=known):
@@ -1862,9 +1502,9 @@ def finish(stream) -> None: # of standard output or error
 # %% ../nbs/use/07_cli.ipynb #dfd2594c
 def main() -> None:
     """The `specdec` command; `python -m specdec` is the same. What goes to a file or a pipe is
-    UTF-8, as what comes from one, whatever the system's own encoding is."""
+    UTF-8, as what comes from one, also where the system's own encoding is another."""
     replace_closed_streams()
-    streams = (sys.stdin, sys.stdout, sys.stderr)
+    streams: tuple[Any, ...] = (sys.stdin, sys.stdout, sys.stderr)
     for stream in streams:
         if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -9,10 +9,9 @@ __all__ = ['Config', 'read_config', 'config_text', 'save_config', 'config_schema
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -20,11 +19,9 @@ from pydantic import (
 )
 
 from .errors import InputError, check
+from .files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
+from .files import written_whole
 from .lossless.rules import LossyLenience
-from .models import local_path, written_whole
-
-try: import tomllib
-except ImportError: import tomli as tomllib  # before Python 3.11
 
 # %% ../nbs/use/09_config.ipynb #3b49e084
 class _Section(BaseModel):
@@ -89,7 +86,7 @@ class Decoding(_Section):
     seed: int | None = Field(None, description="The same seed, the same text.")
     lenience: float | None = Field(
         None, gt=0, le=1,
-        description="Not lossless below 1: guesses are accepted that the target would reject.")
+        description="Not lossless below 1: draft tokens are accepted that the target would reject.")
 
     @field_validator("draft_tokens", mode="before")
     @classmethod
@@ -117,11 +114,9 @@ def lenience_of(rule) -> float | None: # a verify rule, or its name in a result
     "The lenience of a lossy rule; raises `InputError` for a rule that no key describes."
     if rule is None: return None
     if isinstance(rule, LossyLenience): return float(rule.l)
-    named = _LENIENCE.fullmatch(rule) if isinstance(rule, str) else None
-    check(named is not None,
-          f"The verify rule {getattr(rule, '__name__', rule)} can't be kept in a file: only the one"
-          " that runs by default, and LossyLenience, can.")
-    return float(named[1])
+    if isinstance(rule, str) and (named := _LENIENCE.fullmatch(rule)): return float(named[1])
+    raise InputError(f"The verify rule {getattr(rule, '__name__', rule)} can't be kept in a file: "
+                     "only the one that runs by default, and LossyLenience, can.")
 
 # %% ../nbs/use/09_config.ipynb #b79d53ea
 def decoding_of(settings: dict, # arguments of `Pair.generate`, or `GenerationResult.settings`
@@ -136,59 +131,6 @@ def decoding_of(settings: dict, # arguments of `Pair.generate`, or `GenerationRe
     except ValidationError as error:
         wrong = error.errors()[0]
         raise InputError(f"{wrong['loc'][0]} can't be kept in a file: {wrong['msg']}.") from error
-
-# %% ../nbs/use/09_config.ipynb #7b4cfb64
-LARGEST = 100_000  # bytes of a configuration; ours have some hundred
-VALUES = 10_000    # keys and values in one; those of an alias count wherever it stands
-
-def _yaml_lines(node: yaml.Node | None, # of the whole file
-               ) -> dict[tuple[str, ...], int]: # path of keys → line
-    "Where each key of a YAML file stands; raises `InputError` for a key given twice, and too many."
-    found: dict[tuple[str, ...], int] = {}
-    seen = count()
-    def walk(node, path: tuple[str, ...]) -> None:
-        check(next(seen) < VALUES, f"line {node.start_mark.line + 1 if node else 1}: more than"
-              f" {VALUES:,} values, with those that aliases repeat: shorten the file.")
-        for i, item in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
-            found[(*path, str(i))] = item.start_mark.line + 1
-            walk(item, (*path, str(i)))
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            line = key.start_mark.line + 1
-            check(isinstance(key, yaml.ScalarNode), f"line {line}: a key is a word, not a list.")
-            here = (*path, str(key.value))
-            check(here not in found,
-                  f"line {line}: {'.'.join(here)} is given a second time, first in line"
-                  f" {found.get(here)}.")
-            found[here] = line
-            walk(value, here)
-    walk(node, ())
-    return found
-
-def read_yaml(text: str) -> tuple[Any, dict[tuple[str, ...], int]]: # path of keys → line
-    "The data and the lines; how much there is, is known before aliases and merges are filled in."
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        lines = _yaml_lines(node)
-        data = None if node is None else loader.construct_document(node)
-    finally: loader.dispose()
-    return {} if data is None else data, lines
-
-_HEADER = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]")
-_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
-
-def toml_lines(text: str) -> dict[tuple[str, ...], int]: # path of keys → line
-    "Where each key of a TOML file stands; what is in an inline table, at the table's own line."
-    found: dict[tuple[str, ...], int] = {}
-    section: tuple[str, ...] = ()
-    def parts(words: str) -> tuple[str, ...]:
-        return tuple(part.strip(" \"'") for part in words.split("."))
-    for i, line in enumerate((line[:1000] for line in text.splitlines()), start=1):
-        if header := _HEADER.match(line):
-            section = parts(header[1])
-            found.setdefault(section, i)
-        elif key := _KEY.match(line): found.setdefault((*section, *parts(key[1])), i)
-    return found
 
 # %% ../nbs/use/09_config.ipynb #b65d5c78
 ELSEWHERE = {  # the names of others → ours
@@ -224,82 +166,49 @@ def section_at(kind: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
             if isinstance(inside, type) and issubclass(inside, BaseModel): kind = inside
     return kind
 
-def _told(error: dict, # of pydantic's
-          kind: type[BaseModel], lines: dict[tuple[str, ...], int]) -> str:
+def told(error: Mapping, # of pydantic's
+         kind: type[BaseModel], lines: Lines) -> str:
     "One mistake in words, with its line."
     path = tuple(str(part) for part in error["loc"])
-    at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
-    where = f"line {at}: "
+    where, name = f"line {line_of(path, lines)}: ", ".".join(path)
     if error["type"] == "extra_forbidden":
         known = list(section_at(kind, path[:-1]).model_fields)
         sections = {name: section_at(kind, (name,)) for name in kind.model_fields}
         homes = [name for name, section in sections.items()
                  if section is not kind and path[-1] in section.model_fields]
         if homes: return f"{where}{path[-1]} belongs into the section {homes[0]}."
-        return f"{where}unknown key {'.'.join(path)}: {meant(path[-1], known)}"
-    if error["type"] == "missing": return f"{where}{'.'.join(path)} is missing."
-    if error["type"] == "too_short": return f"{where}{'.'.join(path)} must not be empty."
-    said = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    words = said.rstrip(".")
-    if error["type"] == "value_error": return f"{where}{'.'.join(path)}: {words}."
+        return f"{where}unknown key {name}: {meant(path[-1], known)}"
+    if error["type"] == "missing": return f"{where}{name} is missing."
+    if error["type"] == "too_short": return f"{where}{name} must not be empty."
+    words = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+    if error["type"] == "value_error": return f"{where}{name}: {words}."
     given = repr(error["input"])
-    if len(given) > 80: given = f"{given[:80]}…"
-    return f"{where}{'.'.join(path)} should be {words}, not {given}."
-
-def _check_numbers(data, lines: dict[tuple[str, ...], int], path: tuple[str, ...] = ()) -> None:
-    "Raise `InputError` for a number so large that it can't even be printed."
-    at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
-    large = isinstance(data, int) and data.bit_length() > 1024
-    check(not large, f"line {at}: {'.'.join(path)} is a number of hundreds of digits.")
-    items = data.items() if isinstance(data, dict) else (
-        enumerate(data) if isinstance(data, list) else ())
-    for key, value in items: _check_numbers(value, lines, (*path, str(key)))
-
-def _parsed(text: str, suffix: str) -> tuple[Any, dict[tuple[str, ...], int]]:
-    "The data of a file, and where its keys stand; raises `InputError` with the line."
-    try:
-        toml = suffix == ".toml"
-        data, lines = (tomllib.loads(text), toml_lines(text)) if toml else read_yaml(text)
-        _check_numbers(data, lines)
-        return data, lines
-    except InputError: raise
-    except tomllib.TOMLDecodeError as error: raise InputError(f"{error}.") from error
-    except yaml.MarkedYAMLError as error:
-        at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise InputError(f"{at}{error.problem}.") from error
-    except RecursionError as error: raise InputError("it is nested too deeply.") from error
-    except yaml.YAMLError as error: raise InputError(f"{error}.") from error
-    # of numbers, dates and tags that both libraries take for what they aren't
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        long = (i for i, line in enumerate(text.splitlines(), 1) if re.search(r"\w{4300}", line))
-        at = next(long, None)
-        raise InputError(f"line {at}: a number of thousands of digits." if at else
-                         f"a value isn't what its form says ({error}).") from error
+    return f"{where}{name} should be {words}, not {given[:80]}{'…' * (len(given) > 80)}."
 
 # %% ../nbs/use/09_config.ipynb #1befa7f8
 Kind = TypeVar("Kind", bound=BaseModel)
+SUFFIXES = (".yaml", ".yml", ".toml")
 
-def read_as(kind: type[Kind], path: str | Path, # .yaml, .yml or .toml
+def config_path(name: str | Path) -> Path:
+    "The path of a configuration; raises `InputError` for another kind of file."
+    path = local_path(name)
+    check(path.suffix in SUFFIXES,
+          f"A configuration is a .yaml, .yml or .toml file, not {str(path)!r}.")
+    return path
+
+def read_as(kind: type[Kind], name: str | Path, # a .yaml, .yml or .toml file
             placed: Callable[[dict, Path], dict], # (data, the file's folder) → data
            ) -> Kind:
     "What a file holds; raises `InputError` with the line of each mistake."
-    path = local_path(path)
-    check(path.suffix in (".yaml", ".yml", ".toml"),
-          f"A configuration is a .yaml, .yml or .toml file, not {str(path)!r}.")
+    path = config_path(name)
+    check(path.is_file() or not path.exists(), f"{path} can't be read: it is not a file.")
+    text = read_text(path, LARGEST_CONFIG)
     try:
-        if path.exists() and not path.is_file(): raise OSError("it is not a file")
-        with open(path, "rb") as file: held = file.read(LARGEST + 1)
-        check(len(held) <= LARGEST, f"{path} is no configuration: it has more than {LARGEST:,}"
-              " bytes, and one has some hundred.")
-        text = held.decode().removeprefix("\ufeff")
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"{path} can't be read: {error}.") from error
-    try:
-        data, lines = _parsed(text, path.suffix)
+        data, lines = parse_lines(text, path.suffix)
         check(isinstance(data, dict), f"expected the keys {', '.join(kind.model_fields)}.")
         return kind.model_validate(placed(data, path.parent))
     except ValidationError as error:
-        mistakes = [_told(mistake, kind, lines) for mistake in error.errors()]
+        mistakes = [told(mistake, kind, lines) for mistake in error.errors()]
         raise InputError(f"{path}: {' '.join(mistakes)}") from error
     except InputError as error: raise InputError(f"{path}: {error}") from error
 
@@ -325,35 +234,24 @@ def read_config(path: str | Path, # .yaml, .yml or .toml
     return read_as(Config, path, placed)
 
 # %% ../nbs/use/09_config.ipynb #131e7883
-def _values(config: Config) -> dict[str, dict]:
-    "The sections as plain data, without what isn't given."
-    return {name: {key: value for key, value in section.items() if value not in (None, [])}
-            for name, section in config.model_dump().items()}
-
-def _toml(sections: dict[str, dict]) -> Iterator[str]:
-    "Lines of TOML; its strings, numbers and lists are written as in JSON."
-    for name, section in sections.items():
-        yield f"[{name}]"
-        for key, value in section.items():
-            # U+007F is the one character that JSON leaves as it is and TOML doesn't allow
-            yield f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
-        yield ""
-
 def config_text(config: Config,
                 suffix: str = ".yaml", # or ".toml"
                ) -> str:
     "A configuration as a file has it."
-    sections = _values(config)
-    if suffix == ".toml": return "\n".join(_toml(sections))
-    return yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    sections = {name: {key: value for key, value in section.items() if value not in (None, [])}
+                for name, section in config.model_dump().items()}
+    if suffix != ".toml": return yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    def line(key: str, value) -> str:
+        # TOML's strings, numbers and lists are written as in JSON, but for one character, U+007F
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+    return "\n".join(f"[{name}]\n{''.join(line(*entry) for entry in section.items())}"
+                     for name, section in sections.items())
 
 def save_config(config: Config, path: str | Path # .yaml, .yml or .toml
                ) -> None:
     """Write a configuration, whole or not at all; raises `InputError` for another kind of file, and
     `ModelError` where it can't be written."""
-    path = local_path(path)
-    check(path.suffix in (".yaml", ".yml", ".toml"),
-          f"A configuration is a .yaml, .yml or .toml file, not {str(path)!r}.")
+    path = config_path(path)
     text = config_text(config, path.suffix)
     with written_whole(path) as partial: partial.write_text(text, encoding="utf-8")
 

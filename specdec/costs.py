@@ -33,7 +33,9 @@ from .drafters.head import HeadDrafter
 from .drafters.trees import TreeDrafter
 from .errors import InputError, ModelError, check, to_number
 from .loop import speculate
-from .models import cache_home, locked, say, written_together
+from .files import locked, say
+from .models import cache_home
+from .files import written_together
 from .profiling import PhaseTimer
 from .protocol import CausalLM
 from .sampling import Transform

@@ -8,7 +8,6 @@ __all__ = ['Findings', 'examine', 'report_text']
 # %% ../nbs/use/10_doctor.ipynb #14a79bdd
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import warnings
@@ -17,22 +16,16 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers only: a doctor doesn't stand on what may be ill
     import torch
-    from specdec.core import Source
-    from specdec.drafters.base import Drafter
-    from specdec.lossless.proof import Law, Next, Started
-    from specdec.protocol import CausalLM
-    from specdec.transformer import Llama
 
 # %% ../nbs/use/10_doctor.ipynb #0a1f3950
 @dataclass
 class Findings:
     "What was found out about a machine."
-    facts: dict[str, object] = field(default_factory=dict) # subject → what was answered
+    facts: dict[str, Any] = field(default_factory=dict)    # subject → what was answered
     problems: list[str] = field(default_factory=list)      # what is wrong, one line each
     warnings: list[str] = field(default_factory=list)      # what is worth knowing
     expect: list[str] = field(default_factory=list)        # what follows for decoding
@@ -43,7 +36,7 @@ class Findings:
         return not self.problems
 
     def as_dict(self) -> dict:
-        "What `specdec doctor --json` prints; `KEYS` says what each entry is."
+        "What `specdec doctor --json` prints; its notebook explains each key."
         return {"well": self.well, "problems": self.problems, "warnings": self.warnings,
                 "expect": self.expect, **self.facts}
 
@@ -65,25 +58,15 @@ def ask(findings: Findings, question: Question) -> None:
     except Exception as error: findings.problems.append(f"{subject}: {one_line(error)}"[:800])
 
 # %% ../nbs/use/10_doctor.ipynb #e89d1305
-def os_name() -> str:
-    "What the system calls itself."
-    try: return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError): return f"{platform.system()} {platform.mac_ver()[0]}".strip()
-
 def system(findings: Findings) -> dict:
     "The system, its processor's architecture, Python and specdec."
     import specdec
-    return {"os": os_name(), "machine": platform.machine(),
+    try: name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError): name = f"{platform.system()} {platform.mac_ver()[0]}".strip()
+    return {"os": name, "machine": platform.machine(),
             "python": platform.python_version(), "specdec": specdec.__version__}
 
 # %% ../nbs/use/10_doctor.ipynb #7eb015a1
-def unfit(name: str, found: str | None, specifier) -> str: # empty: it fits
-    "What is wrong with a library's version, and what to do."
-    wanted = f"{name}{specifier}"
-    if found is None: return f"{name} isn't installed: pip install '{wanted}'."
-    if specifier.contains(found, prereleases=True): return ""
-    return f"{name} {found} is installed, and specdec works with {wanted}: pip install '{wanted}'."
-
 def version_of(name: str) -> str | None: # None: it isn't installed
     "The installed version of a library, which isn't imported."
     try: return metadata.version(name)
@@ -94,14 +77,19 @@ def libraries(findings: Findings) -> dict[str, str | None]: # name → version; 
     from packaging.requirements import Requirement
     try: lines = metadata.requires("specdec-nb") or []
     except metadata.PackageNotFoundError:
-        findings.warnings.append("specdec runs from a folder and isn't installed, so nobody knows "
-                                 "which libraries it requires: pip install -e . says it.")
+        findings.warnings.append("specdec runs from a folder and isn't installed, so it isn't known"
+                                 " which libraries it requires: pip install -e . says it.")
         return {name: version_of(name) for name in ("torch", "transformers")}
-    needed = [Requirement(line) for line in lines]
-    needed = [need for need in needed if not need.marker or need.marker.evaluate({"extra": ""})]
-    found = {need.name: version_of(need.name) for need in needed}
-    wrong = (unfit(need.name, found[need.name], need.specifier) for need in needed)
-    findings.problems += [problem for problem in wrong if problem]
+    found = {}
+    for need in map(Requirement, lines):
+        if need.marker and not need.marker.evaluate({"extra": ""}): continue
+        wanted, version = f"{need.name}{need.specifier}", version_of(need.name)
+        found[need.name] = version
+        if version is None:
+            findings.problems.append(f"{need.name} isn't installed: pip install '{wanted}'.")
+        elif not need.specifier.contains(version, prereleases=True): findings.problems.append(
+            f"{need.name} {version} is installed, and specdec works with {wanted}: pip install "
+            f"'{wanted}'.")
     return found
 
 # %% ../nbs/use/10_doctor.ipynb #2aab3d24
@@ -112,26 +100,9 @@ def imports(findings: Findings) -> bool:
     return bool(torch.__version__ and LlamaConfig)
 
 # %% ../nbs/use/10_doctor.ipynb #cd68794c
-def processor_name() -> str:
-    "What the processor calls itself."
-    try: lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError: lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
 def cores() -> int:
     "On how many processor cores this process may run."
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache"),
-          ) -> dict[str, int]: # such as "L2" → bytes; empty where the system doesn't say
-    "The caches for data that the first core can use."
-    found = {}
-    for cache in sorted(folder.glob("index*")):
-        kind, level, size = ((cache / name).read_text().strip()
-                             for name in ("type", "level", "size"))
-        if kind != "Instruction": found[f"L{level}"] = int(size.removesuffix("K")) * 1024
-    return found
 
 # %% ../nbs/use/10_doctor.ipynb #dbff8dfb
 def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
@@ -155,6 +126,7 @@ def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
 def processor(findings: Findings) -> dict:
     "What the CPU is, and what it can do for decoding."
     import torch
+    from specdec.costs import processor_name
     from specdec.layouts import has_layouts, has_same_rows, has_tiles
     from specdec.loading import layouts_used
     from specdec.models import has_bfloat16
@@ -170,12 +142,12 @@ def processor(findings: Findings) -> dict:
     return {
         "name": processor_name(), "cores": here, "threads": threads,
         "instructions": torch.backends.cpu.get_cpu_capability(), "bfloat16": has_bfloat16(cpu),
-        "tiles": has_tiles(), "packed": packed, "layouts": layouts_used(), "caches": caches(),
+        "tiles": has_tiles(), "packed": packed, "layouts": layouts_used(),
     }
 
 # %% ../nbs/use/10_doctor.ipynb #3c24e97b
 def free_memory(device: "str | torch.device" = "cpu") -> int | None: # bytes
-    "What this process may still take there; None where nobody says."
+    "What this process may still take there; None where the system doesn't say."
     import torch
     from specdec.loading import memory_free_mb
     free = memory_free_mb(torch.device(device))
@@ -211,11 +183,11 @@ def memory(findings: Findings) -> dict:
 # %% ../nbs/use/10_doctor.ipynb #5680ac6a
 def cards(bus: Path = Path("/sys/bus/pci/devices")) -> int:
     "How many GPUs of NVIDIA are plugged in, driver or not; 0 where the system doesn't say."
-    def entry(device: Path, name: str) -> str:
-        try: return (device / name).read_text().strip()
-        except OSError: return ""
-    return sum(entry(device, "vendor") == "0x10de" and entry(device, "class").startswith("0x03")
-               for device in bus.glob("*"))
+    def is_one(device: Path) -> bool:
+        try: vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError: return False
+        return vendor == "0x10de" and kind.startswith("0x03")
+    return sum(map(is_one, bus.glob("*")))
 
 def why_no_cuda() -> str:
     "What CUDA says when it is started."
@@ -240,37 +212,27 @@ def missing_gpu(findings: Findings) -> None:
         "There is no GPU here that PyTorch can use: everything runs on the CPU.")
 
 # %% ../nbs/use/10_doctor.ipynb #e90c82c5
-def why_dtype(device: "torch.device") -> str:
-    "Why `auto` takes the dtype that it takes there."
-    from specdec.models import has_bfloat16
-    if has_bfloat16(device): return "multiplied in hardware, and half as large as float32"
-    return "bfloat16 isn't multiplied in hardware, and would be slower"
-
-def driver(device: "torch.device") -> str | None:
-    "The newest CUDA that the driver serves; None for other devices."
-    import torch
-    if device.type != "cuda": return None
-    number = torch._C._cuda_getDriverVersion()  # 13000 is 13.0
-    return f"CUDA {number // 1000}.{number % 1000 // 10}"
-
 def device_facts(device: "torch.device") -> dict:
     "What there is to know about a device."
     import torch
-    from specdec.models import pick_dtype
+    from specdec.costs import processor_name
+    from specdec.models import has_bfloat16, pick_dtype
     from specdec.profiling import memory_bandwidth
-    cuda = device.type == "cuda"
-    dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
-    free = free_memory(device)
+    cuda, free = device.type == "cuda", free_memory(device)
+    # 13000 is 13.0; PyTorch's types leave it out
+    version = torch._C._cuda_getDriverVersion() if cuda else 0  # type: ignore[attr-defined]
     # on a Mac the GPU has no memory of its own; a GPU is measured with 2 GB of it
-    measured = device.type != "mps" and not (cuda and free < 2**32)
-    rate = memory_bandwidth(device, repeats=3) if measured else None
+    measured = device.type != "mps" and not (cuda and free is not None and free < 2**32)
     return {
-        "device": str(device), "driver": driver(device), "dtype": dtype, "why": why_dtype(device),
+        "device": str(device),
+        "driver": f"CUDA {version // 1000}.{version % 1000 // 10}" if cuda else None,
+        "dtype": str(pick_dtype("auto", device)).removeprefix("torch."),
+        "why": "multiplied in hardware, and half as large as float32" if has_bfloat16(device) else
+               "bfloat16 isn't multiplied in hardware, and would be slower",
         "name": torch.cuda.get_device_name(device) if cuda else processor_name(),
-        "free_bytes": free, "bandwidth": rate,
+        "free_bytes": free, "bandwidth": memory_bandwidth(device, repeats=3) if measured else None,
     }
 
-# %% ../nbs/use/10_doctor.ipynb #ac9a104b
 def devices(findings: Findings) -> list[dict]:
     "The devices that PyTorch can use, the one that `auto` takes first."
     import torch
@@ -298,25 +260,24 @@ def model(findings: Findings) -> dict:
     from specdec.errors import ModelError
     from specdec.models import cache_home, check_folder
     folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
-    known = {"name": "smollm2", "state": "ready", "folder": str(folder), "bytes": None}
-    here = folder.exists()  # then a cache that is read-only on purpose does
+    here, state, held = folder.exists(), "absent", None
+    # a cache that is read-only on purpose does, where the model is in it
     if trouble: (findings.warnings if here else findings.problems).append(trouble)
-    if not here:
-        if not trouble:
-            findings.warnings.append("The default model isn't here yet: specdec fetch gets it.")
-        return known | {"state": "absent"}
-    try: check_folder(folder)
-    except ModelError as error:
-        findings.problems.append(one_line(error))
-        return known | {"state": "damaged"}
-    return known | {"bytes": sum(file.stat().st_size for file in folder.iterdir())}
+    elif not here:
+        findings.warnings.append("The default model isn't here yet: specdec fetch gets it.")
+    if here:
+        try:
+            check_folder(folder)
+            state, held = "ready", sum(file.stat().st_size for file in folder.iterdir())
+        except ModelError as error:
+            findings.problems.append(one_line(error))
+            state = "damaged"
+    return {"name": "smollm2", "state": state, "folder": str(folder), "bytes": held}
 
 def extras(findings: Findings) -> dict:
-    "What is optional: the playground's server, and a browser for the tests that need one."
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    "What is optional: the playground's server."
     needs = ("voila", "ipywidgets", "ipykernel")
-    return {"playground": all(find_spec(name) is not None for name in needs),
-            "browser": next(filter(shutil.which, names), None)}
+    return {"playground": all(find_spec(name) is not None for name in needs)}
 
 # %% ../nbs/use/10_doctor.ipynb #9d8d156c
 def costs(findings: Findings) -> list[dict]:
@@ -333,7 +294,7 @@ def says_whose(about: dict | None) -> bool:
     return named and isinstance((about or {}).get("threads"), int)
 
 def costs_line(facts: dict) -> str:
-    "What guesses cost one pair, in words; v and c in plain steps, of greedy text."
+    "What drafting costs one pair, in words; v and c in plain steps, of greedy text."
     if not facts["costs"]: return f"{facts['file']} is damaged: calibrate again"
     about, found = facts["about"], facts["costs"]["greedy"]
     known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
@@ -345,162 +306,89 @@ def costs_line(facts: dict) -> str:
     return (f"{target['name']} in {target['dtype']}, threads: {about['threads']}: a step"
             f" {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
 
+def calibrate_default() -> None:
+    "Measure what drafting costs with the default pair on this machine, and keep it."
+    from specdec.pairs import load_pair
+    load_pair("smollm2").calibrate()  # type: ignore[attr-defined]
+
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
-SHAPE = dict(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
-
-def tiny_shapes() -> dict[str, tuple[int, ...]]: # tensor → shape
-    "The tensors of a Llama of that shape."
-    hidden, inner, kv = SHAPE["hidden_size"], SHAPE["intermediate_size"], 32
-    per_layer = {
-        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes = {"model.embed_tokens": (SHAPE["vocab_size"], hidden), "model.norm": (hidden,),
-              "lm_head": (SHAPE["vocab_size"], hidden)}
-    for i in range(SHAPE["num_hidden_layers"]):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in per_layer.items()}
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
-
-def tiny_model(device: "torch.device") -> "Llama":
-    "A random Llama in float32, the same on every machine."
-    import torch
-    from safetensors.torch import save_file
-    from transformers import LlamaConfig
-    from specdec.loading import load_model
-    draw = torch.Generator().manual_seed(4)
-    weights = {name: torch.randn(shape, generator=draw) * (0.1 if "_proj" in name else 1)
-               for name, shape in tiny_shapes().items()}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        LlamaConfig(**SHAPE, tie_word_embeddings=False).save_pretrained(folder)
-        save_file(weights, Path(folder, "model.safetensors"))
-        return load_model(Path(folder), device, torch.float32)
-
-# %% ../nbs/use/10_doctor.ipynb #96cd618b
 PROMPT, TOKENS, K = [1, 2, 3, 1, 2], 48, 3
 
-def tiny_drafters(target: "Llama") -> "dict[str, Drafter]":
+def tiny_model(device: "torch.device"): # a specdec.transformer.Llama
+    "A random Llama in float32, the same on every machine, written to a folder and loaded from it."
+    import torch
+    from safetensors.torch import save_file
+    from specdec.loading import load_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                         tie_word_embeddings=False)
+    draw = torch.Generator().manual_seed(8)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # the caller's random numbers stay
+        model = LlamaForCausalLM(config)
+        for name, weight in model.named_parameters():
+            weight.normal_(0, 0.1 if "_proj" in name else 1, generator=draw)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        config.save_pretrained(folder)
+        save_file(model.state_dict(), Path(folder, "model.safetensors"))
+        return load_model(Path(folder), device, torch.float32)
+
+def tiny_drafters(target) -> dict[str, Any]: # of `tiny_model` → what drafts, by name
     "What drafts for the tiny model."
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
     return {"lookup": NGramDrafter(), "model": ModelDrafter(target.skip([1]), target.vocab_size)}
 
 # %% ../nbs/use/10_doctor.ipynb #14527ff8
-def host_text(target: "CausalLM", drafter: "Drafter") -> list[int]: # token ids
-    "The greedy text of the host's loop."
-    from specdec.core import TorchSource
-    from specdec.sampling import Transform
-    from specdec.loop import speculate
-    rounds = speculate(target, drafter, PROMPT, Transform(), TorchSource(0), K, TOKENS)
-    return [token for r in rounds for token in r.emitted]
-
-def device_text(target: "CausalLM", drafter: "Drafter") -> tuple[list[int], str]:
-    """The greedy text of the device's loop, and what it warned of: that its rounds can't be
-    captured."""
-    from specdec.device.loop import DeviceDecoder
-    from specdec.sampling import Transform
+def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
+                loop: str | None = None, # None: the one that the pair takes
+               ) -> tuple[list[int], str, str]: # token ids; the loop; why nothing was recorded
+    "The greedy text of a pair, by which loop, and what that warned of."
+    from specdec.pairs import Pair
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        decoder = DeviceDecoder(target, drafter)
-        rounds = decoder.speculate(PROMPT, Transform(), 0, K=K, max_new_tokens=TOKENS)
-        said = [token for r in rounds for token in r.emitted]
-    failed = (str(warning.message) for warning in warned)
-    return said, next((words for words in failed if "can't be captured" in words), "")
-
-def parting(a: list[int], b: list[int]) -> int | None: # None: they are equal
-    "The first place where two texts differ."
-    if a == b: return None
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-# %% ../nbs/use/10_doctor.ipynb #16d092a7
-def spoken(language: "Next", V: int) -> SimpleNamespace: # in the place of a Llama
-    "A language behind the interface that the device's loop uses; its logits are probabilities."
-    import torch
-    from specdec.device.ops import static_positions
-    def compute(ids, where, cache, last=None, layers=()):
-        new = ids.float()[None, ..., None]
-        keys = cache.append(0, new, new)[0][0, 0, :, 0]
-        texts = [keys[row[:len(keys)] == 0].long().tolist() for row in where.mask]
-        rows = [language(tuple(text[1:])).tolist() for text in texts[-last if last else 0:]]
-        return torch.tensor([[float(w) for w in row] for row in rows])[None]
-    def forward(ids, cache, last=None, layers=()):
-        at = torch.arange(ids.shape[1])
-        return compute(ids, static_positions(model, at, cache.capacity), cache, last)
-    model = SimpleNamespace(
-        compute=compute, forward=forward, vocab_size=V, device=torch.device("cpu"),
-        dtype=torch.float32, context_length=10**6, window=None, groups=1, layers=[None],
-        frequencies=torch.ones(1), rope_scale=1.0,
-        config=SimpleNamespace(num_key_value_heads=1, head_dim=1))
-    return model
-
-# %% ../nbs/use/10_doctor.ipynb #3d0bc1d0
-def device_law(p: "Next", drafter: "Callable[[], Drafter]", K: int, V: int,
-               length: int) -> "Law": # text → probability
-    "The exact law of the texts that the device's loop writes, on the CPU."
-    from specdec.profiling import PhaseTimer
-    from specdec.device.loop import DeviceLoop
-    from specdec.lossless.draws import drawn_from
-    from specdec.lossless.proof import AsIs, law_of_rounds, memory_of
-    def start(source: "Source") -> "Started":
-        loop = DeviceLoop(spoken(p, V), drafter(), AsIs(), K, 32)
-        running = loop.rounds([0], None, 12, frozenset(), PhaseTimer())
-        def rounds():
-            while True:
-                with drawn_from(source): r = next(running, None)
-                if r is None: return
-                yield r
-        state = loop.state
-        caches = [state.cache, getattr(state.drafter, "cache", None)]
-        parts = state.sequence.tokens, state.sequence.length, [c.keys for c in caches if c]
-        return rounds(), lambda: memory_of(parts)
-    return law_of_rounds(start, length)
+        result = Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=TOKENS, loop=loop,
+                                                ignore_eos=True)
+    said = (str(warning.message) for warning in warned)
+    why = next((words for words in said if "can't be recorded" in words), "")
+    return result.generated_ids, result.loop, why
 
 # %% ../nbs/use/10_doctor.ipynb #d2f04ab9
-def law_errors(kind: str) -> dict[str, str]: # loop → distance from the target's law, a fraction
-    "How far the laws of both loops are from the target's, with drafts by lookup or by a model."
+def law_error(kind: str) -> str: # distance from the target's law, a fraction
+    "How far the law of the loop is from the target's, with drafts by lookup or by a model."
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
-    from specdec.lossless.proof import ExactModel, Language, distance, loop_error, target_law
+    from specdec.lossless.proof import ExactModel, Language, loop_error
     from specdec.loop import speculate
-    K, V = 2, 2
+    V = 2  # tokens, and as many drafts a round
     p, q = (Language(V, f"{name}2", halves=True) for name in "pq")
-    def drafter(model: Callable) -> "Drafter":
+    model: Any = ExactModel
+    def drafter() -> object:
         return NGramDrafter() if kind == "lookup" else ModelDrafter(model(q, V), V)
-    host = loop_error(speculate, lambda: drafter(ExactModel), p, K, V, kind).error
-    law = device_law(p, lambda: drafter(spoken), K, V, K + 3)
-    return {"host": str(host), "device": str(distance(law, target_law(p, K + 3)))}
-
-# %% ../nbs/use/10_doctor.ipynb #559adb41
-def loop_taken(target: "Llama", drafter: "Drafter") -> str: # "host" or "device"
-    "Which loop a pair of these decodes with."
-    from specdec.pairs import Pair
-    return Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=8).loop
+    return str(loop_error(speculate, drafter, p, 2, V, kind).error)
 
 # %% ../nbs/use/10_doctor.ipynb #ee2a061b
-def compared(device: "torch.device", kind: str, target: "Llama", drafter: "Drafter",
-             findings: Findings) -> dict:
-    "One pair of loops on one device; what differs is a problem."
-    expected, (text, failure) = host_text(target, drafter), device_text(target, drafter)
-    where, at = f"On {device}, with drafts by {kind},", parting(expected, text)
+def compared(device: "torch.device", kind: str, target, drafter, findings: Findings) -> dict:
+    "The self-test of one kind of draft on one device; what differs is a problem."
+    from specdec.answers import first_difference
+    expected, _, _ = greedy_text(target, drafter, "host")
+    text, _, why = greedy_text(target, drafter, "device")
+    where, at = f"On {device}, with drafts by {kind},", first_difference(expected, text)
+    bug = "report this as a bug, with what specdec doctor --json prints."
     if at is not None: findings.problems.append(
         f"{where} the device's loop writes another greedy text than the host's after {at} equal "
-        "tokens: report this as a bug, with what specdec doctor --json prints.")
-    cuda, errors = device.type == "cuda", None
-    if failure: findings.problems.append(f"{where} a recording failed. {failure}")
-    if not cuda: errors = law_errors(kind)
-    for loop, error in (errors or {}).items():
-        if error != "0": findings.problems.append(
-            f"{where} the law of the {loop}'s loop differs from the target's by {error}: report "
-            "this as a bug, with what specdec doctor --json prints.")
+        f"tokens: {bug}")
+    if why: findings.problems.append(f"{where} a recording failed. {why}")
+    cuda = device.type == "cuda"
+    error = None if cuda else law_error(kind)  # the same fractions everywhere
+    if error not in (None, "0"): findings.problems.append(
+        f"{where} the law of the host's loop differs from the target's by {error}: {bug}")
     return {"device": str(device), "drafter": kind, "tokens": len(expected), "equal": at is None,
-            "recorded": not failure if cuda else None, "law_errors": errors,
-            "taken": loop_taken(target, drafter)}
+            "recorded": not why if cuda else None, "law_errors": error and {"host": error},
+            "taken": greedy_text(target, drafter)[1]}
 
 def loops(findings: Findings) -> list[dict]:
-    "The host's loop and the device's, compared on the CPU and on CUDA if it is there."
+    "The self-test on the CPU, and on CUDA if it is there."
     import torch
     places = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     targets = {device: tiny_model(device) for device in map(torch.device, places)}
@@ -548,41 +436,23 @@ def examine() -> Findings:
     return findings
 
 # %% ../nbs/use/10_doctor.ipynb #05ed4fc7
-def processor_lines(facts: dict) -> list[tuple[str, str]]: # title, text
-    "The processor in words."
-    has = [name for name in ("bfloat16", "tiles") if facts[name]]
-    packed = [name for name, used in facts["packed"].items() if used]
-    sizes = [f"{level} {size(n)}" for level, n in facts["caches"].items()]
-    return [
-        ("processor", f"{facts['name']}; cores: {facts['cores']}, threads: {facts['threads']}"),
-        ("can do", ", ".join([facts["instructions"], *has])),
-        ("packed", ", ".join(packed) or "nothing: weights lie as they are"),
-        ("one token", f"packed or not by {facts['layouts']}"),
-        ("caches", ", ".join(sizes) or "not known"),
-    ]
+def listed(*parts: object) -> str:
+    "Those that there are, with commas between."
+    return ", ".join(str(part) for part in parts if part)
 
 def device_line(facts: dict) -> str:
     "A device in words."
-    parts = [facts["name"], facts["driver"], facts["dtype"]]
-    if facts["free_bytes"] is not None: parts.append(f"{size(facts['free_bytes'])} free")
-    if facts["bandwidth"]: parts.append(f"read at {facts['bandwidth'] / 1e9:.0f} GB/s")
-    return ", ".join(filter(None, parts))
+    free, rate = facts["free_bytes"], facts["bandwidth"]
+    return listed(facts["name"], facts["driver"], facts["dtype"],
+                  free is not None and f"{size(free)} free",
+                  rate and f"read at {rate / 1e9:.0f} GB/s")
 
 def loop_line(facts: dict) -> str:
-    "A comparison of two loops in words."
+    "A self-test in words."
     equal = f"{facts['tokens']} equal tokens" if facts["equal"] else "the greedy texts differ"
-    parts = [f"{facts['device']}, drafts by {facts['drafter']}: {equal}"]
-    if facts["recorded"] is not None:
-        parts.append("recorded" if facts["recorded"] else "not recorded")
-    if facts["law_errors"]:
-        parts.append("errors of the laws " + " and ".join(facts["law_errors"].values()))
-    return ", ".join(parts)
-
-# %% ../nbs/use/10_doctor.ipynb #cbfb499b
-def model_line(facts: dict) -> str:
-    "The default model in words."
-    held = f", {size(facts['bytes'])}" if facts["bytes"] else ""
-    return f"{facts['name']} is {facts['state']}{held}"
+    return listed(f"{facts['device']}, drafts by {facts['drafter']}: {equal}",
+                  {True: "recorded", False: "not recorded"}.get(facts["recorded"]),
+                  facts["law_errors"] and f"error of the law {facts['law_errors']['host']}")
 
 def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     "Everything that was answered, in words."
@@ -591,15 +461,23 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
         lines.append(("system", f"{s['os']}, {s['machine']}, Python {s['python']}"))
     lines += [(name, libraries[name] or "missing") for name in ("torch", "transformers")
               if name in libraries]
-    if facts.get("processor"): lines += processor_lines(facts["processor"])
+    if p := facts.get("processor"):
+        packed = listed(*(name for name, used in p["packed"].items() if used))
+        lines += [
+            ("processor", f"{p['name']}; cores: {p['cores']}, threads: {p['threads']}"),
+            ("can do", listed(p["instructions"], *(n for n in ("bfloat16", "tiles") if p[n]))),
+            ("packed", packed or "nothing: weights lie as they are"),
+            ("one token", f"packed or not by {p['layouts']}"),
+        ]
     lines += [(device["device"], device_line(device)) for device in facts.get("devices") or []]
-    if facts.get("model"): lines.append(("model", model_line(facts["model"])))
+    if m := facts.get("model"):
+        lines.append(("model", listed(f"{m['name']} is {m['state']}",
+                                      m["bytes"] and size(m["bytes"]))))
     lines += [("loops", loop_line(pair)) for pair in facts.get("loops") or []]
     lines += [("costs", costs_line(pair)) for pair in facts.get("costs") or []]
     if e := facts.get("extras"):
         lines.append(("playground", "can be served" if e["playground"] else
                       "not yet: pip install voila ipywidgets ipykernel"))
-        lines.append(("browser", e["browser"] or "none found; only tests need one"))
     return lines
 
 # %% ../nbs/use/10_doctor.ipynb #829608d8
@@ -609,48 +487,3 @@ def report_text(findings: Findings) -> str:
     notes = [*findings.expect, *findings.warnings]
     if findings.well: notes.append("All is well.")
     return "\n".join([*lines, "", *notes])
-
-# %% ../nbs/use/10_doctor.ipynb #dca66b2a
-KEYS = {
-    "well": "whether there is no problem; if not, the exit code is 2",
-    "problems": "what is wrong, and what to do about it, a line each",
-    "warnings": "what is worth knowing, a line each",
-    "expect": "what follows for decoding, a line each",
-    "system.os": "what the system calls itself", "system.machine": "the processor's architecture",
-    "system.python": "Python's version", "system.specdec": "specdec's version",
-    "libraries": "name → version of what specdec requires; null: not installed",
-    "imports": "true: torch and transformers can be imported",
-    "processor.name": "what the processor calls itself",
-    "processor.cores": "on how many cores this process may run",
-    "processor.threads": "with how many torch computes",
-    "processor.instructions": "the widest vector instructions that torch uses",
-    "processor.bfloat16": "whether it multiplies bfloat16 in hardware",
-    "processor.tiles": "whether it multiplies tiles of bfloat16 (AMX)",
-    "processor.packed.float32": "whether weights are packed so that rows always have the same bits",
-    "processor.packed.bfloat16": "whether a target's weights are packed for several rows",
-    "processor.layouts": "what decides how weights lie for plain decoding in bfloat16",
-    "processor.caches": "level → bytes, for data, of the first core; empty: not known",
-    "memory.free_bytes": "what this process may still take; null: not known",
-    "memory.needed_bytes": "what decoding with the default model takes, roughly",
-}
-
-# %% ../nbs/use/10_doctor.ipynb #7a4dbed4
-KEYS |= {
-    "devices[].device": "as --device takes it; the first is what auto takes",
-    "devices[].driver": "the newest CUDA that the driver serves; null: no CUDA",
-    "devices[].dtype": "what auto takes there", "devices[].why": "why it takes that",
-    "devices[].name": "what it calls itself",
-    "devices[].free_bytes": "its free memory; null: not known",
-    "devices[].bandwidth": "bytes/s at which its memory was read; null: not measured",
-    "model.name": "the default model", "model.state": "ready, absent or damaged",
-    "model.folder": "where it lies", "model.bytes": "its size on the disk; null: not ready",
-    "loops[].device": "where both loops ran", "loops[].drafter": "what drafted: lookup or model",
-    "loops[].tokens": "length of the greedy text", "loops[].equal": "whether both wrote the same",
-    "loops[].recorded": "whether rounds are CUDA graphs; null: no CUDA",
-    "loops[].law_errors.host": "distance of the law from the target's, a fraction; only on a CPU",
-    "loops[].law_errors.device": "the same, of the device's loop",
-    "loops[].taken": "which loop a pair decodes with there: host or device",
-    "costs": "of each pair that was measured: file, state, what about, costs in plain steps",
-    "extras.playground": "whether what serves the playground is installed",
-    "extras.browser": "a browser that the tests can drive; null: none",
-}

@@ -23,10 +23,12 @@ from .errors import ModelError, check
 from .drafters.head import Head, load_head
 from .drafters.model import TOKENS_FILE
 from .loading import read_config
+from .files import local_path, locked
 from specdec.models import (
     DTYPES, GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf,
-    load_tokenizer, local_path, locked, written_whole,
+    load_tokenizer,
 )
+from .files import written_whole
 from .protocol import CausalLM
 from .transformer import head_size, rope_frequencies, sliding_window
 

@@ -31,9 +31,12 @@ from specdec.errors import (
 from .drafters.model import NarrowLM, TOKENS_FILE
 from .kvcache import cache_bytes
 from .layouts import GROUP, Linear, has_layouts, has_same_rows, processor_kind
-from .models import FOUR_BITS, INT4, STORED, find_config, find_model, first_line, has_int4
-from .models import load_tokenizer, load_transformers, local_path, pick_device, pick_dtype
-from .models import say, weights_digest
+from .files import first_line
+from .models import FOUR_BITS, INT4, STORED, find_config, find_model, has_int4
+from .files import local_path
+from .models import load_tokenizer, load_transformers, pick_device, pick_dtype
+from .files import say
+from .models import weights_digest
 from .protocol import CausalLM
 from .transformer import Llama, head_size, weight_counts
 

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -28,12 +27,11 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
-from safetensors import SafetensorError
 from torch import Tensor
 
-from .errors import InputError, ModelError, check, preserve_interrupts
+from .errors import InputError, ModelError, SpecdecError, check, preserve_interrupts
+from .files import first_line, local_path, locked, parse_json, say
 
 # %% ../nbs/engine/02_models.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
@@ -89,22 +87,6 @@ def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16
     return found
 
 # %% ../nbs/engine/02_models.ipynb #31e3e752
-def first_line(error: Exception) -> str:
-    "What kind of error, and the first line of what it says."
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['it gives no reason'])[0]}"
-
-def local_path(name: str | Path) -> Path:
-    """The path that a name stands for, with `~` filled in; raises `InputError` for a name that no
-    file can have: of a user who isn't here, or too long."""
-    try:
-        path = Path(name).expanduser()
-        path.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        short = str(name) if len(str(name)) <= 60 else f"{str(name)[:60]}…"
-        raise InputError(f"There can be no file {short!r}: {reason}.") from error
-    return path
-
 def cache_home() -> Path:
     "Where converted models live: the folder `SPECDEC_HOME` names, or the platform's cache folder."
     return local_path(os.environ.get("SPECDEC_HOME") or user_cache_dir("specdec"))
@@ -143,7 +125,7 @@ def checking(folder: Path,
             ) -> Iterator[dict[str, str]]: # file name → SHA-256, by the manifest
     "What goes wrong while a converted model is compared with its manifest is a `ModelError`."
     try:
-        recorded = json.loads((folder / MANIFEST).read_text())["files"]
+        recorded = parse_json((folder / MANIFEST).read_text(), "It")["files"]
         if not isinstance(recorded, dict): raise TypeError("its files are no object")
         yield recorded
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -172,6 +154,14 @@ def weights_digest(folder: Path) -> str | None: # None where there is no manifes
         weights = {name: recorded[name] for name in names}
     return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
 
+@lru_cache
+def folder_digest(folder: Path) -> str: # of a model or a drafter
+    "The digest of the weights in it; of a folder without a manifest, they are read."
+    known = weights_digest(folder)
+    if known: return known
+    files = {name: sha for name, sha in digests(folder).items() if name.endswith(".safetensors")}
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
 # %% ../nbs/engine/02_models.ipynb #3227bdde
 def leftovers(folder: Path) -> list[Path]:
     "What processes that were killed while they made that folder have left beside it."
@@ -193,81 +183,11 @@ def all_or_nothing(folder: Path, # what will appear; its parent must exist, and 
         new.rename(folder)
 
 # %% ../nbs/engine/02_models.ipynb #91d555df
-def say(message: str) -> None:
-    "Tell the person at the terminal, on stderr: stdout belongs to results."
-    print(message, file=sys.stderr, flush=True)
-
-def _lock_file(folder: Path) -> Path: return folder.with_name(f"{folder.name}.lock")
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time makes this folder; others wait. Raises `ModelError` if the cache can't
-    be written."""
-    lock = FileLock(_lock_file(folder))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try: lock.acquire(timeout=0)
-        except Timeout:
-            say(f"Another process is preparing {folder.name}: waiting for it.")
-            lock.acquire()
-    except OSError as error:
-        raise ModelError(f"The cache folder {folder.parent} can't be written ({error}). "
-                         "Set SPECDEC_HOME to a folder that can.") from error
-    try: yield
-    finally: lock.release()
-
 def sweep(folder: Path) -> None:
     "Remove those leftovers; not while somebody is at work there, nor where nothing can be written."
     if not leftovers(folder): return
-    with suppress(OSError, Timeout), FileLock(_lock_file(folder), timeout=0):
+    with suppress(OSError, SpecdecError), locked(folder, wait=False):
         for leftover in leftovers(folder): shutil.rmtree(leftover)
-
-# %% ../nbs/engine/02_models.ipynb #m0de1f02
-@contextmanager
-def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
-    """Files that get into a folder together, when the block ends; an error or an interrupt leaves
-    everything as it was. Raises `ModelError` if they can't be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as temporary:
-            yield Path(temporary)
-            files = list(Path(temporary).iterdir())
-            for path in files:
-                with open(path, "rb") as file: os.fsync(file.fileno())
-            for path in files: path.replace(folder / path.name)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"Nothing was written to {folder} ({first_line(error)}): "
-                         "make room there, or take another folder.") from error
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write instead
-    """Replace one file: it is there whole or not at all, even if the process is killed meanwhile,
-    and two that write it at a time don't mix. Raises `ModelError` if it can't be written."""
-    try:
-        place = path.resolve()  # a link stays a link
-        if place.exists() and not place.is_file(): raise OSError("it is not a file")
-        partial = place.with_name(f"{place.name[:60]}.{secrets.token_hex(8)}.partial")
-        try:
-            yield partial
-            with open(partial, "rb") as file: os.fsync(file.fileno())
-            if place.exists(): shutil.copymode(place, partial)
-            os.replace(partial, place)
-        finally:
-            with suppress(OSError): partial.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{path} can't be written ({reason}): make room there, or take another"
-                         " place. What was there before still is.") from error
-
-def append_whole(path: Path, text: str) -> None:
-    "Text at the end of a file, all of it or nothing; raises `OSError` if it can't be written."
-    with open(path, "ab", buffering=0) as file:
-        end, rest = file.seek(0, os.SEEK_END), text.encode()
-        try:
-            while rest: rest = rest[file.write(rest):]
-        except OSError:
-            with suppress(OSError): file.truncate(end)
-            raise
 
 # %% ../nbs/engine/02_models.ipynb #6eb1bcd7
 GRID = "grid.tensors" # beside a converted model's weights: the four bits that they came from
@@ -468,7 +388,7 @@ def _with_safetensors(folder: Path) -> Path:
     config = folder / "config.json"
     if not config.is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
-    try: json.loads(config.read_text(encoding="utf-8"))
+    try: parse_json(config.read_text(encoding="utf-8"), "it")
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The config.json in {folder} is damaged ({error}): "
                          "get the model again.") from error
@@ -669,4 +589,4 @@ class Prompt:
 def prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
     "The short prompt set, written for this project."
     file = resources.files("specdec") / "data" / "prompts.json"
-    return tuple(Prompt(**p) for p in json.loads(file.read_text(encoding="utf-8")))
+    return tuple(Prompt(**p) for p in parse_json(file.read_text(encoding="utf-8"), file.name))

@@ -18,7 +18,7 @@ from .lossless.server import Answer, ask_server, checked, printable
 # %% ../nbs/use/12_ollama.ipynb #1c41361c
 WHY_NOT = (
     "It can't be measured here: its API gives texts and no logits, at most the log-probabilities of"
-    " a few tokens that it chose itself, and without the distributions of target and draft no guess"
+    " a few tokens that it chose itself, and without the distributions of target and draft no draft"
     " can be verified. To measure the same weights, load their GGUF file:"
     " specdec generate --target FILE.gguf, or load('FILE.gguf')."
 )
@@ -31,10 +31,10 @@ def ollama_url(url: str | None = None # None: as `OLLAMA_HOST` says, else the us
     try: parts = urlsplit(full); port = parts.port or 11434
     except ValueError as error:
         raise InputError(f"{given!r} is no address of a server: {error}.") from error
-    check(parts.scheme in ("http", "https") and bool(parts.hostname),
+    host = parts.hostname or ""
+    check(parts.scheme in ("http", "https") and host != "",
           f"{given!r} is no address of a server: expected one like http://127.0.0.1:11434.")
-    # a server that listens everywhere is asked here
-    host = "127.0.0.1" if parts.hostname == "0.0.0.0" else parts.hostname
+    if host == "0.0.0.0": host = "127.0.0.1"  # a server that listens everywhere is asked here
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 # %% ../nbs/use/12_ollama.ipynb #2153f142

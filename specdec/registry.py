@@ -151,7 +151,7 @@ class PairSpec:
     # a trained drafter: one that comes with the package, a folder, or "org/name" of an EAGLE-3 head
     # on the hub
     drafter: str | None = None
-    # drafts are looked up in the text; beside a trained drafter, the more promising guess is taken
+    # drafts are looked up in the text; beside a trained drafter, the more promising draft is taken
     lookup: bool = False
     # the draft is the target itself without these layers; without any of the four, it is the best
     # that the package has for that target
@@ -172,9 +172,8 @@ class PairSpec:
     @property
     def translates(self) -> bool:
         "Whether the two models have different tokens, as far as is known."
-        if self.draft is None: return False
-        cards = [MODELS.get(name) for name in (self.target, self.draft)]
-        return None not in cards and cards[0].vocabulary != cards[1].vocabulary
+        known = {MODELS[name].vocabulary for name in (self.target, self.draft) if name in MODELS}
+        return len(known) == 2
 
     @property
     def to_ask_for(self) -> dict[str, str]: # model → the page to ask at
@@ -338,12 +337,12 @@ def too_large(draft: int,  # parameters; 0: not known
               target: int, # parameters; 0: not known
               K: int = 5,
              ) -> str: # empty: it isn't
-    "What to tell somebody whose draft has more parameters than the target."
+    "What to warn of where the draft has more parameters than the target."
     c = draft / target if target else 0
     if c <= 1.1: return ""  # a target that drafts for itself, or a vocabulary with padding
     best, never = float(walltime_factor(1.0, K, c)), float(walltime_factor(0.0, K, c))
     return (
-        f"The draft has {c:.1f} times the parameters of the target, so guessing costs more than it"
-        f" can save: at K = {K} expect {best:.2f} times the plain speed if every guess is right,"
+        f"The draft has {c:.1f} times the parameters of the target, so drafting costs more than it"
+        f" can save: at K = {K} expect {best:.2f} times the plain speed if every draft is right,"
         f" {never:.2f} if none is. Swap the two, or leave the draft out."
     )

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import specdec
-from specdec import cli, errors, loading, models, pairs, registry
+from specdec import answers, cli, errors, loading, models, pairs, registry
 from specdec.cli import ExitCode, app
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
@@ -184,8 +184,6 @@ def test_help_lists_the_doctor_before_what_takes_long():
 
 def test_help_loads_nothing_heavy():
     code = """import sys
-from typer.testing import CliRunner
-from specdec.cli import app
 assert CliRunner().invoke(app, ["compare", "-h"]).exit_code == 0
 assert CliRunner().invoke(app, ["generate", "x", "-K", "0"]).exit_code == 2
 print(sorted({"torch", "transformers", "numpy"} & sys.modules.keys()))"""
@@ -395,9 +393,9 @@ def test_a_prompt_of_several_that_does_not_fit_is_named(one_load, tmp_path):
 def test_lines_that_are_prompts(tmp_path, text, found):
     file = tmp_path / "prompts"
     file.write_text(text, encoding="utf-8", newline="")
-    assert cli.prompts_in(file, raw=True) == found
+    assert answers.read_prompts(file) == found
     chats = [each if isinstance(each, list) else [{"role": "user", "content": each}] for each in found]
-    assert cli.prompts_in(file, raw=False) == chats
+    assert answers.read_prompts(file, raw=False) == chats
 
 
 @pytest.mark.parametrize("text, words", [
@@ -416,7 +414,7 @@ def test_lines_that_are_prompts(tmp_path, text, found):
 def test_lines_that_are_no_prompts(tmp_path, text, words):
     file = tmp_path / "prompts"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(errors.InputError, match=words): cli.prompts_in(file, raw=True)
+    with pytest.raises(errors.InputError, match=words): answers.read_prompts(file)
 
 
 SILENT = st.text() | st.binary().map(lambda b: b.decode("latin-1"))
@@ -432,7 +430,7 @@ LINES = st.one_of(SILENT, st.recursive(
 def test_any_file_is_prompts_or_one_line(tmp_path, lines, end, encoding):
     file = tmp_path / "prompts"
     file.write_bytes(end.join(lines).encode(encoding, errors="replace"))
-    try: found = cli.prompts_in(file, raw=True)
+    try: found = answers.read_prompts(file)
     except errors.InputError as error: assert str(file) in str(error)
     else:
         assert found and all(isinstance(each, str) and each.strip() or each[0]["role"] is not None for each in found)
@@ -448,7 +446,7 @@ def test_prompts_without_an_end_and_a_pipe_without_a_writer(no_model, tmp_path):
 def test_prompts_come_through_a_pipe(tmp_path):
     ends = os.pipe()
     with open(ends[1], "w") as pipe: pipe.write("Hi\nWhy?\n")
-    assert cli.prompts_in(Path(f"/dev/fd/{ends[0]}"), raw=True) == ["Hi", "Why?"]
+    assert answers.read_prompts(Path(f"/dev/fd/{ends[0]}")) == ["Hi", "Why?"]
     os.close(ends[0])
 
 
@@ -469,7 +467,7 @@ def test_answers_in_a_file_are_gone_on_with(answered, questions):
     first = answered(*sampled, "--seed", "4")
     whole = out.read_bytes()
     assert first.exit_code == ExitCode.DONE and first.stdout == "" and "\n3 answers in " in first.stderr
-    def told(): return [(r.generated_ids, r.settings["seed"], r.run["index"]) for r in cli.kept_answers(out)[0]]
+    def told(): return [(r.generated_ids, r.settings["seed"], r.run["index"]) for r in answers.kept_answers(out)[0]]
     found, lines = told(), whole.splitlines(keepends=True)
     assert [place for _, *place in found] == [[4, 0], [5, 1], [6, 2]] and len(lines) == 3
     gaps = [lines[0] + lines[1][:50], lines[0] + lines[1], whole, lines[2], lines[2] + lines[0] + b"{", whole[:-1]]
@@ -569,12 +567,12 @@ def test_any_file_is_answers_or_one_line_and_is_left_as_it_is(tmp_path, whole, r
         rest = bytes(changed)
     out = tmp_path / "answers"
     out.write_bytes(line * whole + rest)
-    try: found, size = cli.kept_answers(out)
+    try: found, size = answers.kept_answers(out)
     except errors.InputError as error: assert str(out) in str(error)
     else:
         assert len(found) >= whole and out.read_bytes()[:size].count(b"}") >= len(found)
         lost = out.read_bytes()[size:].lstrip(b"\n")
-        assert not lost or lost.startswith(cli.BEGIN) or found and cli.BEGIN.startswith(lost)
+        assert not lost or lost.startswith(answers.BEGIN) or found and answers.BEGIN.startswith(lost)
     assert out.read_bytes() == line * whole + rest
 
 
@@ -599,10 +597,10 @@ def test_standard_output_is_no_file_for_answers(questions):
 
 def test_one_run_at_a_time_writes_into_a_file(no_model, questions, tmp_path):
     "Under any of its names."
-    from specdec.bench.run import locked
+    from specdec.files import locked
     out, link = tmp_path / "answers", tmp_path / "link"
     link.symlink_to(out)
-    with locked(out):
+    with locked(out, wait=False):
         for name in (out, link):
             done = run("generate", "--prompts", str(questions), "--out", str(name))
             assert done.exit_code == ExitCode.BAD_INPUT and "Another run is writing" in done.stderr
@@ -621,7 +619,7 @@ def test_each_answer_is_written_when_it_is_done(answered, one_load, monkeypatch)
     monkeypatch.setattr(pair, "results", last_first)
     stopped = answered("--seed", "7")
     assert stopped.exit_code == ExitCode.INTERRUPTED and lines == [0, 1] and "2 of 3 answers in" in stopped.stderr
-    def order(): return [result.run["index"] for result in cli.kept_answers(answered.out)[0]]
+    def order(): return [result.run["index"] for result in answers.kept_answers(answered.out)[0]]
     assert order() == [1, 2]
     monkeypatch.setattr(pair, "results", results)
     assert answered("--seed", "7").exit_code == ExitCode.DONE and order() == [0, 1, 2]
@@ -636,12 +634,12 @@ def test_an_error_keeps_the_answers_that_are_done(answered, one_load, monkeypatc
             yield i, result
     monkeypatch.setattr(pair, "results", fails)
     assert answered("--batch-size", "1").exit_code == ExitCode.BAD_INPUT
-    assert len(cli.kept_answers(answered.out)[0]) == 2
+    assert len(answers.kept_answers(answered.out)[0]) == 2
 
 
 def test_a_full_disk_names_the_file_of_answers(answered, monkeypatch):
     def full(path, text): raise OSError(28, "No space left on device")
-    monkeypatch.setattr(models, "append_whole", full)
+    monkeypatch.setattr(answers, "append_whole", full)
     done = answered()
     assert done.exit_code == ExitCode.BAD_INPUT and f"Error: {answered.out} can't be written" in done.stderr
 
@@ -656,13 +654,13 @@ def test_a_stopped_process_leaves_what_it_had_finished(one_load, tmp_path, numbe
     while running.poll() is None and not (out.exists() and out.read_bytes().endswith(b"\n")): time.sleep(0.01)
     running.send_signal(number)
     errors = running.communicate(timeout=60)[1].decode()
-    kept, size = cli.kept_answers(out)
+    kept, size = answers.kept_answers(out)
     assert kept and (kept[0].run["index"] == 1 or len(kept) == 2) and running.returncode in (130, -9)
     if number == signal.SIGINT: assert "1 of 2 answers in" in errors and "Traceback" not in errors
     first = out.read_bytes()[:size]
     again = run(*words)
     assert again.exit_code == ExitCode.DONE and first.splitlines()[0] in out.read_bytes().splitlines(), again.stderr
-    assert [result.run["index"] for result in cli.kept_answers(out)[0]] == [0, 1]
+    assert [result.run["index"] for result in answers.kept_answers(out)[0]] == [0, 1]
 
 
 def test_results_are_told_in_the_order_of_the_prompts():
@@ -672,7 +670,7 @@ def test_results_are_told_in_the_order_of_the_prompts():
             yield i, i
             told.append(list(seen))
     seen: list = []
-    for result in cli.in_order(results()): seen.append(result)
+    for result in answers.in_order(results()): seen.append(result)
     assert seen == [0, 1, 2, 3] and told == [[], [0], [0], [0, 1, 2, 3]]
 
 
@@ -960,19 +958,19 @@ def test_where_texts_part_is_explained(one_load):
     plain = pair.generate("The capital of France is", max_new_tokens=6, method="plain")
     other = GenerationResult.from_json(plain.to_json())
     other.generated_ids[4] += 1
-    found = cli.comparison(plain, other, pair)
+    found = answers.comparison(plain, other, pair)
     assert found["greedy_texts_identical"] is False and found["difference"]["token"] == 4
     assert found["difference"]["gap"] > 1e-4 > found["difference"]["rounding_step"]
-    said = cli.verdict(False, found["difference"])
+    said = answers.verdict(False, found["difference"])
     assert "after 4 equal tokens" in said and "float32" in said
-    assert "--dtype float32" in cli.verdict(False, found["difference"] | {"dtype": "bfloat16"})
+    assert "--dtype float32" in answers.verdict(False, found["difference"] | {"dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize(
     "a, b, at", [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([2], [], 0)]
 )
 def test_first_difference(a, b, at):
-    assert cli.first_difference(a, b) == at == cli.first_difference(b, a)
+    assert answers.first_difference(a, b) == at == answers.first_difference(b, a)
 
 
 # pairs, fetch
@@ -1018,7 +1016,7 @@ def short_proof(monkeypatch):
     "Few laws and few mutants; a list of rules that the test may change."
     rules = [speculative_sampling]
     monkeypatch.setattr(
-        cli, "prove_lines",
+        gallery, "prove_lines",
         lambda: (line for rule in rules for line in prove_rule(rule, seeds=1, sizes=[(1, 2), (2, 3)])),
     )
     monkeypatch.setattr(gallery, "GALLERY", gallery.GALLERY[:2])
@@ -1193,7 +1191,6 @@ def test_streams_that_are_closed_full_or_gone(line, code, says):
 def test_a_closed_stream_does_not_lend_its_number_to_a_file():
     "What is printed must not end in a file that happens to be opened next."
     code = """import os, sys
-from specdec.cli import replace_closed_streams
 replace_closed_streams()
 assert os.open(os.devnull, os.O_RDONLY) > 2
 print("lost", file=sys.stderr)

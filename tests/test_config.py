@@ -19,11 +19,10 @@ from specdec.config import (
     config_schema,
     config_text,
     read_config,
-    read_yaml,
     save_config,
-    toml_lines,
 )
 from specdec.errors import InputError, ModelError
+from specdec.files import parse_yaml, toml_lines
 from specdec.lossless.rules import LossyLenience
 
 FULL = Config(
@@ -181,7 +180,7 @@ def test_all_mistakes_at_once(file):
     ("toml", "pair.name = 'a'\n", {("pair", "name"): 1}),
 ], ids=["YAML", "TOML", "dotted"])
 def test_where_keys_stand(name, text, lines):
-    assert (read_yaml(text)[1] if name == "yaml" else toml_lines(text)) == lines
+    assert (parse_yaml(text)[1] if name == "yaml" else toml_lines(text)) == lines
 
 
 def test_files_that_are_none(tmp_path, file):

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples, on_a_disk_of
-from specdec import models
+from specdec import files, models
 from specdec.errors import InputError, ModelError
+from specdec.files import locked
 from specdec.layouts import Linear
 from specdec.loading import load_model, memory_needed
 from specdec.models import (
@@ -42,7 +43,6 @@ from specdec.models import (
     installed_gguf,
     load_tokenizer,
     load_transformers,
-    locked,
     pick_device,
     pick_dtype,
     prompts,
@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_nothing(converter):
 KILLED = """
 import os, signal
 from pathlib import Path
-from specdec import models
+from specdec import files, models
 def dequantise(gguf, folder):
     (folder / "half.safetensors").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -690,7 +690,7 @@ def test_a_download_that_cannot_be_unpacked_is_a_model_error(tmp_path, monkeypat
 def test_files_join_a_folder_together_or_not_at_all(tmp_path, limit):
     (tmp_path / "config.json").write_text("the old one")
     def fill():
-        with models.written_together(tmp_path) as new:
+        with files.written_together(tmp_path) as new:
             (new / "config.json").write_text("the new one")
             (new / "weights").write_bytes(bytes(10_000))
     with on_a_disk_of(limit):
@@ -702,11 +702,11 @@ def test_files_join_a_folder_together_or_not_at_all(tmp_path, limit):
 
 def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
     file = tmp_path / "lines"
-    models.append_whole(file, "first\n")
+    files.append_whole(file, "first\n")
     with on_a_disk_of(8):
-        with pytest.raises(OSError): models.append_whole(file, "second\n")
+        with pytest.raises(OSError): files.append_whole(file, "second\n")
     assert file.read_text() == "first\n"
-    models.append_whole(file, "sécond\n")
+    files.append_whole(file, "sécond\n")
     assert file.read_text(encoding="utf-8") == "first\nsécond\n"
 
 def test_what_a_killed_rebuild_left_is_swept_away_at_the_next_use(converter):

@@ -13,8 +13,8 @@ from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.core import TorchSource
 from specdec.drafters.head import HeadDrafter
 from specdec.errors import InputError, ModelError
+from specdec.files import written_whole
 from specdec.loading import load_model
-from specdec.models import written_whole
 from specdec.sampling import Transform
 from specdec.train.data import claim, read_rows, split_rows
 from specdec.train.loop import (

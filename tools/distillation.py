@@ -38,7 +38,7 @@ CHANGES = {  # name: what differs from the first
 
 def store(part: str, content) -> None:
     "Replace one part of the file."
-    from specdec.train.data import write_json
+    from specdec.files import write_json
     whole = json.loads(DATA.read_text()) if DATA.exists() else {}
     DATA.parent.mkdir(exist_ok=True)
     write_json(DATA, whole | {part: content})

@@ -6,8 +6,6 @@
 __all__ = ['Positive', 'BenchmarkConfig', 'GridPair', 'Grid', 'read_grid', 'grid_schema', 'Job', 'interleaved', 'Cell', 'cells']
 
 # %% ../../nbs/bench/05_grid.ipynb #0567c691
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product, zip_longest
@@ -17,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ..files import fingerprint
 from .methods import DRAFTERS, LLAMACPP_MODES, PROBES
 from .prompts import PromptDataset
 from ..config import Name, meant, placed_name, placed_names, read_as
@@ -42,11 +41,6 @@ class _Settings(BaseModel):
 MOST_K = 4096  # draft tokens of a round, at most
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 DraftTokens = Annotated[int, Field(ge=1, le=MOST_K)] | Literal["adaptive"] # K
-
-# %% ../../nbs/bench/05_grid.ipynb #12f557c6
-def fingerprint(*values) -> str: # 12 hexadecimal digits
-    "A short SHA-256 of anything that JSON can hold; the same on every machine."
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 # %% ../../nbs/bench/05_grid.ipynb #3ae5ca01
 class BenchmarkConfig(_Settings):

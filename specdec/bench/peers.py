@@ -16,9 +16,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specdec.bench.grid import (
-    BenchmarkConfig, Cell, Grid, GridPair, cells, fingerprint, interleaved,
-)
+from ..files import fingerprint
+from .grid import BenchmarkConfig, Cell, Grid, GridPair, cells, interleaved
 from .methods import DRAFTERS, LLAMACPP_MODES, PROBES, llamacpp_missing
 from .prompts import first_prompts, packaged
 from .run import Record, aligned, environment, measure, put_away

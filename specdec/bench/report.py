@@ -29,7 +29,7 @@ from scipy.stats import bootstrap
 from .methods import PROBES
 from .run import ParsedRecord, parsed, read_lines
 from ..errors import InputError, ModelError, check
-from ..models import written_whole
+from ..files import written_whole
 from ..speedup import tokens_per_round
 
 # %% ../../nbs/bench/09_report.ipynb #f77c723b

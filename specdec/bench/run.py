@@ -8,7 +8,6 @@ __all__ = ['RETRIES', 'Record', 'Records', 'read_records', 'set_seeds', 'Failure
 
 # %% ../../nbs/bench/07_run.ipynb #77c3ae10
 import gzip
-import hashlib
 import json
 import logging
 import os
@@ -36,8 +35,10 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
+from ..models import folder_digest
 from ..adapter import context_length
-from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells, fingerprint
+from ..files import fingerprint
+from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells
 from specdec.bench.methods import (
     PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
     for_plain_decoding, llamacpp_prefill, llamacpp_result, memory_probe, parting,
@@ -52,9 +53,9 @@ from ..drafters.base import Drafter, NoDrafter
 from ..layouts import GROUP
 from ..loading import load, read_config
 from specdec.models import (
-    GRID, append_whole, digests, find_model, load_tokenizer, pick_device, pick_dtype,
-    weights_digest,
-)
+    GRID, find_model, load_tokenizer, pick_device, pick_dtype, 
+    )
+from ..files import append_whole
 from ..pairs import Pair
 from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
 from ..registry import PAIRS, PairSpec
@@ -341,14 +342,6 @@ def set_seeds(seed: int) -> None: # 0 or above, below 2**32
     torch.backends.cudnn.benchmark = False  # no choice of algorithms by a race
 
 # %% ../../nbs/bench/07_run.ipynb #b1597813
-@lru_cache
-def folder_digest(folder: Path) -> str: # of a model or a drafter
-    "A digest of the weights in it."
-    known = weights_digest(folder)
-    if known: return known
-    files = {name: sha for name, sha in digests(folder).items() if name.endswith(".safetensors")}
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
-
 OURS = {"head": "smollm2-head", "model": "smollm2-draft"}  # that come with the package
 
 def trained_folder(spec: PairSpec, kind: str) -> Path | None: # kind: "head" or "model"

@@ -32,7 +32,7 @@ from specdec.device.ops import (
 from ..drafters.base import Drafter
 from ..errors import NumericalError, SpecdecError, check, require_int
 from ..kvcache import KVCache
-from ..models import first_line
+from ..files import first_line
 from ..profiling import PhaseTimer
 from ..rejection import VerifyRule
 from ..requests import check_request, token_ids

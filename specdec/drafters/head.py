@@ -26,7 +26,7 @@ from .base import Draft
 from .model import plain_weight
 from ..kvcache import KVCache
 from ..layouts import Linear, has_same_rows
-from ..models import written_together
+from ..files import written_together
 from ..protocol import CausalLM
 from ..sampling import Transform, check_logits, likeliest
 from specdec.transformer import (

@@ -22,7 +22,8 @@ from .lookup import SuffixDrafter
 from .head import load_head
 from .translate import TokenIntersectionDrafter
 from ..loading import load_model
-from ..models import find_model, local_path, vocabulary_difference
+from ..files import local_path
+from ..models import find_model, vocabulary_difference
 from ..protocol import CausalLM
 from ..registry import SlowerWarning, too_large
 

@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import ModelError, check, require_int
 from .black_boxes import BLACK_BOXES
 from .white_boxes import WHITE_BOXES, Audited, no_verdict
-from ..models import cache_home, first_line
+from ..files import first_line
+from ..models import cache_home
 
 # %% ../../nbs/lossless/10_audit.ipynb #au000002
 AUDITED = {each.name: each for each in (*WHITE_BOXES, *BLACK_BOXES)}

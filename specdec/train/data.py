@@ -9,7 +9,6 @@ __all__ = ['SampleConfig', 'sample', 'read_rows', 'frequent_tokens', 'coverage',
 import hashlib
 import io
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,9 +30,9 @@ from ..drafters.model import narrow_ids
 from ..kvcache import KVCache
 from ..layouts import Linear
 from ..loading import load_model
-from specdec.models import (
-    encode, find_model, first_line, load_tokenizer, pick_device, pick_dtype, written_whole,
-)
+from ..files import first_line, numbered_lines, write_json
+from ..models import encode, find_model, load_tokenizer, pick_device, pick_dtype
+from ..files import written_whole
 from ..protocol import CausalLM
 from ..transformer import Llama
 
@@ -94,44 +93,6 @@ def sample_rows(model: CausalLM,
     return ids
 
 # %% ../../nbs/drafters/12_data.ipynb #fee1f218
-MOST_BYTES = 100_000_000 # of a file that is read in one piece
-
-def _at_once(path: str, flags: int) -> int: # a file descriptor
-    "Open it; a pipe that no program writes to is empty, and not waited for."
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if hasattr(os, "O_NONBLOCK"): os.set_blocking(descriptor, True)
-    return descriptor
-
-def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
-    """What a file holds, or what comes through a pipe; raises `InputError` for what can't be read,
-    is packed, or has more bytes than that."""
-    try:
-        with open(path, "rb", opener=_at_once) as file: content = file.read(most + 1)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} can't be read: {why}.") from error
-    check(not content.startswith(b"\x1f\x8b"), f"{path} can't be read: it is packed. Unpack it "
-          "first (gunzip), or give what comes out through a pipe.")
-    check(len(content) <= most, f"{path} can't be read: it has more than "
-          f"{most // 10**6} MB. Split it into several files.")
-    return content
-
-def numbered_lines(path: Path) -> list[tuple[int, str]]: # from 1 on
-    """The lines of a text file that aren't blank, each with its number; raises `InputError` as
-    `read_bounded`, for what isn't UTF-8 text, and if there is none."""
-    content = read_bounded(path).removeprefix(b"\xef\xbb\xbf")
-    try: text = content.decode()
-    except UnicodeDecodeError as error:
-        n = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path} can't be read: line {n} isn't UTF-8 text. Save it as UTF-8."
-                        ) from error
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    found = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
-    for n, line in found: check("\0" not in line, f"{path} can't be read: line {n} isn't text: "
-                                "there is a zero byte in it.")
-    check(len(found) > 0, f"There is no prompt in {path}.")
-    return found
-
 def read_prompts(path: Path) -> list[str]:
     """Questions to answer, from a file of JSON lines such as `{"prompt": "What is a leap year?"}`;
     raises `InputError` for anything else."""
@@ -154,11 +115,6 @@ def question_starts(tokenizer, prompts: Sequence[str], length: int) -> list[list
     return short
 
 # %% ../../nbs/drafters/12_data.ipynb #d705af2b
-def write_json(path: Path, content: object) -> None:
-    "JSON, whole or not at all."
-    text = json.dumps(content, indent=1) + "\n"
-    with written_whole(path) as partial: partial.write_text(text)
-
 def claim(path: Path, settings: dict) -> None:
     """Record the settings in a file; raises `InputError` if it records others, `ModelError` if it
     is damaged."""

@@ -21,9 +21,8 @@ from tqdm import tqdm
 
 from ..errors import InputError, check
 from ..loading import load_model
-from specdec.models import (
-    find_model, load_tokenizer, pick_dtype, weights_digest, written_together,
-)
+from ..models import find_model, load_tokenizer, pick_dtype, weights_digest
+from ..files import written_together
 from ..protocol import CausalLM
 from .data import SampleConfig, Teacher, answer_marks, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all

@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import ModelError, check
-from ..models import append_whole, first_line, pick_device, pick_dtype, written_whole
+from ..files import append_whole, written_whole
+from ..files import first_line
+from ..models import pick_device, pick_dtype
 from ..rejection import acceptance_probability
 from specdec.train.data import (
     States, Teacher, claim, count_tokens, hash_row, in_answers, shared_prefix, split_rows,

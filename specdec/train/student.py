@@ -22,7 +22,7 @@ from specdec.drafters.head import (
 )
 from ..drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
 from ..loading import load_model
-from ..models import written_together
+from ..files import written_together
 from .data import Count, Number, Seed, Whole, frequent_tokens, settings
 from ..transformer import Llama
 
