@@ -1035,9 +1035,9 @@ def doctor(as_json: AsJson = False) -> None:
 # %% ../nbs/use/07_cli.ipynb #f0e55519
 def prove_lines(): # iterator of specdec.lossless.proof.Proven
     "Every exact law that is compared: lossless rules, the loop with each kind of draft, others."
-    from specdec.lossless import candidates
     from specdec.lossless.proof import (
-        prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
+        draw_distinct, draw_independent, prove_batches, prove_candidates, prove_loop, prove_rule,
+        prove_trees, recursive_rejection, take_likeliest,
     )
     from specdec.batches import speculate_batch
     from specdec.rejection import speculative_sampling
@@ -1049,8 +1049,8 @@ def prove_lines(): # iterator of specdec.lossless.proof.Proven
     rules = speculative_sampling, sample_and_match, block_verification
     for rule in rules: yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
-    draws = candidates.draw_independent, candidates.draw_distinct, candidates.take_likeliest
-    yield from prove_candidates(candidates.recursive_rejection, *draws)
+    draws = draw_independent, draw_distinct, take_likeliest
+    yield from prove_candidates(recursive_rejection, *draws)
     yield from prove_trees(speculate_tree)
     yield from prove_batches(speculate_batch, ModelDrafter)
 
@@ -1713,7 +1713,7 @@ def audit(
     """Say what public decoders really sample: install each as it is published, walk its rule by
     exact enumeration or test its texts, and compare the law with the target's. All of them take
     some five minutes; each package is fetched from the package index once, 2 GB in all, and kept
-    in the cache (SPECDEC_HOME, folder audit).
+    in the cache (SPECDEC_HOME, folder audit). It needs a checkout of the repository.
 
     Examples:
 
@@ -1723,26 +1723,38 @@ def audit(
 
     specdec audit --out audit.json"""
     from specdec.core import ModelError
-    from specdec.lossless.audit import audit as verdicts_on
-    from specdec.lossless.audit import audit_row, in_order, kept_verdicts
     from specdec.train.resume import write_json
-    known = kept_verdicts(out) if out else []
+    audits = _audits()
+    known = audits.kept_verdicts(out) if out else []
     found = []
-    for each in verdicts_on(*(names or []), runs=runs, known=known):
+    for each in audits.audit(*(names or []), runs=runs, known=known):
         found.append(each)
         why = f" ({each['raised']})" if each["lossless"] is None else ""
-        typer.echo(f"{each['name']}: {audit_row(each)[2]}{why}", err=True)
-        if out: write_json(out, _audited(in_order([*known, *found])))
+        typer.echo(f"{each['name']}: {audits.audit_row(each)[2]}{why}", err=True)
+        if out: write_json(out, _audited(audits.in_order([*known, *found])))
     if as_json: typer.echo(json.dumps(_audited(found)))
     else:
         titles = ["package", "version", "verdict", "TV at most", "s"]
-        print_table(titles, [audit_row(each) for each in found])
+        print_table(titles, [audits.audit_row(each) for each in found])
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
 # %% ../nbs/use/07_cli.ipynb #p24au004
 def _audited(verdicts: list[dict]) -> dict: # for JSON
     return {"command": "specdec audit", "verdicts": verdicts}
+
+def _audits(): # the module `audits.run`
+    """The adapters to other people's packages, which are in the repository and not in the installed
+    package. Raises `InputError` where they are missing."""
+    from importlib import import_module
+
+    from specdec.core import check
+    checkout = Path(__file__).parents[1]
+    check((checkout / "audits" / "run.py").is_file(),
+          "The audits are not part of the installed package: clone "
+          "https://github.com/specdec/specdec, and run `python -m audits` there.")
+    if str(checkout) not in sys.path: sys.path.append(str(checkout))
+    return import_module("audits.run")
 
 # %% ../nbs/use/07_cli.ipynb #k1tsrv02
 _ServerPrompt = Annotated[str, typer.Option(
@@ -1774,13 +1786,13 @@ def check_served(
 
     specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
     from specdec.core import ModelError
-    from specdec.lossless.server import check_server
-    report = check_server(url, prompt, model=model, samples=samples, distance=distance, alarm=alarm,
-                          ends=frozenset(ends or ()))
+    from specdec.lossless.check import check_server
+    report = check_server(url, prompt, model=model, samples=samples, distance=distance,
+                          false_positive_rate=alarm, ends=frozenset(ends or ()))
     found = report.found
     if as_json: typer.echo(json.dumps({
         "url": report.url, "law": report.law, "lossless": report.lossless, "proof": found.proof,
-        "samples": found.samples, "planned": found.planned, "alarm": found.alarm,
+        "samples": found.samples, "planned": found.planned, "alarm": found.false_positive_rate,
         "distance": found.distance, "power": found.power, "takes": report.takes,
         "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,
         "failure": report.failure,

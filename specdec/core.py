@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Round', 'GenerationResult', 'fates', 'Event', 'SpecdecError', 'InputError', 'ModelError', 'NumericalError',
-           'promises', 'Source', 'exact_law', 'TorchSource', 'PhaseTimer']
+           'promises', 'Source', 'TorchSource', 'PhaseTimer']
 
 # %% ../nbs/engine/01_core.ipynb #1f6208f0
 import json
@@ -13,7 +13,7 @@ import operator
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -463,58 +463,6 @@ class Source(Protocol):
     def bernoulli(self, prob) -> bool: "True with probability `prob` (in [0, 1])."
     def categorical(self, weights) -> int:
         "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
-
-# %% ../nbs/engine/01_core.ipynb #a26241a5
-def exactly(number) -> Fraction:
-    "The number as a fraction; raises `NumericalError` if it is not finite."
-    try: return Fraction(number)
-    except (ValueError, OverflowError) as error:
-        message = f"A probability or a weight must be a finite number, not {number}."
-        raise NumericalError(message) from error
-
-class Enumerator:
-    """A source that isn't random: follows a path of choices, then the first possible choice each
-    time. Raises `NumericalError` for numbers that are no distribution."""
-    def __init__(self, path: tuple[int, ...] = ()): # the choices to begin with
-        self.path, self.step = tuple(path), 0
-        self.weight = Fraction(1)              # the exact probability of what was chosen so far
-        self.open: list[tuple[int, ...]] = []  # the paths that were not taken
-
-    def categorical(self, weights) -> int:
-        "The next choice on the path."
-        if hasattr(weights, "tolist"): weights = weights.tolist()
-        exact = [exactly(w) for w in weights]
-        total = sum(exact)
-        if total <= 0 or min(exact) < 0: raise NumericalError(
-            "Weights to draw from must not be negative and must have a positive sum, "
-            f"not {[str(w) for w in exact]}.")
-        if self.step == len(self.path):
-            first, *others = [i for i, w in enumerate(exact) if w]
-            self.open += [(*self.path, other) for other in others]
-            self.path += (first,)
-        choice = self.path[self.step]
-        self.step += 1
-        self.weight *= exact[choice] / total
-        return choice
-
-    def bernoulli(self, prob) -> bool:
-        "Both ways, unless one is impossible."
-        prob = exactly(prob.item() if isinstance(prob, Tensor) else prob)
-        return self.categorical([1 - prob, prob]) == 1
-
-# %% ../nbs/engine/01_core.ipynb #6db22f67
-def exact_law(program: Callable[[Source], Hashable], # draws only through the source it is given
-             ) -> dict[Hashable, Fraction]: # outcome → probability; they sum to 1
-    """The exact distribution of what `program(source)` returns: every branch is walked, so their
-    number must be finite and not too large."""
-    law: dict[Hashable, Fraction] = {}
-    to_do: list[tuple[int, ...]] = [()]
-    while to_do:
-        source = Enumerator(to_do.pop())
-        outcome = program(source)
-        law[outcome] = law.get(outcome, 0) + source.weight
-        to_do += source.open
-    return law
 
 # %% ../nbs/engine/01_core.ipynb #5eed64b1
 def seed_generator(generator: torch.Generator,

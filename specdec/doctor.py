@@ -441,7 +441,7 @@ def device_law(p: "Next", drafter: "Callable[[], Drafter]", K: int, V: int,
     "The exact law of the texts that the device's loop writes, on the CPU."
     from specdec.core import PhaseTimer
     from specdec.device_loop import DeviceLoop
-    from specdec.lossless.draws import drawn_from
+    from specdec.lossless.torch_rng import drawn_from
     from specdec.lossless.proof import AsIs, law_of_rounds, memory_of
     def start(source: "Source") -> "Started":
         loop = DeviceLoop(spoken(p, V), drafter(), AsIs(), K, 32)

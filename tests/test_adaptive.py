@@ -7,7 +7,7 @@ import torch
 
 import specdec
 from helpers_drafters import packable_llama
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import InputError, TorchSource
 from specdec.drafters.adaptive import (
     MOST,
     AdaptiveDrafter,
@@ -23,6 +23,7 @@ from specdec.drafters.adaptive import (
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NGramState
 from specdec.drafters.hybrid import PROBE, SUFFIX_PRIOR, Chooser, HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter, replay
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error, one_round, sampled
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform

@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from audits import run as module
+from audits.rules import no_verdict
+from audits.run import AUDITED, audit, audit_row, in_order, kept_verdicts
 from specdec.cli import app
 from specdec.core import InputError, ModelError
-from specdec.lossless import audit as module
-from specdec.lossless.audit import AUDITED, audit, audit_row, in_order, kept_verdicts
-from specdec.lossless.white_boxes import no_verdict
 
-STORED = json.loads((Path(__file__).parents[1] / "nbs" / "data" / "audit.json").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[1]
+STORED = json.loads((ROOT / "nbs" / "data" / "audit.json").read_text(encoding="utf-8"))
 
 
 def a_wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
@@ -118,8 +119,8 @@ def test_an_audit_that_is_killed_leaves_no_pip_and_its_folder_to_the_next(monkey
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         index = {"PIP_INDEX_URL": f"http://127.0.0.1:{port}/", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
-        code = "from specdec.lossless.audit import AUDITED, installed; installed(AUDITED['dflash'])"
-        audited = subprocess.Popen([sys.executable, "-c", code], env=os.environ | index)
+        code = "from audits.run import AUDITED, installed; installed(AUDITED['dflash'])"
+        audited = subprocess.Popen([sys.executable, "-c", code], env=os.environ | index, cwd=ROOT)
         try:
             below = psutil.Process(audited.pid)
             until(lambda: any("pip" in p.cmdline() for p in below.children(recursive=True)[1:]), "pip")

@@ -12,7 +12,7 @@ from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import random_head, take_turns
 from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, BatchText, read_batch, speculate_batch
-from specdec.core import InputError, NumericalError, PhaseTimer, TorchSource, exact_law
+from specdec.core import InputError, NumericalError, PhaseTimer, TorchSource
 from specdec.drafters.adaptive import AdaptiveDrafter, ConfidentDrafter, HeuristicLookahead, PayingLookahead
 from specdec.drafters.base import ModelDrafter, NGramDrafter, NoDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.colder import ColderDrafter
@@ -21,6 +21,7 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.kvcache import CacheFullError
 from specdec.layouts import has_same_rows
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import AsIs, ExactModel, Language, target_law
 from specdec.lossless.proof import distance as exact_distance
 from specdec.sampling import Transform

@@ -23,7 +23,6 @@ from specdec import core
 from specdec.core import (
     FATE_MEANINGS,
     FATE_STYLES,
-    Enumerator,
     GenerationResult,
     InputError,
     ModelError,
@@ -44,6 +43,7 @@ from specdec.core import (
     result_from_json,
     whole,
 )
+from specdec.lossless.enumerate import Enumerator
 from specdec.speedup import draft_cost, speedup_of_rounds
 
 # --- errors

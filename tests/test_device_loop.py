@@ -24,16 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
 from specdec import device, pairs
-from specdec.core import (
-    InputError,
-    ModelError,
-    NumericalError,
-    PhaseTimer,
-    Round,
-    SpecdecError,
-    TorchSource,
-    exact_law,
-)
+from specdec.core import InputError, ModelError, NumericalError, PhaseTimer, Round, SpecdecError, TorchSource
 from specdec.device import (
     StateDict,
     StaticCache,
@@ -76,9 +67,10 @@ from specdec.drafters.trees import TreeDrafter, best_tree, speculate_tree
 from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
 from specdec.lossless.block import block_verification, block_weights
-from specdec.lossless.conformance import check_verify
-from specdec.lossless.draws import drawn_from, torch_law
+from specdec.lossless.check import check_verify
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import AsIs, ExactModel, Language, distance, law_of_rounds, memory_of, target_law
+from specdec.lossless.torch_rng import drawn_from, torch_law
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.pairs import Pair
 from specdec.rejection import speculative_sampling

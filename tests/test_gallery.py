@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import InputError, NumericalError, TorchSource, exact_law
+from specdec.core import InputError, NumericalError, TorchSource
 from specdec.drafters.base import ModelDrafter
 from specdec.drafters.trees import speculate_tree
-from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.gallery import CANDIDATES, GALLERY, SHARED, Broken, drops_unlikely, evidence, greedy_softmax
 from specdec.lossless.proof import (
     Branches,
@@ -18,9 +18,13 @@ from specdec.lossless.proof import (
     Language,
     Proven,
     candidates_error,
+    draw_distinct,
+    draw_independent,
     loop_error,
     one_round,
+    recursive_rejection,
     round_error,
+    take_likeliest,
 )
 from specdec.rejection import delta, residual, speculative_sampling
 from specdec.speculative import speculate

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, fresh, proposals, random_head, random_target, read
-from specdec.core import InputError, ModelError, TorchSource, exact_law
+from specdec.core import InputError, ModelError, TorchSource
 from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.loading import load_model
+from specdec.lossless.enumerate import exact_law
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 

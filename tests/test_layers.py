@@ -13,7 +13,7 @@ LAYERS = {  # layer → its modules, in order
     "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
-    "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
+    "rules": ["rejection", "lossless.rules", "lossless.block", "logprobs"],
     "loop": ["drafters.base", "requests", "speculative", "device"],
     "drafters": [
         "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
@@ -21,8 +21,7 @@ LAYERS = {  # layer → its modules, in order
         "drafters.trees", "drafters.tree_hybrid", "batches", "device_drafters", "device_loop", "gguf", "grammars",
     ],
     "lossless": [
-        "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
-        "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
+        "lossless.enumerate", "lossless.torch_rng", "lossless.proof", "lossless.gallery", "lossless.check",
     ],
     "measures": ["speedup", "profiling", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],

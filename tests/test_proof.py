@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from specdec.batches import speculate_batch
-from specdec.core import InputError, Round, TorchSource, exact_law
+from specdec.core import InputError, Round, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.drafters.trees import Tree, keep_rows, read_tree, speculate_tree
-from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import (
     SIZES,
     AsIs,
@@ -34,6 +34,8 @@ from specdec.lossless.proof import (
     _text_of,
     completed,
     distance,
+    draw_distinct,
+    draw_independent,
     language_pairs,
     law_of_rounds,
     loop_error,
@@ -44,9 +46,11 @@ from specdec.lossless.proof import (
     prove_loop,
     prove_rule,
     prove_trees,
+    recursive_rejection,
     round_error,
     sampled,
     sure,
+    take_likeliest,
     target_law,
 )
 from specdec.rejection import residual, speculative_sampling

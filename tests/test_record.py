@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from helpers import tiny, tool
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, NGramDrafter
+from specdec.lossless.enumerate import exact_law
 from specdec.sampling import Transform
 from specdec.speculative import speculate
 

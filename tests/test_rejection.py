@@ -13,7 +13,8 @@ from scipy.optimize import linprog
 from scipy.stats import chi2, ncx2
 
 from helpers import examples
-from specdec.core import Enumerator, InputError, TorchSource, exact_law
+from specdec.core import InputError, TorchSource
+from specdec.lossless.enumerate import Enumerator, exact_law
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 # --- Exact laws -------------------------------------------------------------------------------------------------------

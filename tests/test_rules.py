@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from specdec.core import InputError, NumericalError, TorchSource, exact_law
-from specdec.lossless.conformance import check_verify
+from specdec.core import InputError, NumericalError, TorchSource
+from specdec.lossless.check import check_verify
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
 from specdec.lossless.rules import LossyLenience, LossyTypical, entropy, law_of_token, sample_and_match
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling

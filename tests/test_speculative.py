@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from helpers import CPU, Failing, examples, greedy, ids_of, tiny
 from specdec.adapter import TransformersLM
-from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource, exact_law
+from specdec.core import InputError, ModelError, NumericalError, Round, TorchSource
 from specdec.drafters.base import Draft, ModelDrafter, ModelState, NGramDrafter, NoDrafter
 from specdec.kvcache import CacheFullError, KVCache
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import Remembering
 from specdec.rejection import speculative_sampling
 from specdec.sampling import Transform

@@ -9,7 +9,7 @@ from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
 from specdec import pairs as pairs_module
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import InputError, TorchSource
 from specdec.costs import Costs, MachineCosts, TimedRound, member_cost, timed_rounds, tree_cost
 from specdec.drafters import trees as trees_module
 from specdec.drafters.base import Draft, NoDrafter
@@ -19,6 +19,7 @@ from specdec.drafters.hybrid import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, TreeHybridState, head_of, paying_tree
 from specdec.drafters.trees import Tree, TreeDrafter, as_tree, paying_shape, speculate_tree
+from specdec.lossless.enumerate import exact_law
 from specdec.pairs import Pair
 from specdec.sampling import Transform
 from specdec.speculative import speculate

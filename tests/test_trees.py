@@ -9,7 +9,7 @@ import torch
 
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
-from specdec.core import InputError, TorchSource, exact_law
+from specdec.core import InputError, TorchSource
 from specdec.device_drafters import DeviceTree
 from specdec.device_loop import ancestors, walk_on_device
 from specdec.drafters.base import NoDrafter
@@ -27,6 +27,7 @@ from specdec.drafters.trees import (
     speculate_tree,
     walk,
 )
+from specdec.lossless.enumerate import exact_law
 from specdec.pairs import Pair
 from specdec.sampling import Transform
 from specdec.speculative import speculate

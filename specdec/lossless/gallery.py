@@ -19,12 +19,10 @@ from ..core import InputError, Source, whole
 from ..drafters.trees import speculate_tree
 from ..kvcache import KVCache
 from ..layouts import hidden_places
-from specdec.lossless.candidates import (
-    draw_distinct, draw_independent, recursive_rejection, take_likeliest,
-)
 from specdec.lossless.proof import (
     Branches, Drafting, Drawing, ExactDecoder, ExactModel, Language, Loop, Next, Pages, Proven,
-    batch_error, candidates_error, loop_error, round_error, sampled,
+    batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
+    recursive_rejection, round_error, sampled, take_likeliest,
 )
 from ..rejection import VerifyRule, delta, residual, speculative_sampling
 from ..transformer import rotation
@@ -34,7 +32,7 @@ from ..transformer import rotation
 class Broken:
     """A decoder with one mistake: in its verify rule, in how it drafts, or in what its target's
     cache remembers. One with `candidates` guesses a place several times, and `verify` judges those:
-    see `specdec.lossless.candidates.recursive_rejection`."""
+    see `specdec.lossless.proof.recursive_rejection`."""
     name: str
     does: str                                 # what it does wrong
     # the project and the thread where it was seen; "our own" if we know of none
@@ -316,14 +314,10 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #71350295
-class LeakyPages(Pages):
-    "A cache that keeps one token more than it was told to."
-    def rollback(self, length: int) -> None: super().rollback(length + 1)
-
 class RollsBackTooLittle(ExactModel):
     "A target whose cache keeps one rejected token."
-    def new_cache(self, capacity: int) -> LeakyPages:
-        self.caches.append(LeakyPages(capacity))
+    def new_cache(self, capacity: int) -> Pages:
+        self.caches.append(Pages(capacity, too_many=1))
         return self.caches[-1]
 
 class ReadsBonusTwice(ExactModel):
@@ -561,10 +555,10 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #shared02
 def batch_minimum(p, q, tokens, source):
     "Cut to what the others accept too, and draw a fresh token there."
-    accepted, following = speculative_sampling(p, q, tokens, source)
+    num_accepted, next_token = speculative_sampling(p, q, tokens, source)
     least = 0
-    while least < accepted and source.bernoulli(Fraction(1, 2)): least += 1
-    return (accepted, following) if least == accepted else (least, source.categorical(p[least]))
+    while least < num_accepted and source.bernoulli(Fraction(1, 2)): least += 1
+    return (num_accepted, next_token) if least == num_accepted else (least, source.categorical(p[least]))
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared03
 GALLERY += [
