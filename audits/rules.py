@@ -612,7 +612,7 @@ _LOSSY_BY_DESIGN = (
             options="its default thresholds; one candidate; laws without zeros", promises=False,
             unseen="trees",
             does="Typical acceptance: a draft token that the target finds likely enough is kept, "
-                 "whatever the draft's probability; nothing is drawn at all.",
+                 "at any probability that the draft gave it; nothing is drawn at all.",
             mistake="none: its authors say that it is not the target's law",
             mend="rejection sampling, where the target's law is wanted"),
     Audited("transformers/ensemble", "5.23.0",

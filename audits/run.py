@@ -59,7 +59,7 @@ child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 
 
 def watch():
-    sys.stdin.buffer.read()  # until whoever started this is gone
+    sys.stdin.buffer.read()  # until the process that started this is gone
     if hasattr(os, "killpg"): os.killpg(0, signal.SIGKILL)
     child.kill()
     os._exit(1)
@@ -134,7 +134,7 @@ def verdict_apart(each: Audited, run: int = 0, seconds: float = 600) -> dict:
             where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)),
                                   "TMPDIR": str(folder),
                                   "OMP_NUM_THREADS": "1"}  # so tiny, models gain nothing by more
-            answer = folder / "verdict.json"  # whatever the package prints
+            answer = folder / "verdict.json"  # beside what the package prints
             ask = [sys.executable, "-c", _ASK, ours, each.name, str(run), str(answer)]
             code, said = run_below(ask, seconds, env=where, cwd=folder)
             if not code and answer.exists(): return json.loads(answer.read_text())

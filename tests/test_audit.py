@@ -2,6 +2,8 @@
 known, and says why where it has no verdict."""
 import json
 import os
+import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from setuptools import find_packages
 from typer.testing import CliRunner
 
 from audits import run as module
@@ -244,6 +247,26 @@ def test_what_says_that_it_is_lossy_is_not_accused():
 # The command
 
 def run_cli(*words: str): return CliRunner().invoke(app, ["audit", *words], catch_exceptions=False)
+
+
+def test_without_a_checkout_the_command_says_so_in_one_line(monkeypatch, tmp_path):
+    "As after `pip install` of the wheel, which holds no audits."
+    monkeypatch.setattr("specdec.cli.__file__", str(tmp_path / "specdec" / "cli.py"))
+    done = run_cli("dflash")
+    assert done.exit_code == 2 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert "not part of the installed package" in done.stderr and "python -m audits" in done.stderr
+
+
+def test_the_wheel_has_no_audits():
+    packages = re.search(r"packages=find_packages\(include=(\[.*?\])\)", (ROOT / "setup.py").read_text())
+    found = find_packages(str(ROOT), include=json.loads(packages[1]))
+    assert "specdec.lossless" in found and not [name for name in found if name.startswith("audits")]
+
+
+def test_the_folder_is_a_command_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["python -m audits", "nobody"])
+    with pytest.raises(SystemExit) as ended: runpy.run_module("audits", run_name="__main__")
+    assert ended.value.code == 2 and "expected rotalabs-accel" in capsys.readouterr().err
 
 
 def test_the_command_prints_and_writes_the_same(tmp_path, monkeypatch):

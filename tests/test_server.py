@@ -193,7 +193,7 @@ def test_a_lost_token_ends_the_check():
         check_server(url, [0], logits, **FEW)
 
 
-def test_nobody_there(monkeypatch):
+def test_no_server_there(monkeypatch):
     monkeypatch.setattr(module.time, "sleep", lambda seconds: pytest.fail("waited for a server that was never there"))
     with pytest.raises(ModelError, match="No server answers at http://127.0.0.1:9"):
         post(server_url("127.0.0.1:9"), "/", {})

@@ -245,7 +245,7 @@ def check_verify(
     sizes: Sequence[tuple[int, int]] = SIZES,  # pairs of K and V
     seeds: int = 3,                            # languages of each kind and size
     none: bool = False,                        # sure drafts also with q = None, as our own rules
-    draft: Drafting | None = None,             # somebody's own way to draft, instead of ours
+    draft: Drafting | None = None,             # another way to draft, instead of ours
     route: str = "auto",                       # "fractions", "tensors", "auto": fractions if it can
     dtype: torch.dtype = torch.float64,        # of the tensors
     tolerance: float = 1e-6,                   # on tensors, what counts as rounding (TV)
@@ -947,7 +947,7 @@ def exchange(url: str, path: str,
         connection.connect()
         line = connection.sock  # the connection forgets it as soon as an answer begins
         line.settimeout(None)
-        def hang_up():  # whatever is being waited for ends
+        def hang_up():  # so that every wait ends
             with suppress(OSError): line.shutdown(socket.SHUT_RDWR)
         timer = threading.Timer(end - time.monotonic(), hang_up)
         timer.daemon = True

@@ -523,7 +523,7 @@ def forgets_residual(p, q, tokens, source):
     return len(tokens), source.categorical(residual(p, q[0]))
 
 def undivided(p, q, tokens, source):
-    "The residual keeps its sum, whatever it is."
+    "The residual keeps its sum, and is not divided by it."
     for i, token in enumerate(tokens):
         if source.bernoulli(min(p[token] / q[i][token], 1)): return i, token
         p = residual(p, q[i])
