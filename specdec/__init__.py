@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.drafters.head import HeadDrafter
     from specdec.loading import load
     from specdec.lossless.block import block_verification
-    from specdec.lossless.conformance import check_decoder, check_verify
+    from specdec.lossless.check import check_decoder, check_verify
     from specdec.models import prompts
     from specdec.pairs import Pair, load_pair
     from specdec.registry import PairSpec, get_pair, list_pairs
@@ -52,8 +52,8 @@ _HOMES = {
     "AdaptiveLookahead": "drafters.choose",
     "HeadDrafter": "drafters.head",
     "block_verification": "lossless.block",
-    "check_verify": "lossless.conformance",
-    "check_decoder": "lossless.conformance",
+    "check_verify": "lossless.check",
+    "check_decoder": "lossless.check",
 }  # name → the module that defines it
 _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",

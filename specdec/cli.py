@@ -1358,7 +1358,7 @@ def audit(
     """Say what public decoders really sample: install each as it is published, walk its rule by
     exact enumeration or test its texts, and compare the law with the target's. All of them take
     some five minutes; each package is fetched from the package index once, 2 GB in all, and kept
-    in the cache (SPECDEC_HOME, folder audit).
+    in the cache (SPECDEC_HOME, folder audit). It needs a checkout of the repository.
 
     Examples:
 
@@ -1368,26 +1368,38 @@ def audit(
 
     specdec audit --out audit.json"""
     from specdec.errors import ModelError
-    from specdec.lossless.audit import audit as verdicts_on
-    from specdec.lossless.audit import audit_row, in_order, kept_verdicts
     from specdec.files import write_json
-    known = kept_verdicts(out) if out else []
+    audits = _audits()
+    known = audits.kept_verdicts(out) if out else []
     found = []
-    for each in verdicts_on(*(names or []), runs=runs, known=known):
+    for each in audits.audit(*(names or []), runs=runs, known=known):
         found.append(each)
         why = f" ({each['raised']})" if each["lossless"] is None else ""
-        typer.echo(f"{each['name']}: {audit_row(each)[2]}{why}", err=True)
-        if out: write_json(out, _audited(in_order([*known, *found])))
+        typer.echo(f"{each['name']}: {audits.audit_row(each)[2]}{why}", err=True)
+        if out: write_json(out, _audited(audits.in_order([*known, *found])))
     if as_json: typer.echo(json.dumps(_audited(found)))
     else:
         titles = ["package", "version", "verdict", "TV at most", "s"]
-        print_table(titles, [audit_row(each) for each in found])
+        print_table(titles, [audits.audit_row(each) for each in found])
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
 # %% ../nbs/use/07_cli.ipynb #p24au004
 def _audited(verdicts: list[dict]) -> dict: # for JSON
     return {"command": "specdec audit", "verdicts": verdicts}
+
+def _audits(): # the module `audits.run`
+    """The adapters to other people's packages, which are in the repository and not in the installed
+    package. Raises `InputError` where they are missing."""
+    from importlib import import_module
+
+    from specdec.errors import check
+    checkout = Path(__file__).parents[1]
+    check((checkout / "audits" / "run.py").is_file(),
+          "The audits are not part of the installed package: clone "
+          "https://github.com/specdec/specdec, and run `python -m audits` there.")
+    if str(checkout) not in sys.path: sys.path.append(str(checkout))
+    return import_module("audits.run")
 
 # %% ../nbs/use/07_cli.ipynb #k1tsrv02
 _ServerPrompt = Annotated[str, typer.Option(
@@ -1419,13 +1431,13 @@ def check_served(
 
     specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
     from specdec.errors import ModelError
-    from specdec.lossless.server import check_server
-    report = check_server(url, prompt, model=model, samples=samples, distance=distance, alarm=alarm,
-                          ends=frozenset(ends or ()))
+    from specdec.lossless.check import check_server
+    report = check_server(url, prompt, model=model, samples=samples, distance=distance,
+                          false_positive_rate=alarm, ends=frozenset(ends or ()))
     found = report.found
     if as_json: typer.echo(json.dumps({
         "url": report.url, "law": report.law, "lossless": report.lossless, "proof": found.proof,
-        "samples": found.samples, "planned": found.planned, "alarm": found.alarm,
+        "samples": found.samples, "planned": found.planned, "alarm": found.false_positive_rate,
         "distance": found.distance, "power": found.power, "takes": report.takes,
         "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,
         "failure": report.failure,

@@ -6,7 +6,7 @@ import pytest
 
 import specdec
 from helpers_drafters import StepLookahead, packable_llama
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import Draft
 from specdec.drafters.choose import (
     MOST,
@@ -25,6 +25,7 @@ from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, rep
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
 from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import (
     ExactModel,
     Language,

@@ -2,6 +2,7 @@
 known, and says why where it has no verdict."""
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,15 +16,17 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from setuptools import find_packages
 from typer.testing import CliRunner
 
+from audits import run as module
+from audits.rules import no_verdict
+from audits.run import AUDITED, audit, audit_row, in_order, kept_verdicts
 from specdec.cli import app
 from specdec.errors import InputError, ModelError
-from specdec.lossless import audit as module
-from specdec.lossless.audit import AUDITED, audit, audit_row, in_order, kept_verdicts
-from specdec.lossless.white_boxes import no_verdict
 
-STORED = json.loads((Path(__file__).parents[1] / "nbs" / "data" / "audit.json").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[1]
+STORED = json.loads((ROOT / "nbs" / "data" / "audit.json").read_text(encoding="utf-8"))
 
 
 def a_wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
@@ -118,8 +121,8 @@ def test_an_audit_that_is_killed_leaves_no_pip_and_its_folder_to_the_next(monkey
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         index = {"PIP_INDEX_URL": f"http://127.0.0.1:{port}/", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
-        code = "from specdec.lossless.audit import AUDITED, installed; installed(AUDITED['dflash'])"
-        audited = subprocess.Popen([sys.executable, "-c", code], env=os.environ | index)
+        code = "from audits.run import AUDITED, installed; installed(AUDITED['dflash'])"
+        audited = subprocess.Popen([sys.executable, "-c", code], env=os.environ | index, cwd=ROOT)
         try:
             below = psutil.Process(audited.pid)
             until(lambda: any("pip" in p.cmdline() for p in below.children(recursive=True)[1:]), "pip")
@@ -243,6 +246,25 @@ def test_what_says_that_it_is_lossy_is_not_accused():
 # The command
 
 def run_cli(*words: str): return CliRunner().invoke(app, ["audit", *words], catch_exceptions=False)
+
+
+def test_without_a_checkout_the_command_says_so_in_one_line(monkeypatch, tmp_path):
+    "As after `pip install` of the wheel, which holds no audits."
+    monkeypatch.setattr("specdec.cli.__file__", str(tmp_path / "specdec" / "cli.py"))
+    done = run_cli("dflash")
+    assert done.exit_code == 2 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert "not part of the installed package" in done.stderr and "python -m audits" in done.stderr
+
+
+def test_the_wheel_has_no_audits():
+    packages = re.search(r"packages=find_packages\(include=(\[.*?\])\)", (ROOT / "setup.py").read_text())
+    found = find_packages(str(ROOT), include=json.loads(packages[1]))
+    assert "specdec.lossless" in found and not [name for name in found if name.startswith("audits")]
+
+
+def test_the_folder_is_a_command_too():
+    done = subprocess.run([sys.executable, "-m", "audits", "nobody"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "expected rotalabs-accel" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_command_prints_and_writes_the_same(tmp_path, monkeypatch):

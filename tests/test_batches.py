@@ -12,7 +12,7 @@ from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import StepLookahead, random_head, take_turns
 from specdec.adapter import TransformersLM
 from specdec.batches import BatchCache, read_batch
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter, PayingLookahead
 from specdec.drafters.head import HeadDrafter
@@ -22,6 +22,7 @@ from specdec.errors import InputError, NumericalError
 from specdec.kvcache import CacheFullError
 from specdec.layouts import has_same_rows
 from specdec.loop import Request, speculate, speculate_batch
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import (
     AsIs,
     ExactModel,

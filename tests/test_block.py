@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.block import block_residual, block_verification, block_weights
-from specdec.lossless.conformance import check_verify
+from specdec.lossless.check import check_verify
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import Language, language_pairs, round_error, sampled, sure
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 

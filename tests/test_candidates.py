@@ -9,16 +9,17 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from specdec.core import Enumerator, TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.errors import InputError
-from specdec.lossless.candidates import (
+from specdec.lossless.enumerate import Enumerator, exact_law
+from specdec.lossless.proof import (
     best_acceptance,
     draw_distinct,
     draw_independent,
+    language_pairs,
     recursive_rejection,
     take_likeliest,
 )
-from specdec.lossless.proof import language_pairs
 from specdec.rejection import acceptance_probability, residual, speculative_sampling
 
 DRAWS = {"independent": draw_independent, "distinct": draw_distinct, "likeliest": take_likeliest}

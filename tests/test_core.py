@@ -20,7 +20,7 @@ from scipy import stats
 
 from helpers import examples, result_of
 from specdec import core, errors, profiling, result
-from specdec.core import Enumerator, TorchSource, is_promised, promises
+from specdec.core import TorchSource, is_promised, promises
 from specdec.errors import (
     InputError,
     ModelError,
@@ -32,6 +32,7 @@ from specdec.errors import (
     to_int,
     to_number,
 )
+from specdec.lossless.enumerate import Enumerator
 from specdec.profiling import PhaseTimer, reset_peak_memory
 from specdec.result import (
     STATUS_MEANINGS,

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
 from specdec import pairs
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.device import loop as device_loop
 from specdec.device import ops
 from specdec.device.drafters import (
@@ -74,8 +74,8 @@ from specdec.kvcache import CacheFullError
 from specdec.loading import load_model
 from specdec.loop import speculate
 from specdec.lossless.block import block_verification, block_weights
-from specdec.lossless.conformance import check_verify
-from specdec.lossless.draws import drawn_from, torch_law
+from specdec.lossless.check import check_verify
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import (
     AsIs,
     ExactModel,
@@ -85,6 +85,7 @@ from specdec.lossless.proof import (
     memory_of,
     target_law,
 )
+from specdec.lossless.torch_rng import drawn_from, torch_law
 from specdec.models import encode, fetch, load_tokenizer
 from specdec.pairs import Pair
 from specdec.profiling import PhaseTimer

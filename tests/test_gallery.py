@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
 from specdec.loop import speculate
-from specdec.lossless.candidates import (
-    draw_distinct,
-    draw_independent,
-    recursive_rejection,
-    take_likeliest,
-)
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.gallery import (
     CANDIDATES,
     GALLERY,
@@ -32,9 +27,13 @@ from specdec.lossless.proof import (
     Language,
     Proven,
     candidates_error,
+    draw_distinct,
+    draw_independent,
     loop_error,
     one_round,
+    recursive_rejection,
     round_error,
+    take_likeliest,
 )
 from specdec.rejection import delta, residual, speculative_sampling
 

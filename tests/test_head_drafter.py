@@ -18,11 +18,12 @@ from helpers_drafters import (
     random_target,
     read,
 )
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.head import FastHead, HeadDrafter, HeadState
 from specdec.errors import InputError, ModelError
 from specdec.loading import load_model
 from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.sampling import Transform
 
 

@@ -26,8 +26,7 @@ LAYERS = {  # layer → its modules, in order
         "grammars",
     ],
     "lossless": [
-        "lossless.unknown", "lossless.draws", "lossless.proof", "lossless.gallery", "lossless.conformance",
-        "lossless.white_boxes", "lossless.black_boxes", "lossless.audit", "lossless.server",
+        "lossless.enumerate", "lossless.torch_rng", "lossless.proof", "lossless.gallery", "lossless.check",
     ],
     "measures": ["speedup", "costs", "batch_costs"],
     "pairs": ["registry", "config", "pairs"],

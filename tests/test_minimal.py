@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
 import specdec.minimal as minimal
-from specdec.lossless.conformance import check_decoder, check_verify
+from specdec.lossless.check import check_decoder, check_verify
 from specdec.minimal import Dice, Reader, generate, lookup, one_round, probabilities, verify
 from specdec.models import encode, fetch, load_tokenizer, load_transformers, prompts
 from specdec.sampling import Transform

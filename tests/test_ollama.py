@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specdec import ollama
 from specdec.cli import app
 from specdec.errors import InputError, ModelError
-from specdec.lossless import server
+from specdec.lossless import check
 from specdec.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 
 
@@ -212,7 +212,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 def test_any_answers_are_read_or_refused(monkeypatch, version, tags, answer):
     bodies = {"/api/version": version, "/api/tags": tags, "/api/generate": answer}
     def exchange(url, path, question, seconds): return 200, json.dumps(bodies[path]).encode(), ""
-    monkeypatch.setattr(server, "exchange", exchange)
+    monkeypatch.setattr(check, "exchange", exchange)
     try: found = ollama_generate("Hello", url="here")
     except (ModelError, InputError) as error: assert str(error).isprintable()
     else: assert found["text"].encode() and found["tokens"] >= 0

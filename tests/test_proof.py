@@ -16,18 +16,13 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from specdec.batches import keep_rows, read_tree
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
 from specdec.loop import speculate, speculate_batch
-from specdec.lossless.candidates import (
-    draw_distinct,
-    draw_independent,
-    recursive_rejection,
-    take_likeliest,
-)
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import (
     SIZES,
     AsIs,
@@ -42,6 +37,8 @@ from specdec.lossless.proof import (
     _text_of,
     completed,
     distance,
+    draw_distinct,
+    draw_independent,
     language_pairs,
     law_of_rounds,
     loop_error,
@@ -52,9 +49,11 @@ from specdec.lossless.proof import (
     prove_loop,
     prove_rule,
     prove_trees,
+    recursive_rejection,
     round_error,
     sampled,
     sure,
+    take_likeliest,
     target_law,
 )
 from specdec.rejection import residual, speculative_sampling

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from helpers import tiny, tool
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import Draft
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.sampling import Transform
 
 ROOT = Path(__file__).parents[1]

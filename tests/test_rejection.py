@@ -13,8 +13,9 @@ from scipy.optimize import linprog
 from scipy.stats import chi2, ncx2
 
 from helpers import examples
-from specdec.core import Enumerator, TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.errors import InputError
+from specdec.lossless.enumerate import Enumerator, exact_law
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 # --- Exact laws -------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.errors import InputError, NumericalError
-from specdec.lossless.conformance import check_verify
+from specdec.lossless.check import check_verify
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
 from specdec.lossless.rules import LossyLenience, LossyTypical, entropy, law_of_token, sample_and_match
 from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling

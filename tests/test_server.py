@@ -18,12 +18,11 @@ from typer.testing import CliRunner
 
 from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
-from specdec.lossless import server as module
-from specdec.lossless.conformance import BrokenDecoder, NotLossless
-from specdec.lossless.gallery import GALLERY
-from specdec.lossless.proof import Language, target_law
-from specdec.lossless.server import (
+from specdec.lossless import check as module
+from specdec.lossless.check import (
     LISTED,
+    BrokenDecoder,
+    NotLossless,
     Ranks,
     ask_server,
     check_server,
@@ -33,6 +32,8 @@ from specdec.lossless.server import (
     read_answer,
     server_url,
 )
+from specdec.lossless.gallery import GALLERY
+from specdec.lossless.proof import Language, target_law
 
 V, FEW = 3, dict(length=2, samples=300, distance=.3, progress=False)
 BY_NAME = {broken.name: broken for broken in GALLERY}
@@ -192,7 +193,7 @@ def test_a_lost_token_ends_the_check():
         check_server(url, [0], logits, **FEW)
 
 
-def test_nobody_there(monkeypatch):
+def test_no_server_there(monkeypatch):
     monkeypatch.setattr(module.time, "sleep", lambda seconds: pytest.fail("waited for a server that was never there"))
     with pytest.raises(ModelError, match="No server answers at http://127.0.0.1:9"):
         post(server_url("127.0.0.1:9"), "/", {})

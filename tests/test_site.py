@@ -202,7 +202,7 @@ def test_reference_says_every_public_name_once(reference):
     "What `import specdec` gives comes first, everything else under the task of its module."
     names, _, now = reference
     listed = re.findall(r"^\| \[(\w+)\]\(([^)#]+)", now, re.M)
-    public = {(name, names["link"](module)) for module, words in names["NAMES"].items()
+    public = {(name, names["link"](module, name).partition("#")[0]) for module, words in names["NAMES"].items()
               for name, said in words.items() if said is not None}
     assert len(listed) == len(set(listed)) and set(listed) == public
     assert {name for name, _ in listed[: len(specdec.__all__)]} == set(specdec.__all__)

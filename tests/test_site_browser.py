@@ -181,7 +181,7 @@ def hits(tab, query: str) -> list[str]:
     ("exact", "path/rejection.html"), ("residual", "path/rejection.html#api-residual"),
     ("vLLM", "drafters/published.html"), ("symbols", "symbols.html"),
     ("playground", "use/playground.html"), ("command line", "use/cli.html"),
-    ("top-k", "engine/sampling.html"), ("check_verify", "lossless/conformance.html#api-check_verify"),
+    ("top-k", "engine/sampling.html"), ("check_verify", "lossless/check.html#api-check_verify"),
     ("train drafter", "drafters/distill.html"), ("Reference", "use/reference.html"), ("speedup", "path/speedup.html"),
 ])
 def test_search_finds_what_one_means(front, query, page):

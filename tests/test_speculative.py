@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from helpers import CPU, Failing, examples, greedy, ids_of, tiny
 from specdec.adapter import TransformersLM
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.kvcache import CacheFullError, KVCache
 from specdec.loop import _until, speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import Remembering
 from specdec.rejection import speculative_sampling
 from specdec.result import Round

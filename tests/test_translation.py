@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers import Untouchable, assert_same_text, examples, greedy, tiny
 from helpers_drafters import check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.drafters.base import Draft
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.translate import (
@@ -36,6 +36,7 @@ from specdec.drafters.translate import (
 )
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
 from specdec.pairs import Pair
 from specdec.sampling import Transform

@@ -9,7 +9,7 @@ from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
 from specdec import pairs as pairs_module
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.costs import (
     Costs,
     KnownCosts,
@@ -39,6 +39,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.drafters.trees import TreeDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.pairs import Pair
 from specdec.sampling import Transform
 

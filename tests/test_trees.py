@@ -10,7 +10,7 @@ import torch
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec.batches import ancestry, keep_rows, read_tree
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter
@@ -19,6 +19,7 @@ from specdec.drafters.head import HeadDrafter
 from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree
 from specdec.errors import InputError
 from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_law
 from specdec.pairs import Pair
 from specdec.rejection import walk
 from specdec.sampling import Transform

@@ -18,7 +18,7 @@ from specdec.core import TorchSource
 from specdec.drafters.model import ModelDrafter
 from specdec.loading import load_model
 from specdec.loop import speculate
-from specdec.lossless.conformance import check_decoder
+from specdec.lossless.check import check_decoder
 from specdec.models import encode, fetch, load_tokenizer, load_transformers
 from specdec.sampling import Transform
 
@@ -92,7 +92,8 @@ def record(report, seconds: float) -> dict:
     tv, low, high = report.tv
     return dict(
         rejected=report.rejected, interrupted=report.interrupted, samples=report.samples, seconds=round(seconds, 1),
-        proof=report.proof, evidence=[round(min(w, 1e3), 3) for w in report.wealth], tv=tv, tv_low=low, tv_high=high,
+        proof=report.proof, evidence=[round(min(log_e, 1e3), 3) for log_e in report.log_e_values],
+        tv=tv, tv_low=low, tv_high=high,
         counts=report.counts.astype(int).tolist(), suspects=[[s.name, round(s.score, 2)] for s in report.suspects[:4]],
         remarks=report.remarks,
     )
@@ -127,7 +128,7 @@ def main():
         print(report, flush=True)
         data |= dict(
             model="SmolLM2-135M-Instruct, float32", prompt=PROMPT, temperature=TRANSFORM.temperature,
-            top_k=TRANSFORM.top_k, K=K, length=chosen.length, planned=report.planned, alarm=report.alarm,
+            top_k=TRANSFORM.top_k, K=K, length=chosen.length, planned=report.planned, alarm=report.false_positive_rate,
             distance=report.distance, power=report.power, needed=report.needed, confidence=report.confidence,
             bins=[[tokenizer.decode([t]) if t >= 0 else "…" for t in text] for text in report.bins.texts],
             expected=report.expected.tolist(), torch=torch.__version__, transformers=transformers.__version__,

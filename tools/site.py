@@ -268,7 +268,7 @@ def prepare(processed: Path, nbs: Path, package: str) -> None:
     shared, public = namesakes(package), given(package)
     for path in sorted(processed.rglob("*.ipynb")):
         own = nbs / path.relative_to(processed)
-        found = re.search(r"#\| default_exp ([\w.]+)", own.read_text(encoding="utf-8"))
+        found = re.search(r"#\| (?:default_exp|exports|exporti) ([\w.]+)", own.read_text(encoding="utf-8"))
         module = found and found[1]
         book = json.loads(path.read_text(encoding="utf-8"))
         book["cells"] = for_readers(book["cells"], module)

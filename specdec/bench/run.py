@@ -53,7 +53,7 @@ from ..drafters.base import Drafter, NoDrafter
 from ..layouts import GROUP
 from ..loading import load, read_config
 from specdec.models import (
-    GRID, find_model, load_tokenizer, pick_device, pick_dtype, 
+    GRID, find_model, load_tokenizer, pick_device, pick_dtype,
     )
 from ..files import append_whole
 from ..pairs import Pair

@@ -20,12 +20,10 @@ from ..core import Source
 from ..errors import InputError, require_int
 from ..kvcache import KVCache
 from ..layouts import hidden_places
-from specdec.lossless.candidates import (
-    draw_distinct, draw_independent, recursive_rejection, take_likeliest,
-)
 from specdec.lossless.proof import (
     Branches, Drafting, Drawing, ExactDecoder, ExactModel, Language, Loop, Next, Pages, Proven,
-    batch_error, candidates_error, loop_error, round_error, sampled,
+    batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
+    recursive_rejection, round_error, sampled, take_likeliest,
 )
 from ..rejection import VerifyRule, delta, residual, speculative_sampling
 from ..transformer import rotation
@@ -35,7 +33,7 @@ from ..transformer import rotation
 class Broken:
     """A decoder with one mistake: in its verify rule, in how it drafts, or in what its target's
     cache remembers. One with `candidates` guesses a place several times, and `verify` judges those:
-    see `specdec.lossless.candidates.recursive_rejection`."""
+    see `specdec.lossless.proof.recursive_rejection`."""
     name: str
     does: str                                 # what it does wrong
     # the project and the thread where it was seen; "our own" if we know of none
@@ -69,36 +67,34 @@ def _ratio(p, q, token: int): # [V], [V]
     "The right chance to accept: min(1, p/q)."
     return min(p[token] / q[token], 1)
 
-def _replace_from(resample: Callable) -> VerifyRule: # resample(p, q) → weights; rows of V
-    "`speculative_sampling` with another replacement."
+def _right_accept(p, q, i, token): return _ratio(p[i], q[i], token)
+def _right_replace(p, q, i, token): return residual(p[i], q[i])
+def _right_bonus(p, q): return p[len(q)]
+
+def _with(
+    accept: Callable = _right_accept,   # (p, q, i, token) → probability; p [n + 1, V], q [n, V]
+    replace: Callable = _right_replace, # (p, q, i, rejected token) → weights [V]
+    bonus: Callable = _right_bonus,     # (p, q) → weights [V]
+) -> VerifyRule:
+    "`speculative_sampling`, right but for the part that is given."
     def verify(p, q, tokens, source):
-        rows = _rows(p, q, tokens)
+        q = _rows(p, q, tokens)
         for i, token in enumerate(tokens):
-            if not source.bernoulli(_ratio(p[i], rows[i], token)):
-                return i, source.categorical(resample(p[i], rows[i]))
-        return len(tokens), source.categorical(p[len(tokens)])
+            if not source.bernoulli(accept(p, q, i, token)):
+                return i, source.categorical(replace(p, q, i, token))
+        return len(tokens), source.categorical(bonus(p, q))
     return verify
 
-resamples_p = _replace_from(lambda p, q: p)
+resamples_p = _with(replace=lambda p, q, i, token: p[i])
 # 1e-9, in the numbers that p is made of
-adds_epsilon = _replace_from(lambda p, q: residual(p, q) + p.sum() / 10 ** 9)
-
-def late_replacement(p, q, tokens, source):
-    "Draw the replacement from the row after the rejected token."
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)):
-            return i, source.categorical(p[i + 1])
-    return len(tokens), source.categorical(p[len(tokens)])
+adds_epsilon = _with(replace=lambda p, q, i, _: residual(p[i], q[i]) + p[i].sum() / 10 ** 9)
+late_replacement = _with(replace=lambda p, q, i, token: p[i + 1])
 
 def eager_residual(p, q, tokens, source):
     "Normalise every residual beforehand; where p = q there is nothing to divide by."
-    rows = _rows(p, q, tokens)
-    leftovers = [(a - b).clip(min=0) / (a - b).clip(min=0).sum() for a, b in zip(p, rows)]
-    for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)):
-            return i, source.categorical(leftovers[i])
-    return len(tokens), source.categorical(p[len(tokens)])
+    rows = [(a - b).clip(min=0) for a, b in zip(p, _rows(p, q, tokens))]
+    leftovers = [row / row.sum() for row in rows]
+    return _with(replace=lambda p, q, i, token: leftovers[i])(p, q, tokens, source)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1eaf5bed
 GALLERY += [
@@ -114,32 +110,13 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1f974e66
-def _accept_if(accept: Callable) -> VerifyRule: # accept(p, q, token) → probability; rows of V
-    "`speculative_sampling` with another chance to accept."
-    def verify(p, q, tokens, source):
-        rows = _rows(p, q, tokens)
-        for i, token in enumerate(tokens):
-            if not source.bernoulli(accept(p[i], rows[i], token)):
-                return i, source.categorical(residual(p[i], rows[i]))
-        return len(tokens), source.categorical(p[len(tokens)])
-    return verify
-
-accepts_everything = _accept_if(lambda p, q, token: 1)
-rejects_token_0 = _accept_if(lambda p, q, token: _ratio(p, q, token) if token else 0)
-
-def favourite(p, q, tokens, source):
-    "Accept the target's likeliest token, else draw from p: right at temperature 0 only."
-    for i, token in enumerate(tokens):
-        if token != p[i].argmax(): return i, source.categorical(p[i])
-    return len(tokens), source.categorical(p[len(tokens)])
-
-def first_unverified(p, q, tokens, source):
-    "Compare each token with the row after its own; nobody checks the first."
-    rows = _rows(p, q, tokens)
-    for i in range(1, len(tokens)):
-        if not source.bernoulli(_ratio(p[i], rows[i], tokens[i])):
-            return i, source.categorical(residual(p[i], rows[i]))
-    return len(tokens), source.categorical(p[len(tokens)])
+accepts_everything = _with(accept=lambda p, q, i, token: 1)
+rejects_token_0 = _with(accept=lambda p, q, i, token: _ratio(p[i], q[i], token) if token else 0)
+# right at temperature 0 only: the target's likeliest token, or a draw from p
+favourite = _with(accept=lambda p, q, i, token: int(token == p[i].argmax()),
+                  replace=lambda p, q, i, token: p[i])
+# each token is compared with the row after its own, and the first with none
+first_unverified = _with(accept=lambda p, q, i, token: _ratio(p[i], q[i], token) if i else 1)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #d5dd0874
 GALLERY += [
@@ -155,14 +132,7 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7197e6b9
-def bonus_from_residual(p, q, tokens, source):
-    "Draw the bonus token from the residual of the last draft token."
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)):
-            return i, source.categorical(residual(p[i], rows[i]))
-    weights = residual(p[len(tokens) - 1], rows[-1]) if tokens else p[0]
-    return len(tokens), source.categorical(weights)
+bonus_from_residual = _with(bonus=lambda p, q: residual(p[-2], q[-1]) if len(q) else p[0])
 
 def unfiltered(p, q, tokens, source):
     """Verify against what the target was before its filter: here p, with a quarter spread over all
@@ -199,34 +169,20 @@ def one_number(p, q, tokens, source):
         below = min(below, bound)
     return len(tokens), source.categorical(p[len(tokens)])
 
-def verdict_draws_replacement(p, q, tokens, source):
-    "The number that rejected a token also picks its replacement, so it lies above the ratio."
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        bound = _ratio(p[i], rows[i], token)
-        if not source.bernoulli(bound):
-            return i, source.categorical(_on_part(residual(p[i], rows[i]), bound, 1))
-    return len(tokens), source.categorical(p[len(tokens)])
-
-def draft_draws_replacement(p, q, tokens, source):
-    """The number that made the draft say a token also picks its replacement, so it lies in that
-    token's part of q."""
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        if not source.bernoulli(_ratio(p[i], rows[i], token)):
-            low = rows[i][:token].sum()
-            part = _on_part(residual(p[i], rows[i]), low, low + rows[i][token])
-            return i, source.categorical(part)
-    return len(tokens), source.categorical(p[len(tokens)])
+# the number that rejected a token lies above the ratio, where it picks the replacement
+verdict_draws_replacement = _with(replace=lambda p, q, i, token: _on_part(
+    residual(p[i], q[i]), _ratio(p[i], q[i], token), 1))
+# the number that drew a token lies in that token's part of q, where it picks the replacement
+draft_draws_replacement = _with(replace=lambda p, q, i, token: _on_part(
+    residual(p[i], q[i]), q[i][:token].sum(), q[i][:token].sum() + q[i][token]))
 
 def _bits(number, bits: int) -> Fraction: # in [0, 1]
     "The chance that a random number of so many bits lies below: the number, rounded up."
     return Fraction(math.ceil(number * 2 ** bits), 2 ** bits)
 
-eight_bits = _accept_if(lambda p, q, token: _bits(_ratio(p, q, token), 8))
-less_or_equal = _accept_if(
-    lambda p, q, token: min(Fraction(math.floor(_ratio(p, q, token) * 2**24) + 1, 2**24), 1)
-)
+eight_bits = _with(accept=lambda p, q, i, token: _bits(_ratio(p[i], q[i], token), 8))
+less_or_equal = _with(accept=lambda p, q, i, token: min(
+    Fraction(math.floor(_ratio(p[i], q[i], token) * 2**24) + 1, 2**24), 1))
 
 # %% ../../nbs/lossless/02_gallery.ipynb #855beb5d
 GALLERY += [
@@ -317,14 +273,10 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #71350295
-class LeakyPages(Pages):
-    "A cache that keeps one token more than it was told to."
-    def rollback(self, length: int) -> None: super().rollback(length + 1)
-
 class RollsBackTooLittle(ExactModel):
     "A target whose cache keeps one rejected token."
-    def new_cache(self, capacity: int) -> LeakyPages:
-        self.caches.append(LeakyPages(capacity))
+    def new_cache(self, capacity: int) -> Pages:
+        self.caches.append(Pages(capacity, too_many=1))
         return self.caches[-1]
 
 class ReadsBonusTwice(ExactModel):
@@ -410,8 +362,8 @@ def _without_last(row): # weights, [V] → [V]
     return known if known.any() else row
 
 within_top_p = _reported(_nucleus)
-cuts_residual = _replace_from(lambda p, q: _nucleus(residual(p, q)))
-short_residual = _replace_from(lambda p, q: _without_last(residual(p, q)))
+cuts_residual = _with(replace=lambda p, q, i, _: _nucleus(residual(p[i], q[i])))
+short_residual = _with(replace=lambda p, q, i, _: _without_last(residual(p[i], q[i])))
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-3
 GALLERY += [
@@ -430,14 +382,11 @@ def row_after(p, q, tokens, source):
     n = len(tokens)
     return speculative_sampling(p[[min(i + 1, n) for i in range(n + 1)]], q, tokens, source)
 
-def draft_row_late(p, q, tokens, source):
-    "Compare each token with the draft's row of the token before it."
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        late = rows[max(i - 1, 0)]
-        ratio = _ratio(p[i], late, token) if late[token] else 1
-        if not source.bernoulli(ratio): return i, source.categorical(residual(p[i], late))
-    return len(tokens), source.categorical(p[len(tokens)])
+def _late_ratio(p, q, i, token): # with the draft's row of the token before
+    late = q[max(i - 1, 0)]
+    return _ratio(p[i], late, token) if late[token] else 1
+
+draft_row_late = _with(_late_ratio, lambda p, q, i, token: residual(p[i], q[max(i - 1, 0)]))
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-9
 GALLERY += [
@@ -449,20 +398,14 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-12
-def draft_decides(p, q, tokens, source):
-    """The number that made the draft say a token also decides about it, so it lies in that token's
-    part of q."""
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        low, width = rows[i][:token].sum(), rows[i][token]
-        accepts = (_ratio(p[i], rows[i], token) - low) / width  # as a share of that part
-        if not source.bernoulli(min(max(accepts, 0), 1)):
-            return i, source.categorical(residual(p[i], rows[i]))
-    return len(tokens), source.categorical(p[len(tokens)])
+def _told_by_the_draft(p, q, i, token):
+    "The number that drew the token lies in that token's part of q; here, as a share of that part."
+    low, width = q[i][:token].sum(), q[i][token]
+    return min(max((_ratio(p[i], q[i], token) - low) / width, 0), 1)
 
-percentages = _accept_if(
-    lambda p, q, token: min(Fraction(math.floor(100 * _ratio(p, q, token)) + 1, 101), 1)
-)
+draft_decides = _with(accept=_told_by_the_draft)
+percentages = _with(accept=lambda p, q, i, token: min(
+    Fraction(math.floor(100 * _ratio(p[i], q[i], token)) + 1, 101), 1))
 
 def _multiples(weights): # [V] → whole numbers, [V]
     "How many multiples of 1/256 each token owns, if all lie end to end on [0, 1)."
@@ -472,7 +415,7 @@ def _multiples(weights): # [V] → whole numbers, [V]
     owned[1:] = below[1:] - below[:-1]
     return owned
 
-coarse_replacement = _replace_from(lambda p, q: _multiples(residual(p, q)))
+coarse_replacement = _with(replace=lambda p, q, i, _: _multiples(residual(p[i], q[i])))
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-14
 GALLERY += [
@@ -514,15 +457,13 @@ def _softer(row): # [V] → [V]
     "Three quarters of a row, and a quarter spread over all tokens."
     return (3 * len(row) * row + 1) / (4 * len(row))
 
-def softmax_at_zero(p, q, tokens, source):
-    "At temperature 0 accept by the softmax, and replace by the likeliest token."
-    rows = _rows(p, q, tokens)
-    for i, token in enumerate(tokens):
-        greedy = p[i].max() == 1
-        pair = (_softer(p[i]), _softer(rows[i])) if greedy else (p[i], rows[i])
-        if not source.bernoulli(_ratio(*pair, token)):
-            return i, source.categorical(p[i] if greedy else residual(p[i], rows[i]))
-    return len(tokens), source.categorical(p[len(tokens)])
+def _softmax_ratio(p, q, i, token):
+    "At temperature 0 the ratio of the two softmax rows, else the right one."
+    soften = _softer if p[i].max() == 1 else lambda row: row
+    return _ratio(soften(p[i]), soften(q[i]), token)
+
+softmax_at_zero = _with(_softmax_ratio, lambda p, q, i, token: (
+    p[i] if p[i].max() == 1 else residual(p[i], q[i])))
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-24
 GALLERY += [
@@ -562,10 +503,11 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #shared02
 def batch_minimum(p, q, tokens, source):
     "Cut to what the others accept too, and draw a fresh token there."
-    accepted, following = speculative_sampling(p, q, tokens, source)
+    num_accepted, next_token = speculative_sampling(p, q, tokens, source)
     least = 0
-    while least < accepted and source.bernoulli(Fraction(1, 2)): least += 1
-    return (accepted, following) if least == accepted else (least, source.categorical(p[least]))
+    while least < num_accepted and source.bernoulli(Fraction(1, 2)): least += 1
+    if least == num_accepted: return num_accepted, next_token
+    return least, source.categorical(p[least])
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared03
 GALLERY += [
@@ -582,7 +524,7 @@ def forgets_residual(p, q, tokens, source):
     return len(tokens), source.categorical(residual(p, q[0]))
 
 def undivided(p, q, tokens, source):
-    "The residual keeps its sum, whatever it is."
+    "The residual keeps its sum, and is not divided by it."
     for i, token in enumerate(tokens):
         if source.bernoulli(min(p[token] / q[i][token], 1)): return i, token
         p = residual(p, q[i])

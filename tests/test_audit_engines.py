@@ -1,17 +1,17 @@
-"""Black boxes: the tiny model says letters and nothing else in every vocabulary, the judge accepts engines that are
-right and no others, and says nothing where it can't know."""
+"""Audits of engines: the tiny model says letters and nothing else in every vocabulary, the judge accepts engines that
+are right and no others, and says nothing where it can't know."""
 import json
 
 import numpy as np
 import pytest
 import torch
 
+from audits import engines as module
+from audits.engines import DRAFTED, ENGINES, LETTERS, PROMPT_TEXT, Engine, judge_engine
 from specdec.core import TorchSource
 from specdec.loading import load
-from specdec.lossless import black_boxes as module
-from specdec.lossless import conformance
-from specdec.lossless.black_boxes import BLACK_BOXES, DRAFTED, LETTERS, PROMPT_TEXT, Engine, judge_engine
-from specdec.lossless.conformance import law_after
+from specdec.lossless import check
+from specdec.lossless.check import law_after
 from specdec.rejection import residual, speculative_sampling
 from specdec.sampling import Transform
 
@@ -68,10 +68,10 @@ def test_writing_models_leaves_the_callers_randomness_alone(tmp_path):
 
 @pytest.fixture
 def quick(files, monkeypatch):
-    "The models are written already; how many samples would be enough is conformance's to find out, and tested there."
+    "The models are written already; how many samples would be enough is check's to find out, and tested there."
     monkeypatch.setattr(module, "write_checkpoints", lambda folder, heads: files)
-    monkeypatch.setattr(conformance, "_powers", lambda *_: (1.0, 1))
-    monkeypatch.setattr(module, "smallest_seen", lambda jury, samples: .2)
+    monkeypatch.setattr(check, "_powers", lambda *_: (1.0, 1))
+    monkeypatch.setattr(module, "smallest_seen", lambda processes, samples: .2)
 
 
 def an_engine(laws, rule, plain=None, accepts=True):
@@ -85,9 +85,9 @@ def an_engine(laws, rule, plain=None, accepts=True):
                 for _ in range(DRAFTED if drafts else 0):
                     tokens.append(source.categorical(torch.tensor(laws[1]((*said, *tokens)))))
                 p, q = (rows(law, said, tokens) for law in laws)
-                kept, following = (rule if drafts else plain or speculative_sampling)(p, q, tokens, source)
-                engine.accepted += kept if accepts else 0
-                said += [*tokens[:kept], int(following)]
+                num_accepted, next_token = (rule if drafts else plain or speculative_sampling)(p, q, tokens, source)
+                engine.accepted += num_accepted if accepts else 0
+                said += [*tokens[:num_accepted], int(next_token)]
             return said[:n]
         engine = Engine(generate)
         return engine
@@ -114,7 +114,7 @@ WRONG = {
 def test_a_right_engine_is_lossless_and_what_was_seen_is_said(quick, laws):
     found = judge_engine(an_engine(laws, rejection()), 0, SAMPLES)
     assert found["lossless"] is True and found["error_between"][0] == 0 and found["accepted"] > SAMPLES
-    assert found["samples"] == SAMPLES and found["false_alarm"] == module.ALARM and found["case"] is None
+    assert found["samples"] == SAMPLES and found["false_alarm"] == module.FALSE_POSITIVE_RATE and found["case"] is None
     assert found["smallest_error_seen"] == .2 and 0 < found["error"] == found["error_between"][1] < .2
     assert json.loads(json.dumps(found)) == found
 
@@ -153,8 +153,8 @@ def test_runs_have_seeds_of_their_own(quick, laws):
 
 
 def test_more_texts_see_smaller_errors(laws):
-    jury = conformance.bettors(conformance.Bins(laws[0], 2, 2), laws[0])
-    few, some, many = (module.smallest_seen(jury, samples) for samples in (50, 800, 4000))
+    processes = check.e_processes(check.Bins(laws[0], 2, 2), laws[0])
+    few, some, many = (module.smallest_seen(processes, samples) for samples in (50, 800, 4000))
     assert many < some < .3 < few == 1
 
 
@@ -164,14 +164,14 @@ HERE = {"transformers": "transformers", "xllamacpp": "xllamacpp"}  # on the inde
 
 
 def test_every_engine_is_named_once_and_pinned():
-    names = [each.name for each in BLACK_BOXES]
+    names = [each.name for each in ENGINES]
     assert len(set(names)) == len(names) >= 5 and any("server" in name for name in names)
-    for each in BLACK_BOXES:
-        assert each.kind == "black box" and all("==" in needed for needed in each.requirements)
+    for each in ENGINES:
+        assert each.kind == "engine" and all("==" in needed for needed in each.requirements)
         assert each.requirements[0] == f"{each.name.split('/')[0]}=={each.version}"
 
 
-@pytest.mark.parametrize("each", [e for e in BLACK_BOXES if e.name.split("/")[0] in HERE], ids=lambda e: e.name)
+@pytest.mark.parametrize("each", [e for e in ENGINES if e.name.split("/")[0] in HERE], ids=lambda e: e.name)
 def test_an_engine_that_is_here_says_letters_by_its_seed_and_accepts_drafts(each, files, prompt):
     pytest.importorskip(HERE[each.name.split("/")[0]])
     ids = set(module.letters_tokenizer().convert_tokens_to_ids(list(LETTERS)))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource, exact_law
+from specdec.core import TorchSource
 from specdec.errors import InputError, NumericalError
-from specdec.lossless.draws import UnknownTensor, drawn_from, torch_law
+from specdec.lossless.enumerate import exact_law
 from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_law
-from specdec.lossless.unknown import uniform_law
+from specdec.lossless.torch_rng import SymbolicTensor, drawn_from, torch_law, uniform_law
 
 HALF, QUARTER = F(1, 2), F(1, 4)
 W = torch.tensor([.5, .25, .25])
@@ -397,7 +397,7 @@ def test_a_seeded_source_draws():
 def test_it_says_what_it_is():
     with drawn_from(TorchSource(0)):
         u = torch.rand(2, 3)
-        assert isinstance(u, UnknownTensor) and (u.shape, u.dtype, u.device, u.dim(), len(u), u.numel()) == (
+        assert isinstance(u, SymbolicTensor) and (u.shape, u.dtype, u.device, u.dim(), len(u), u.numel()) == (
             (2, 3), torch.float32, torch.device("cpu"), 2, 2, 6,
         )
         assert "not decided" in repr(u) and "not decided" in f"{u[0]}"

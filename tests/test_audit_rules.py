@@ -1,5 +1,5 @@
-"""White boxes: a verdict says "lossless" of rules and rounds that are, of no others, and takes what goes wrong for no
-verdict."""
+"""Audits of rules: a verdict says "lossless" of rules and rounds that are, of no others, and takes what goes wrong for
+no verdict."""
 import json
 import sys
 from fractions import Fraction
@@ -8,11 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from specdec.lossless import white_boxes as module
-from specdec.lossless.conformance import VerifyReport, check_verify, verify_cases
-from specdec.lossless.proof import Language, sampled
-from specdec.lossless.white_boxes import (
-    WHITE_BOXES,
+from audits import rules as module
+from audits.rules import (
+    RULES,
     Audited,
     as_round,
     at_zero,
@@ -23,6 +21,8 @@ from specdec.lossless.white_boxes import (
     judge_rule,
     without_zeros,
 )
+from specdec.lossless.check import VerifyReport, check_verify, verify_cases
+from specdec.lossless.proof import Language, sampled
 
 
 def a_round(ratio=lambda p, q, x: p[x] / q[x], resample=lambda p, q: (p - q).clamp(0), bonus=lambda p, q: p[-1]):
@@ -165,13 +165,13 @@ def test_a_package_that_cannot_be_imported_gets_no_verdict(adapter, why):
 # The entries
 
 def test_names_are_told_apart_and_versions_are_pinned():
-    names = [each.name for each in WHITE_BOXES]
+    names = [each.name for each in RULES]
     assert len(set(names)) == len(names)
-    assert all(wanted.count("==") == 1 for each in WHITE_BOXES for wanted in each.requirements)
+    assert all(wanted.count("==") == 1 for each in RULES for wanted in each.requirements)
 
 
 def test_what_is_wrong_is_explained_and_only_that():
-    for each in WHITE_BOXES: assert bool(each.does) == bool(each.mistake) == bool(each.mend)
+    for each in RULES: assert bool(each.does) == bool(each.mistake) == bool(each.mend)
 
 
 def test_a_package_of_our_name_is_imported_beside_ours(tmp_path, monkeypatch):
@@ -185,6 +185,6 @@ def test_a_package_of_our_name_is_imported_beside_ours(tmp_path, monkeypatch):
 
 
 def test_the_same_question_always_has_the_same_answer():
-    "Nothing is drawn, so that there is no false alarm by chance."
+    "Nothing is drawn, so that there is no false positive by chance."
     answers = [{**asked(a_round()), "seconds": 0} for _ in range(3)]
     assert all(found == answers[0] and found["lossless"] for found in answers) and answers[0]["false_alarm"] == 0

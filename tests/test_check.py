@@ -11,16 +11,16 @@ import torch
 
 from specdec.core import TorchSource, promises
 from specdec.errors import InputError, NumericalError
-from specdec.lossless.conformance import (
+from specdec.lossless.check import (
     Bins,
     BrokenDecoder,
     NotLossless,
-    bettors,
     check_decoder,
     check_verify,
+    e_processes,
     flaw,
     law_after,
-    log_wealth,
+    log_e_value,
     pick_route,
     power_of,
     rank,
@@ -48,7 +48,7 @@ def logits_of(language): return lambda ids: torch.tensor(language(tuple(ids[1:])
 P, Q = uneven("target 6"), uneven("draft 6")
 LAW, DRAFT_LAW = (law_after(logits_of(language), START, Transform(1.0)) for language in (P, Q))
 BINS = Bins(LAW, 3, 2)
-EXPECTED, JURY = BINS.law(LAW), bettors(BINS, LAW)
+EXPECTED, PROCESSES = BINS.law(LAW), e_processes(BINS, LAW)
 BY_NAME = {b.name: b for b in GALLERY}
 
 
@@ -168,31 +168,31 @@ def test_bins_are_a_partition_and_their_law_is_exact():
     assert ended([BINS.kept[()][0]]) == ended.texts.index((BINS.kept[()][0],))
 
 
-def test_wealth_is_a_martingale():
+def test_the_e_value_is_a_martingale():
     identity = np.eye(len(BINS))
     start = np.random.default_rng(0).integers(0, 5, len(BINS)).astype(float)  # any past
-    after = sum(w * np.exp(log_wealth(JURY, start + identity[b])) for b, w in enumerate(EXPECTED))
-    assert math.isclose(after, np.exp(log_wealth(JURY, start)), rel_tol=1e-9)
-    assert math.isclose(np.exp(log_wealth(JURY, 0 * start)), 1, rel_tol=1e-9)
+    after = sum(w * np.exp(log_e_value(PROCESSES, start + identity[b])) for b, w in enumerate(EXPECTED))
+    assert math.isclose(after, np.exp(log_e_value(PROCESSES, start)), rel_tol=1e-9)
+    assert math.isclose(np.exp(log_e_value(PROCESSES, 0 * start)), 1, rel_tol=1e-9)
 
 
-def test_false_alarms_stay_below_the_stated_rate():
-    rng, alarm = np.random.default_rng(1), 0.1
+def test_false_positives_stay_below_the_stated_rate():
+    rng, rate = np.random.default_rng(1), 0.1
     counts = np.eye(len(BINS))[rng.choice(len(BINS), size=(300, 500), p=EXPECTED)].cumsum(1)
-    alarms = (log_wealth(JURY, counts) >= -math.log(alarm)).any(1)  # a look after every sample
-    assert alarms.mean() < alarm
+    rejects = (log_e_value(PROCESSES, counts) >= -math.log(rate)).any(1)  # a look after every sample
+    assert rejects.mean() < rate
     wrong = np.eye(len(BINS))[rng.choice(len(BINS), size=(50, 500), p=BINS.law(tempered(LAW, 2)))].cumsum(1)
-    assert (log_wealth(JURY, wrong) >= -math.log(alarm)).any(1).mean() > 0.9
+    assert (log_e_value(PROCESSES, wrong) >= -math.log(rate)).any(1).mean() > 0.9
 
 
 def test_the_stated_power_holds():
     truth = BINS.law(tempered(LAW, 1.6))
     away = abs(truth - EXPECTED).sum() / 2
-    samples = samples_needed(JURY, 1e-6, away)
-    assert power_of(JURY, samples, 1e-6, away) >= 0.9 > power_of(JURY, samples // 3, 1e-6, away)
+    samples = samples_needed(PROCESSES, 1e-6, away)
+    assert power_of(PROCESSES, samples, 1e-6, away) >= 0.9 > power_of(PROCESSES, samples // 3, 1e-6, away)
     counts = np.random.default_rng(2).multinomial(samples, truth, size=300)
-    assert (log_wealth(JURY, counts) >= math.log(1e6)).mean() >= 0.9
-    assert power_of(JURY, 10 ** 6, 1e-6, .95) == 0  # no law is so far away: no claim
+    assert (log_e_value(PROCESSES, counts) >= math.log(1e6)).mean() >= 0.9
+    assert power_of(PROCESSES, 10 ** 6, 1e-6, .95) == 0  # no law is so far away: no claim
 
 
 SEEN = [
@@ -208,7 +208,7 @@ def test_three_thousand_samples_catch_the_controls_with_power_99_in_100():
         weights = np.zeros(len(BINS))
         for text, weight in law.items(): weights[BINS(text)] += float(weight)
         counts = np.random.default_rng(4).multinomial(3000, weights, size=400)
-        return (log_wealth(JURY, counts) >= math.log(1e6)).mean()
+        return (log_e_value(PROCESSES, counts) >= math.log(1e6)).mean()
     for name in SEEN:
         assert rejected(BrokenDecoder(BY_NAME[name], P, Q, V, 2, drafts_first=True).law(3)) >= 0.99, name
     assert rejected(target_law(P, 3)) == 0
@@ -235,7 +235,7 @@ def test_the_interval_covers():
 
 def test_a_right_decoder_passes_and_wrong_ones_do_not():
     right = check_decoder(sampler(P), logits_of(P), START, samples=2000, distance=.15)
-    assert right.lossless and right.power >= 0.9 and right.samples == 2000 and max(right.wealth) < math.log(1e6)
+    assert right.lossless and right.power >= 0.9 and right.samples == 2000 and max(right.log_e_values) < math.log(1e6)
     right.raise_if_lossy()
     flat = check_decoder(
         sampler(lambda text: np.sqrt(P(text).astype(float))), logits_of(P), START, samples=2000, distance=0.15
@@ -268,7 +268,7 @@ def test_a_right_loop_is_not_accused():
 def test_naming_prefers_none_of_these_to_a_wrong_name():
     odd = EXPECTED * np.where(np.arange(len(BINS)) % 2, 1.6, 0.4)
     laws = ((name, "", weights) for name, weights in {"sharper": BINS.law(tempered(LAW, 2))}.items())
-    best = rank(np.round(2000 * odd / odd.sum()), EXPECTED, laws, [b for b in JURY if b.depth == 3])[0]
+    best = rank(np.round(2000 * odd / odd.sum()), EXPECTED, laws, [b for b in PROCESSES if b.depth == 3])[0]
     assert best.name == "none of these"
 
 
@@ -310,8 +310,9 @@ def test_interrupt_and_seeds():
 @pytest.mark.parametrize(
     "wrong",
     [
-        dict(samples=0), dict(alarm=0), dict(alarm=1), dict(prompt=[]), dict(length=0), dict(width=0), dict(distance=2),
-        dict(K=1), dict(length=12), dict(confidence=1), dict(samples=50), dict(samples=3, distance=0.95),
+        dict(samples=0), dict(false_positive_rate=0), dict(false_positive_rate=1), dict(prompt=[]), dict(length=0),
+        dict(width=0), dict(distance=2), dict(K=1), dict(length=12), dict(confidence=1), dict(samples=50),
+        dict(samples=3, distance=0.95),
         dict(distance=0.95, weak=True), dict(draft=logits_of(Q), K=1.5),
         dict(draft=lambda ids: torch.zeros(V - 1), K=1),
     ],
@@ -343,7 +344,7 @@ def test_weak_tests_say_so():
 def test_the_example_for_other_projects(tmp_path):
     import json
     from pathlib import Path
-    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/07_conformance.ipynb").read_text())["cells"]
+    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/07_check.ipynb").read_text())["cells"]
     source = next("".join(c["source"]) for c in cells if "EXAMPLE = '''" in "".join(c["source"]))
     example = source.split("'''")[1]
     (tmp_path / "test_example.py").write_text(example)

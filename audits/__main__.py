@@ -1,0 +1,8 @@
+"The same as `specdec audit`."
+import sys
+
+from specdec.cli import main
+
+if __name__ == "__main__":
+    sys.argv.insert(1, "audit")
+    main()
