@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "specdec"
 LAYERS = {  # layer → its modules, in order
     "minimal": ["minimal"],
-    "core": ["core"],
+    "core": ["palette", "core"],
     "models": ["models", "kvcache", "protocol", "drafters.small"],
     "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading"],
     "sampling": ["sampling", "autoregressive"],
@@ -36,11 +36,10 @@ LAYERS = {  # layer → its modules, in order
         "bench.bootstrap", "bench.estimates", "bench.figures", "bench.report",
     ],
     "applications": [
-        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
-        "ollama", "doctor", "cli", "__main__",
+        "playground", "playground_server", "ollama", "doctor", "cli", "__main__",
     ],
 }
-FRONT = {"", "_modidx", "bench", "drafters", "lossless", "playground", "train"}  # the packages themselves
+FRONT = {"", "_modidx", "bench", "drafters", "lossless", "train"}  # the packages themselves
 TRAINING = "train."
 
 

@@ -1,7 +1,7 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
 `round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
-`recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
+`palette` writes the colours into the site's style sheet; `recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
 opens a notebook there.
 """
 import argparse
@@ -11,18 +11,12 @@ import re
 from html import escape
 from pathlib import Path
 
-from specdec.core import FATE_STYLES
+from specdec.palette import LOOKS, style_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "nbs" / "images"
+IMAGES, STYLES = ROOT / "nbs" / "images", ROOT / "nbs" / "styles.css"
 INK, FAINT = "#1f2933", "#52606d"
-# "background:#rrggbb"
-FILL = {
-    "context": "#e4e7eb",
-    "drafted": "#ffffff",
-    "dropped": "#f5f7fa",
-    **{fate: style[11:18] for fate, style in FATE_STYLES.items() if style},
-}
+FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "dropped": "#f5f7fa", **{name: look.fill for name, look in LOOKS.items()}}
 
 
 def svg(width: int, height: int, title: str, body: list[str]) -> str:
@@ -95,7 +89,7 @@ def draw_round(context: list[str], draft: list[str], accepted: int, target: str)
             body += box(x, 260, wide, "✓ " + word, FILL["accepted"])
         elif i == accepted:
             body += box(x, 260, wide, word, FILL["rejected"], text_extra='text-decoration="line-through"')
-            body += box(x, 302, wide, target, FILL["replacement"], 'stroke-width="2"')
+            body += box(x, 302, wide, target, FILL["corrected"], 'stroke-width="2"')
             body.append(text(x - 10, 324, "from the residual, max(p − q, 0):", 15, "end", f'fill="{FAINT}"'))
         else:
             body += box(x, 260, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
@@ -151,7 +145,7 @@ def draw_recorded(
     for n, r in enumerate(run["rounds"][:shown]):
         y, x = 38 + 42 * n, 40
         body.append(text(8, y + 22, str(n + 1), 15, extra=f'fill="{FAINT}"'))
-        last = "target" if not r["draft"] else "bonus" if r["accepted"] == len(r["draft"]) else "replacement"
+        last = "target" if not r["draft"] else "bonus" if r["accepted"] == len(r["draft"]) else "corrected"
         fates = [
             ("accepted" if i < r["accepted"] else "rejected", token)
             for i, token in enumerate(r["draft"][: r["accepted"] + 1])
@@ -238,6 +232,13 @@ def draw_badge(words: str) -> str:
     )
 
 
+def with_palette(css: str) -> str:
+    "The site's style sheet with the palette between its two marks."
+    head, _, rest = css.partition("/* The palette: ")
+    mark, _, rest = rest.partition("\n")
+    return f"{head}/* The palette: {mark}\n{style_sheet()}/* End of the palette */{rest.partition('/* End of the palette */')[2]}"
+
+
 PICTURES = {
     "round": lambda: draw_round(*real_round()),
     "map": lambda: draw_map(layers()),
@@ -248,7 +249,12 @@ PICTURES = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw the pictures in nbs/images.")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(PICTURES)}; all of them if none is named")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"palette, {', '.join(PICTURES)}; all of them if none is named"
+    )
     IMAGES.mkdir(exist_ok=True)
-    for name in parser.parse_args().names or PICTURES:
+    for name in parser.parse_args().names or ["palette", *PICTURES]:
+        if name == "palette":
+            STYLES.write_text(with_palette(STYLES.read_text(encoding="utf-8")), encoding="utf-8")
+            continue
         (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")

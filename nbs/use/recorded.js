@@ -4,7 +4,7 @@
   "use strict";
   const MEANING = {
     target: "the target's own token", accepted: "draft token, accepted", rejected: "draft token, rejected: not in the text",
-    replacement: "the target's token in place of the rejected one", bonus: "the target's token after a fully accepted draft",
+    corrected: "the target's token in place of the rejected one", bonus: "the target's token after a fully accepted draft",
   };
   const NEVER = "draft token, never tried: one before it was rejected";
   const SLOWER = 8;                  // a run of a second is played in eight
@@ -27,8 +27,8 @@
   const spots = (r) => {
     const found = r.draft.map((token, i) => ({ token, i, fate: i < r.accepted ? "accepted" : i === r.accepted ? "rejected" : "never" }));
     if (r.emitted <= r.accepted) return found.slice(0, r.emitted); // the text ends inside the draft
-    const fate = !r.draft.length ? "target" : r.accepted === r.draft.length ? "bonus" : "replacement";
-    found.splice(fate === "replacement" ? r.accepted + 1 : r.draft.length, 0, { token: r.own, i: r.accepted, fate });
+    const fate = !r.draft.length ? "target" : r.accepted === r.draft.length ? "bonus" : "corrected";
+    found.splice(fate === "corrected" ? r.accepted + 1 : r.draft.length, 0, { token: r.own, i: r.accepted, fate });
     return found;
   };
 
