@@ -8,7 +8,6 @@ __all__ = ['open_playground']
 # %% ../nbs/use/06_server.ipynb #5029f1d1
 import asyncio
 import hmac
-import json
 import math
 import os
 import secrets
@@ -33,7 +32,7 @@ from .playground import asset
 
 # %% ../nbs/use/06_server.ipynb #d3ff9038
 def free_port() -> int:
-    "A port of this machine that nobody listens on."
+    "A port of this machine on which nothing listens."
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
@@ -48,26 +47,9 @@ def check_server() -> None:
 
 def app_files() -> dict[str, str]: # path → text
     "A notebook with one cell, the panel; and a template for Voilà that asks no other site."
-    source = [
-        "from specdec.playground import Playground\n",
-        "Playground(system_theme=True)",
-    ]
-    cell = dict(
-        cell_type="code", id="panel", source=source, metadata={}, outputs=[], execution_count=None
-    )
-    kernel = dict(name="python3", display_name="python3", language="python")
-    notebook = dict(
-        cells=[cell], metadata=dict(kernelspec=kernel, language_info=dict(name="python")),
-        nbformat=4, nbformat_minor=5,
-    )
     where = "voila/templates/playground"
-    error = "<!DOCTYPE html><title>specdec</title><p>{{ message or status_message }}</p>"
-    return {
-        "playground.ipynb": json.dumps(notebook),
-        f"{where}/conf.json": '{"base_template": "lab"}',
-        f"{where}/index.html.j2": asset("index.html.j2"),
-        f"{where}/error.html": error,
-    }
+    return {"playground.ipynb": asset("panel.ipynb")} | {
+        f"{where}/{name}": asset(name) for name in ("conf.json", "index.html.j2", "error.html")}
 
 # %% ../nbs/use/06_server.ipynb #a0557e32
 GONE = 10    # s that a kernel lives on after its page is gone
@@ -82,12 +64,12 @@ def visitor_kernels() -> type:
     from tornado.web import HTTPError
 
     class VisitorKernels(AsyncMappingKernelManager):
-        "Ends the kernels whose page is gone, whatever they are working on, and starts no crowd."
+        "Ends the kernels whose page is gone, also while they work, and starts no crowd."
         def __init__(self, **options):
             super().__init__(**options)
-            self.pages = Counter()          # connections, by kernel
-            self.left: dict[str, float] = {}  # when the last page went, by kernel
-            self.door = asyncio.Lock()      # one at a time, so that the count is right
+            self.pages: Counter[str] = Counter()  # connections, by kernel
+            self.left: dict[str, float] = {}     # when the last page went, by kernel
+            self.door = asyncio.Lock()           # one at a time, so that the count is right
 
         async def start_kernel(self, **options) -> str:
             "One more, if there is room; kernels whose page is gone make room at once."
@@ -176,7 +158,7 @@ def guarded_server(token: str) -> type:
 # %% ../nbs/use/06_server.ipynb #75d3cd9a
 def end_with(pipe, seconds: float = 10) -> None:
     "Wait until a pipe's other end is closed; then end this process, politely or else at once."
-    pipe.read()  # nobody writes to it
+    pipe.read()  # nothing is ever written to it
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(seconds)
     os._exit(1)
@@ -206,7 +188,7 @@ def opened_to(host: str, port: int) -> str:
     )
 
 def answers(host: str, port: int) -> bool:
-    "Whether somebody listens there."
+    "Whether something listens there."
     with socket.socket() as probe:
         return probe.connect_ex((HERE if host == "0.0.0.0" else host, port)) == 0
 
@@ -268,13 +250,13 @@ def wait_until_served(server: subprocess.Popen, host: str, port: int, seconds: f
     it ends before, or takes too long."""
     end = time.monotonic() + seconds
     while not answers(host, port):
-        over = server.poll() is not None
-        if over or time.monotonic() > end:
-            log.seek(0)
-            last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
-            what = "ended at once" if over else f"did not answer within {seconds:g} s"
-            raise ModelError(f"The playground's server {what}: {last}")
         time.sleep(.05)
+        over = server.poll() is not None
+        if not over and time.monotonic() < end: continue
+        log.seek(0)
+        last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+        what = "ended at once" if over else f"did not answer within {seconds:g} s"
+        raise ModelError(f"The playground's server {what}: {last}")
 
 # %% ../nbs/use/06_server.ipynb #a712755f
 def _told_to_end(number: int, frame) -> None:

@@ -1,8 +1,8 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
 `round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
-`palette` writes the colours into the site's style sheet; `recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
-opens a notebook there.
+`recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
+opens a notebook there. `palette` writes the colours of `specdec/palette.py` into the site's style sheet.
 """
 import argparse
 import ast
@@ -16,7 +16,12 @@ from specdec.palette import LOOKS, style_sheet
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES, STYLES = ROOT / "nbs" / "images", ROOT / "nbs" / "styles.css"
 INK, FAINT = "#1f2933", "#52606d"
-FILL = {"context": "#e4e7eb", "drafted": "#ffffff", "dropped": "#f5f7fa", **{name: look.fill for name, look in LOOKS.items()}}
+FILL = {
+    "context": "#e4e7eb",
+    "drafted": "#ffffff",
+    "dropped": "#f5f7fa",
+    **{name: look.fill for name, look in LOOKS.items()},
+}
 
 
 def svg(width: int, height: int, title: str, body: list[str]) -> str:
@@ -236,7 +241,8 @@ def with_palette(css: str) -> str:
     "The site's style sheet with the palette between its two marks."
     head, _, rest = css.partition("/* The palette: ")
     mark, _, rest = rest.partition("\n")
-    return f"{head}/* The palette: {mark}\n{style_sheet()}/* End of the palette */{rest.partition('/* End of the palette */')[2]}"
+    _, end, tail = rest.partition("/* End of the palette */")
+    return f"{head}/* The palette: {mark}\n{style_sheet()}{end}{tail}"
 
 
 PICTURES = {

@@ -174,7 +174,8 @@ def record_runs(pairs: dict[str, Pair], prompt: str, temperature: float) -> dict
     for _, (at, lane) in product(range(REPEATS), lanes.items()):
         rounds, taken = timed(pair, lane[0], ids, temperature, lane[1])
         seconds[at].append(taken)
-        if at == "plain": said = [Recorder(texts, pair.tokenizer.decode, Transform()).place(t) for r in rounds for t in r.emitted]
+        table = Recorder(texts, pair.tokenizer.decode, Transform(temperature))
+        if at == "plain": said = [table.place(t) for r in rounds for t in r.emitted]
         else: assert [len(r.emitted) for r in rounds[1:]] == [r["emitted"] for r in runs[at]["rounds"]]
     for at, run in runs.items(): run["ends"] = median_ends(seconds[at])
     plain = {"prompt": prompt, "temperature": temperature, "text": said, "ends": median_ends(seconds["plain"])}
