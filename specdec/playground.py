@@ -508,7 +508,8 @@ def promised(m: Measures,          # with α and c
     Ks = np.arange(1, K_MAX + 1)
     ends = {name: getattr(m.alpha, name) for name in ("low", "alpha", "high")}
     curves = {name: walltime_factor(a, Ks, m.c, np.asarray(v)) for name, a in ends.items()}
-    return curves | {"free": walltime_factor(m.alpha.alpha, Ks, 0, 1)}
+    curves["free"] = walltime_factor(m.alpha.alpha, Ks, 0, 1)
+    return {name: np.asarray(curve) for name, curve in curves.items()}
 
 def promised_for(m: Measures, v: Sequence[float]) -> float: # times plain decoding
     """The speed-up that theory gives for the lengths that were really drafted: τ / (v + n c), both
@@ -614,7 +615,7 @@ def microscope_html(session: Session, n: int, i: int, # round, 0…; position, 1
 # %% ../nbs/use/04_panel.ipynb #92831b21
 class Worker:
     """One thread for everything that takes time. A job is an iterator: after each of its steps
-    there is a chance to paint, and to be told something else. Painting happens at most once per
+    it is time to paint, and to be told something else. Painting happens at most once per
     interval; what is asked for too early is painted when the interval is over, once."""
     def __init__(self, paint: Callable[[], None],
                  failed: Callable[[Exception], None], # gets what a job or painting raised
@@ -655,7 +656,9 @@ class Worker:
                 if self.job is None and not self.closed: self.wake.wait(pause)
                 if self.closed: return
                 job, self.busy = self.job, True
-            if job is not None: self.advance(job)
+            if job is not None:
+                self.advance(job)
+                self.asked = True
             if self.asked and time.monotonic() >= due:
                 self.asked, due = False, time.monotonic() + self.interval
                 try: self.paint()
@@ -735,7 +738,7 @@ class Engine:
     def close(self) -> None:
         "Forget the session; what was loaded and measured stays."
         self.session: Session | None = None
-        self.recipe: Recipe | None = None
+        self.recipe = Recipe("", "", 0, 0)
 
     def load(self, name: str) -> None: # a registered pair, or PLAIN: the one in use, or the first
         """Make a pair the one in use, warm: the first forwards of a process are slow. Raises
@@ -774,14 +777,13 @@ class Engine:
             self.session.settings = settings
             return self.session
         self.load(recipe.drafter)
-        pair = self.pair
-        chats = pair.tokenizer.chat_template
-        prompt = [{"role": "user", "content": recipe.prompt}] if chats else recipe.prompt
+        pair, prompt = self.pair, [{"role": "user", "content": recipe.prompt}]
+        ids = encode(pair.tokenizer, prompt if pair.tokenizer.chat_template else recipe.prompt)
         target, drafter = pair.target, pair.drafter
         if recipe.drafter == PLAIN: target, drafter = self.plain_target, NoDrafter()
         self.session = Session(
-            target, drafter, pair.tokenizer, encode(pair.tokenizer, prompt), settings, recipe.seed,
-            recipe.max_new_tokens, pair.eos_ids,
+            target, drafter, pair.tokenizer, ids, settings, recipe.seed, recipe.max_new_tokens,
+            pair.eos_ids,
         )
         self.recipe = recipe
         return self.session
@@ -789,6 +791,7 @@ class Engine:
     @property
     def key(self) -> tuple:
         "What plain decoding is measured for."
+        assert self.session is not None
         return self.name, tuple(self.session.prompt), self.session.current.transform
 
     def beside(self) -> bool: # False: there were enough of them, or the text itself is plain
@@ -1025,7 +1028,6 @@ class Playground:
         self.status("Writing …")
         while done != rounds and session.step():
             done += 1
-            self.worker.ask()
             yield
             if len(session.rounds) > 1: self.engine.beside()
         self.status(f"{ended(session)} Measuring …")

@@ -9,10 +9,19 @@ import pytest
 from helpers import tool
 from specdec.core import FATE_MEANINGS, FATE_STYLES
 from specdec.palette import LOOKS, STATUSES, bar, line, style_sheet
-from test_site import contrast
 
 NBS = Path(__file__).parents[1] / "nbs"
 LIGHT, DARK = "#ffffff", "#16191d"  # pages
+
+
+def contrast(one: str, other: str) -> float:
+    "The contrast ratio of two colours (WCAG 2.1)."
+    def luminance(colour):
+        channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + .05) / (low + .05)
 
 
 @pytest.mark.parametrize("name", LOOKS)
@@ -20,6 +29,7 @@ def test_text_and_lines_can_be_read_on_light_and_dark(name):
     look = LOOKS[name]
     assert contrast(look.ink, look.fill) >= 7
     assert contrast(look.line, LIGHT) >= 3 and contrast(look.line, DARK) >= 3
+    assert contrast("#ffffff", "#000000") == 21 and contrast("#999999", "#ffffff") < 4.5  # the measure itself
 
 
 def test_what_stands_side_by_side_differs_without_colour():
@@ -36,7 +46,8 @@ def test_a_result_the_site_and_the_recorded_page_say_the_same():
     assert meanings < set(FATE_MEANINGS.values())
     assert style_sheet() in (NBS / "styles.css").read_text(encoding="utf-8")  # python tools/pictures.py palette
     script = (NBS / "use" / "recorded.js").read_text(encoding="utf-8")
-    assert all(f'{status}: "{LOOKS[status].meaning}"' in script for status in STATUSES)
+    for status in STATUSES:
+        assert f'{status}: "{LOOKS[status].meaning}"' in script and f".fate-{status} {{ background: " in style_sheet()
     colours = re.compile("|".join({getattr(look, part) for look in LOOKS.values() for part in ("fill", "ink", "line")}))
     for path in (NBS / "use" / "recorded.css", NBS / "use" / "recorded.js", NBS / "race.js"):
         assert not colours.findall(path.read_text(encoding="utf-8")), path.name

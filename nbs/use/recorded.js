@@ -246,7 +246,7 @@
         accepted: greedy ? "Temperature 0: it is the target's likeliest token, so it is kept; nothing is drawn." : "u is below min(1, p/q), so the guess is kept.",
         rejected: greedy ? "Temperature 0: it is not the target's likeliest token, so it is rejected; nothing is drawn."
           : "u is not below min(1, p/q), so the guess is rejected. The residual, max(p − q, 0), decides what comes instead.",
-        replacement: greedy ? "Temperature 0: the target's likeliest token, in place of the guess."
+        corrected: greedy ? "Temperature 0: the target's likeliest token, in place of the guess."
           : `Drawn from the residual, max(p − q, 0), where its share is ${digits(r.chance)}. So the text stays distributed as p.`,
         bonus: `${r.accepted === 1 ? "The one guess was kept" : `All ${r.accepted} guesses were kept`}, and nothing was left to reject: one token more comes from p itself, of the same forward.`,
         target: "Nothing was drafted here: a plain step, and the token comes from p itself.",
