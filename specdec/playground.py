@@ -495,7 +495,7 @@ def rounds_html(rounds: Sequence[Round],
         told = f"round {n}: {kept} accepted of {len(r.drafted)}"
         columns.append(f'<span title="{told}">{boxes}</span>')
     words = f"{mean:.2f} on average over {len(rounds)} rounds"
-    return (f"<p><b>{title}</b>: {words}; green: accepted, blue: the target's own</p>"
+    return (f"<p><b>{title}</b>: {words}; filled: accepted, outlined: the target's own</p>"
             f'<div class="sp-columns" role="img" aria-label="{title}: {words}">{"".join(columns)}'
             "</div>")
 
