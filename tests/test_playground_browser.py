@@ -238,6 +238,8 @@ def test_every_width_and_both_themes_and_nothing_from_elsewhere(page):
         page.wait_for_timeout(150)
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        right = "Math.max(...[...document.querySelectorAll('.sp-table')].map(e => e.getBoundingClientRect().right))"
+        assert page.evaluate(f"{right} <= innerWidth"), name
         colours[scheme] = page.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('.sp')).color]"
         )
