@@ -1469,7 +1469,7 @@ def playground(
     specdec playground
 
     specdec playground --port 8866 --no-browser"""
-    from specdec.playground.server import check_server, open_playground
+    from specdec.playground_server import check_server, open_playground
     check_server()
     announce_conversion()
     open_playground(port, browser, host)

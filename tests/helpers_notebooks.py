@@ -21,7 +21,7 @@ LONG = {
     "bench/07_run", "bench/09_report", "bench/10_llamacpp", "drafters/07_head_drafter", "drafters/25_trees",
     "engine/02_models", "engine/04_transformer", "engine/14_device_loop", "engine/15_gguf", "engine/18_batches",
     "lossless/01_proof", "lossless/02_gallery", "lossless/07_check", "lossless/10_audit",
-    "lossless/14_grammars", "use/01_pairs", "use/02_session", "use/03_figures", "use/07_cli",
+    "lossless/14_grammars", "use/01_pairs", "use/06_panel", "use/07_cli",
 }
 
 

@@ -37,8 +37,7 @@ LAYERS = {  # layer → its modules, in order
         "bench.alpha", "bench.prompts", "bench.methods", "bench.grid", "bench.run", "bench.peers", "bench.report",
     ],
     "applications": [
-        "playground.session", "playground.figures", "playground.engine", "playground.panel", "playground.server",
-        "ollama", "doctor", "cli", "__main__",
+        "playground", "playground_server", "ollama", "doctor", "cli", "__main__",
     ],
 }
 FRONT = {"", "_modidx", "bench", "device", "drafters", "lossless", "playground", "train"}  # the packages themselves

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from specdec.playground import server as module
-from specdec.playground.server import REFUSED, is_local, refused, serve_playground, visitor_kernels
+from specdec import playground_server as module
+from specdec.playground_server import REFUSED, is_local, refused, serve_playground, visitor_kernels
 
 pytestmark = pytest.mark.skipif(find_spec("voila") is None, reason="no Voilà, which serves the playground: make setup")
 
@@ -140,7 +140,7 @@ def test_there_are_no_more_kernels_than_there_is_room_for(monkeypatch):
 
 def test_a_visitor_too_many_is_told_so_on_a_page_that_asks_no_other_site(monkeypatch):
     real = subprocess.Popen
-    program = "from specdec.playground import server; server.KERNELS = 0; server.run_server()"
+    program = "from specdec import playground_server as server; server.KERNELS = 0; server.run_server()"
     monkeypatch.setattr(module.subprocess, "Popen",
                         lambda line, **more: real([line[0], "-c", program, *line[3:]], **more))
     with serve_playground() as address:

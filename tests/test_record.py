@@ -230,8 +230,7 @@ def test_the_recorder_changes_nothing(temperature):
     target, drafter = tiny(vocab=40), ModelDrafter(tiny(vocab=40, seed=1), 40)
     texts, source = [], record.RecordingSource(0)
     ids, plain = [3, 1, 4], TorchSource(0)
-    source.sampled = temperature > 0
-    recorder = record.Recorder(texts, lambda ids: f"<{ids[0]}>")
+    recorder = record.Recorder(texts, lambda ids: f"<{ids[0]}>", Transform(temperature))
     with_it = list(speculate(target, drafter, ids, Transform(temperature), source, 3, 20, verify=recorder.verify))
     assert with_it == list(speculate(target, drafter, ids, Transform(temperature), plain, 3, 20))
     assert [n["accepted"] for n in recorder.rounds] == [r.accepted for r in with_it[1:]]

@@ -23,7 +23,6 @@ from bs4 import BeautifulSoup
 import specdec
 from helpers import tool
 from specdec.rejection import residual
-from specdec.result import STATUS_MEANINGS, STATUS_STYLES
 
 ROOT = Path(__file__).parents[1]
 
@@ -551,35 +550,6 @@ def test_no_markdown_is_left_in_signatures():
         pattern.sub(r"\1", "# of [`HeadConfig`](https://example.org/heads.html#headconfig) and [this](x.html)")
         == "# of HeadConfig and [this](x.html)"
     )
-
-
-# Colours of statuses: the site's stylesheet and the package say the same, and both can be read
-
-def contrast(one: str, other: str) -> float:
-    "The contrast ratio of two colours (WCAG 2.1)."
-    def luminance(colour):
-        channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-        return sum(
-            weight * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
-            for weight, c in zip((0.2126, 0.7152, 0.0722), channels)
-        )
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + .05) / (low + .05)
-
-
-def test_static_pages_name_the_statuses_as_the_package_does():
-    script = (ROOT / "nbs" / "use" / "recorded.js").read_text(encoding="utf-8")
-    assert all(f'{status}: "{words}"' in script for status, words in STATUS_MEANINGS.items())
-
-
-@pytest.mark.parametrize("status, style", [item for item in STATUS_STYLES.items() if item[1]])
-def test_statuses_look_the_same_everywhere_and_can_be_read(status, style):
-    said = dict(part.split(":") for part in style.split(";"))
-    styles = (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8")
-    rule = re.search(rf"^\.status-{status} {{ (.*?) }}", styles, re.M)[1]
-    assert dict(part.split(": ") for part in rule.rstrip(";").split("; ")) == said
-    assert contrast(said["color"], said["background"]) >= 4.5
-    assert contrast("#ffffff", "#000000") == 21 and contrast("#999999", "#ffffff") < 4.5  # the measure itself
 
 
 # Opening it elsewhere

@@ -11,12 +11,12 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from specdec.result import STATUS_STYLES
+from specdec.palette import LOOKS
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEIGHT = 1200, 630  # what those who show such pictures ask for
 INK, FAINT, LINK, PAPER = "#1f2328", "#57606a", "#0b5cad", "#ffffff"
-KEPT = STATUS_STYLES["accepted"].split("background:")[1][:7]
+KEPT = LOOKS["accepted"].fill
 SIZE, LINE, LEFT, TOP, LINES = 30, 58, 80, 330, 4
 
 

@@ -2,7 +2,7 @@
 
 `round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
 `recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
-opens a notebook there.
+opens a notebook there. `palette` writes the colours of `specdec/palette.py` into the site's style sheet.
 """
 import argparse
 import ast
@@ -11,17 +11,16 @@ import re
 from html import escape
 from pathlib import Path
 
-from specdec.result import STATUS_STYLES
+from specdec.palette import LOOKS, style_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "nbs" / "images"
+IMAGES, STYLES = ROOT / "nbs" / "images", ROOT / "nbs" / "styles.css"
 INK, FAINT = "#1f2933", "#52606d"
-# "background:#rrggbb"
 FILL = {
     "context": "#e4e7eb",
     "drafted": "#ffffff",
     "dropped": "#f5f7fa",
-    **{status: style[11:18] for status, style in STATUS_STYLES.items() if style},
+    **{name: look.fill for name, look in LOOKS.items()},
 }
 
 
@@ -238,6 +237,14 @@ def draw_badge(words: str) -> str:
     )
 
 
+def with_palette(css: str) -> str:
+    "The site's style sheet with the palette between its two marks."
+    head, _, rest = css.partition("/* The palette: ")
+    mark, _, rest = rest.partition("\n")
+    _, end, tail = rest.partition("/* End of the palette */")
+    return f"{head}/* The palette: {mark}\n{style_sheet()}{end}{tail}"
+
+
 PICTURES = {
     "round": lambda: draw_round(*real_round()),
     "map": lambda: draw_map(layers()),
@@ -248,7 +255,12 @@ PICTURES = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw the pictures in nbs/images.")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(PICTURES)}; all of them if none is named")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"palette, {', '.join(PICTURES)}; all of them if none is named"
+    )
     IMAGES.mkdir(exist_ok=True)
-    for name in parser.parse_args().names or PICTURES:
+    for name in parser.parse_args().names or ["palette", *PICTURES]:
+        if name == "palette":
+            STYLES.write_text(with_palette(STYLES.read_text(encoding="utf-8")), encoding="utf-8")
+            continue
         (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")

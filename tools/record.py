@@ -26,12 +26,12 @@ from specdec.bench.run import environment
 from specdec.core import Source, TorchSource
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
-from specdec.loop import speculate
+from specdec.loop import default_rule, speculate
 from specdec.models import encode, prompts
 from specdec.pairs import Pair, load_pair
-from specdec.playground.session import RecordingSource
+from specdec.playground import RecordingSource
 from specdec.registry import PAIRS
-from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.rejection import acceptance_probability, delta, residual
 from specdec.result import Round
 from specdec.sampling import Transform
 
@@ -78,8 +78,8 @@ def decimals(number) -> float:
 
 class Recorder:
     "A verify rule that leaves the decision to the package's rule and records what led to it."
-    def __init__(self, texts: list[str], decode):
-        self.texts, self.decode, self.rounds = texts, decode, []
+    def __init__(self, texts: list[str], decode, transform: Transform):
+        self.texts, self.decode, self.transform, self.rounds = texts, decode, transform, []
         self.places = {text: i for i, text in enumerate(texts)}
 
     def place(self, token: int) -> int:
@@ -103,9 +103,8 @@ class Recorder:
     def verify(self, p, q, tokens, source: RecordingSource) -> tuple[int, int]:
         "Decide as the package does, and note it."
         before = len(source.drawn)
-        rule = speculative_sampling if source.sampled else greedy_match
-        accepted, own = rule(p, q, tokens, source)
-        *tried, drawn = source.drawn[before:] if source.sampled else [None]
+        accepted, own = default_rule(self.transform)(p, q, tokens, source)
+        *tried, drawn = source.drawn[before:] if self.transform.temperature else [None]
         count = min(accepted + 1, len(tokens))  # draft tokens that were tried
         rows = [delta(p[i], tokens[i]) if q is None else q[i] for i in range(count)]
         positions = [self.position(p[i], rows[i], [tokens[i]] + [own] * (i == accepted)) for i in range(count)]
@@ -133,11 +132,10 @@ def inconsistent(r: dict) -> bool:
 
 def record(pair: Pair, drafter: Drafter, ids: list[int], temperature: float, K: int, texts: list[str]) -> dict:
     "One run, with the texts of its tokens added to the table; `emitted` says how many tokens joined the text."
-    source = RecordingSource(RUNS["seed"])
-    source.sampled = temperature > 0
-    recorder = Recorder(texts, pair.tokenizer.decode)
+    source, transform = RecordingSource(RUNS["seed"]), Transform(temperature)
+    recorder = Recorder(texts, pair.tokenizer.decode, transform)
     first, *rounds = speculate(
-        pair.target, drafter, ids, Transform(temperature), source, K, RUNS["tokens"], pair.eos_ids, recorder.verify
+        pair.target, drafter, ids, transform, source, K, RUNS["tokens"], pair.eos_ids, recorder.verify
     )
     for note, r in zip(recorder.rounds, rounds, strict=True): note["emitted"] = len(r.emitted)
     assert not any(map(inconsistent, recorder.rounds)), "four digits are too few for a draw this close: another seed"
@@ -177,7 +175,8 @@ def record_runs(pairs: dict[str, Pair], prompt: str, temperature: float) -> dict
     for _, (at, lane) in product(range(REPEATS), lanes.items()):
         rounds, taken = timed(pair, lane[0], ids, temperature, lane[1])
         seconds[at].append(taken)
-        if at == "plain": said = [Recorder(texts, pair.tokenizer.decode).place(t) for r in rounds for t in r.emitted]
+        table = Recorder(texts, pair.tokenizer.decode, Transform(temperature))
+        if at == "plain": said = [table.place(t) for r in rounds for t in r.emitted]
         else: assert [len(r.emitted) for r in rounds[1:]] == [r["emitted"] for r in runs[at]["rounds"]]
     for at, run in runs.items(): run["ends"] = median_ends(seconds[at])
     plain = {"prompt": prompt, "temperature": temperature, "text": said, "ends": median_ends(seconds["plain"])}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from specdec.playground.server import serve_playground
+from specdec.playground_server import serve_playground
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "images" / "playground.png"
 LIMIT = 180_000  # ms, for loading the model and for the run
