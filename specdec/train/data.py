@@ -147,9 +147,9 @@ def settings(cls: type[T]) -> type[T]:
             first = error.errors()[0]
             if first["type"] == "value_error": raise first["ctx"]["error"] from None
             name = str(first["loc"][0]) if first["loc"] else cls.__name__
-            if first["type"] == "too_short": raise InputError(f"{name} must not be empty.") from None
-            wanted = first["msg"].replace("Input should", "should")
-            raise InputError(f"{name} {wanted}, not {first['input']!r}.") from None
+            wanted = first["msg"].replace("Input should", "should") + f", not {first['input']!r}"
+            if first["type"] == "too_short": wanted = "must not be empty"
+            raise InputError(f"{name} {wanted}.") from None
     made.__init__ = __init__
     return made
 
