@@ -1219,10 +1219,10 @@ def test_on_a_gpu_a_pair_takes_the_devices_loop_where_it_can(fake, monkeypatch, 
     loops = {name: result.loop for name, result in found.items()}
     assert loops == dict(usual="device", again="device", plain="device", host="host", rule="device", mine="host")
     assert found["usual"].rounds == found["again"].rounds
-    kept = [key for decoders in pair.decoders.values() for decoder in decoders for key in decoder.loops]
-    assert len(fake.graphs) == sum(4 if loop.state.K else 3 for decoders in pair.decoders.values()
-                                   for decoder in decoders for loop in decoder.loops.values())
-    assert len(set(kept)) == len(kept) and not recwarn.list  # captured once for each method and rule
+    loops = [loop for decoders in pair.decoders.values() for decoder in decoders for loop in decoder.loops.values()]
+    drafting = sum(loop.state.K > 0 for loop in loops)  # one loop for each method and rule, captured once
+    assert 2 <= len(loops) <= 3 and drafting == len(loops) - 1
+    assert len(fake.graphs) == 4 * drafting + 3 and not recwarn.list
     assert pair_of(MyLookup()).generate(PROMPT, max_new_tokens=4).loop == "host"
 
 
