@@ -1258,7 +1258,7 @@ def test_how_to_decode_where_no_pair_has_that_target():
 
 def test_what_a_training_run_is_told(tmp_path, monkeypatch):
     "Every folder and file of the command reaches the configuration; what excludes each other is bad input."
-    from specdec.train import command as training
+    from specdec.train import export as training
     asked, told = tmp_path / "asked.jsonl", []
     asked.write_text('{"prompt": "Why?"}')
     (tmp_path / "before").mkdir()

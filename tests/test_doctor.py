@@ -27,7 +27,7 @@ from specdec import (
     models,
     pairs,
     profiling,
-    speculative,
+    rejection,
 )
 from specdec.cli import ExitCode, app
 from specdec.device import ops
@@ -423,7 +423,7 @@ def test_a_loop_that_fails_is_a_line_and_the_rest_is_told(quick, monkeypatch):
 def test_a_loop_with_another_law(monkeypatch):
     "The device's: see test_device_loop, test_a_wrong_loop_has_another_law."
     assert [doctor.law_error(kind) for kind in ("lookup", "model")] == ["0", "0"]
-    monkeypatch.setattr(speculative, "speculative_sampling", speculative.greedy_match)
+    monkeypatch.setattr(rejection, "speculative_sampling", rejection.greedy_match)
     assert all(Fraction(doctor.law_error(kind)) > 0 for kind in ("lookup", "model"))
 
 
