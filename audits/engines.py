@@ -14,17 +14,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 import numpy as np
 import torch
 
-from specdec.gguf import export_gguf
-from specdec.loading import load
-from specdec.lossless.check import (
-    DecoderReport,
-    Generate,
-    check_decoder,
-    e_processes,
-    law_after,
-    power_of,
-)
-from specdec.sampling import Transform
+from specdec.lossless.check import DecoderReport, Generate, check_decoder, distribution_after, e_processes, power_of
+from specdec.models.gguf import export_gguf
+from specdec.models.loading import load
+from specdec.sampling import SamplingParams
 
 from .rules import Audited, no_verdict
 
@@ -151,7 +144,7 @@ def judge_engine(
         engine = opened(checkpoints, True)
         found = report(engine)
         if not engine.accepted: return no_verdict("it never accepted a draft token")
-        processes = e_processes(found.bins, law_after(target, prompt, Transform(1.0)))
+        processes = e_processes(found.bins, distribution_after(target, prompt, SamplingParams(1.0)))
         return engine_findings(found, smallest_seen(processes, samples), engine.accepted)
 
 

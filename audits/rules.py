@@ -13,56 +13,56 @@ import torch
 from torch import Tensor
 
 from specdec.lossless.check import SIZES, VerifyCase, VerifyReport, check_verify, verify_cases
-from specdec.lossless.enumerate import exact_law
-from specdec.lossless.proof import Next, completed, sampled, target_law
+from specdec.lossless.enumerate import exact_distribution
+from specdec.lossless.proof import Next, completed, sampled, target_distribution
 from specdec.lossless.torch_rng import drawn_from
-from specdec.rejection import VerifyRule, delta
+from specdec.verify import VerifyRule, delta
 
 Logits = Callable[[Tensor], Tensor]               # ids [1, n] → logits [1, n, V]
 WholeRound = Callable[[Logits, Logits, int], list[int]]  # target, draft, K → 1…K + 1 new tokens
 PROMPT = torch.zeros(1, 1, dtype=torch.long)      # one token stands before everything
 
 
-def model_of(law: Next) -> Logits:
+def model_of(distribution: Next) -> Logits:
     "A model that gives this law after the prompt."
     def logits(ids: Tensor) -> Tensor:
         text = ids[0, 1:].tolist()
-        rows = [law(tuple(text[:i])).astype(float) for i in range(len(text) + 1)]
+        rows = [distribution(tuple(text[:i])).astype(float) for i in range(len(text) + 1)]
         return torch.stack([torch.tensor(row) for row in rows]).log()[None]
     return logits
 
 
 def check_round(
     name: str, fn: WholeRound, cases: list[VerifyCase],
-    wanted: Callable[[Next], Next] = lambda law: law,  # what the options make of the target's law
+    wanted: Callable[[Next], Next] = lambda distribution: distribution,  # what the options make of the target's law
 ) -> VerifyReport:
     "As `check_verify`, for a function that drafts as well."
     report = VerifyReport(name, "tensors", 1e-6)
     for case in cases:
-        def program(source):
-            with drawn_from(source): return tuple(fn(model_of(case.p), model_of(case.q), case.K))
-        law = wanted(case.p)
-        try: found = completed(exact_law(program), law, case.K + 1)
+        def program(rng):
+            with drawn_from(rng): return tuple(fn(model_of(case.p), model_of(case.q), case.K))
+        distribution = wanted(case.p)
+        try: found = completed(exact_distribution(program), distribution, case.K + 1)
         except Exception as error:
             report.raised = f"{type(error).__name__}: {error} (case: {case})"
             break
-        report.add(case, found, target_law(law, case.K + 1))
+        report.add(case, found, target_distribution(distribution, case.K + 1))
     return report
 
 
-def without_zeros(law: Next) -> Next:
+def without_zeros(distribution: Next) -> Next:
     "A law that gives every token something, and no two of them the same."
     def mixed(text):
-        row = law(text)
+        row = distribution(text)
         ramp = [Fraction(2 * i, len(row) * (len(row) + 1)) for i in range(1, len(row) + 1)]
         return (row + ramp) / 2
     return mixed
 
 
-def at_zero(law: Next) -> Next:
+def at_zero(distribution: Next) -> Next:
     "What temperature 0 leaves of a law: its likeliest token."
     def sure(text):
-        row = law(text)
+        row = distribution(text)
         return delta(row, int(row.argmax()))
     return sure
 
@@ -83,7 +83,7 @@ def as_round(rule: VerifyRule) -> WholeRound:
 
 def rotalabs_accel() -> VerifyRule:
     from rotalabs_accel.speculative.sampling import rejection_sample
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         for i, token in enumerate(tokens):
             drafted = torch.tensor(token)
             accepted, said = rejection_sample(p[i, token], q[i, token], drafted, p[i].log())
@@ -95,7 +95,7 @@ def rotalabs_accel() -> VerifyRule:
 def tightwad() -> VerifyRule:
     from tightwad import speculation
     speculation.random = SimpleNamespace(random=lambda: torch.rand(()))  # it draws with Python's
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         drafts = [speculation.DraftToken(token, float(q[i, token].log()))
                   for i, token in enumerate(tokens)]
         said = [int(torch.multinomial(row, 1)) for row in p]  # the target's own samples
@@ -109,7 +109,7 @@ def tightwad() -> VerifyRule:
 
 def dflash() -> VerifyRule:
     from dflash.model import _rejection_sample
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         num_accepted, next_token = _rejection_sample(torch.tensor([tokens]), p[None], q[None])
         return num_accepted, int(next_token)
     return verify
@@ -117,7 +117,7 @@ def dflash() -> VerifyRule:
 
 def flashspec() -> VerifyRule:
     from flashspec.sampling.rejection import rejection_sample
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         K = len(tokens)
         ids, first, _ = rejection_sample(
             PROMPT, q[None].log(), p[None, :K].log(), torch.tensor([tokens]), K)
@@ -137,7 +137,7 @@ class _Softmax:
 def economize() -> VerifyRule:
     from economize.decoding.verifiers import RejectionVerifier
     verifier = RejectionVerifier.__new__(RejectionVerifier)  # its configuration isn't read
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         history = torch.zeros(len(p), dtype=torch.long)
         return verifier.verify(p.log(), tokens, q, _Softmax(), history, 1)
     return verify
@@ -163,7 +163,7 @@ def sequential_speculative_decoding() -> WholeRound:
 
 def rotalabs_verify_tokens() -> WholeRound:
     from rotalabs_accel.speculative.core import verify_tokens
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         def model(ids, **_): return SimpleNamespace(logits=p.log()[None], past_key_values=None)
         drafted = torch.tensor(tokens)
         told = q[range(len(tokens)), drafted]  # the draft's probability of each token, no more
@@ -174,7 +174,7 @@ def rotalabs_verify_tokens() -> WholeRound:
 
 def rotalabs_eagle_verify() -> WholeRound:
     from rotalabs_accel.speculative.eagle import eagle_verify
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         def model(ids, **_): return SimpleNamespace(logits=p.log()[None], past_key_values=None)
         drafted = torch.tensor([tokens])
         told = q[range(len(tokens)), drafted[0]][None]
@@ -194,7 +194,7 @@ def capped_hsd() -> WholeRound:
 
 def other_specdec() -> VerifyRule:
     SpecDecoder = _theirs("specdec").SpecDecoder
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         decoder = SpecDecoder.__new__(SpecDecoder)  # without loading its models
         decoder.device = "cpu"
         decoder.big_model = lambda ids: SimpleNamespace(logits=p.log()[None])
@@ -329,7 +329,7 @@ def flashmap() -> WholeRound:
 
 def transformers_sampling(weight: float | None = None) -> VerifyRule:
     from transformers.generation.utils import _speculative_sampling
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         said, accepted = _speculative_sampling(
             torch.tensor([[0, *tokens]]), q.log()[None], len(tokens), p.log()[None], weight)
         return int(accepted), int(said[0, -1])
@@ -432,8 +432,8 @@ def judge_rule(rule: VerifyRule, run: int) -> dict: # findings; `run` is for tho
 def judge_round(
     fn: WholeRound, run: int,
     sizes: Sequence[tuple[int, int]] = SIZES,          # (K, V)
-    given: Callable[[Next], Next] = lambda law: law,   # what is made of both models' laws
-    wanted: Callable[[Next], Next] = lambda law: law,  # what the options make of the target's
+    given: Callable[[Next], Next] = lambda distribution: distribution,  # what is made of both models' laws
+    wanted: Callable[[Next], Next] = lambda distribution: distribution,  # what the options make of the target's
 ) -> dict: # findings
     "The exact law of a whole round."
     cases = [replace(case, p=given(case.p), q=given(case.q))

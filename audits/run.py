@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specdec.errors import ModelError, check, require_int
 from specdec.files import first_line
-from specdec.models import cache_home
+from specdec.models.hub import cache_home
 
 from .engines import ENGINES
 from .rules import RULES, Audited, no_verdict

@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
     from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
     from specdec.drafters.head import HeadDrafter
-    from specdec.loading import load
-    from specdec.lossless.block import block_verification
+    from specdec.models.loading import load
+    from specdec.verify import block_verification
     from specdec.lossless.check import check_decoder, check_verify
-    from specdec.models import prompts
-    from specdec.pairs import Pair, load_pair
+    from specdec.models.hub import prompts
+    from specdec.pair import Pair, load_pair
     from specdec.registry import PairSpec, get_pair, list_pairs
 
 # %% ../nbs/use/08_package.ipynb #e9833e50
@@ -37,13 +37,13 @@ _HOMES = {
     "ModelError": "errors",
     "NumericalError": "errors",
     "SpecdecError": "errors",
-    "prompts": "models",
-    "load": "loading",
-    "Pair": "pairs",
+    "prompts": "models.hub",
+    "load": "models.loading",
+    "Pair": "pair",
     "PairSpec": "registry",
     "list_pairs": "registry",
     "get_pair": "registry",
-    "load_pair": "pairs",
+    "load_pair": "pair",
     "NGramDrafter": "drafters.lookup",
     "ModelDrafter": "drafters.model",
     "SuffixDrafter": "drafters.lookup",
@@ -51,7 +51,7 @@ _HOMES = {
     "AdaptiveDrafter": "drafters.choose",
     "AdaptiveLookahead": "drafters.choose",
     "HeadDrafter": "drafters.head",
-    "block_verification": "lossless.block",
+    "block_verification": "verify",
     "check_verify": "lossless.check",
     "check_decoder": "lossless.check",
 }  # name → the module that defines it

@@ -16,12 +16,12 @@ import math
 
 import torch
 
-from .core import TorchSource
+from .sampling import SeededRandom
 from .errors import InputError, check
 from .result import GenerationResult
 from .files import append_whole, fingerprint, numbered_lines, parse_json, written_whole
-from .models import encode, find_model, folder_digest
-from .pairs import Pair, drafter_name, find_drafter, place_named, rule_name
+from .models.hub import encode, find_model, folder_digest
+from .pair import Pair, drafter_name, find_drafter, place_named, rule_name
 
 # %% ../nbs/use/07_answers.ipynb #9086b691
 Asked = str | list[dict] # a text, or the messages of a chat
@@ -233,7 +233,7 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
     for i, prompt in enumerate(prompts):
         with place_named(i, len(prompts)): ids.append(encode(pair.tokenizer, prompt))
     wanted = (known[0].run or {}).get("seed") if seed is None and known else seed
-    seed = TorchSource(wanted).seed >> (wanted is None)  # room for one more each prompt
+    seed = SeededRandom(wanted).seed >> (wanted is None)  # room for one more each prompt
     run = run_asked(pair, method, settings | {"seed": seed}, ids, trained, revision)
     found = check_same(known, run, ids, seed, file)
     with open(file, "ab") as held: # a line that was torn goes; one that was only not ended is

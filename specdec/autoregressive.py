@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .core import Source
+from .sampling import RandomSource, SamplingParams, check_logits
 from .errors import check, require_int
-from .sampling import Transform, check_logits
 
 # %% ../nbs/path/01_autoregressive.ipynb #d734cb18
 class LogitsFunction(Protocol):
@@ -23,8 +22,8 @@ class LogitsFunction(Protocol):
 
 def generate_uncached(model: LogitsFunction, # ids [1, T] → logits [1, T, V]
                       prompt: list[int],     # token ids, at least one
-                      transform: Transform,
-                      source: Source,        # all randomness
+                      sampling: SamplingParams,
+                      rng: RandomSource,     # all randomness
                       max_new_tokens: int,
                       eos_ids: frozenset[int] = frozenset(), # stop after one of these
                      ) -> Iterator[int]: # the new tokens, one at a time
@@ -33,15 +32,16 @@ def generate_uncached(model: LogitsFunction, # ids [1, T] → logits [1, T, V]
     naming the step whose logits are not a distribution."""
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
     max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
-    return _generate_uncached(model, list(prompt), transform, source, max_new_tokens, eos_ids)
+    return _generate_uncached(model, list(prompt), sampling, rng, max_new_tokens, eos_ids)
 
 @torch.inference_mode()
-def _generate_uncached(model: LogitsFunction, ids: list[int], transform: Transform, source: Source,
+def _generate_uncached(model: LogitsFunction, ids: list[int], sampling: SamplingParams,
+                       rng: RandomSource,
                        max_new_tokens: int, eos_ids: frozenset[int]) -> Iterator[int]:
     "The loop itself; `ids` grows."
     for step in range(max_new_tokens):
         logits = model(torch.tensor([ids]))[0, -1]
         check_logits(logits, f"The model, at step {step} (after {len(ids)} tokens)")
-        ids.append(source.categorical(transform(logits)))
+        ids.append(rng.categorical(sampling.probs(logits)))
         yield ids[-1]
         if ids[-1] in eos_ids: return

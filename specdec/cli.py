@@ -270,11 +270,10 @@ def read_settings(
     seed: int | None, **others,
 ) -> dict:
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
-    from specdec.sampling import Transform
-    from specdec.core import TorchSource
+    from specdec.sampling import SamplingParams, SeededRandom
     from specdec.errors import check
-    Transform(temperature, top_k, top_p)
-    TorchSource(seed)
+    SamplingParams(temperature, top_k, top_p)
+    SeededRandom(seed)
     check(all(stop or []), "A stop string is empty: leave --stop out, or give it some text.")
     return dict(
         stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
@@ -287,7 +286,7 @@ def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dic
     check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
     if schema is None: return dict(logprobs=logprobs)
     from specdec.files import parse_json, read_bytes
-    from specdec.grammars import JSONSchema
+    from specdec.constraints import JSONSchema
     data = parse_json(read_bytes(schema, most=10**7), str(schema))
     return dict(logprobs=logprobs, grammar=JSONSchema(data))
 
@@ -310,7 +309,7 @@ def or_rebuild(action: Callable[[], object]): # what needs the default model
     """Do it; where the stored model turns out to be damaged and a person is there to answer, offer
     to rebuild it and do it again."""
     from specdec.errors import ModelError
-    from specdec.models import fetch as fetch_model
+    from specdec.models.hub import fetch as fetch_model
     try:
         return action()
     except ModelError as error:
@@ -325,16 +324,16 @@ def or_rebuild(action: Callable[[], object]): # what needs the default model
 # %% ../nbs/use/07_cli.ipynb #5e8e463a
 def announce_conversion(rebuild: bool = False) -> None:
     "Say so on standard error if the default model is about to be converted."
-    from specdec.models import cache_home
+    from specdec.models.hub import cache_home
     if rebuild or not (cache_home() / "smollm2").exists():
         typer.echo("Getting the default model ready, once; this takes about 20 s.", err=True)
 
 def any_pair(target: str, draft: str | None, device: str, dtype: str, method: str,
-             drafter: Path | None, revision: str | None): # a specdec.pairs.Pair
+             drafter: Path | None, revision: str | None): # a specdec.pair.Pair
     "A pair of any two models; raises `InputError` or `ModelError`."
     from specdec.drafters.lookup import SuffixDrafter
-    from specdec.models import find_model
-    from specdec.pairs import Pair, load_spec
+    from specdec.models.hub import find_model
+    from specdec.pair import Pair, load_spec
     from specdec.registry import PairSpec
     lookup, plain = draft == "lookup", method == "plain"
     if draft and not (lookup or plain): find_model(draft)  # sooner than the target is looked at
@@ -350,10 +349,10 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
               method: str = "speculative",  # of `load_pair`, as are drafter and revision
               drafter: Path | None = None, target: str | None = None, draft: str | None = None,
               revision: str | None = None,
-              config=None): # a specdec.config.Config, in place of all that → a specdec.pairs.Pair
+              config=None): # a specdec.config.Config, in place of all that → a specdec.pair.Pair
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
     from specdec.errors import check
-    from specdec.pairs import Pair, load_pair
+    from specdec.pair import Pair, load_pair
     from specdec.registry import SlowerWarning, list_pairs
     check_models(name, target, draft, drafter)
     def opened():
@@ -504,7 +503,7 @@ def generate(
         file = with_options(config, context, device=device, dtype=dtype, method=how, **settings)
         settings = file.decoding.settings()
         how = settings.pop("method")
-    def opened(): # a specdec.pairs.Pair
+    def opened(): # a specdec.pair.Pair
         return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
 
     settings |= wanted | {"method": how}
@@ -593,7 +592,7 @@ def compare(
     specdec compare - --json < prompt.txt | python -m json.tool"""
     from specdec.answers import comparison, verdict
     from specdec.errors import check
-    from specdec.loading import fits_plain
+    from specdec.models.loading import fits_plain
     text = read_prompt(prompt, raw)
     settings = read_settings(stop, temperature, top_k, top_p, seed,
                              K=K, max_new_tokens=max_new_tokens)
@@ -686,8 +685,7 @@ def fetch(
     specdec fetch
 
     specdec fetch --rebuild"""
-    from specdec.models import check_folder
-    from specdec.models import fetch as fetch_model
+    from specdec.models.hub import check_folder, fetch as fetch_model
     announce_conversion(rebuild)
     folder = fetch_model(rebuild)
     digest = or_rebuild(lambda: check_folder(folder))
@@ -1020,9 +1018,8 @@ def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
     "What `specdec load --json` prints; MB are 10⁶ bytes."
     import time
 
-    from specdec.loading import load as load_by_name
-    from specdec.loading import memory_needed
-    from specdec.pairs import Pair
+    from specdec.models.loading import load as load_by_name, memory_needed
+    from specdec.pair import Pair
     start = time.perf_counter()
     model: Any = load_by_name(name, device, dtype, use="plain")
     seconds = time.perf_counter() - start
@@ -1164,7 +1161,7 @@ def prompts(
 
     specdec prompts --source questions.jsonl --json"""
     from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts
-    from specdec.models import find_tokenizer, load_tokenizer
+    from specdec.models.hub import find_tokenizer, load_tokenizer
     if target == "smollm2": announce_conversion()
     tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)))
     dataset = PromptDataset.load(source, tokenizer)
@@ -1260,9 +1257,9 @@ def is_head(name: str) -> bool:
 
 def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a head's
     "What `specdec export --json` prints, once the file is written."
-    from specdec.gguf import export_gguf, export_head, original_gguf
+    from specdec.models.gguf import export_gguf, export_head, original_gguf
     if is_head(name):
-        from specdec.loading import load as load_by_name
+        from specdec.models.loading import load as load_by_name
         from specdec.drafters.load import find_drafter
         export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
         serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
@@ -1277,7 +1274,7 @@ def export_original(file: Path, out: Path) -> None:
     "A copy of the file that a model comes from."
     import shutil
 
-    from specdec.gguf import gguf_path
+    from specdec.models.gguf import gguf_path
     from specdec.files import written_whole
     with written_whole(gguf_path(out)) as partial: shutil.copyfile(file, partial)
 
@@ -1436,7 +1433,8 @@ def check_served(
                           false_positive_rate=alarm, ends=frozenset(ends or ()))
     found = report.found
     if as_json: typer.echo(json.dumps({
-        "url": report.url, "law": report.law, "lossless": report.lossless, "proof": found.proof,
+        "url": report.url, "law": report.distribution, "lossless": report.lossless,
+        "proof": found.proof,
         "samples": found.samples, "planned": found.planned, "alarm": found.false_positive_rate,
         "distance": found.distance, "power": found.power, "takes": report.takes,
         "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from .profiling import PhaseTimer
 from .result import Event, GenerationResult, Round
-from .logprobs import WatchedLM
-from .models import TextStream
+from .constraints import WatchedLM
+from .models.hub import TextStream
 
 # %% ../nbs/use/00_completion.ipynb #b21b2278
 class StopChecker:

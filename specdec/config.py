@@ -21,7 +21,7 @@ from pydantic import (
 from .errors import InputError, check
 from .files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
 from .files import written_whole
-from .lossless.rules import LossyLenience
+from .verify import LossyLenience
 
 # %% ../nbs/use/09_config.ipynb #3b49e084
 class _Section(BaseModel):

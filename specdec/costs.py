@@ -23,23 +23,22 @@ import numpy as np
 import torch
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from .core import Source, TorchSource
+from .sampling import RandomSource, SamplingParams, SeededRandom
 from .drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 from specdec.drafters.choose import (
     MOST, AdaptiveDrafter, HybridDrafter, adaptive, default_cost, gives_trees, head_of,
     layers_of, paying_tree,
 )
 from .drafters.head import HeadDrafter
-from .drafters.trees import TreeDrafter
+from .drafters.tree import TreeDrafter
 from .errors import InputError, ModelError, check, to_number
 from .loop import speculate
 from .files import locked, say
-from .models import cache_home
 from .files import written_together
+from .models.hub import cache_home
 from .profiling import PhaseTimer
-from .protocol import CausalLM
-from .sampling import Transform
-from .transformer import Llama
+from .models.protocol import CausalLM
+from .models.llama import Llama
 
 # %% ../nbs/engine/16_costs.ipynb #60e99909
 LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # draft tokens of the rounds that are timed
@@ -63,10 +62,10 @@ class ScheduledState(WrapperState):
         super().__init__(inner)
         self.scheduled = scheduled
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "As many tokens as the schedule says, if there is room for them."
         n = min(K, next(self.scheduled.lengths))
-        draft = self.inner.propose(n, transform, source) if n else Draft([])
+        draft = self.inner.propose(n, sampling, rng) if n else Draft([])
         self.scheduled.made.append(len(draft.tokens))
         return draft
 
@@ -80,7 +79,7 @@ class ConstantDrafter:
         "Nothing to remember."
         return self
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "It is hardly ever right."
         return Draft([0] * K)
 
@@ -106,7 +105,7 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
     text = torch.randint(target.vocab_size, (held,), generator=draw).tolist()
     timer, most = PhaseTimer(target.device), max(1, *lengths)
     drafter = ScheduledDrafter(drafter, lengths)
-    rounds = speculate(target, drafter, text, Transform(temperature), TorchSource(0), most,
+    rounds = speculate(target, drafter, text, SamplingParams(temperature), SeededRandom(0), most,
                   1 + len(lengths) * (most + 1), timer=timer)
     played = list(islice(rounds, 1 + len(lengths)))[1:]
     seconds = [end - start for _, start, end in timer.spans[3:]]  # the first three are the prompt's
@@ -491,8 +490,9 @@ def timed_steps(target: CausalLM, drafter: Drafter,
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     most, lengths = max(1, *lengths), (lengths[0], *lengths)
     prompts = torch.randint(target.vocab_size, (size, held), generator=draw).tolist()
-    texts = [Request(target, prompt, ScheduledDrafter(drafter, lengths), Transform(temperature),
-                       TorchSource(i), most, 1 + len(lengths) * (most + 1))
+    texts = [Request(target, prompt, ScheduledDrafter(drafter, lengths),
+                     SamplingParams(temperature),
+                       SeededRandom(i), most, 1 + len(lengths) * (most + 1))
              for i, prompt in enumerate(prompts)]
     count, ends = [0] * size, np.zeros(1 + len(lengths))
     drafted = np.zeros(1 + len(lengths))

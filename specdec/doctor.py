@@ -109,7 +109,7 @@ def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
     "What is wrong with packed products of this dtype on this CPU."
     import torch
     import torch.nn.functional as F
-    from specdec.layouts import Linear
+    from specdec.models.linear import Linear
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 64, generator=generator).to(dtype) for rows in (96, 8))
     packed, exact = Linear(weight.clone()), F.linear(x.double(), weight.double())
@@ -118,7 +118,7 @@ def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
     name = str(dtype).removeprefix("torch.")
     if not error < 8 * torch.finfo(dtype).eps:
         return f"Products of packed {name} weights are wrong by {error:.1g} on this processor."
-    if packed.same_rows and not torch.equal(packed(x[:1])[0], rows[0]):
+    if packed.batch_invariant and not torch.equal(packed(x[:1])[0], rows[0]):
         return f"A {name} row has other bits alone than among others, on this processor."
     return ""
 
@@ -127,15 +127,15 @@ def processor(findings: Findings) -> dict:
     "What the CPU is, and what it can do for decoding."
     import torch
     from specdec.costs import processor_name
-    from specdec.layouts import has_layouts, has_same_rows, has_tiles
-    from specdec.loading import layouts_used
-    from specdec.models import has_bfloat16
+    from specdec.models.linear import has_layouts, has_tiles, is_batch_invariant
+    from specdec.models.loading import layouts_used
+    from specdec.models.hub import has_bfloat16
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
     if threads > here: findings.warnings.append(
         f"torch computes with {threads} threads on {here} cores, and they will wait for each "
         f"other: set OMP_NUM_THREADS={here}.")
     library = torch.backends.mkldnn.is_available()
-    packed = {"float32": has_same_rows(cpu, torch.float32),
+    packed = {"float32": is_batch_invariant(cpu, torch.float32),
               "bfloat16": library and has_layouts(cpu, torch.bfloat16)}
     errors = [packed_error(getattr(torch, name)) for name, used in packed.items() if used]
     findings.problems += [error for error in errors if error]
@@ -149,7 +149,7 @@ def processor(findings: Findings) -> dict:
 def free_memory(device: "str | torch.device" = "cpu") -> int | None: # bytes
     "What this process may still take there; None where the system doesn't say."
     import torch
-    from specdec.loading import memory_free_mb
+    from specdec.models.loading import memory_free_mb
     free = memory_free_mb(torch.device(device))
     return None if free == float("inf") else int(free * 1e6)
 
@@ -175,7 +175,7 @@ def check_room(findings: Findings, free: int | None, needs: int, where: str) -> 
 
 def memory(findings: Findings) -> dict:
     "What is free, and whether the default model fits."
-    from specdec.models import pick_dtype
+    from specdec.models.hub import pick_dtype
     free, needs = free_memory(), needed(pick_dtype())
     check_room(findings, free, needs, "for the CPU")
     return {"free_bytes": free, "needed_bytes": needs}
@@ -216,7 +216,7 @@ def device_facts(device: "torch.device") -> dict:
     "What there is to know about a device."
     import torch
     from specdec.costs import processor_name
-    from specdec.models import has_bfloat16, pick_dtype
+    from specdec.models.hub import has_bfloat16, pick_dtype
     from specdec.profiling import memory_bandwidth
     cuda, free = device.type == "cuda", free_memory(device)
     # 13000 is 13.0; PyTorch's types leave it out
@@ -236,7 +236,7 @@ def device_facts(device: "torch.device") -> dict:
 def devices(findings: Findings) -> list[dict]:
     "The devices that PyTorch can use, the one that `auto` takes first."
     import torch
-    from specdec.models import pick_device
+    from specdec.models.hub import pick_device
     found = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available(): found.append(torch.device("mps"))
     facts = [device_facts(device) for device in [*found, torch.device("cpu")]]
@@ -258,7 +258,7 @@ def unwritable(folder: Path) -> str: # empty: it can be written
 def model(findings: Findings) -> dict:
     "The default model: ready, absent or damaged; and whether there is a place for it."
     from specdec.errors import ModelError
-    from specdec.models import cache_home, check_folder
+    from specdec.models.hub import cache_home, check_folder
     folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
     here, state, held = folder.exists(), "absent", None
     # a cache that is read-only on purpose does, where the model is in it
@@ -308,17 +308,17 @@ def costs_line(facts: dict) -> str:
 
 def calibrate_default() -> None:
     "Measure what drafting costs with the default pair on this machine, and keep it."
-    from specdec.pairs import load_pair
+    from specdec.pair import load_pair
     load_pair("smollm2").calibrate()  # type: ignore[attr-defined]
 
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
 PROMPT, TOKENS, K = [1, 2, 3, 1, 2], 48, 3
 
-def tiny_model(device: "torch.device"): # a specdec.transformer.Llama
+def tiny_model(device: "torch.device"): # a specdec.models.llama.Llama
     "A random Llama in float32, the same on every machine, written to a folder and loaded from it."
     import torch
     from safetensors.torch import save_file
-    from specdec.loading import load_model
+    from specdec.models.loading import load_model
     from transformers import LlamaConfig, LlamaForCausalLM
     config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
@@ -344,7 +344,7 @@ def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
                 loop: str | None = None, # None: the one that the pair takes
                ) -> tuple[list[int], str, str]: # token ids; the loop; why nothing was recorded
     "The greedy text of a pair, by which loop, and what that warned of."
-    from specdec.pairs import Pair
+    from specdec.pair import Pair
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         result = Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=TOKENS, loop=loop,
@@ -354,7 +354,7 @@ def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
     return result.generated_ids, result.loop, why
 
 # %% ../nbs/use/10_doctor.ipynb #d2f04ab9
-def law_error(kind: str) -> str: # distance from the target's law, a fraction
+def distribution_error(kind: str) -> str: # distance from the target's law, a fraction
     "How far the law of the loop is from the target's, with drafts by lookup or by a model."
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
@@ -380,7 +380,7 @@ def compared(device: "torch.device", kind: str, target, drafter, findings: Findi
         f"tokens: {bug}")
     if why: findings.problems.append(f"{where} a recording failed. {why}")
     cuda = device.type == "cuda"
-    error = None if cuda else law_error(kind)  # the same fractions everywhere
+    error = None if cuda else distribution_error(kind)  # the same fractions everywhere
     if error not in (None, "0"): findings.problems.append(
         f"{where} the law of the host's loop differs from the target's by {error}: {bug}")
     return {"device": str(device), "drafter": kind, "tokens": len(expected), "equal": at is None,

@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .batches import BatchCache, keep_rows, read_batch, read_tree, reads_trees
-from .core import Source
+from .models.batch import BatchCache, keep_rows, read_batch, read_tree, reads_trees
+from .sampling import RandomSource, SamplingParams, check_logits, likeliest
 from .errors import check
 from .profiling import PhaseTimer
 from .result import Round
 from specdec.drafters.base import (
     Draft, Drafter, DraftState, DraftsTrees, apply_rule, ask, check_state,
 )
-from .kvcache import KVCache
-from .protocol import CausalLM
-from .rejection import VerifyRule, default_rule, greedy_match, walk
-from .requests import check_request, token_ids
-from .sampling import Transform, check_logits, likeliest
+from .cache import KVCache
+from .models.protocol import CausalLM
+from .verify import VerifyRule, default_rule, greedy_match, walk
 
 # %% ../nbs/path/04_speculative.ipynb #f0a686d0
 def _read(target: CausalLM, tokens: list[int], cache: KVCache, layers: Iterable[int],
@@ -53,8 +51,8 @@ class Request:
         target: CausalLM,
         prompt: Iterable[int],            # token ids, at least one; a list, an array, a tensor [T]
         drafter: Drafter,                 # weights, which requests may share
-        transform: Transform,             # logits → p
-        source: Source,                   # all random draws
+        sampling: SamplingParams,         # logits → p
+        rng: RandomSource,                # all random draws
         K: int = 5,                       # draft tokens per round, at most; of a tree, nodes
         max_new_tokens: int = 128,        # fewer where the target's context ends
         eos_ids: Set[int] = frozenset(),  # it ends after one of these
@@ -69,8 +67,8 @@ class Request:
         self.prompt = token_ids(prompt)
         checked = check_request(target, self.prompt, K, max_new_tokens, eos_ids)
         self.K, max_new_tokens, self.eos_ids = checked
-        self.drafter, self.transform, self.source = drafter, transform, source
-        self.verify = verify or default_rule(transform)
+        self.drafter, self.sampling, self.rng = drafter, sampling, rng
+        self.verify = verify or default_rule(sampling)
         self.limit = min(len(self.prompt) + max_new_tokens, target.context_length)
         self.vocab_size = target.vocab_size
         self.capacity = self.limit  # positions that the target's cache needs
@@ -108,7 +106,7 @@ def draft(request: Request) -> Draft:
     room = request.limit - len(request.tokens) - 1
     if room == 0: return Draft([])
     n = request.K if request.branches else min(request.K, room) # a tree's K counts nodes
-    proposal = ask(request.state, n, request.transform, request.source, request.vocab_size,
+    proposal = ask(request.state, n, request.sampling, request.rng, request.vocab_size,
                    request.branches)
     return proposal.up_to(room)
 
@@ -130,17 +128,17 @@ def verify(target: CausalLM, requests: list[Request], drafts: list[Draft],
 def decide(request: Request, draft: Draft, output: Output) -> tuple[list[int], list[int]]:
     "Which draft tokens are accepted, by their places, and what joins the sequence."
     logits = check_logits(output[0], f"The target, after {len(request.tokens)} tokens")
-    rule, transform, source = request.verify, request.transform, request.source
+    rule, sampling, rng = request.verify, request.sampling, request.rng
     if draft.is_chain:
-        p = logits if rule is greedy_match else transform(logits)  # the same verdict
-        num_accepted, next_token = apply_rule(rule, p, draft.q, draft.tokens, source)
+        p = logits if rule is greedy_match else sampling.probs(logits)  # the same verdict
+        num_accepted, next_token = apply_rule(rule, p, draft.q, draft.tokens, rng)
         path = list(range(num_accepted))
-    elif transform.temperature == 0: # a tree, walked by the target's likeliest tokens
+    elif sampling.temperature == 0: # a tree, walked by the target's likeliest tokens
         best = likeliest(logits).tolist()
         path, next_token = walk(draft, lambda node: best[node + 1])
     else: # a tree, walked by tokens drawn from p
         path, next_token = walk(
-            draft, lambda node: source.categorical(transform(logits[node + 1])))
+            draft, lambda node: rng.categorical(sampling.probs(logits[node + 1])))
     emitted = [*(draft.tokens[place] for place in path), next_token]
     return path, _until(emitted, request.eos_ids)
 
@@ -169,7 +167,7 @@ def start(target: CausalLM, request: Request, cache: KVCache,
         logits, features = _read(target, request.prompt, cache, request.drafter.layers, last=1)
     with timer.phase("sample"):
         check_logits(logits, "The target, after the prompt")
-        request.tokens.append(request.source.categorical(request.transform(logits)[-1]))
+        request.tokens.append(request.rng.categorical(request.sampling.probs(logits)[-1]))
     yield Round([], 0, request.tokens[-1:])
     with timer.phase("draft"):
         request.state = request.drafter.start(
@@ -180,8 +178,8 @@ def speculate(
     target: CausalLM,
     drafter: Drafter,                 # `NoDrafter()`: plain decoding
     prompt: Iterable[int],            # token ids, at least one; a list, an array or a tensor [T]
-    transform: Transform,             # logits → p
-    source: Source,                   # all random draws
+    sampling: SamplingParams,         # logits → p
+    rng: RandomSource,                # all random draws
     K: int = 5,                       # draft tokens per round, at most; of a tree, nodes
     max_new_tokens: int = 128,        # fewer where the target's context ends
     eos_ids: Set[int] = frozenset(),  # the text ends after one of these
@@ -192,7 +190,7 @@ def speculate(
     trees SpecInfer, Miao et al. 2023): the tokens are distributed exactly as the target's own.
     Raises `InputError` at once; while it runs `NumericalError`, which names the step, `ModelError`
     for a wrong proposal or verdict, and `InputError` for a q that can't be true."""
-    request = Request(target, prompt, drafter, transform, source, K, max_new_tokens, eos_ids,
+    request = Request(target, prompt, drafter, sampling, rng, K, max_new_tokens, eos_ids,
                       verify)
     return serve(target, request, timer or PhaseTimer(target.device))
 
@@ -201,12 +199,50 @@ def serve(target: CausalLM, request: Request, timer: PhaseTimer) -> Iterator[Rou
     yield from start(target, request, target.new_cache(request.capacity), timer)
     while not request.is_over: yield from step(target, [request], timer)
 
+# %% ../nbs/engine/12_requests.ipynb #eeccfdef
+from collections.abc import Sequence
+
+from .errors import InputError, require_int, to_int
+
+# %% ../nbs/engine/12_requests.ipynb #ed3ef92b
+def token_ids(prompt: Iterable) -> list[int]:
+    """A prompt as plain numbers, whatever holds them; raises `InputError` for anything that isn't a
+    flat list of whole numbers."""
+    try: return [to_int(token) for token in prompt]
+    except TypeError as error:
+        message = f"The prompt must be a flat list of token ids, whole numbers ({error})."
+        raise InputError(message) from error
+
+# %% ../nbs/engine/12_requests.ipynb #d62dcafb
+def end_ids(eos_ids: Iterable) -> frozenset[int]:
+    "Tokens that end a text, as plain numbers; raises `InputError` for anything else."
+    try: return frozenset(to_int(token) for token in eos_ids)
+    except TypeError as error:
+        message = f"eos_ids must be a set of token ids, not {eos_ids!r}."
+        raise InputError(message) from error
+
+def check_request(
+    target: CausalLM,
+    prompt: Sequence[int],               # token ids
+    K: int,                              # draft tokens per round, at most
+    max_new_tokens: int,
+    eos_ids: Set[int] = frozenset(),     # tokens that end a text
+) -> tuple[int, int, frozenset[int]]:    # K, max_new_tokens and eos_ids as plain numbers
+    "Raise `InputError` for what can't be served, before any model runs."
+    check(len(prompt) > 0, "The prompt is empty: give at least one token.")
+    check(all(0 <= token < target.vocab_size for token in prompt),
+          f"The prompt has token ids outside 0…{target.vocab_size - 1}: "
+          "it was made with another tokenizer.")
+    check(len(prompt) < target.context_length,
+          f"The prompt has {len(prompt)} tokens and the model's context {target.context_length}: "
+          "nothing could be added. Shorten the prompt.")
+    K = require_int(K, "K, the number of draft tokens per round,", 1)
+    return K, require_int(max_new_tokens, "max_new_tokens", 1), end_ids(eos_ids)
+
 # %% ../nbs/engine/18_batches.ipynb #e0loop00
 from collections import deque
-from collections.abc import Iterable
 
-from .errors import require_int
-from .transformer import Llama
+from .models.llama import Llama
 
 # %% ../nbs/engine/18_batches.ipynb #a6590a0d
 @dataclass

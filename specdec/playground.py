@@ -24,22 +24,21 @@ from torch import Tensor
 from specdec.bench.alpha import (
     AlphaEstimate, alpha_by_position, estimate_alpha, wilson_interval,
 )
-from .core import TorchSource
+from .sampling import SamplingParams, SeededRandom
 from .errors import ModelError, SpecdecError, check, to_number
 from .profiling import PhaseTimer
 from .result import Round
 from .drafters.choose import adaptive
-from .drafters.base import Draft, Drafter, NoDrafter
 from .drafters.choose import HybridState
-from .loading import fits_plain, load
-from .models import TextStream, encode, prompts
-from .pairs import Pair, load_pair
+from .drafters.base import Draft, Drafter, NoDrafter
+from .models.loading import fits_plain, load
+from .models.hub import TextStream, encode, prompts
+from .pair import Pair, load_pair
 from .palette import LOOKS, STATUSES, style_sheet
-from .protocol import CausalLM
+from .models.protocol import CausalLM
 from .registry import list_pairs
-from .rejection import acceptance_probability, delta
-from .sampling import Transform
-from .loop import speculate, default_rule
+from .verify import acceptance_probability, delta
+from .loop import default_rule, speculate
 from .speedup import tokens_per_round, verification_cost, walltime_factor
 
 # %% ../nbs/use/06_panel.ipynb #0a0f5e4c
@@ -63,22 +62,22 @@ class Settings:
             f" or adaptive, not {self.K}. For no drafts at all, choose plain decoding.",
         )
         object.__setattr__(self, "K", K)
-        self.transform  # checks the others
+        self.sampling  # checks the others
 
     @property
-    def transform(self) -> Transform:
+    def sampling(self) -> SamplingParams:
         "From logits to the distribution that is sampled from."
-        return Transform(self.temperature, top_p=None if self.top_p == 1 else self.top_p)
+        return SamplingParams(self.temperature, top_p=None if self.top_p == 1 else self.top_p)
 
     def __str__(self) -> str:
         top_p = "" if self.top_p == 1 else f", top-p {self.top_p:g}"
         return f"K = {self.K}, temperature {self.temperature:g}{top_p}"
 
 # %% ../nbs/use/06_panel.ipynb #4abe8885
-class RecordingSource(TorchSource):
+class RecordingRandom(SeededRandom):
     """A seeded source that remembers the uniform numbers it drew. Everything it draws is made of
     one uniform number, so nothing escapes it."""
-    def __init__(self, seed: int | None = None): # as for `TorchSource`
+    def __init__(self, seed: int | None = None): # as for `SeededRandom`
         super().__init__(seed)
         self.drawn: list[float] = []  # [draws], in order
 
@@ -181,11 +180,11 @@ class LiveDrafter:
         self.commit = state.commit
         return self
 
-    def propose(self, K: int, transform: Transform, source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng) -> Draft:
         "At most as many tokens as the slider says, or as many as pay."
         now = self.settings()
-        if now.K == "adaptive": return self.with_controller.propose(K, now.transform, source)
-        return self.alone.propose(min(K, now.K), now.transform, source)
+        if now.K == "adaptive": return self.with_controller.propose(K, now.sampling, rng)
+        return self.alone.propose(min(K, now.K), now.sampling, rng)
 
 # %% ../nbs/use/06_panel.ipynb #ee47d5a8
 @dataclass(frozen=True)
@@ -216,11 +215,11 @@ class Session:
         self.seconds: list[float] = []        # what the loop took for each round; nothing else
         self.draft_seconds: list[float] = []  # the drafter's part of that
         self.since = 1                        # the first round under the current settings
-        self.source, self.timer = RecordingSource(seed), PhaseTimer(target.device)
+        self.rng, self.timer = RecordingRandom(seed), PhaseTimer(target.device)
         self.tokenizer, self.stream = tokenizer, TextStream(tokenizer)
         self.loop = speculate(
-            target, LiveDrafter(drafter, lambda: self.current), self.prompt, self.transform,
-            self.source, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer,
+            target, LiveDrafter(drafter, lambda: self.current), self.prompt, self.sampling,
+            self.rng, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer,
         )
 
     @property
@@ -233,16 +232,16 @@ class Session:
         "The rounds under the current settings, without the prompt's."
         return self.rounds[self.since:]
 
-    def transform(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
+    def sampling(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
         "Logits to p, under the settings of this round."
-        self.p = self.current.transform(logits)
+        self.p = self.current.sampling.probs(logits)
         return self.p
 
-    def verify(self, p, q, tokens, source) -> tuple[int, int]:
+    def verify(self, p, q, tokens, rng) -> tuple[int, int]:
         "The package's default rule; its arguments, draws and answer are noted."
-        before = len(source.drawn)
-        accepted, next_token = default_rule(self.current.transform)(p, q, tokens, source)
-        self.seen = p, q, tokens, accepted, next_token, source.drawn[before:]
+        before = len(rng.drawn)
+        accepted, next_token = default_rule(self.current.sampling)(p, q, tokens, rng)
+        self.seen = p, q, tokens, accepted, next_token, rng.drawn[before:]
         return accepted, next_token
 
     def step(self) -> bool: # False: the text is over, and nothing was added
@@ -255,7 +254,7 @@ class Session:
         self.finished = done is None
         if done is None: return False
         if not self.rounds:  # drawn from the prompt's last row, and no rule was asked
-            drawn = self.source.drawn[-1:] if self.current.temperature else []
+            drawn = self.rng.drawn[-1:] if self.current.temperature else []
             self.seen = self.p[-1:], None, [], 0, done.emitted[0], drawn
         positions = look_at_round(*self.seen)
         # a text that ended inside its draft has nothing after its end
@@ -705,9 +704,9 @@ def drafter_menu() -> list[tuple[str, str]]: # (label, name)
 STEPS_MOST, STEPS_FEWEST = 64, 8  # plain steps that are taken for a prompt and its settings
 
 def plain_steps(target: CausalLM, prompt: list[int], # token ids
-                transform: Transform) -> Iterator[float]: # s, of one step after another
+                sampling: SamplingParams) -> Iterator[float]: # s, of one step after another
     "Plain decoding of a prompt, one timed step at a time; the prompt's forward is none."
-    loop = speculate(target, NoDrafter(), prompt, transform, TorchSource(0), 1, STEPS_MOST + 1)
+    loop = speculate(target, NoDrafter(), prompt, sampling, SeededRandom(0), 1, STEPS_MOST + 1)
     next(loop)
     while True:
         start = time.perf_counter()
@@ -793,7 +792,7 @@ class Engine:
     def key(self) -> tuple:
         "What plain decoding is measured for."
         assert self.session is not None
-        return self.name, tuple(self.session.prompt), self.session.current.transform
+        return self.name, tuple(self.session.prompt), self.session.current.sampling
 
     def beside(self) -> bool: # False: there were enough of them, or the text itself is plain
         "One plain step of the session's prompt under its settings."

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .adapter import is_native
+from .models.transformers import is_native
 from .errors import ModelError, check, require_int, to_number
-from .kvcache import cache_bytes
-from .transformer import head_size
+from .cache import cache_bytes
+from .models.llama import head_size
 
 # %% ../nbs/engine/10_profiling.ipynb #c1277c82
 class PhaseTimer:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from .errors import InputError, check
 from .result import GenerationResult, Round
-from .protocol import CausalLM
+from .models.protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #09f5a81e
 def in_range(values: ArrayLike, # one number or many

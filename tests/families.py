@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdec.errors import InputError
-from specdec.loading import load_model
+from specdec.models.loading import load_model
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

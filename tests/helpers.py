@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.loading import load_model
-from specdec.protocol import CausalLM
+from specdec.models.llama import Llama
+from specdec.models.loading import load_model
+from specdec.models.protocol import CausalLM
 from specdec.result import GenerationResult, Round
-from specdec.transformer import Llama
 
 CPU = torch.device("cpu")
 NIGHTLY = os.environ.get("SPECDEC_TESTS") == "nightly"  # `make test-all`

@@ -6,10 +6,9 @@ from random import Random
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specdec.core import TorchSource
 from specdec.drafters.head import HeadDrafter, init_from_target
-from specdec.loading import load_model
-from specdec.sampling import Transform
+from specdec.models.loading import load_model
+from specdec.sampling import SamplingParams, SeededRandom
 
 CPU = torch.device("cpu")
 V = 24  # tokens of a head's target
@@ -68,9 +67,9 @@ def difference(a, b):
     return ((a.float() - b.float()).abs().max() / b.float().abs().max()).item()
 
 
-def proposals(state, K=3, transform=Transform(1.0), seed=0):
+def proposals(state, K=3, sampling=SamplingParams(1.0), seed=0):
     "What is proposed for a sequence with that seed."
-    return state.propose(K, transform, TorchSource(seed))
+    return state.propose(K, sampling, SeededRandom(seed))
 
 
 def fresh(head, target, text):
@@ -90,11 +89,11 @@ def drafts(drafter, target, prompt, count=12, K=3, temperature=1.0, seed=0):
     """What is drafted in each round of a sequence, in which 0, 1, 2 or 3 tokens of the draft are accepted, one after
     the other (of a tree the first one at most), and another token follows."""
     def features(tokens): return read(target, torch.tensor([tokens]), drafter.layers)[0] if drafter.layers else None
-    tokens, source = list(prompt), TorchSource(seed)
+    tokens, rng = list(prompt), SeededRandom(seed)
     shown = features(tokens)
     state = drafter.start(list(tokens), None if shown is None else shown[:-1], len(tokens) + 4 * count)
     for i in range(count):
-        draft = state.propose(K, Transform(temperature), source)
+        draft = state.propose(K, SamplingParams(temperature), rng)
         q, parents = getattr(draft, "q", None), getattr(draft, "parents", None)
         yield list(draft.tokens), parents, None if q is None else hash(q.numpy().tobytes())
         new = [*draft.tokens[:i % 4 if parents is None else min(1, i % 4)], prompt[i % len(prompt)]]

@@ -3,7 +3,7 @@ import copy
 from functools import lru_cache
 
 from helpers import tiny
-from specdec.models import fetch, load_tokenizer
+from specdec.models.hub import fetch, load_tokenizer
 
 TOKENIZER = load_tokenizer(fetch())
 V = len(TOKENIZER)

@@ -5,9 +5,9 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from families import LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
-from specdec.adapter import TransformersLM, as_transformers_cache, cache_argument, is_native
+from specdec.cache import KVCache
 from specdec.errors import InputError, ModelError, SpecdecError
-from specdec.kvcache import KVCache
+from specdec.models.transformers import TransformersLM, as_transformers_cache, cache_argument, is_native
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -8,12 +8,11 @@ import torch
 
 from audits import engines as module
 from audits.engines import DRAFTED, ENGINES, LETTERS, PROMPT_TEXT, Engine, judge_engine
-from specdec.core import TorchSource
-from specdec.loading import load
 from specdec.lossless import check
-from specdec.lossless.check import law_after
-from specdec.rejection import residual, speculative_sampling
-from specdec.sampling import Transform
+from specdec.lossless.check import distribution_after
+from specdec.models.loading import load
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import residual, speculative_sampling
 
 SAMPLES = 500  # enough for what is wrong here
 
@@ -27,16 +26,17 @@ def prompt(): return module.letters_tokenizer()(PROMPT_TEXT).input_ids
 
 
 @pytest.fixture(scope="module")
-def laws(files, prompt):
+def distributions(files, prompt):
     "Of the target and the draft, after the prompt."
-    return [law_after(load(path, dtype="float32"), prompt, Transform(1.0)) for path in (files.target, files.draft)]
+    return [distribution_after(load(path, dtype="float32"), prompt, SamplingParams(1.0))
+            for path in (files.target, files.draft)]
 
 
 # The model
 
-def test_only_letters_have_a_probability_and_the_draft_is_neither_right_nor_hopeless(laws):
+def test_only_letters_have_a_probability_and_the_draft_is_neither_right_nor_hopeless(distributions):
     ids = module.letters_tokenizer().convert_tokens_to_ids(list(LETTERS))
-    rows = [[law(text) for law in laws] for text in ((), (ids[0],), (ids[1], ids[2]))]
+    rows = [[distribution(text) for distribution in distributions] for text in ((), (ids[0],), (ids[1], ids[2]))]
     for p, q in rows:
         assert set(np.flatnonzero(p)) == set(np.flatnonzero(q)) == set(ids)
         assert .2 < np.minimum(p, q).sum() < .97
@@ -48,12 +48,12 @@ def test_every_weight_fits_float16(files):
     assert all(torch.equal(weight, weight.half().float()) for weight in target.parameters())
 
 
-def test_the_mirrored_draft_says_the_same_text_in_other_numbers(files, laws, prompt):
+def test_the_mirrored_draft_says_the_same_text_in_other_numbers(files, distributions, prompt):
     other = module.letters_tokenizer(mirrored=True)
     ids = other(PROMPT_TEXT).input_ids
-    mirrored = law_after(load(files.mirrored, dtype="float32"), ids, Transform(1.0))(())
+    mirrored = distribution_after(load(files.mirrored, dtype="float32"), ids, SamplingParams(1.0))(())
     assert ids == [257 - token for token in prompt] and other.decode(ids) == PROMPT_TEXT
-    assert mirrored[257::-1] == pytest.approx(laws[1](()), abs=1e-6) and mirrored[258] == 0
+    assert mirrored[257::-1] == pytest.approx(distributions[1](()), abs=1e-6) and mirrored[258] == 0
 
 
 def test_writing_models_leaves_the_callers_randomness_alone(tmp_path):
@@ -74,18 +74,19 @@ def quick(files, monkeypatch):
     monkeypatch.setattr(module, "smallest_seen", lambda processes, samples: .2)
 
 
-def an_engine(laws, rule, plain=None, accepts=True):
+def an_engine(distributions, rule, plain=None, accepts=True):
     "An engine with a rule; plain decoding is right, or as it is given."
     def opened(files, drafts):
-        def rows(law, said, new): return torch.tensor(np.stack([law((*said, *new[:i])) for i in range(len(new) + 1)]))
+        def rows(distribution, said, new):
+            return torch.tensor(np.stack([distribution((*said, *new[:i])) for i in range(len(new) + 1)]))
         def generate(ids, n, seed):
-            source, said = TorchSource(seed), []
+            rng, said = SeededRandom(seed), []
             while len(said) < n:
                 tokens = []
                 for _ in range(DRAFTED if drafts else 0):
-                    tokens.append(source.categorical(torch.tensor(laws[1]((*said, *tokens)))))
-                p, q = (rows(law, said, tokens) for law in laws)
-                num_accepted, next_token = (rule if drafts else plain or speculative_sampling)(p, q, tokens, source)
+                    tokens.append(rng.categorical(torch.tensor(distributions[1]((*said, *tokens)))))
+                p, q = (rows(distribution, said, tokens) for distribution in distributions)
+                num_accepted, next_token = (rule if drafts else plain or speculative_sampling)(p, q, tokens, rng)
                 engine.accepted += num_accepted if accepts else 0
                 said += [*tokens[:num_accepted], int(next_token)]
             return said[:n]
@@ -97,10 +98,10 @@ def an_engine(laws, rule, plain=None, accepts=True):
 def rejection(ratio=lambda p, q, i, x: p[i][x] / q[i][x], resample=lambda p, q, i: residual(p[i], q[i]),
               bonus=lambda p, q: p[-1]):
     "Rejection sampling, right unless a part of it is given."
-    def rule(p, q, tokens, source):
+    def rule(p, q, tokens, rng):
         for i, x in enumerate(tokens):
-            if not source.bernoulli(min(1, float(ratio(p, q, i, x)))): return i, source.categorical(resample(p, q, i))
-        return len(tokens), source.categorical(bonus(p, q))
+            if not rng.bernoulli(min(1, float(ratio(p, q, i, x)))): return i, rng.categorical(resample(p, q, i))
+        return len(tokens), rng.categorical(bonus(p, q))
     return rule
 
 
@@ -111,8 +112,8 @@ WRONG = {
 }
 
 
-def test_a_right_engine_is_lossless_and_what_was_seen_is_said(quick, laws):
-    found = judge_engine(an_engine(laws, rejection()), 0, SAMPLES)
+def test_a_right_engine_is_lossless_and_what_was_seen_is_said(quick, distributions):
+    found = judge_engine(an_engine(distributions, rejection()), 0, SAMPLES)
     assert found["lossless"] is True and found["error_between"][0] == 0 and found["accepted"] > SAMPLES
     assert found["samples"] == SAMPLES and found["false_alarm"] == module.FALSE_POSITIVE_RATE and found["case"] is None
     assert found["smallest_error_seen"] == .2 and 0 < found["error"] == found["error_between"][1] < .2
@@ -120,28 +121,28 @@ def test_a_right_engine_is_lossless_and_what_was_seen_is_said(quick, laws):
 
 
 @pytest.mark.parametrize("rule", WRONG.values(), ids=WRONG)
-def test_a_wrong_engine_is_not(quick, laws, rule):
-    found = judge_engine(an_engine(laws, rule), 0, SAMPLES)
+def test_a_wrong_engine_is_not(quick, distributions, rule):
+    found = judge_engine(an_engine(distributions, rule), 0, SAMPLES)
     assert found["lossless"] is False and found["error_between"][0] > .01 and found["lossy_cases"] == 1
     assert PROMPT_TEXT in found["case"] and abs(found["has"] - found["due"]) > .01 and 1 <= len(found["text"]) <= 4
     assert json.loads(json.dumps(found)) == found
 
 
-def test_plain_decoding_that_has_another_law_leaves_no_verdict_about_drafts(quick, laws):
-    def hot(p, q, tokens, source): return 0, source.categorical(p[0].sqrt())
-    found = judge_engine(an_engine(laws, WRONG["the row after"], plain=hot), 0, SAMPLES)
+def test_plain_decoding_that_has_another_distribution_leaves_no_verdict_about_drafts(quick, distributions):
+    def hot(p, q, tokens, rng): return 0, rng.categorical(p[0].sqrt())
+    found = judge_engine(an_engine(distributions, WRONG["the row after"], plain=hot), 0, SAMPLES)
     assert found["lossless"] is None and "plain decoding" in found["raised"] and "REJECTED" in found["raised"]
 
 
-def test_an_engine_that_accepts_nothing_was_not_tested(quick, laws):
-    found = judge_engine(an_engine(laws, rejection(), accepts=False), 0, 20)
+def test_an_engine_that_accepts_nothing_was_not_tested(quick, distributions):
+    found = judge_engine(an_engine(distributions, rejection(), accepts=False), 0, 20)
     assert found["lossless"] is None and "never accepted" in found["raised"]
 
 
-def test_runs_have_seeds_of_their_own(quick, laws):
+def test_runs_have_seeds_of_their_own(quick, distributions):
     seeds = []
     def opened(files, drafts):
-        engine = an_engine(laws, rejection())(files, drafts)
+        engine = an_engine(distributions, rejection())(files, drafts)
         texts = engine.generate
         def generate(ids, n, seed):
             seeds.append(seed)
@@ -152,8 +153,8 @@ def test_runs_have_seeds_of_their_own(quick, laws):
     assert seeds == [*range(20), *range(20), *range(20, 40), *range(20, 40)]
 
 
-def test_more_texts_see_smaller_errors(laws):
-    processes = check.e_processes(check.Bins(laws[0], 2, 2), laws[0])
+def test_more_texts_see_smaller_errors(distributions):
+    processes = check.e_processes(check.Bins(distributions[0], 2, 2), distributions[0])
     few, some, many = (module.smallest_seen(processes, samples) for samples in (50, 800, 4000))
     assert many < some < .3 < few == 1
 

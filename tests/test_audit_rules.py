@@ -59,7 +59,7 @@ def test_a_wrong_round_is_not(cases, fn):
     assert not report.lossless and report.error > .01 and report.cases == len(cases)
 
 
-def test_models_say_the_laws_of_the_case(cases):
+def test_models_say_the_distributions_of_the_case(cases):
     case = cases[0]
     logits = module.model_of(case.p)(torch.tensor([[0, 1]]))
     assert logits.shape == (1, 2, case.V)
@@ -83,7 +83,8 @@ def test_a_verdict_explains_what_is_wrong_and_only_then():
 
 
 def test_a_verdict_shows_the_text_that_is_furthest_off():
-    expected, found = ({(i,): Fraction(w, 10) for i, w in enumerate(law)} for law in ([6, 1, 3], [5, 4, 1]))
+    expected, found = ({(i,): Fraction(w, 10) for i, w in enumerate(distribution)}
+                       for distribution in ([6, 1, 3], [5, 4, 1]))
     report = VerifyReport("by hand", "tensors", 1e-6)
     report.add("case", found, expected)
     shown = findings(report)
@@ -114,16 +115,16 @@ def test_what_raises_gets_no_verdict(judge):
 # Laws for those who can't bear all
 
 @pytest.mark.parametrize("V", [2, 3, 4])
-def test_opened_laws_have_no_zeros_and_no_ties(V):
+def test_opened_distributions_have_no_zeros_and_no_ties(V):
     for seed in range(30):
         row = without_zeros(Language(V, seed))(())
         assert sum(row) == 1 and min(row) > 0 and len(set(row)) == V
 
 
 def test_temperature_zero_leaves_the_likeliest():
-    law = without_zeros(Language(4, "a"))
-    row = at_zero(law)(())
-    assert list(row) == [int(w == max(law(()))) for w in law(())]
+    distribution = without_zeros(Language(4, "a"))
+    row = at_zero(distribution)(())
+    assert list(row) == [int(w == max(distribution(()))) for w in distribution(())]
 
 
 def greedy_by_softmax(target, draft, K):
@@ -137,7 +138,7 @@ def greedy(target, draft, K): return [int(target(module.PROMPT)[0, -1].argmax())
 
 
 @pytest.mark.parametrize("fn, lossless", [(greedy, True), (greedy_by_softmax, False)], ids=["right", "by softmax"])
-def test_a_round_is_held_to_the_law_of_its_options(fn, lossless):
+def test_a_round_is_held_to_the_distribution_of_its_options(fn, lossless):
     found = judge_open(fn, 0, sizes=[(1, 3)], wanted=at_zero)
     assert found["lossless"] is lossless
 

@@ -10,38 +10,37 @@ import torch
 from families import FAMILIES, random_model, stored
 from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import StepLookahead, random_head, take_turns
-from specdec.adapter import TransformersLM
-from specdec.batches import BatchCache, read_batch
-from specdec.core import TorchSource
+from specdec.cache import CacheFullError
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter, PayingLookahead
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
-from specdec.kvcache import CacheFullError
-from specdec.layouts import has_same_rows
 from specdec.loop import Request, speculate, speculate_batch
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     AsIs,
     ExactModel,
     Language,
-    target_law,
+    target_distribution,
 )
 from specdec.lossless.proof import (
     distance as exact_distance,
 )
+from specdec.models.batch import BatchCache, read_batch
+from specdec.models.linear import is_batch_invariant
+from specdec.models.transformers import TransformersLM
 from specdec.profiling import PhaseTimer
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
 
-exact_rows = pytest.mark.skipif(not has_same_rows(CPU, torch.float32), reason="rows depend on their number here")
+exact_rows = pytest.mark.skipif(not is_batch_invariant(CPU, torch.float32), reason="rows depend on their number here")
 
 
 def filled(model):
     "The same model, as where a token's bits depend on how many are read: texts are filled up to the longest."
     light = copy.copy(model)
-    light.same_rows = False
+    light.batch_invariant = False
     return light
 
 
@@ -138,8 +137,8 @@ def some_texts(target, temperature, seed=0):
         prompt = torch.randint(V, (1 + 7 * i % 11,), generator=draw)
         ends = {3, 5} if i % 2 else set()
         yield dict(
-            prompt=prompt, drafter=kinds[i % 4](), transform=Transform(0.0 if i == 4 else temperature),
-            source=TorchSource(seed + i), K=1 + i % 6, max_new_tokens=1 + 5 * i % 23, eos_ids=ends,
+            prompt=prompt, drafter=kinds[i % 4](), sampling=SamplingParams(0.0 if i == 4 else temperature),
+            rng=SeededRandom(seed + i), K=1 + i % 6, max_new_tokens=1 + 5 * i % 23, eos_ids=ends,
         )
 
 
@@ -166,13 +165,13 @@ def test_texts_are_those_of_the_loop_that_reads_one_after_the_other(temperature,
 def test_greedy_texts_are_those_of_plain_decoding_without_a_cache():
     target = filled(tiny(33, context=64))
     prompts = [[1, 2, 3], [4] * 9, [5, 6]]
-    texts = [Request(target, prompt, NGramDrafter(), Transform(), TorchSource(0), 4, 20) for prompt in prompts]
+    texts = [Request(target, prompt, NGramDrafter(), SamplingParams(), SeededRandom(0), 4, 20) for prompt in prompts]
     for prompt, rounds in zip(prompts, decode(target, texts, 3)): assert ids_of(rounds) == greedy(target, prompt, 20)
 
 
 def test_models_of_transformers_read_one_after_the_other():
     target = TransformersLM(random_model(FAMILIES["llama2"]))
-    usual = dict(transform=Transform(), source=TorchSource(0))
+    usual = dict(sampling=SamplingParams(), rng=SeededRandom(0))
     def requests():
         for i in range(3): yield dict(usual, prompt=[1, i], drafter=NGramDrafter(), max_new_tokens=4 + i)
     rounds = decode(target, [Request(target, **request) for request in requests()], 2)
@@ -201,7 +200,8 @@ def test_each_drafter_sees_the_layers_that_it_asked_for():
     target = tiny(context=64)
     def requests():
         for i, layers in enumerate([(2, 0), (), (1,), (0, 1, 3)]):
-            yield dict(prompt=[1, 2, 1, 2, i], drafter=Recording(layers), transform=Transform(), source=TorchSource(0))
+            yield dict(prompt=[1, 2, 1, 2, i], drafter=Recording(layers), sampling=SamplingParams(),
+                       rng=SeededRandom(0))
     together, alone = list(requests()), list(requests())
     decode(target, [Request(target, **request) for request in together], 4)
     one_by_one(target, alone)
@@ -220,18 +220,18 @@ def test_texts_share_their_forwards(monkeypatch):
             return super().compute(ids, *rest)
     counting = copy.copy(target)
     counting.__class__ = Counting
-    texts = [Request(counting, [1, 2], NoDrafter(), Transform(), TorchSource(0), 5, 10) for _ in range(4)]
+    texts = [Request(counting, [1, 2], NoDrafter(), SamplingParams(), SeededRandom(0), 5, 10) for _ in range(4)]
     decode(counting, texts, 4)
     assert Counter(rows) == {2: 4, 4: 9}
 
 
 def test_texts_ask_in_one_product_where_their_bits_differ_anyway(monkeypatch):
     def apart(*_): raise AssertionError("asked apart")
-    monkeypatch.setattr("specdec.batches.answer_apart", apart)
+    monkeypatch.setattr("specdec.models.batch.invariant_answer", apart)
     for model in (filled(tiny()), tiny()):
         cache = BatchCache(model, 2, 16)
         for _ in range(2): cache.join()
-        if model.same_rows:
+        if model.batch_invariant:
             with pytest.raises(AssertionError, match="apart"): read_batch(model, [[1], [2]], cache)
         else: read_batch(model, [[1], [2]], cache)
 
@@ -239,7 +239,7 @@ def test_texts_ask_in_one_product_where_their_bits_differ_anyway(monkeypatch):
 def test_texts_join_in_order_as_others_end():
     target, timer = tiny(context=64), PhaseTimer()
     lengths = [9, 3, 5, 2, 1, 4]
-    texts = [Request(target, [1], NoDrafter(), Transform(), TorchSource(0), 5, n) for n in lengths]
+    texts = [Request(target, [1], NoDrafter(), SamplingParams(), SeededRandom(0), 5, n) for n in lengths]
     order = [i for i, _ in speculate_batch(target, texts, 2, timer)]
     assert Counter(order) == Counter(dict(enumerate(lengths)))
     assert [order.index(i) for i in range(6)] == sorted(order.index(i) for i in range(6))
@@ -249,7 +249,7 @@ def test_texts_join_in_order_as_others_end():
 
 def test_who_has_enough_of_a_text_ends_it():
     target = tiny(context=64)
-    texts = [Request(target, [1, i], NGramDrafter(), Transform(), TorchSource(0), 5, 30) for i in range(3)]
+    texts = [Request(target, [1, i], NGramDrafter(), SamplingParams(), SeededRandom(0), 5, 30) for i in range(3)]
     seen = Counter()
     for i, _ in speculate_batch(target, texts, 3):
         seen[i] += 1
@@ -258,8 +258,8 @@ def test_who_has_enough_of_a_text_ends_it():
 
 
 def test_each_text_is_judged_by_its_own_rule():
-    target, usual = tiny(), dict(prompt=[1, 2], transform=Transform(), source=TorchSource(0))
-    def never(p, q, tokens, source): return 0, 7
+    target, usual = tiny(), dict(prompt=[1, 2], sampling=SamplingParams(), rng=SeededRandom(0))
+    def never(p, q, tokens, rng): return 0, 7
     texts = [Request(target, **usual, drafter=NGramDrafter(), verify=rule) for rule in (None, never)]
     own, judged = decode(target, texts, 2)
     assert set(ids_of(judged[1:])) == {7} != set(ids_of(own[1:]))
@@ -289,7 +289,7 @@ def of_one(target, drafter, temperature):
     for i, prompt in enumerate(prompts):
         ends = {3, 5} if i == 2 else set()
         yield dict(
-            prompt=prompt, drafter=drafter(target), transform=Transform(temperature), source=TorchSource(i),
+            prompt=prompt, drafter=drafter(target), sampling=SamplingParams(temperature), rng=SeededRandom(i),
             K=2 + i % 3, max_new_tokens=16 + 3 * i, eos_ids=ends,
         )
 
@@ -320,7 +320,7 @@ def test_greedy_texts_of_one_drafter_are_those_of_plain_decoding(kind):
 
 def test_each_text_has_a_state_of_its_own_once_it_has_begun():
     target, drafter = tiny(context=64), NGramDrafter()
-    texts = [Request(target, [1, i], drafter, Transform(), TorchSource(0), 3, 9) for i in range(3)]
+    texts = [Request(target, [1, i], drafter, SamplingParams(), SeededRandom(0), 3, 9) for i in range(3)]
     begun = [[text.state is not None for text in texts] for _ in speculate_batch(target, texts, 2)]
     assert begun[-1] == [True] * 3 and begun[1][2] is False
     assert len({id(text.state) for text in texts}) == 3 and all(text.drafter is drafter for text in texts)
@@ -329,30 +329,30 @@ def test_each_text_has_a_state_of_its_own_once_it_has_begun():
 
 # The exact law of two texts at once
 
-PROMPTS, WARM = ([1, 2, 1], [3, 0]), Transform(1.0, top_k=3)
+PROMPTS, WARM = ([1, 2, 1], [3, 0]), SamplingParams(1.0, top_k=3)
 
 
-def pair_law(target, transform, drafters, count, K=2, prompts=PROMPTS):
+def pair_distribution(target, sampling, drafters, count, K=2, prompts=PROMPTS):
     "The joint law of two texts that are decoded together."
-    def run(source):
+    def run(rng):
         each = zip(prompts, drafters)
-        texts = [Request(target, prompt, drafter(), transform, source, K, count) for prompt, drafter in each]
+        texts = [Request(target, prompt, drafter(), sampling, rng, K, count) for prompt, drafter in each]
         return tuple(tuple(ids_of(rounds)) for rounds in decode(target, texts, 2))
-    return exact_law(run)
+    return exact_distribution(run)
 
 
 def product(a, b): return {(x, y): p * q for x, p in a.items() for y, q in b.items()}
 
 
 @pytest.mark.parametrize("kind", ["apart", "filled"])
-def test_the_joint_law_of_two_texts_is_the_product_of_their_own(kind):
+def test_the_joint_distribution_of_two_texts_is_the_product_of_their_own(kind):
     target = tiny(vocab=4, hidden=8, layers=2, seed=8)
     if kind == "filled": target = filled(target)
     def row(prompt):
-        return lambda text: WARM(target.forward(torch.tensor([[*prompt, *text]]))[0, -1]).double().tolist()
+        return lambda text: WARM.probs(target.forward(torch.tensor([[*prompt, *text]]))[0, -1]).double().tolist()
     def relative(): return ModelDrafter(tiny(vocab=4, hidden=8, layers=2, seed=8, noise=0.2), 4)
-    found = pair_law(target, WARM, [relative, NGramDrafter], 2)
-    expected = product(*(target_law(row(prompt), 2) for prompt in PROMPTS))
+    found = pair_distribution(target, WARM, [relative, NGramDrafter], 2)
+    expected = product(*(target_distribution(row(prompt), 2) for prompt in PROMPTS))
     assert len(found) == len(expected) > 50
     assert sum(abs(found.get(x, 0) - expected.get(x, 0)) for x in found.keys() | expected.keys()) / 2 < 1e-5
 
@@ -368,11 +368,11 @@ def of_languages(kind, q):
 
 
 @pytest.mark.parametrize("kind", ["each its own", "one model", "one hybrid", "one controlled"])
-def test_the_joint_law_is_exact_in_fractions(kind):
+def test_the_joint_distribution_is_exact_in_fractions(kind):
     "The scheduling of texts, on a model without rounding; also if one drafter serves both."
     p, q = Language(3, "p", most=3), Language(3, "q", most=2, halves=True)
-    found = pair_law(ExactModel(p, 3), AsIs(), of_languages(kind, q), 3, prompts=([0], [0]))
-    expected = product(target_law(p, 3), target_law(p, 3))
+    found = pair_distribution(ExactModel(p, 3), AsIs(), of_languages(kind, q), 3, prompts=([0], [0]))
+    expected = product(target_distribution(p, 3), target_distribution(p, 3))
     assert exact_distance(found, expected) == 0 and len(expected) > 20
 
 
@@ -381,7 +381,7 @@ def test_the_joint_law_is_exact_in_fractions(kind):
 
 def ask(target=None, size=2, **wrong):
     "A request that is wrong, or a batch of two right ones."
-    usual, target = dict(prompt=[1, 2], transform=Transform(), source=TorchSource(0)), target or Untouchable()
+    usual, target = dict(prompt=[1, 2], sampling=SamplingParams(), rng=SeededRandom(0)), target or Untouchable()
     texts = [Request(target, **usual | dict(drafter=NGramDrafter()) | wrong) for _ in range(2)]
     speculate_batch(target, texts, size)  # nothing of it is asked for
 
@@ -403,5 +403,5 @@ def test_no_texts_are_no_rounds(): assert list(speculate_batch(Untouchable(), []
 
 def test_logits_that_are_no_numbers_are_named():
     target = Failing(tiny(), 6)
-    texts = [Request(target, [1], NoDrafter(), Transform(), TorchSource(0)) for _ in range(2)]
+    texts = [Request(target, [1], NoDrafter(), SamplingParams(), SeededRandom(0)) for _ in range(2)]
     with pytest.raises(NumericalError, match="after 6 tokens"): decode(target, texts, 2)

@@ -37,15 +37,16 @@ def test_an_interval_is_scipys_and_the_same_at_every_call():
 
 
 @pytest.mark.parametrize("n", [7, 15])
-def test_the_interval_of_a_median_has_the_ends_that_its_exact_law_gives(n):
+def test_the_interval_of_a_median_has_the_ends_that_its_exact_distribution_gives(n):
     """The bootstrap's median is at most the k-th smallest value if more than half of n draws are among the k smallest
     ones, a binomial: its quantiles are known. Two thousand draws may be a value off where the law's step is close."""
     values = np.sort(np.random.default_rng(0).normal(size=n))
-    law = np.array([binom.sf((n - 1) // 2, n, k / n) for k in range(1, n + 1)])  # P(median ≤ k-th)
+    distribution = np.array([binom.sf((n - 1) // 2, n, k / n) for k in range(1, n + 1)])  # P(median ≤ k-th)
     found = estimate(median, values)
     for end, share in ((found.low, .025), (found.high, .975)):
-        place, exact = int(np.argmin(abs(values - end))), int(np.argmax(law >= share))
-        assert abs(place - exact) <= (abs(law[exact] - share) < .02 or abs(law[exact - 1] - share) < .02)
+        place, exact = int(np.argmin(abs(values - end))), int(np.argmax(distribution >= share))
+        assert abs(place - exact) <= (abs(distribution[exact] - share) < .02
+                                      or abs(distribution[exact - 1] - share) < .02)
 
 
 def test_intervals_over_prompts_hold_and_over_runs_do_not():

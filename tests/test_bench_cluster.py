@@ -14,7 +14,7 @@ import specdec.bench.run as c
 from specdec.bench.grid import BenchmarkConfig, Cell, Grid
 from specdec.cli import app
 from specdec.errors import InputError
-from specdec.models import fetch
+from specdec.models.hub import fetch
 
 
 @pytest.fixture

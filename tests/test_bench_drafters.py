@@ -27,7 +27,7 @@ from specdec.bench.peers import (
 from specdec.bench.prompts import packaged
 from specdec.bench.run import read_records
 from specdec.errors import InputError
-from specdec.models import prompts
+from specdec.models.hub import prompts
 from specdec.result import Round
 
 

@@ -19,7 +19,7 @@ from specdec.bench import prompts as module
 from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts, token_counts
 from specdec.cli import app
 from specdec.errors import InputError, ModelError
-from specdec.models import Prompt, find_tokenizer, load_tokenizer, prompts
+from specdec.models.hub import Prompt, find_tokenizer, load_tokenizer, prompts
 
 DOMAINS = ["code", "conversation", "summarization"]
 

@@ -13,7 +13,7 @@ from specdec.bench.grid import interleaved
 from specdec.bench.peers import closing, paired_ratios, run_table, spread_of, summarise
 from specdec.bench.prompts import first_prompts
 from specdec.errors import InputError
-from specdec.models import prompts
+from specdec.models.hub import prompts
 
 
 def measured(method: str, prompt: str = "code_0", repeat: int = 0, seconds: float = 1.0, **details) -> dict:

@@ -14,10 +14,10 @@ from specdec.bench import run as r
 from specdec.bench.methods import llamacpp_missing
 from specdec.bench.report import read_runs
 from specdec.bench.run import environment
+from specdec.cache import cache_bytes
 from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
-from specdec.kvcache import cache_bytes
-from specdec.models import fetch, load_tokenizer
+from specdec.models.hub import fetch, load_tokenizer
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp

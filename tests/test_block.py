@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource
 from specdec.errors import InputError, NumericalError
-from specdec.lossless.block import block_residual, block_verification, block_weights
 from specdec.lossless.check import check_verify
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import Language, language_pairs, round_error, sampled, sure
-from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.sampling import SeededRandom
+from specdec.verify import (
+    acceptance_probability,
+    block_residual,
+    block_verification,
+    block_weights,
+    delta,
+    greedy_match,
+    residual,
+    speculative_sampling,
+)
 
 SIZES = ((1, 4), (2, 3), (3, 2), (3, 3), (4, 2))
 P, Q = (np.stack([np.array([F(n, 3) for n in row], dtype=object)] * 5) for row in ((1, 2), (2, 1)))  # of the paper
@@ -25,14 +33,14 @@ def errors(rule, draft=sampled): # of many small cases
 
 
 def accepted(rule, K): # exact, in the paper's example
-    def count(source): return rule(P[:K + 1], Q[:K], [source.categorical(Q[0]) for _ in range(K)], source)[0]
-    return sum(n * weight for n, weight in exact_law(count).items())
+    def count(rng): return rule(P[:K + 1], Q[:K], [rng.categorical(Q[0]) for _ in range(K)], rng)[0]
+    return sum(n * weight for n, weight in exact_distribution(count).items())
 
 
 # --- The law
 
 @pytest.mark.parametrize("draft", [sampled, sure])
-def test_rounds_have_the_law_of_the_target(draft):
+def test_rounds_have_the_distribution_of_the_target(draft):
     found = errors(block_verification, draft)
     assert len(found) == 60 and all(error == 0 and isinstance(error, F) for error in found)
 
@@ -43,9 +51,9 @@ def test_any_verifier_is_satisfied():
     assert check_verify(block_verification, sizes=[(2, 2)], seeds=2, route="tensors").lossless
 
 
-def stops_early(q, K, source):
+def stops_early(q, K, rng):
     "Ends a draft after the first token 0: in view of what was drawn, and keeping it."
-    tokens, rows = sampled(q, K, source)
+    tokens, rows = sampled(q, K, rng)
     n = tokens.index(0) + 1 if 0 in tokens else K
     return tokens[:n], rows[:n]
 
@@ -61,17 +69,17 @@ def test_the_example_of_the_paper():
 @pytest.mark.parametrize("K", [1, 2, 3, 4])
 def test_a_prefix_stays_with_its_weight(K):
     for tokens in product(range(2), repeat=K):
-        law = exact_law(lambda source: block_verification(P[:K + 1], Q[:K], tokens, source)[0])
+        distribution = exact_distribution(lambda rng: block_verification(P[:K + 1], Q[:K], tokens, rng)[0])
         # the weight counts what other ends of the draft keep, too: on average over the tokens that follow
         for i in range(K + 1):
             kept = sum(
                 np.prod(Q[0][list(ends)])
-                * sum(w for n, w in exact_law(lambda source: block_verification(
-                    P[:K + 1], Q[:K], [*tokens[:i], *ends], source)[0]).items() if n >= i)
+                * sum(w for n, w in exact_distribution(lambda rng: block_verification(
+                    P[:K + 1], Q[:K], [*tokens[:i], *ends], rng)[0]).items() if n >= i)
                 for ends in product(range(2), repeat=K - i)
             )
             assert kept == block_weights(P, Q, tokens)[i]
-        assert sum(law.values()) == 1
+        assert sum(distribution.values()) == 1
 
 
 def test_no_draft_keeps_fewer_than_token_by_token():
@@ -92,22 +100,22 @@ def test_no_draft_keeps_fewer_than_token_by_token():
 
 def test_one_token_and_sure_drafts_are_the_ratio_test():
     "The joint law of how many stay and what follows; so the rule leaves them to that one, and keeps its draws."
-    def law(rule, *given): return exact_law(lambda source: rule(*given, source))
+    def distribution(rule, *given): return exact_distribution(lambda rng: rule(*given, rng))
     for seed in range(5):
         for _, p, q in language_pairs(3, seed):
             for token in np.flatnonzero(q(())):
                 one = np.stack([p(()), p((token,))]), q(())[None], [int(token)]
-                assert law(mutant(), *one) == law(speculative_sampling, *one)
+                assert distribution(mutant(), *one) == distribution(speculative_sampling, *one)
             tokens, _ = sure(q, 3, None)
             several = np.stack([p(tuple(tokens[:i])) for i in range(4)]), None, tokens
-            assert law(mutant(), *several) == law(speculative_sampling, *several)
+            assert distribution(mutant(), *several) == distribution(speculative_sampling, *several)
 
 
 def test_where_they_are_the_same_the_draws_are():
     for seed in range(20):
         p, q, tokens = tensors(seed)
         for given in ((p[:2], q[:1], tokens[:1]), (p, None, tokens), (p[:1], q[:0], [])):
-            assert block_verification(*given, TorchSource(seed)) == speculative_sampling(*given, TorchSource(seed))
+            assert block_verification(*given, SeededRandom(seed)) == speculative_sampling(*given, SeededRandom(seed))
 
 
 # --- Mutants
@@ -122,13 +130,13 @@ def right(p, q, tokens, n, w):
 def mutant(weights=block_weights, chance=lambda w, m: 1 if w == 1 else m / (m + 1 - w), left=right,
            drawn=lambda left, p: left if left.any() else p, first=False):
     "The rule with one part replaced."
-    def rule(p, q, tokens, source):
+    def rule(p, q, tokens, rng):
         ws = weights(p, q, tokens)
         order = range(len(tokens) + 1) if first else range(len(tokens), -1, -1)
         for n in order:
             rest = left(p, q, tokens, n, ws[n])
-            if n == (len(tokens) if first else 0) or source.bernoulli(chance(ws[n], rest.sum())):
-                return n, source.categorical(drawn(rest, p[n]))
+            if n == (len(tokens) if first else 0) or rng.bernoulli(chance(ws[n], rest.sum())):
+                return n, rng.categorical(drawn(rest, p[n]))
     return rule
 
 
@@ -197,7 +205,7 @@ def test_as_many_stay_as_the_weights_say():
     kept, promised, before = 0.0, 0.0, 0.0
     for seed in range(500):
         p, q, tokens = tensors(seed)
-        kept += block_verification(p, q, tokens, TorchSource(seed))[0]
+        kept += block_verification(p, q, tokens, SeededRandom(seed))[0]
         promised += sum(float(w) for w in block_weights(p, q, tokens)[1:])
         before += float(torch.stack([(p[i][t] / q[i][t]).clamp(max=1) for i, t in enumerate(tokens)]).cumprod(0).sum())
     assert abs(kept - promised) < (promised - before) / 2 and promised > 1.1 * before
@@ -207,11 +215,11 @@ def test_p_equal_to_q_keeps_everything_and_nothing_in_common_nothing():
     for seed in range(50):
         p, _, _ = tensors(seed)
         tokens = torch.multinomial(p[:4], 1)[:, 0].tolist()
-        assert block_verification(p, p[:4], tokens, TorchSource(seed))[0] == 4
+        assert block_verification(p, p[:4], tokens, SeededRandom(seed))[0] == 4
     apart, q = torch.tensor([[.5, .5, 0, 0]] * 3), torch.tensor([[0, 0, .5, .5]] * 2)
     for seed in range(20):
-        kept, following = block_verification(apart, q, [2, 3], TorchSource(seed))
-        assert kept == 0 and following < 2
+        num_accepted, next_token = block_verification(apart, q, [2, 3], SeededRandom(seed))
+        assert num_accepted == 0 and next_token < 2
 
 
 def test_rows_that_sum_to_more_than_one_by_rounding():
@@ -219,11 +227,11 @@ def test_rows_that_sum_to_more_than_one_by_rounding():
     more = 1 / 3 + 1e-7
     p = torch.tensor([[.3, .7, 0, 0, 0], [0, 0, more, more, more], [1, 0, 0, 0, 0]])
     q = torch.tensor([[.6, .4, 0, 0, 0], [.5, .5, 0, 0, 0]])
-    kept = {block_verification(p, q, [0, 1], TorchSource(seed)) for seed in range(40)}
+    kept = {block_verification(p, q, [0, 1], SeededRandom(seed)) for seed in range(40)}
     assert kept == {(0, 1), (1, 2), (1, 3), (1, 4)}
 
 
-class Unlucky(TorchSource):
+class Unlucky(SeededRandom):
     "Every coin that can fail does."
     def bernoulli(self, prob):
         assert 0 <= prob <= 1
@@ -243,12 +251,12 @@ def test_at_temperature_zero_it_is_the_greedy_match(rows):
         p = torch.eye(3)[list(best)]
         q = torch.tensor([[.5, .25, .25], [.25, .25, .5]]) if rows else None
         for tokens in product(range(3), repeat=2):
-            assert block_verification(p, q, tokens, TorchSource(0)) == greedy_match(p, q, tokens, None)
+            assert block_verification(p, q, tokens, SeededRandom(0)) == greedy_match(p, q, tokens, None)
 
 
 def test_a_plain_step_is_a_draw_from_p():
-    law = exact_law(lambda source: block_verification(P[:1], None, [], source))
-    assert law == {(0, 0): F(1, 3), (0, 1): F(2, 3)}
+    distribution = exact_distribution(lambda rng: block_verification(P[:1], None, [], rng))
+    assert distribution == {(0, 0): F(1, 3), (0, 1): F(2, 3)}
 
 
 @pytest.mark.parametrize("q, tokens, words", [
@@ -258,15 +266,15 @@ def test_a_plain_step_is_a_draw_from_p():
 ], ids=["not drawn from q", "outside", "outside, sure"])
 def test_a_draft_that_can_not_be(q, tokens, words):
     with pytest.raises(InputError, match=words):
-        block_verification(torch.full((2, 3), 1 / 3), q, tokens, TorchSource(0))
+        block_verification(torch.full((2, 3), 1 / 3), q, tokens, SeededRandom(0))
 
 
 def test_what_is_no_distribution_is_an_error():
     with pytest.raises(NumericalError):
-        block_verification(torch.full((2, 2), float("nan")), None, [0], TorchSource(0))
+        block_verification(torch.full((2, 2), float("nan")), None, [0], SeededRandom(0))
 
 
 def test_one_token_keeps_alpha():
     p, q = Language(4, "p")(()), Language(4, "q")(())
-    def kept(source): return block_verification(np.stack([p, p]), q[None], [source.categorical(q)], source)[0]
-    assert exact_law(kept).get(1, 0) == acceptance_probability(p, q)
+    def kept(rng): return block_verification(np.stack([p, p]), q[None], [rng.categorical(q)], rng)[0]
+    assert exact_distribution(kept).get(1, 0) == acceptance_probability(p, q)

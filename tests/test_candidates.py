@@ -9,9 +9,8 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from specdec.core import TorchSource
 from specdec.errors import InputError
-from specdec.lossless.enumerate import Enumerator, exact_law
+from specdec.lossless.enumerate import Enumerator, exact_distribution
 from specdec.lossless.proof import (
     best_acceptance,
     draw_distinct,
@@ -20,7 +19,8 @@ from specdec.lossless.proof import (
     recursive_rejection,
     take_likeliest,
 )
-from specdec.rejection import acceptance_probability, residual, speculative_sampling
+from specdec.sampling import SeededRandom
+from specdec.verify import acceptance_probability, residual, speculative_sampling
 
 DRAWS = {"independent": draw_independent, "distinct": draw_distinct, "likeliest": take_likeliest}
 # p, q, and a number of candidates: with zeros, without, equal, apart
@@ -30,14 +30,14 @@ PAIRS = [(p(()), q(()), n) for V, n, seed in product((2, 3, 4), (1, 2, 3), range
 
 def outcome(rule, draw, p, q, n): # exact
     "How often a candidate is accepted, and the law [V] of the token."
-    def program(source):
-        tokens, rows = draw(q, n, source)
-        which, token = rule(p, rows, tokens, source)
+    def program(rng):
+        tokens, rows = draw(q, n, rng)
+        which, token = rule(p, rows, tokens, rng)
         assert which == len(tokens) or tokens[which] == token
         return which < len(tokens), token
-    joint = exact_law(program)
-    law = [joint.get((True, x), 0) + joint.get((False, x), 0) for x in range(len(p))]
-    return sum(w for (accepted, _), w in joint.items() if accepted), law
+    joint = exact_distribution(program)
+    distribution = [joint.get((True, x), 0) + joint.get((False, x), 0) for x in range(len(p))]
+    return sum(w for (accepted, _), w in joint.items() if accepted), distribution
 
 
 def worst(rule, draw): # total variation
@@ -47,21 +47,21 @@ def worst(rule, draw): # total variation
 # --- The rule
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_token_has_the_law_of_the_target(draw): assert worst(recursive_rejection, DRAWS[draw]) == 0
+def test_the_token_has_the_distribution_of_the_target(draw): assert worst(recursive_rejection, DRAWS[draw]) == 0
 
 
 def test_one_candidate_is_the_ratio_test():
     for p, q, _ in PAIRS:
         for token in np.flatnonzero(q):
             given = [int(token)]
-            ours = exact_law(lambda source: recursive_rejection(p, q[None], given, source)[0])
-            theirs = exact_law(lambda source: speculative_sampling(np.stack([p, p]), q[None], given, source)[0])
+            ours = exact_distribution(lambda rng: recursive_rejection(p, q[None], given, rng)[0])
+            theirs = exact_distribution(lambda rng: speculative_sampling(np.stack([p, p]), q[None], given, rng)[0])
             assert ours.get(0, 0) == theirs.get(1, 0)
 
 
 def test_no_candidate_is_a_draw_from_p():
     p = PAIRS[0][0]
-    assert exact_law(lambda source: recursive_rejection(p, None, [], source)) == {
+    assert exact_distribution(lambda rng: recursive_rejection(p, None, [], rng)) == {
         (0, x): w for x, w in enumerate(p) if w}
 
 
@@ -70,32 +70,32 @@ def test_certain_candidates_are_accepted_with_the_sum_of_their_p():
         assert outcome(recursive_rejection, take_likeliest, p, q, n)[0] == p[take_likeliest(q, n)[0]].sum()
 
 
-def forgets_the_residual(p, q, tokens, source):
+def forgets_the_residual(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        if source.bernoulli(min(p[token] / (1 if q is None else q[i][token]), 1)): return i, token
-    return len(tokens), source.categorical(residual(p, q[0]))
+        if rng.bernoulli(min(p[token] / (1 if q is None else q[i][token]), 1)): return i, token
+    return len(tokens), rng.categorical(residual(p, q[0]))
 
 
-def best_first(p, q, tokens, source):
+def best_first(p, q, tokens, rng):
     order = sorted(range(len(tokens)), key=lambda i: -p[tokens[i]])
-    which, token = recursive_rejection(p, q[order], [tokens[i] for i in order], source)
+    which, token = recursive_rejection(p, q[order], [tokens[i] for i in order], rng)
     return (order[which] if which < len(tokens) else which), token
 
 
-def not_normalised(p, q, tokens, source):
+def not_normalised(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        if source.bernoulli(min(p[token] / q[i][token], 1)): return i, token
+        if rng.bernoulli(min(p[token] / q[i][token], 1)): return i, token
         p = residual(p, q[i])
-    return len(tokens), source.categorical(p)
+    return len(tokens), rng.categorical(p)
 
 
-def rest_from_p(p, q, tokens, source):
-    which, token = recursive_rejection(p, q, tokens, source)
-    return which, source.categorical(p) if which == len(tokens) else token
+def rest_from_p(p, q, tokens, rng):
+    which, token = recursive_rejection(p, q, tokens, rng)
+    return which, rng.categorical(p) if which == len(tokens) else token
 
 
-def first_row_for_all(p, q, tokens, source):
-    return recursive_rejection(p, q[:1][[0] * len(tokens)], tokens, source)
+def first_row_for_all(p, q, tokens, rng):
+    return recursive_rejection(p, q[:1][[0] * len(tokens)], tokens, rng)
 
 
 MUTANTS = {
@@ -118,9 +118,9 @@ def test_mutants_are_caught(name):
 
 def test_what_is_drawn():
     q = np.array([F(1, 2), F(0), F(1, 3), F(1, 6)], dtype=object)
-    assert exact_law(lambda source: tuple(draw_independent(q, 2, source)[0])) == {
+    assert exact_distribution(lambda rng: tuple(draw_independent(q, 2, rng)[0])) == {
         (a, b): q[a] * q[b] for a, b in product(range(4), repeat=2) if q[a] * q[b]}
-    pairs = exact_law(lambda source: tuple(draw_distinct(q, 2, source)[0]))
+    pairs = exact_distribution(lambda rng: tuple(draw_distinct(q, 2, rng)[0]))
     assert pairs == {(a, b): q[a] * q[b] / (1 - q[a]) for a, b in product(range(4), repeat=2) if a != b and q[a] * q[b]}
     tokens, rows = draw_distinct(q, 9, Enumerator())
     assert tokens == [0, 2, 3] and [row.sum() for row in rows] == [1, 1, 1]  # fewer, where q has fewer
@@ -132,12 +132,12 @@ def test_tensors_are_drawn_and_decided_as_well():
     "In float32: the law of the token by counting, 2,000 times; and one step aside, which is seen."
     p, q = torch.tensor([.5, .2, .2, .1]), torch.tensor([.1, .2, .3, .4])
     for draw in (draw_independent, draw_distinct):
-        source = TorchSource(0)
+        rng = SeededRandom(0)
         counts = torch.zeros(4)
         for _ in range(2000):
-            tokens, rows = draw(q, 2, source)
+            tokens, rows = draw(q, 2, rng)
             assert rows.shape == (2, 4) and torch.allclose(rows.sum(-1), torch.ones(2))
-            counts[recursive_rejection(p, rows, tokens, source)[1]] += 1
+            counts[recursive_rejection(p, rows, tokens, rng)[1]] += 1
         squared = ((counts - 2000 * p) ** 2 / (2000 * p)).sum()  # chi-squared with 3 degrees of freedom
         aside = 2000 * torch.tensor([.4, .3, .2, .1])
         assert squared < 30 < ((counts - aside) ** 2 / aside).sum()
@@ -193,7 +193,7 @@ def test_the_optimum_on_tensors():
 # --- Bad input
 
 @pytest.mark.parametrize("call", [
-    partial(draw_independent, source=TorchSource(0)), partial(draw_distinct, source=TorchSource(0)), take_likeliest,
+    partial(draw_independent, rng=SeededRandom(0)), partial(draw_distinct, rng=SeededRandom(0)), take_likeliest,
     lambda q, n: best_acceptance(q, q, n),
 ], ids=["independent", "distinct", "likeliest", "optimum"])
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"], ids=repr)
@@ -208,4 +208,4 @@ def test_a_number_of_candidates_that_is_none(call, n):
 ], ids=["not drawn from q", "outside", "outside, sure"])
 def test_a_candidate_that_can_not_be(q, tokens, words):
     with pytest.raises(InputError, match=words):
-        recursive_rejection(torch.full((3,), 1 / 3), q, tokens, TorchSource(0))
+        recursive_rejection(torch.full((3,), 1 / 3), q, tokens, SeededRandom(0))

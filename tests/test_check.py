@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource, promises
+from specdec.core import promises
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.check import (
     Bins,
@@ -17,9 +17,9 @@ from specdec.lossless.check import (
     NotLossless,
     check_decoder,
     check_verify,
+    distribution_after,
     e_processes,
     flaw,
-    law_after,
     log_e_value,
     pick_route,
     power_of,
@@ -29,9 +29,9 @@ from specdec.lossless.check import (
     tv_interval,
 )
 from specdec.lossless.gallery import GALLERY, Broken
-from specdec.lossless.proof import Language, distance, target_law
-from specdec.rejection import greedy_match, speculative_sampling
-from specdec.sampling import Transform
+from specdec.lossless.proof import Language, distance, target_distribution
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import greedy_match, speculative_sampling
 
 V, START = 3, [0]
 
@@ -46,13 +46,14 @@ def logits_of(language): return lambda ids: torch.tensor(language(tuple(ids[1:])
 
 
 P, Q = uneven("target 6"), uneven("draft 6")
-LAW, DRAFT_LAW = (law_after(logits_of(language), START, Transform(1.0)) for language in (P, Q))
-BINS = Bins(LAW, 3, 2)
-EXPECTED, PROCESSES = BINS.law(LAW), e_processes(BINS, LAW)
+DISTRIBUTION, DRAFT_DISTRIBUTION = (distribution_after(logits_of(language), START, SamplingParams(1.0))
+                                    for language in (P, Q))
+BINS = Bins(DISTRIBUTION, 3, 2)
+EXPECTED, PROCESSES = BINS.distribution(DISTRIBUTION), e_processes(BINS, DISTRIBUTION)
 BY_NAME = {b.name: b for b in GALLERY}
 
 
-class Chance(TorchSource):
+class Chance(SeededRandom):
     "A source that takes fractions too."
     def categorical(self, weights): return super().categorical(torch.tensor([float(w) for w in weights]))
 
@@ -65,15 +66,15 @@ def box(broken, K=1):
 
 def sampler(language):
     def generate(prompt, n, seed):
-        source, text = TorchSource(seed), ()
-        while len(text) < n: text += (source.categorical(torch.tensor(language(text).astype(float))),)
+        rng, text = SeededRandom(seed), ()
+        while len(text) < n: text += (rng.categorical(torch.tensor(language(text).astype(float))),)
         return list(text)
     return generate
 
 
 # Verify functions
 
-def with_torch(p, q, tokens, source):
+def with_torch(p, q, tokens, rng):
     for i, token in enumerate(tokens):
         if torch.rand(()) >= p[i, token] / q[i, token]: return i, torch.multinomial((p[i] - q[i]).clamp(min=0), 1)
     return len(tokens), torch.multinomial(p[len(tokens)], 1)
@@ -100,7 +101,7 @@ def test_the_gallery_is_caught(broken):
 
 
 def test_a_rule_for_tensors_that_is_wrong_is_caught():
-    def resamples_from_p(p, q, tokens, source):
+    def resamples_from_p(p, q, tokens, rng):
         for i, token in enumerate(tokens):
             if torch.rand(()) >= p[i, token] / q[i, token]: return i, torch.multinomial(p[i], 1)
         return len(tokens), torch.multinomial(p[len(tokens)], 1)
@@ -110,23 +111,23 @@ def test_a_rule_for_tensors_that_is_wrong_is_caught():
 
 
 def test_what_it_raises_and_returns_is_in_the_report():
-    def raises(p, q, tokens, source):
+    def raises(p, q, tokens, rng):
         if len(tokens) == 2: raise RuntimeError("two is too many")
-        return speculative_sampling(p, q, tokens, source)
+        return speculative_sampling(p, q, tokens, rng)
     report = check_verify(raises)
     assert not report.lossless and "two is too many" in report.raised and "K = 2" in report.raised
-    assert "9 of" in check_verify(lambda p, q, tokens, source: (9, 0)).raised
-    assert "token 77" in check_verify(lambda p, q, tokens, source: (0, 77)).raised
-    assert not check_verify(lambda p, q, tokens, source: (0, int(np.random.rand() < .5))).lossless
+    assert "9 of" in check_verify(lambda p, q, tokens, rng: (9, 0)).raised
+    assert "token 77" in check_verify(lambda p, q, tokens, rng: (0, 77)).raised
+    assert not check_verify(lambda p, q, tokens, rng: (0, int(np.random.rand() < .5))).lossless
 
 
 def test_a_randomness_that_cannot_be_followed_is_refused():
     state = iter(range(10 ** 9))
     with pytest.raises(InputError, match="can't be followed"):
-        check_verify(lambda p, q, tokens, source: (0, next(state) // 3 % 2))
-    def later(p, q, tokens, source):
+        check_verify(lambda p, q, tokens, rng: (0, next(state) // 3 % 2))
+    def later(p, q, tokens, rng):
         if len(tokens) > 1: random.random()
-        return speculative_sampling(p, q, tokens, source)
+        return speculative_sampling(p, q, tokens, rng)
     report = check_verify(later)
     assert report.route == "fractions" and "Python's `random`" in report.raised and not report.lossless
     assert "no verdict" in report.summary() and "NOT LOSSLESS" not in report.summary()
@@ -135,10 +136,10 @@ def test_a_randomness_that_cannot_be_followed_is_refused():
 def test_routes():
     assert pick_route(speculative_sampling, torch.float64) == "fractions"
     assert pick_route(with_torch, torch.float64) == "tensors"
-    epsilon = lambda p, q, tokens, source: (
-        speculative_sampling(p, q, tokens, source)
-        if source.bernoulli(0.5)
-        else speculative_sampling(p, q, tokens, source)
+    epsilon = lambda p, q, tokens, rng: (
+        speculative_sampling(p, q, tokens, rng)
+        if rng.bernoulli(0.5)
+        else speculative_sampling(p, q, tokens, rng)
     )
     assert pick_route(epsilon, torch.float64) == "tensors"  # it draws with a float
 
@@ -158,13 +159,13 @@ def test_bad_input_to_check_verify(wrong):
 
 # The game
 
-def test_bins_are_a_partition_and_their_law_is_exact():
-    whole = target_law(P, 3)
+def test_bins_are_a_partition_and_their_distribution_is_exact():
+    whole = target_distribution(P, 3)
     by_hand = np.zeros(len(BINS))
     for text, weight in whole.items(): by_hand[BINS(text)] += float(weight)
     assert abs(by_hand - EXPECTED).max() < 1e-6 and abs(EXPECTED.sum() - 1) < 1e-9
-    ended = Bins(LAW, 3, 2, eos_ids={BINS.kept[()][0]})
-    assert (BINS.kept[()][0],) in ended.texts and abs(ended.law(LAW).sum() - 1) < 1e-9
+    ended = Bins(DISTRIBUTION, 3, 2, eos_ids={BINS.kept[()][0]})
+    assert (BINS.kept[()][0],) in ended.texts and abs(ended.distribution(DISTRIBUTION).sum() - 1) < 1e-9
     assert ended([BINS.kept[()][0]]) == ended.texts.index((BINS.kept[()][0],))
 
 
@@ -181,12 +182,13 @@ def test_false_positives_stay_below_the_stated_rate():
     counts = np.eye(len(BINS))[rng.choice(len(BINS), size=(300, 500), p=EXPECTED)].cumsum(1)
     rejects = (log_e_value(PROCESSES, counts) >= -math.log(rate)).any(1)  # a look after every sample
     assert rejects.mean() < rate
-    wrong = np.eye(len(BINS))[rng.choice(len(BINS), size=(50, 500), p=BINS.law(tempered(LAW, 2)))].cumsum(1)
+    wrong = np.eye(len(BINS))[rng.choice(len(BINS), size=(50, 500),
+                                         p=BINS.distribution(tempered(DISTRIBUTION, 2)))].cumsum(1)
     assert (log_e_value(PROCESSES, wrong) >= -math.log(rate)).any(1).mean() > 0.9
 
 
 def test_the_stated_power_holds():
-    truth = BINS.law(tempered(LAW, 1.6))
+    truth = BINS.distribution(tempered(DISTRIBUTION, 1.6))
     away = abs(truth - EXPECTED).sum() / 2
     samples = samples_needed(PROCESSES, 1e-6, away)
     assert power_of(PROCESSES, samples, 1e-6, away) >= 0.9 > power_of(PROCESSES, samples // 3, 1e-6, away)
@@ -204,14 +206,14 @@ SEEN = [
 
 def test_three_thousand_samples_catch_the_controls_with_power_99_in_100():
     "Texts of three tokens, two of them drafted; the page of the kit shows it for the whole gallery."
-    def rejected(law):
+    def rejected(distribution):
         weights = np.zeros(len(BINS))
-        for text, weight in law.items(): weights[BINS(text)] += float(weight)
+        for text, weight in distribution.items(): weights[BINS(text)] += float(weight)
         counts = np.random.default_rng(4).multinomial(3000, weights, size=400)
         return (log_e_value(PROCESSES, counts) >= math.log(1e6)).mean()
     for name in SEEN:
-        assert rejected(BrokenDecoder(BY_NAME[name], P, Q, V, 2, drafts_first=True).law(3)) >= 0.99, name
-    assert rejected(target_law(P, 3)) == 0
+        assert rejected(BrokenDecoder(BY_NAME[name], P, Q, V, 2, drafts_first=True).distribution(3)) >= 0.99, name
+    assert rejected(target_distribution(P, 3)) == 0
 
 
 def test_how_many_samples_a_report_says():
@@ -222,7 +224,7 @@ def test_how_many_samples_a_report_says():
 def test_the_interval_covers():
     rng = np.random.default_rng(3)
     for beta in (1, 1.5):
-        truth = BINS.law(tempered(LAW, beta))
+        truth = BINS.distribution(tempered(DISTRIBUTION, beta))
         away = abs(truth - EXPECTED).sum() / 2
         for n, planned in ((500, 500), (500, 900)):
             found = [tv_interval(BINS, EXPECTED, rng.multinomial(n, truth), planned, .05) for _ in range(100)]
@@ -267,13 +269,14 @@ def test_a_right_loop_is_not_accused():
 
 def test_naming_prefers_none_of_these_to_a_wrong_name():
     odd = EXPECTED * np.where(np.arange(len(BINS)) % 2, 1.6, 0.4)
-    laws = ((name, "", weights) for name, weights in {"sharper": BINS.law(tempered(LAW, 2))}.items())
-    best = rank(np.round(2000 * odd / odd.sum()), EXPECTED, laws, [b for b in PROCESSES if b.depth == 3])[0]
+    distributions = ((name, "", weights) for name,
+                     weights in {"sharper": BINS.distribution(tempered(DISTRIBUTION, 2))}.items())
+    best = rank(np.round(2000 * odd / odd.sum()), EXPECTED, distributions, [b for b in PROCESSES if b.depth == 3])[0]
     assert best.name == "none of these"
 
 
 def test_proofs_and_forms():
-    outside = check_decoder(sampler(P), logits_of(P), START, Transform(1.0, top_k=2), samples=2000, distance=.2)
+    outside = check_decoder(sampler(P), logits_of(P), START, SamplingParams(1.0, top_k=2), samples=2000, distance=.2)
     assert outside.rejected and outside.samples < 50 and "probability 0" in outside.proof
     greedy = check_decoder(
         lambda prompt, n, seed: [int(P(()).argmax())] * n, logits_of(P), START, samples=2000, distance=0.2
@@ -287,12 +290,12 @@ def test_proofs_and_forms():
 
 def test_temperature_zero():
     def logits(ids): return logits_of(P)(ids)
-    law = law_after(logits, START, Transform(0.0))
+    distribution = distribution_after(logits, START, SamplingParams(0.0))
     said = []
-    for _ in range(3): said.append(int(law(tuple(said)).argmax()))
-    assert check_decoder(lambda prompt, n, seed: said, logits, START, Transform(0.0), samples=50).lossless
+    for _ in range(3): said.append(int(distribution(tuple(said)).argmax()))
+    assert check_decoder(lambda prompt, n, seed: said, logits, START, SamplingParams(0.0), samples=50).lossless
     assert check_decoder(
-        lambda prompt, n, seed: [*said[:2], (said[2] + 1) % V], logits, START, Transform(0.0), samples=50
+        lambda prompt, n, seed: [*said[:2], (said[2] + 1) % V], logits, START, SamplingParams(0.0), samples=50
     ).proof
 
 
@@ -332,7 +335,7 @@ def test_bad_input_to_check_decoder(wrong):
     ],
     ids=str,
 )
-def test_a_target_without_a_law_is_refused(row, error):
+def test_a_target_without_a_distribution_is_refused(row, error):
     with pytest.raises(error): check_decoder(sampler(P), lambda ids: row, START, samples=1000, distance=.2)
 
 
@@ -357,7 +360,7 @@ def test_the_example_for_other_projects(tmp_path):
 # What a rule says of itself, and what is shown
 
 def test_a_promise_that_is_not_kept_is_named():
-    def believer(p, q, tokens, source): return len(tokens), source.categorical(p[len(tokens)])
+    def believer(p, q, tokens, rng): return len(tokens), rng.categorical(p[len(tokens)])
     few = dict(sizes=[(1, 2)], seeds=1)
     for said, words in (("always", "promises to be lossless always"), (None, ""), ("never", "")):
         report = check_verify(promises(lossless=said)(believer), **few)
@@ -370,5 +373,5 @@ def test_a_promise_that_is_not_kept_is_named():
 
 @pytest.mark.parametrize("answer", [(0.5, 0), (True, 0), ("0", 0), (0, None)], ids=repr)
 def test_a_rule_that_answers_no_whole_numbers_gets_no_verdict(answer):
-    report = check_verify(lambda p, q, tokens, source: answer, sizes=[(1, 2)], seeds=1)
+    report = check_verify(lambda p, q, tokens, rng: answer, sizes=[(1, 2)], seeds=1)
     assert not report.lossless and report.raised and "no verdict" in report.summary()

@@ -20,12 +20,12 @@ from families import (
     tokens,
 )
 from helpers import on_a_disk_of
-from specdec.checkpoint import Checkpoint, StoredRows, finer_numbers
 from specdec.cli import export_original
 from specdec.errors import ModelError
-from specdec.gguf import planned
-from specdec.loading import end_tokens, load_model
-from specdec.models import GRID, INT4
+from specdec.models.checkpoint import Checkpoint, StoredRows, finer_numbers
+from specdec.models.gguf import planned
+from specdec.models.hub import GRID, INT4
+from specdec.models.loading import end_tokens, load_model
 
 
 def edit_tensors(edit):

@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import specdec
-from specdec import answers, cli, errors, loading, models, pairs, registry
+from specdec import answers, cli, errors, registry
+from specdec import pair as pairs
 from specdec.cli import ExitCode, app
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
-from specdec.rejection import speculative_sampling
+from specdec.models import hub, loading
 from specdec.result import GenerationResult
+from specdec.verify import speculative_sampling
 
 QUESTION = "What is the capital of France?"
 PLAIN = {
@@ -319,7 +321,7 @@ def test_raw_and_chat_prompts_differ(one_load):
 
     tokenizer = usual(one_load).tokenizer
     assert ids("--raw") == tokenizer("Hi")["input_ids"]
-    assert ids() == models.encode(tokenizer, [{"role": "user", "content": "Hi"}])
+    assert ids() == hub.encode(tokenizer, [{"role": "user", "content": "Hi"}])
 
 
 def test_standard_input_is_the_prompt(one_load):
@@ -363,8 +365,8 @@ def test_every_prompt_of_a_file_gives_one_line(one_load, questions):
     alone = [GenerationResult.from_json(run("generate", text, *words, "--seed", seed).stdout)
              for text, seed in (("Hi", "4"), ("Why?", "6"))]
     assert [r.generated_ids for r in (found[0], found[2])] == [r.generated_ids for r in alone]
-    tokenizer = models.load_tokenizer(models.fetch())
-    assert found[1].prompt_ids == models.encode(tokenizer, [{"role": "user", "content": "-"}])
+    tokenizer = hub.load_tokenizer(hub.fetch())
+    assert found[1].prompt_ids == hub.encode(tokenizer, [{"role": "user", "content": "-"}])
 
 
 def test_texts_of_several_prompts(one_load, questions):
@@ -718,7 +720,7 @@ def drafted_by(monkeypatch) -> list:
 
 
 def test_any_target_with_any_draft(loads, monkeypatch):
-    folder, small = str(models.fetch()), str(pairs.shipped("smollm2-draft"))
+    folder, small = str(hub.fetch()), str(pairs.shipped("smollm2-draft"))
     seen = drafted_by(monkeypatch)
     float32 = ("--dtype", "float32", "--target", folder)
     expected = ids_of(*float32, "--draft", "none")
@@ -732,7 +734,7 @@ def test_any_target_with_any_draft(loads, monkeypatch):
 
 
 def test_compare_any_two_models(loads):
-    folder = str(models.fetch())
+    folder = str(hub.fetch())
     words = ["--target", folder, "--draft", folder, "--dtype", "float32", "--max-new-tokens", "6", "--json"]
     done = run("compare", "Hi", *words)
     assert done.exit_code == ExitCode.DONE, done.stderr
@@ -865,7 +867,7 @@ def test_nan_logits_are_one_line(one_load, monkeypatch):
 @pytest.fixture
 def damaged(tmp_path, monkeypatch):
     "A home whose default model has one file of the wrong length; the rest are links."
-    whole = models.fetch()
+    whole = hub.fetch()
     folder = tmp_path / "smollm2"
     folder.mkdir()
     for file in whole.iterdir(): (folder / file.name).symlink_to(file)
@@ -893,15 +895,15 @@ def test_somebody_at_a_terminal_is_asked_and_the_model_rebuilt(damaged, monkeypa
         return damaged
     whole = (damaged / "config.json").resolve().with_name("tokenizer_config.json").read_bytes()
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(models, "fetch", rebuild)
+    monkeypatch.setattr(hub, "fetch", rebuild)
     monkeypatch.setattr(cli.typer, "confirm", lambda *question, **more: True)
-    assert cli.or_rebuild(lambda: models.check_folder(damaged)) == models.check_folder(damaged)
+    assert cli.or_rebuild(lambda: hub.check_folder(damaged)) == hub.check_folder(damaged)
 
 
 def test_somebody_who_declines_gets_exit_code_2(damaged, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(cli.typer, "confirm", lambda *question, **more: False)
-    with pytest.raises(cli.typer.Exit) as stopped: cli.or_rebuild(lambda: models.check_folder(damaged))
+    with pytest.raises(cli.typer.Exit) as stopped: cli.or_rebuild(lambda: hub.check_folder(damaged))
     assert stopped.value.exit_code == ExitCode.BAD_INPUT
 
 
@@ -984,8 +986,8 @@ def test_fetch_says_what_is_there():
     found = json.loads(run("fetch", "--json").stdout)
     assert (
         found["model"] == "smollm2"
-        and found["folder"] == str(models.fetch())
-        and found["digest"] == models.check_folder(models.fetch())
+        and found["folder"] == str(hub.fetch())
+        and found["digest"] == hub.check_folder(hub.fetch())
     )
     assert "ready" in run("fetch").stdout
 
@@ -1037,7 +1039,7 @@ def test_prove_shows_a_table(short_proof):
                for word in broken.name.split())
 
 
-def test_prove_fails_if_a_law_differs(short_proof):
+def test_prove_fails_if_a_distribution_differs(short_proof):
     short_proof.append(gallery.GALLERY[0].verify)
     assert run("prove").exit_code == ExitCode.UNEXPECTED
     found = run("prove", "--json")
@@ -1234,7 +1236,7 @@ def test_text_is_utf_8_whatever_the_system_says():
     assert "┏" in piped("pairs").stdout.decode()
     asked = "Say “né”"
     result = json.loads(piped("generate", "-", "--raw", "--json", "--max-new-tokens", "1", input=asked.encode()).stdout)
-    assert result["prompt_ids"] == models.load_tokenizer(models.fetch())(asked)["input_ids"]
+    assert result["prompt_ids"] == hub.load_tokenizer(hub.fetch())(asked)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -1251,7 +1253,7 @@ def test_how_to_decode_with_a_trained_drafter(target, says):
 
 def test_how_to_decode_where_no_pair_has_that_target():
     "The line that is said runs."
-    said = cli.decoded_with(pairs.shipped("smollm2-draft"), str(models.fetch()))
+    said = cli.decoded_with(pairs.shipped("smollm2-draft"), str(hub.fetch()))
     done = run(*shlex.split(said.replace("PROMPT", "Hi"))[1:], "--max-new-tokens", "2", "--json")
     assert done.exit_code == ExitCode.DONE and len(json.loads(done.stdout)["speculative"]["generated_ids"]) == 2
 

@@ -23,7 +23,7 @@ from specdec.config import (
 )
 from specdec.errors import InputError, ModelError
 from specdec.files import parse_yaml, toml_lines
-from specdec.lossless.rules import LossyLenience
+from specdec.verify import LossyLenience
 
 FULL = Config(
     pair=PairSection(target="org/large", draft="org/small", draft_dtype="int4", device="cpu", dtype="float32"),
@@ -70,7 +70,7 @@ def test_what_the_keys_mean():
 def test_every_key_is_an_argument_of_generate():
     import inspect
 
-    from specdec.pairs import Pair
+    from specdec.pair import Pair
     arguments = inspect.signature(Pair.generate).parameters
     assert set(FULL.decoding.settings()) <= set(arguments)
     defaults = Decoding().settings()

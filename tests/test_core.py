@@ -20,7 +20,7 @@ from scipy import stats
 
 from helpers import examples, result_of
 from specdec import core, errors, profiling, result
-from specdec.core import TorchSource, is_promised, promises
+from specdec.core import is_promised, promises
 from specdec.errors import (
     InputError,
     ModelError,
@@ -43,6 +43,7 @@ from specdec.result import (
     statuses,
     statuses_html,
 )
+from specdec.sampling import SeededRandom
 from specdec.speedup import draft_cost, speedup_of_rounds
 
 # --- errors
@@ -56,12 +57,12 @@ def test_errors_derive_from_one_base_and_from_the_builtin_a_caller_expects():
 
 # --- sources
 
-class Scripted(TorchSource):
+class Scripted(SeededRandom):
     "Uniforms are given instead of drawn."
     def __init__(self, *uniforms): self.uniforms = iter(uniforms)
     def uniform(self): return next(self.uniforms)
 
-class BFloat16(TorchSource):
+class BFloat16(SeededRandom):
     "The negative control: uniforms in bfloat16."
     def uniform(self): return torch.rand((), generator=self.generator, dtype=torch.bfloat16).item()
 
@@ -69,8 +70,8 @@ ALMOST_ONE = 1 - 2**-53
 
 def test_same_seed_same_draws_and_the_global_generator_is_left_alone():
     def draws(seed):
-        source = TorchSource(seed)
-        return [source.categorical(torch.ones(50)) for _ in range(30)] + [source.bernoulli(.5) for _ in range(30)]
+        rng = SeededRandom(seed)
+        return [rng.categorical(torch.ones(50)) for _ in range(30)] + [rng.bernoulli(.5) for _ in range(30)]
     torch.manual_seed(1)
     first, after = draws(5), torch.rand(1)
     torch.manual_seed(1)
@@ -79,23 +80,23 @@ def test_same_seed_same_draws_and_the_global_generator_is_left_alone():
 
 @pytest.mark.parametrize("seed", [np.int64(5), np.uint8(5), torch.tensor(5)], ids=repr)
 def test_a_seed_becomes_a_plain_number(seed):
-    source = TorchSource(seed)
-    assert type(source.seed) is int and source.uniform() == TorchSource(5).uniform()
+    rng = SeededRandom(seed)
+    assert type(rng.seed) is int and rng.uniform() == SeededRandom(5).uniform()
 
 def test_golden_draws_stay_what_they_are():
-    source = TorchSource(0)  # a change here changes every text that anybody has a seed for
-    assert [source.categorical(torch.ones(1000)) for _ in range(5)] == [970, 707, 459, 920, 645]
+    rng = SeededRandom(0)  # a change here changes every text that anybody has a seed for
+    assert [rng.categorical(torch.ones(1000)) for _ in range(5)] == [970, 707, 459, 920, 645]
 
 def test_a_fresh_seed_is_recorded_and_repeats():
-    source = TorchSource()
-    assert source.uniform() == TorchSource(source.seed).uniform()
-    assert TorchSource().seed != TorchSource().seed
+    rng = SeededRandom()
+    assert rng.uniform() == SeededRandom(rng.seed).uniform()
+    assert SeededRandom().seed != SeededRandom().seed
 
 NO_SEEDS = ["7", 1.5, True, np.bool_(True), torch.tensor(True), np.float64(7), 2**64, -2**63 - 1]
 
 @pytest.mark.parametrize("seed", NO_SEEDS, ids=repr)
 def test_a_seed_that_is_no_64_bit_number_is_an_input_error(seed):
-    with pytest.raises(InputError, match="seed"): TorchSource(seed)
+    with pytest.raises(InputError, match="seed"): SeededRandom(seed)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("u", [0., .5, ALMOST_ONE])
@@ -110,15 +111,15 @@ NO_WEIGHTS = [[0.0, 0.0], [math.nan, 1.0], [1.0, math.inf], [math.inf, -math.inf
 
 @pytest.mark.parametrize("weights", NO_WEIGHTS, ids=str)
 def test_what_is_no_distribution_is_an_error(weights):
-    with pytest.raises(NumericalError, match="positive, finite sum"): TorchSource(0).categorical(torch.tensor(weights))
+    with pytest.raises(NumericalError, match="positive, finite sum"): SeededRandom(0).categorical(torch.tensor(weights))
     for given_as in (weights, torch.tensor(weights)):
         with pytest.raises(NumericalError): Enumerator().categorical(given_as)
 
 
 @pytest.mark.parametrize("prob", [math.nan, -.1, 1.1, math.inf])
 def test_what_is_no_probability_is_an_error(prob):
-    for source in (TorchSource(0), Enumerator()):
-        with pytest.raises(NumericalError, match="probability|Weights"): source.bernoulli(prob)
+    for rng in (SeededRandom(0), Enumerator()):
+        with pytest.raises(NumericalError, match="probability|Weights"): rng.bernoulli(prob)
 
 def test_certain_coins_are_certain():
     assert Scripted(ALMOST_ONE).bernoulli(1) and not Scripted(0.).bernoulli(0)
@@ -154,8 +155,8 @@ def test_categorical_equals_numpy_on_and_beside_every_boundary():
     ends = np.cumsum(w) / w.sum()
     u = np.concatenate([[0, ALMOST_ONE], ends, np.nextafter(ends, 0), np.nextafter(ends, 1)])
     u = u[u < 1]
-    source = Scripted(*u)
-    drawn = [source.categorical(torch.tensor(w)) for _ in u]
+    rng = Scripted(*u)
+    drawn = [rng.categorical(torch.tensor(w)) for _ in u]
     assert drawn == np.searchsorted(np.cumsum(w), u * w.sum(), side="right").tolist()
     assert set(drawn) == {1, 3, 5}  # never a token of weight zero
 
@@ -166,7 +167,7 @@ P /= P.sum()
 THRESHOLD = stats.chi2.isf(FALSE_ALARM, (P > 0).sum() - 1)
 
 
-def draws(source): return [source.categorical(torch.from_numpy(P)) for _ in range(DRAWS)]
+def draws(rng): return [rng.categorical(torch.from_numpy(P)) for _ in range(DRAWS)]
 
 
 def chi_squared(tokens, p=P) -> float:
@@ -175,7 +176,7 @@ def chi_squared(tokens, p=P) -> float:
     return stats.chisquare(observed[possible], len(tokens) * p[possible] / p[possible].sum()).statistic
 
 
-def test_the_law_of_categorical_with_a_negative_control():
+def test_the_distribution_of_categorical_with_a_negative_control():
     "False-alarm rate 1e-9 per seed. The faulty law is written down: a fine grid of uniforms, rounded to bfloat16."
     grid = ((torch.arange(2**20) + 0.5) / 2**20).bfloat16().double()
     grid[grid == 1] = 0  # what torch.rand does with a uniform that rounds to 1
@@ -185,19 +186,19 @@ def test_the_law_of_categorical_with_a_negative_control():
     assert stats.ncx2.sf(THRESHOLD, (P > 0).sum() - 1, shift) > 0.99  # the control's power
 
     wrong = draws(BFloat16(1))
-    assert chi_squared(draws(TorchSource(1))) < THRESHOLD < chi_squared(wrong)
+    assert chi_squared(draws(SeededRandom(1))) < THRESHOLD < chi_squared(wrong)
     assert chi_squared(wrong, faulty) < THRESHOLD
 
 
-def test_draws_have_the_law_of_numpys_own_sampler():
+def test_draws_have_the_distribution_of_numpys_own_sampler():
     theirs = np.random.default_rng(1).choice(64, size=DRAWS, p=P)
-    table = np.stack([np.bincount(tokens, minlength=64) for tokens in (draws(TorchSource(1)), theirs)])[:, P > 0]
+    table = np.stack([np.bincount(tokens, minlength=64) for tokens in (draws(SeededRandom(1)), theirs)])[:, P > 0]
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-def test_the_law_of_bernoulli():
-    source, prob, n = TorchSource(2), .003, 20_000
-    count = sum(source.bernoulli(prob) for _ in range(n))
+def test_the_distribution_of_bernoulli():
+    rng, prob, n = SeededRandom(2), .003, 20_000
+    count = sum(rng.bernoulli(prob) for _ in range(n))
     assert stats.binom.isf(5e-10, n, prob) >= count >= stats.binom.ppf(5e-10, n, prob)
 
 
@@ -298,10 +299,10 @@ def test_acceptance_rate_and_alpha_differ():
 
 def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
     "E[accepted / drafted] = Σ αⁱ / K and τ = (1 - α^(K + 1)) / (1 - α) where each draft token is accepted with α."
-    alpha, source = 0.8, TorchSource(0)
+    alpha, rng = 0.8, SeededRandom(0)
     for K in (1, 3, 6, 12):
         def simulated():
-            accepted = next((i for i in range(K) if not source.bernoulli(alpha)), K)
+            accepted = next((i for i in range(K) if not rng.bernoulli(alpha)), K)
             return Round([1] * K, accepted, [1] * accepted + [2])
         s = statistics(*(simulated() for _ in range(1500)))
         assert abs(s.alpha - alpha) < 0.05

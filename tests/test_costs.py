@@ -11,7 +11,6 @@ import torch
 from helpers import tool
 from helpers_drafters import packable_llama
 from specdec import costs as module
-from specdec.core import TorchSource
 from specdec.costs import (
     BusyError,
     Costs,
@@ -42,11 +41,11 @@ from specdec.drafters.choose import VERIFY, AdaptiveDrafter, AdaptiveLookahead, 
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError
-from specdec.loading import load
 from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
-from specdec.pairs import Pair, best_drafter
-from specdec.sampling import Transform
+from specdec.models.loading import load
+from specdec.pair import Pair, best_drafter
+from specdec.sampling import SamplingParams, SeededRandom
 
 CHEAP = Costs(0.01, (1.02, 1.04, 1.06, 1.08), ((0.0, 0.0), (0.1, 0.05)))  # drafting pays soon
 DEAR = Costs(0.01, (9.0, 9.0, 9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))        # it never does
@@ -90,9 +89,9 @@ def test_each_phase_goes_to_its_place(tiny, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("specdec.profiling.time.perf_counter", lambda: clock[0])
     class Slow(module.ConstantDrafter):
-        def propose(self, K, transform, source):
+        def propose(self, K, sampling, rng):
             clock[0] += 1 + K
-            return super().propose(K, transform, source)
+            return super().propose(K, sampling, rng)
         def commit(self, tokens, features): clock[0] += 100
     class Clocked:
         vocab_size, context_length, device = tiny.vocab_size, tiny.context_length, tiny.device
@@ -372,7 +371,7 @@ PROVEN = {
 
 @pytest.mark.parametrize("name", PROVEN)
 @pytest.mark.parametrize("K, V", [(1, 3), (2, 2), (3, 2)])
-def test_the_law_is_the_targets(K, V, name):
+def test_the_distribution_is_the_targets(K, V, name):
     "Of hybrids and of adaptive drafters that go by measured costs."
     costs = PROVEN[name]
     for case, p, q in language_pairs(V, f"costs {K}", most=max(2, 5 - K), halves=True):
@@ -385,8 +384,8 @@ def test_the_law_is_the_targets(K, V, name):
 
 class RegretfulState(ModelState):
     "Wrong: weighs what a draft costs when it is drawn already, and throws an unlikely one away."
-    def propose(self, K, transform, source):
-        draft = super().propose(K, transform, source)
+    def propose(self, K, sampling, rng):
+        draft = super().propose(K, sampling, rng)
         worth = all(row[token] == max(row) for token, row in zip(draft.tokens, draft.q))
         return draft if worth else Draft([])
 
@@ -406,7 +405,7 @@ def test_weighing_after_the_draw_is_caught():
 def test_the_source_is_not_asked_by_the_choice(tiny):
     "A choice draws nothing: with guesses that are certain, costs change the rounds and no random number."
     texts = [list(speculate(tiny, with_costs(HybridDrafter(SuffixDrafter()), Costs(1.0, v, ((0.0, 0.0),))),
-                            [1, 2, 1, 2], Transform(), TorchSource(0), 3, 30)) for v in ((1.0,) * 3, (9.0,) * 3)]
+                            [1, 2, 1, 2], SamplingParams(), SeededRandom(0), 3, 30)) for v in ((1.0,) * 3, (9.0,) * 3)]
     one, other = ([token for r in rounds for token in r.emitted] for rounds in texts)
     assert one == other
 

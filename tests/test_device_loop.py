@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
-from specdec import pairs
-from specdec.core import TorchSource
+from specdec import pair as pairs
+from specdec.cache import CacheFullError
 from specdec.device import loop as device_loop
 from specdec.device import ops
 from specdec.device.drafters import (
@@ -68,31 +68,29 @@ from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import Head, HeadDrafter, head_config
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, NarrowLM
-from specdec.drafters.trees import TreeDrafter, best_tree
+from specdec.drafters.tree import TreeDrafter, best_tree
 from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
-from specdec.kvcache import CacheFullError
-from specdec.loading import load_model
 from specdec.loop import speculate
-from specdec.lossless.block import block_verification, block_weights
 from specdec.lossless.check import check_verify
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     AsIs,
     ExactModel,
     Language,
     distance,
-    law_of_rounds,
+    distribution_of_rounds,
     memory_of,
-    target_law,
+    target_distribution,
 )
-from specdec.lossless.torch_rng import drawn_from, torch_law
-from specdec.models import encode, fetch, load_tokenizer
-from specdec.pairs import Pair
+from specdec.lossless.torch_rng import drawn_from, torch_distribution
+from specdec.models.hub import encode, fetch, load_tokenizer
+from specdec.models.llama import Positions
+from specdec.models.loading import load_model
+from specdec.pair import Pair
 from specdec.profiling import PhaseTimer
-from specdec.rejection import speculative_sampling
 from specdec.result import Round
-from specdec.sampling import Transform
-from specdec.transformer import Positions
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import block_verification, block_weights, speculative_sampling
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
 cuda = pytest.mark.cuda
@@ -119,16 +117,16 @@ def tiny(vocab=24, hidden=16, layers=3, seed=0, context=48, noise=0.0, device="c
     return as_llama(model.to(device, dtype))
 
 
-def my_rule(p, q, tokens, source): return speculative_sampling(p, q, tokens, source)
+def my_rule(p, q, tokens, rng): return speculative_sampling(p, q, tokens, rng)
 
 
 def tokens_of(rounds) -> list[int]: return [token for r in rounds for token in r.emitted]
 
 
 def decode(
-    target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset(), **options,
+    target, drafter, prompt=PROMPT, sampling=SamplingParams(), seed=0, K=3, room=20, ends=frozenset(), **options,
 ) -> list[Round]:
-    made = DeviceLoop(target, drafter, transform, K, 256, **options)
+    made = DeviceLoop(target, drafter, sampling, K, 256, **options)
     return list(made.rounds(prompt, seed, room, ends, PhaseTimer(target.device)))
 
 
@@ -138,10 +136,10 @@ def on_device(target, drafter, *asked, **more) -> list[Round]:
 
 
 def reference(
-    target, drafter, prompt=PROMPT, transform=Transform(), seed=0, K=3, room=20, ends=frozenset()
+    target, drafter, prompt=PROMPT, sampling=SamplingParams(), seed=0, K=3, room=20, ends=frozenset()
 ) -> list[Round]:
     loop = speculate
-    return list(loop(target, drafter, prompt, transform, TorchSource(seed), K, room, ends))
+    return list(loop(target, drafter, prompt, sampling, SeededRandom(seed), K, room, ends))
 
 
 def random_head(target, seed=0, context=48):
@@ -191,8 +189,8 @@ def drafters(target, seed=0):
 
 def test_an_exponential_sample_draws_in_proportion():
     weights = torch.tensor([3.0, 0, 1, 4])
-    law = {0: Fraction(3, 8), 2: Fraction(1, 8), 3: Fraction(1, 2)}
-    assert torch_law(lambda: exponential_sample(weights).item()) == law
+    distribution = {0: Fraction(3, 8), 2: Fraction(1, 8), 3: Fraction(1, 2)}
+    assert torch_distribution(lambda: exponential_sample(weights).item()) == distribution
     drawn = exponential_sample(weights.expand(40_000, -1), torch.Generator().manual_seed(0))
     counts = drawn.bincount(minlength=4).numpy()
     expected = np.array([3, 0, 1, 4]) / 8 * 40_000
@@ -216,7 +214,7 @@ def test_an_exponential_sample_is_drawn_in_float64():
 # The verdict: exact laws, and mistakes that must be caught
 
 def as_rule(verify):
-    def rule(p, q, tokens, source): return tuple(x.item() for x in verify(p, q, torch.tensor(tokens, dtype=torch.long)))
+    def rule(p, q, tokens, rng): return tuple(x.item() for x in verify(p, q, torch.tensor(tokens, dtype=torch.long)))
     return rule
 
 
@@ -257,10 +255,10 @@ def test_drafts_are_judged_as_on_the_host(form):
     other = 0
     for seed in range(24):
         p, q, tokens = drawn_rows(seed, K=1 + seed % 4)
-        def law(verify): return torch_law(lambda: tuple(x.item() for x in form(verify)(p, q, tokens)))
-        expected = exact_law(lambda source: block_verification(p, q, tokens.tolist(), source))
-        assert distance(law(block_on_device), expected) < 1e-6
-        other += distance(law(verify_on_device), expected) > 1e-3
+        def distribution(verify): return torch_distribution(lambda: tuple(x.item() for x in form(verify)(p, q, tokens)))
+        expected = exact_distribution(lambda rng: block_verification(p, q, tokens.tolist(), rng))
+        assert distance(distribution(block_on_device), expected) < 1e-6
+        other += distance(distribution(verify_on_device), expected) > 1e-3
     assert other > 4  # negative control: token by token is another law
 
 
@@ -346,8 +344,8 @@ def test_the_verdict_where_p_is_q_and_where_they_share_nothing(verify):
         assert verify(p, p[:4], exponential_sample(p[:4], generator), generator)[0].item() == 4
         apart = p * torch.tensor([1, 1, 1, 0, 0, 0, 0.0])
         q = (p * torch.tensor([0, 0, 0, 1, 1, 1, 1.0]))[:4]
-        accepted, following = verify(apart, q, exponential_sample(q, generator), generator)
-        assert accepted.item() == 0 and following.item() < 3
+        num_accepted, next_token = verify(apart, q, exponential_sample(q, generator), generator)
+        assert num_accepted.item() == 0 and next_token.item() < 3
     same = torch.tensor([0.25, 0.75])
     assert torch.equal(device_residual(same, same), same)  # all zero: p itself
 
@@ -357,7 +355,8 @@ def test_the_verdict_where_p_is_q_and_where_they_share_nothing(verify):
 def test_greedy_match_is_the_verdict_on_deltas(seed, K):
     generator = torch.Generator().manual_seed(seed)
     logits, tokens = torch.randn(K + 1, 3, generator=generator), torch.randint(3, (K,), generator=generator)
-    found, expected = match_on_device(logits, tokens), verify_on_device(Transform()(logits), None, tokens, generator)
+    found, expected = match_on_device(logits, tokens), verify_on_device(SamplingParams().probs(logits), None, tokens,
+                                                                        generator)
     assert [x.tolist() for x in found] == [x.tolist() for x in expected]
 
 
@@ -453,7 +452,7 @@ def test_both_loops_grow_the_same_trees(shape):
     for seed in range(6):
         target, grown = tiny(seed=seed), {"host": [], "device": []}
         drafter = tree_drafter(target, seed, shape=shape, width=3, depth=4)
-        loop = DeviceLoop(target, drafter, Transform(), len(BUSH), 256)
+        loop = DeviceLoop(target, drafter, SamplingParams(), len(BUSH), 256)
         def noting(where, propose):
             return lambda *asked: grown[where].append(propose(*asked)) or grown[where][-1]
         grower = loop.state.drafter
@@ -501,7 +500,7 @@ def test_memory_is_bounded_however_large_K_is():
     target = tiny(context=400)
     for drafter in (NGramDrafter(), ModelDrafter(tiny(context=400, noise=.05), 24)):
         decoder = DeviceDecoder(target, drafter)
-        found = tokens_of(decoder.speculate(PROMPT, Transform(), 0, K=10 ** 6, max_new_tokens=30))
+        found = tokens_of(decoder.speculate(PROMPT, SamplingParams(), 0, K=10 ** 6, max_new_tokens=30))
         assert found == tokens_of(reference(target, drafter, K=40, room=30))
         assert [loop.state.K for loop in decoder.loops.values()] == [LONGEST_DRAFT]
 
@@ -509,7 +508,7 @@ def test_memory_is_bounded_however_large_K_is():
 @pytest.mark.parametrize("verify", [None, speculative_sampling, block_verification, my_rule])
 def test_a_decoder_takes_the_rules_that_the_device_has(verify):
     decoder = DeviceDecoder(tiny(), ModelDrafter(tiny(noise=.05), 24))
-    def text(rule): return list(decoder.speculate(PROMPT, Transform(1.0), 3, K=4, max_new_tokens=40, verify=rule))
+    def text(rule): return list(decoder.speculate(PROMPT, SamplingParams(1.0), 3, K=4, max_new_tokens=40, verify=rule))
     if verify is my_rule:
         with pytest.raises(InputError, match="rule of one's own"): text(verify)
         return
@@ -520,7 +519,7 @@ def test_a_decoder_takes_the_rules_that_the_device_has(verify):
 def test_the_context_fills_up():
     target = tiny(context=40)
     for name, drafter in drafters(target).items():
-        found = on_device(target, drafter, PROMPT, Transform(), 0, K=6, max_new_tokens=500)
+        found = on_device(target, drafter, PROMPT, SamplingParams(), 0, K=6, max_new_tokens=500)
         assert tokens_of(found) == tokens_of(reference(target, drafter, K=6, room=500)) and len(tokens_of(found)) == 35
 
 
@@ -532,7 +531,7 @@ def test_a_loop_refuses_a_drafter_of_the_host():
     for own in (object(), MyLookup(), TemperatureScaledDrafter(MyLookup()), HybridDrafter(MyLookup(), NoDrafter())):
         assert "works on the host" in unsupported_reason(tiny(), own)
         with pytest.raises(InputError, match="works on the host"): DeviceDecoder(tiny(), own)
-    with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), Transform(), 3, 256)
+    with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), SamplingParams(), 3, 256)
 
 
 def test_a_model_with_a_sliding_window_decodes_past_it(monkeypatch):
@@ -555,23 +554,24 @@ def test_rounds_that_run_ahead_stay_inside_the_buffers(ahead):
     target = tiny(context=400)
     decoder = DeviceDecoder(target, ModelDrafter(target, 24), ahead=ahead)
     # an index out of range would raise
-    assert len(tokens_of(decoder.speculate(PROMPT, Transform(1.0), 0, K=9, max_new_tokens=256 - len(PROMPT)))) == 251
+    assert len(tokens_of(decoder.speculate(PROMPT, SamplingParams(1.0), 0, K=9,
+                                           max_new_tokens=256 - len(PROMPT)))) == 251
 
 
-DRAWN = [Transform(0.6), Transform(1.0), Transform(1.0, top_k=5), Transform(0.8, top_p=0.9)]
+DRAWN = [SamplingParams(0.6), SamplingParams(1.0), SamplingParams(1.0, top_k=5), SamplingParams(0.8, top_p=0.9)]
 
 @pytest.mark.parametrize("transform", DRAWN, ids=str)
-def test_a_target_that_drafts_for_itself_accepts_everything(transform):
+def test_a_target_that_drafts_for_itself_accepts_everything(sampling):
     for seed in range(3):
         rounds = decode(
-            tiny(seed=seed), ModelDrafter(tiny(seed=seed), 24), transform=transform, seed=seed, K=4, room=40
+            tiny(seed=seed), ModelDrafter(tiny(seed=seed), 24), sampling=sampling, seed=seed, K=4, room=40
         )
         assert sum(r.accepted for r in rounds) == sum(len(r.drafted) for r in rounds) > 20
 
 
 def test_same_seed_same_tokens_and_being_ahead_changes_nothing():
     first, again, ahead, other = (
-        decode(tiny(), ModelDrafter(tiny(noise=0.05), 24), transform=Transform(1.0), seed=seed, ahead=n)
+        decode(tiny(), ModelDrafter(tiny(noise=0.05), 24), sampling=SamplingParams(1.0), seed=seed, ahead=n)
         for seed, n in ((3, 0), (3, 0), (3, 2), (4, 0))
     )
     assert first == again == ahead != other
@@ -642,20 +642,20 @@ class Exactly:
         return torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
 
 
-def loop_law(p, drafter, V, K, length, loop=None, room=12, ends=frozenset(), transform=Exactly()):
-    def start(source):
+def loop_distribution(p, drafter, V, K, length, loop=None, room=12, ends=frozenset(), sampling=Exactly()):
+    def start(rng):
         guesses = drafter()
-        made = (loop or DeviceLoop)(LanguageLM(p, V), guesses, transform, K, 24)
+        made = (loop or DeviceLoop)(LanguageLM(p, V), guesses, sampling, K, 24)
         inner = made.rounds([0], None, room, ends, PhaseTimer())
         def rounds():
             while True:
-                with drawn_from(source): r = next(inner, None)
+                with drawn_from(rng): r = next(inner, None)
                 if r is None: return
                 yield r
         state = made.state
         parts = state.sequence.tokens, state.sequence.length, state.cache.keys, remembered(state.drafter)
         return rounds(), lambda: memory_of(parts)
-    return law_of_rounds(start, length)
+    return distribution_of_rounds(start, length)
 
 
 def remembered(drafter):
@@ -673,10 +673,10 @@ def languages(V, seed, most=None): return (Language(V, f"{name}{seed}", most=mos
 
 @pytest.mark.parametrize("K, V, length", [(1, 3, 4), (2, 2, 4), (0, 3, 3)])
 @pytest.mark.parametrize("seed", [0, 2])
-def test_the_joint_law_is_the_targets(K, V, length, seed):
+def test_the_joint_distribution_is_the_targets(K, V, length, seed):
     p, q = languages(V, seed)
     drafter = (lambda: ModelDrafter(LanguageLM(q, V), V)) if K else NoDrafter
-    assert distance(loop_law(p, drafter, V, max(K, 1), length), target_law(p, length)) == 0
+    assert distance(loop_distribution(p, drafter, V, max(K, 1), length), target_distribution(p, length)) == 0
 
 
 def exact_drafters(q, V): # functions that make one of each kind
@@ -691,20 +691,22 @@ def exact_drafters(q, V): # functions that make one of each kind
 
 @pytest.mark.parametrize("K", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", exact_drafters(None, 2))
-def test_the_joint_law_with_every_drafter(kind, K):
+def test_the_joint_distribution_with_every_drafter(kind, K):
     for seed in (0, 2):
         p, q = languages(2, seed)
-        assert distance(loop_law(p, exact_drafters(q, 2)[kind], 2, K, 4), target_law(p, 4)) == 0
+        assert distance(loop_distribution(p, exact_drafters(q, 2)[kind], 2, K, 4), target_distribution(p, 4)) == 0
 
 
-def test_the_joint_law_with_n_gram_drafts_an_end_and_a_limit():
+def test_the_joint_distribution_with_n_gram_drafts_an_end_and_a_limit():
     p, q = languages(2, 1)
-    assert distance(loop_law(p, NGramDrafter, 2, 2, 4), target_law(p, 4)) == 0
+    assert distance(loop_distribution(p, NGramDrafter, 2, 2, 4), target_distribution(p, 4)) == 0
     for drafter in (NGramDrafter, lambda: ModelDrafter(LanguageLM(q, 2), 2)):
         for end in (0, 1):
             ends = frozenset({end})
-            assert distance(loop_law(p, drafter, 2, 2, 4, ends=ends, room=4), target_law(p, 4, ends)) == 0
-        assert distance(loop_law(p, drafter, 2, 2, 5, room=3), target_law(p, 3)) == 0  # one more would show
+            assert distance(loop_distribution(p, drafter, 2, 2, 4, ends=ends, room=4),
+                            target_distribution(p, 4, ends)) == 0
+        # one more would show
+        assert distance(loop_distribution(p, drafter, 2, 2, 5, room=3), target_distribution(p, 3)) == 0
 
 
 RULES = {None: speculative_sampling, speculative_sampling: speculative_sampling, block_verification: block_verification}
@@ -717,22 +719,22 @@ def test_rounds_are_those_of_the_host(rule):
     another = block_verification if same is speculative_sampling else speculative_sampling
     K, V, others = 2, 3, 0
     def first_round(rounds):
-        def second(source):
-            with drawn_from(source): _, r = islice(rounds(source), 2)
+        def second(rng):
+            with drawn_from(rng): _, r = islice(rounds(rng), 2)
             return tuple(r.drafted), r.accepted, tuple(r.emitted)
-        return exact_law(second)
+        return exact_distribution(second)
 
     for seed in range(3):
         p, q = languages(V, seed)
-        def on_host(source, verify=rule):
+        def on_host(rng, verify=rule):
             drafter = ModelDrafter(ExactModel(q, V), V)
-            return speculate(ExactModel(p, V), drafter, [0], AsIs(), source, K, 8, verify=verify)
-        def on_device(source):
+            return speculate(ExactModel(p, V), drafter, [0], AsIs(), rng, K, 8, verify=verify)
+        def on_device(rng):
             loop = DeviceLoop(LanguageLM(p, V), ModelDrafter(LanguageLM(q, V), V), Exactly(), K, 24, rule)
             return loop.rounds([0], None, 8, frozenset(), PhaseTimer())
         found = first_round(on_device)
         assert distance(found, first_round(on_host)) == 0
-        others += distance(found, first_round(lambda source: on_host(source, another))) > 0.01
+        others += distance(found, first_round(lambda rng: on_host(rng, another))) > 0.01
     assert others  # negative control: the other rule
 
 
@@ -750,7 +752,7 @@ def deciding(wrong):
     def decide_wrongly(state, draft, logits):
         right = decide(state, draft, logits)
         if len(draft.tokens) == 0: return right
-        accepted, following = wrong(state.transform(logits), draft, right.num_accepted)
+        accepted, following = wrong(state.sampling.probs(logits), draft, right.num_accepted)
         emitted = emitted_tokens(draft.tokens, accepted, following)
         return Decided(accepted, following, emitted, as_report(draft, accepted, following, logits))
     return with_steps(decide=decide_wrongly)
@@ -796,8 +798,9 @@ def test_places_that_hold_no_guess_are_no_guesses():
     "Where q is not what they were drawn from: a suffix drafter's debris happens to be harmless, a hybrid's is not."
     p, q = languages(2, 0)
     def drafter(): return ModelDrafter(LanguageLM(q, 2), 2)
-    assert distance(loop_law(p, drafter, 2, 2, 4, with_steps(draft=cut)), target_law(p, 4)) == 0
-    assert distance(loop_law(p, drafter, 2, 2, 4, with_steps(draft=cut_and_counted)), target_law(p, 4)) > 0.01
+    assert distance(loop_distribution(p, drafter, 2, 2, 4, with_steps(draft=cut)), target_distribution(p, 4)) == 0
+    assert distance(loop_distribution(p, drafter, 2, 2, 4, with_steps(draft=cut_and_counted)),
+                    target_distribution(p, 4)) > 0.01
 
 
 def speaks_too_early(state, draft, logits):
@@ -824,48 +827,49 @@ def stays_scattered(state, draft, decided, features):
 
 @pytest.mark.parametrize("part, wrong", [
     ("decide", speaks_too_early), ("verify", sees_all), ("commit", stays_scattered)])
-def test_a_wrong_tree_has_another_law(part, wrong):
+def test_a_wrong_tree_has_another_distribution(part, wrong):
     errors = []
     for seed in (0, 2):
         p, q = languages(2, seed)
-        found = loop_law(p, lambda: tree_of(q, 2), 2, 3, 4, with_steps(**{part: wrong}))
-        errors.append(distance(found, target_law(p, 4)))
+        found = loop_distribution(p, lambda: tree_of(q, 2), 2, 3, 4, with_steps(**{part: wrong}))
+        errors.append(distance(found, target_distribution(p, 4)))
     assert max(errors) > 0.01
 
 
 @pytest.mark.parametrize("wrong", [
     wrong_bonus, with_steps(commit=lacks_the_bonus), generous, with_steps(verify=reads_too_late),
 ], ids=["wrong bonus", "no bonus", "generous", "reads too late"])
-def test_a_wrong_loop_has_another_law(wrong):
+def test_a_wrong_loop_has_another_distribution(wrong):
     errors = []
     for seed in (0, 2):
         p, q = languages(3, seed)
-        found = loop_law(p, lambda: ModelDrafter(LanguageLM(q, 3), 3), 3, 1, 4, wrong)
-        errors.append(distance(found, target_law(p, 4)))
+        found = loop_distribution(p, lambda: ModelDrafter(LanguageLM(q, 3), 3), 3, 1, 4, wrong)
+        errors.append(distance(found, target_distribution(p, 4)))
     assert max(errors) > 0.01
 
 
 def chi_squared(loop, device="cpu", N=1500, V=3, seed=2):
     "Pearson's statistic of the first three tokens with real draws, its false-alarm probability, and the expected law."
     p, q = languages(V, seed)
-    law = {text: float(w) for text, w in target_law(p, 3).items()}
+    distribution = {text: float(w) for text, w in target_distribution(p, 3).items()}
     made = loop(LanguageLM(p, V), ModelDrafter(LanguageLM(q, V), V), AsIs(), 1, 16)
     counts = Counter(tuple(tokens_of(made.rounds([0], seed, 3, frozenset(), PhaseTimer()))) for seed in range(N))
-    assert set(counts) <= set(law)
-    statistic = sum((counts[text] - N * w) ** 2 / (N * w) for text, w in law.items())
-    return statistic, stats.chi2.sf(statistic, len(law) - 1), law
+    assert set(counts) <= set(distribution)
+    statistic = sum((counts[text] - N * w) ** 2 / (N * w) for text, w in distribution.items())
+    return statistic, stats.chi2.sf(statistic, len(distribution) - 1), distribution
 
 
-def test_the_law_with_real_draws():
+def test_the_distribution_with_real_draws():
     assert chi_squared(DeviceLoop)[1] > ALARM
 
 
 def test_the_negative_control_is_caught_with_the_power_that_is_stated():
     p, q = languages(3, 2)
-    wrong = loop_law(p, lambda: ModelDrafter(LanguageLM(q, 3), 3), 3, 1, 3, wrong_bonus)
-    law, N = target_law(p, 3), 1500
-    shift = N * sum(float((wrong.get(text, 0) - w) ** 2 / w) for text, w in law.items())  # of the statistic's law
-    power = stats.ncx2.sf(stats.chi2.isf(ALARM, len(law) - 1), len(law) - 1, shift)
+    wrong = loop_distribution(p, lambda: ModelDrafter(LanguageLM(q, 3), 3), 3, 1, 3, wrong_bonus)
+    distribution, N = target_distribution(p, 3), 1500
+    # of the statistic's law
+    shift = N * sum(float((wrong.get(text, 0) - w) ** 2 / w) for text, w in distribution.items())
+    power = stats.ncx2.sf(stats.chi2.isf(ALARM, len(distribution) - 1), len(distribution) - 1, shift)
     assert power > 0.999
     try: alarm = chi_squared(wrong_bonus)[1]
     except AssertionError: alarm = 0  # a text that the target can't say
@@ -884,19 +888,20 @@ class Watching(TorchDispatchMode):
 
 
 @torch.inference_mode()
-def round_on_meta(drafter, transform, K=4, change=None, rule=None):
-    loop = DeviceLoop(tiny(device="meta"), drafter, transform, K, 256, rule)
+def round_on_meta(drafter, sampling, K=4, change=None, rule=None):
+    loop = DeviceLoop(tiny(device="meta"), drafter, sampling, K, 256, rule)
     if change: change(loop)
     with Watching(): play_round(loop.steps, PhaseTimer())
 
 
-TRANSFORMS = [Transform(), Transform(1.0), Transform(0.8, top_k=5), Transform(0.8, top_p=0.9), Transform(0.8, 5, 0.9)]
+SAMPLINGS = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_k=5), SamplingParams(0.8, top_p=0.9),
+             SamplingParams(0.8, 5, 0.9)]
 
 
 @pytest.mark.parametrize("rule", [None, block_verification])
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_no_round_asks_for_a_number(transform, rule):
-    for drafter in drafters(tiny(device="meta")).values(): round_on_meta(drafter, transform, rule=rule)
+@pytest.mark.parametrize("transform", SAMPLINGS, ids=str)
+def test_no_round_asks_for_a_number(sampling, rule):
+    for drafter in drafters(tiny(device="meta")).values(): round_on_meta(drafter, sampling, rule=rule)
 
 
 ASKS = {  # what a careless line does → what is said about it
@@ -916,7 +921,7 @@ def test_a_round_that_asks_is_caught(line, said):
             return right(draft, logits)
         loop.steps.decide = asking
     with pytest.raises((RuntimeError, AssertionError), match=said):
-        round_on_meta(NGramDrafter(), Transform(1.0), change=change)
+        round_on_meta(NGramDrafter(), SamplingParams(1.0), change=change)
 
 
 # Errors, and use over many texts
@@ -932,14 +937,14 @@ def broken(model):
 def test_nan_is_reported_with_its_place():
     for temperature in (0.0, 1.0):
         with pytest.raises(NumericalError, match="The target, after 5 tokens"):
-            decode(broken(tiny()), NGramDrafter(), transform=Transform(temperature))
+            decode(broken(tiny()), NGramDrafter(), sampling=SamplingParams(temperature))
         with pytest.raises(NumericalError, match="The draft, after 6 tokens"):
-            decode(tiny(), ModelDrafter(broken(tiny()), 24), transform=Transform(temperature))
+            decode(tiny(), ModelDrafter(broken(tiny()), 24), sampling=SamplingParams(temperature))
 
 
 @torch.inference_mode()
 def test_a_new_text_does_not_see_what_an_earlier_one_left():
-    loop = DeviceLoop(tiny(), ModelDrafter(tiny(noise=.05), 24), Transform(), 3, 256)
+    loop = DeviceLoop(tiny(), ModelDrafter(tiny(noise=.05), 24), SamplingParams(), 3, 256)
     expected = list(loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer()))
     for cache in (loop.state.cache, loop.state.drafter.cache):
         for buffer in cache.keys + cache.values: buffer.fill_(float("nan"))
@@ -949,11 +954,11 @@ def test_a_new_text_does_not_see_what_an_earlier_one_left():
 def test_a_decoder_keeps_its_loops_and_serves_one_text_at_a_time():
     decoder = DeviceDecoder(tiny(), NGramDrafter(), keep=2)
     for temperature in (0.0, 0.0, 1.0, 0.0):
-        list(decoder.speculate(PROMPT, Transform(temperature), 0, max_new_tokens=5))
+        list(decoder.speculate(PROMPT, SamplingParams(temperature), 0, max_new_tokens=5))
     assert [key[0].temperature for key in decoder.loops] == [1.0, 0.0]
-    list(decoder.speculate(PROMPT, Transform(0.5), 0, max_new_tokens=5))
+    list(decoder.speculate(PROMPT, SamplingParams(0.5), 0, max_new_tokens=5))
     assert [key[0].temperature for key in decoder.loops] == [0.0, 0.5]
-    one, two = (decoder.speculate(PROMPT, Transform(), 0) for _ in range(2))
+    one, two = (decoder.speculate(PROMPT, SamplingParams(), 0) for _ in range(2))
     next(one), next(two)
     with pytest.raises(SpecdecError, match="Another text"): next(one)
     assert len(tokens_of(two)) > 0
@@ -963,7 +968,7 @@ def test_a_decoder_keeps_its_loops_and_serves_one_text_at_a_time():
 def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
     plain, given = (
         list(DeviceDecoder(tiny(), NGramDrafter(), keep=f(2), ahead=f(1)).speculate(
-            PROMPT, Transform(f(1)), f(3), K=f(3), max_new_tokens=f(12), eos_ids={f(9)}))
+            PROMPT, SamplingParams(f(1)), f(3), K=f(3), max_new_tokens=f(12), eos_ids={f(9)}))
         for f in (lambda n: n, form)
     )
     assert plain == given and {type(token) for token in tokens_of(given)} == {int}
@@ -973,7 +978,7 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
                                    dict(ahead=-1), dict(ahead=True), dict(ahead=0.5)], ids=str)
 def test_a_loop_refuses_what_is_no_number(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
-        DeviceLoop(tiny(), NGramDrafter(), Transform(), **dict(K=3, capacity=256) | wrong)
+        DeviceLoop(tiny(), NGramDrafter(), SamplingParams(), **dict(K=3, capacity=256) | wrong)
     with pytest.raises(InputError, match="keep"): DeviceDecoder(tiny(), NGramDrafter(), keep=True)
 
 
@@ -981,7 +986,7 @@ def test_a_loop_refuses_what_is_no_number(wrong):
 def test_a_text_that_does_not_fit_the_buffers_is_refused(ahead):
     needed = len(PROMPT) + 20 + (ahead + 1) * 4
     for capacity in (needed - 1, needed):
-        loop = DeviceLoop(tiny(), ModelDrafter(tiny(), 24), Transform(), 3, capacity, ahead=ahead)
+        loop = DeviceLoop(tiny(), ModelDrafter(tiny(), 24), SamplingParams(), 3, capacity, ahead=ahead)
         if capacity == needed: assert len(tokens_of(loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer()))) == 20
         else:
             with pytest.raises(InputError, match=f"capacity of {needed}, and the buffers have {capacity}"):
@@ -992,14 +997,15 @@ def test_a_text_that_does_not_fit_the_buffers_is_refused(ahead):
 
 
 def test_no_memory_for_the_buffers_is_said():
-    with pytest.raises(CacheFullError, match="no memory"): DeviceLoop(tiny(), NoDrafter(), Transform(), 3, 10 ** 14)
+    with pytest.raises(CacheFullError, match="no memory"): DeviceLoop(tiny(), NoDrafter(), SamplingParams(), 3,
+                                                                      10 ** 14)
 
 
 def test_threads_on_the_same_buffers_never_mix_two_texts():
     "A thread's text goes on until another begins one, and then it is told; no token of the other's is in it."
     decoder = DeviceDecoder(tiny(context=400), ModelDrafter(tiny(context=400, noise=.05), 24))
     prompts = [[1, 2, 3], [7, 5, 9, 2], [4, 4], [11, 3, 8]]
-    def text(prompt): return decoder.speculate(prompt, Transform(1.0), 5, max_new_tokens=40)
+    def text(prompt): return decoder.speculate(prompt, SamplingParams(1.0), 5, max_new_tokens=40)
     whole = {tuple(prompt): tokens_of(text(prompt)) for prompt in prompts}
     def attempt(prompt):
         said = []
@@ -1015,7 +1021,7 @@ def test_threads_on_the_same_buffers_never_mix_two_texts():
 
 def test_numbers_that_another_text_wrote_are_not_given_out(monkeypatch):
     "Another thread begins a text after a round was started, and before its report is read."
-    loop = DeviceLoop(tiny(), NGramDrafter(), Transform(), 3, 256)
+    loop = DeviceLoop(tiny(), NGramDrafter(), SamplingParams(), 3, 256)
     one, start_round = loop.rounds(PROMPT, 0, 20, frozenset(), PhaseTimer()), loop.round
     next(one)
     def overtaken(timer):
@@ -1030,7 +1036,7 @@ def test_numbers_that_another_text_wrote_are_not_given_out(monkeypatch):
 
 def test_bad_requests_are_refused_before_anything_runs():
     decoder = DeviceDecoder(tiny(), NGramDrafter())
-    right = dict(prompt=PROMPT, transform=Transform(), seed=0)
+    right = dict(prompt=PROMPT, sampling=SamplingParams(), seed=0)
     prompts = dict(prompt=[]), dict(prompt=[99]), dict(prompt=[1] * 48)
     for wrong in (*prompts, dict(K=0), dict(max_new_tokens=0), dict(seed="x")):
         with pytest.raises(InputError): decoder.speculate(**{**right, **wrong})
@@ -1047,7 +1053,7 @@ def test_bad_requests_are_refused_before_anything_runs():
 
 def test_the_timer_gets_its_phases():
     timer = PhaseTimer()
-    on_device(tiny(), NGramDrafter(), PROMPT, Transform(), 0, timer=timer)
+    on_device(tiny(), NGramDrafter(), PROMPT, SamplingParams(), 0, timer=timer)
     assert all(timer.seconds(phase) > 0 for phase in ("prefill", "draft", "verify", "sample"))
 
 
@@ -1077,10 +1083,10 @@ def test_an_outbox_sends_what_was_there():
 def fake(monkeypatch): return FakeCuda().install(monkeypatch)
 
 
-@pytest.mark.parametrize("transform", [Transform(), Transform(1.0), Transform(0.8, 5, 0.9)], ids=str)
+@pytest.mark.parametrize("transform", [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, 5, 0.9)], ids=str)
 @pytest.mark.parametrize("kind", drafters(tiny()))
-def test_captured_is_step_by_step_with_the_double(fake, kind, transform, recwarn):
-    drafter, given = drafters(tiny())[kind], dict(transform=transform, seed=3, K=2, room=12)
+def test_captured_is_step_by_step_with_the_double(fake, kind, sampling, recwarn):
+    drafter, given = drafters(tiny())[kind], dict(sampling=sampling, seed=3, K=2, room=12)
     found = decode(tiny(), drafter, **given)
     assert len(fake.graphs) == (3 if kind == "none" else 4) and not recwarn.list  # all parts, and no way out
     assert found == decode(tiny(), drafter, graphs=False, **given)
@@ -1102,7 +1108,7 @@ def reachable(thing, seen):
 def test_what_a_loop_keeps_was_there_before_the_capture(fake, kind):
     "Memory that is taken inside a recording is the recording's: another one may write to it."
     drafter = drafters(tiny())[kind]
-    loop = DeviceLoop(tiny(), drafter, Transform(1.0), 3, 256)
+    loop = DeviceLoop(tiny(), drafter, SamplingParams(1.0), 3, 256)
     taken = {x.untyped_storage().data_ptr() for graph in fake.graphs for x in graph.fresh() if x.numel()}
     kept = {x.untyped_storage().data_ptr() for x in reachable([loop.state, loop.outbox], set()) if x.numel()}
     assert loop.is_captured and taken and not taken & kept
@@ -1135,18 +1141,19 @@ def test_a_driver_that_captures_nothing_loses_no_token_and_is_asked_once(fake, t
     fake.fails = "CUDA error: no kernel image"
     decoder = DeviceDecoder(tiny(), head_drafter(tiny()))
     for K in (3, 2):
-        found = list(decoder.speculate(PROMPT, Transform(temperature), 3, K=K, max_new_tokens=20))
-        expected = dict(transform=Transform(temperature), seed=3, K=K, graphs=False)
+        found = list(decoder.speculate(PROMPT, SamplingParams(temperature), 3, K=K, max_new_tokens=20))
+        expected = dict(sampling=SamplingParams(temperature), seed=3, K=K, graphs=False)
         assert found == decode(tiny(), head_drafter(tiny()), **expected)
     assert [str(warning.message).count("no kernel image") for warning in recwarn.list] == [1]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_one_event_is_waited_for_in_each_round(fake, ahead):
-    loop = DeviceLoop(tiny(), ModelDrafter(tiny(noise=.05), 24), Transform(1.0), 3, 256, ahead=ahead)
+    loop = DeviceLoop(tiny(), ModelDrafter(tiny(noise=.05), 24), SamplingParams(1.0), 3, 256, ahead=ahead)
     rounds = list(loop.rounds(PROMPT, 3, 20, frozenset(), PhaseTimer()))
     log = list(fake.log)
-    assert rounds == decode(tiny(), ModelDrafter(tiny(noise=.05), 24), transform=Transform(1.0), seed=3, graphs=False)
+    assert rounds == decode(tiny(), ModelDrafter(tiny(noise=.05), 24), sampling=SamplingParams(1.0), seed=3,
+                            graphs=False)
     assert log.count("waited") == len(rounds) and log.count("sent") - len(rounds) in range(ahead + 1)
     under_way = np.cumsum([1 if event == "sent" else -1 for event in log])
     # a place is never written while its report is unread
@@ -1164,7 +1171,7 @@ def test_synchronisations_are_counted_inside_the_range_only():
     ]
     assert host_synchronisations(events, "mine") == Counter(cudaEventSynchronize=1)
     with pytest.raises(InputError, match="no range"): host_synchronisations(events, "other")
-    rounds = DeviceDecoder(tiny(), NGramDrafter()).speculate(PROMPT, Transform(), 0)
+    rounds = DeviceDecoder(tiny(), NGramDrafter()).speculate(PROMPT, SamplingParams(), 0)
     if not torch.cuda.is_available(): assert count_synchronisations(rounds, 3) == (Counter(), 3)
 
 
@@ -1263,7 +1270,7 @@ def test_greedy_text_of_the_default_model():
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
     expected = tokens_of(reference(model, NoDrafter(), prompt, room=16))
     for drafter in (NGramDrafter(), ModelDrafter(model.skip((3, 5, 9, 14, 25, 26)), model.vocab_size)):
-        found = tokens_of(on_device(model, drafter, prompt, Transform(), 0, 4, 16))
+        found = tokens_of(on_device(model, drafter, prompt, SamplingParams(), 0, 4, 16))
         assert_same_text(model, prompt, found, expected)
 
 
@@ -1315,9 +1322,9 @@ def on_gpu(**options): return tiny(device="cuda", **options)
 def test_captured_is_step_by_step(exact, K):
     for drafter in drafters(on_gpu()).values():
         assert decode(on_gpu(), drafter, K=K, room=40) == decode(on_gpu(), drafter, K=K, room=40, graphs=False, ahead=0)
-        for transform in TRANSFORMS[1:]:
+        for sampling in SAMPLINGS[1:]:
             first, again, other = (
-                decode(on_gpu(), drafter, transform=transform, seed=seed, K=K, room=40) for seed in (1, 1, 2)
+                decode(on_gpu(), drafter, sampling=sampling, seed=seed, K=K, room=40) for seed in (1, 1, 2)
             )
             assert first == again != other
 
@@ -1328,7 +1335,7 @@ def test_greedy_text_is_the_cpus(exact):
     for K in (1, 3, 6):
         for ends in (frozenset(), frozenset({3, 5})):
             for drafter in drafters(on_gpu()).values():
-                found = tokens_of(on_device(on_gpu(), drafter, PROMPT, Transform(), 0, K, 40, ends))
+                found = tokens_of(on_device(on_gpu(), drafter, PROMPT, SamplingParams(), 0, K, 40, ends))
                 expected = tokens_of(reference(tiny(), NoDrafter(), K=K, room=40, ends=ends))
                 assert_same_text(tiny(), PROMPT, found, expected)
 
@@ -1343,7 +1350,7 @@ def test_greedy_text_of_the_default_model_is_the_cpus(exact):
     prompt = encode(tokenizer, "Monday, Tuesday, Wednesday,")
     expected = tokens_of(reference(model, NoDrafter(), prompt, room=48))
     for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(there.skip((3, 5, 9, 14, 25, 26)), there.vocab_size)):
-        found = tokens_of(on_device(there, drafter, prompt, Transform(), 0, 4, 48))
+        found = tokens_of(on_device(there, drafter, prompt, SamplingParams(), 0, 4, 48))
         assert_same_text(model, prompt, found, expected)
 
 
@@ -1355,7 +1362,7 @@ def test_the_host_waits_once_a_round(ahead, temperature):
     target = on_gpu(context=400)
     for drafter in drafters(target).values():
         rounds = DeviceDecoder(target, drafter, ahead=ahead).speculate(
-            PROMPT, Transform(temperature), 0, K=3, max_new_tokens=300
+            PROMPT, SamplingParams(temperature), 0, K=3, max_new_tokens=300
         )
         for _ in range(5): next(rounds)
         waits, seen = count_synchronisations(rounds, 20)
@@ -1364,9 +1371,9 @@ def test_the_host_waits_once_a_round(ahead, temperature):
 
 @cuda
 @needs_gpu
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_no_step_synchronises_by_torchs_own_check(transform):
-    loop = DeviceLoop(on_gpu(), ModelDrafter(on_gpu(noise=.05), 24), transform, 3, 256, graphs=False)
+@pytest.mark.parametrize("transform", SAMPLINGS, ids=str)
+def test_no_step_synchronises_by_torchs_own_check(sampling):
+    loop = DeviceLoop(on_gpu(), ModelDrafter(on_gpu(noise=.05), 24), sampling, 3, 256, graphs=False)
     with torch.inference_mode():
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
@@ -1379,8 +1386,8 @@ def test_no_step_synchronises_by_torchs_own_check(transform):
 @needs_gpu
 def test_memory_does_not_grow_with_the_rounds():
     decoder = DeviceDecoder(on_gpu(context=600), ModelDrafter(on_gpu(noise=.05, context=600), 24))
-    list(decoder.speculate(PROMPT, Transform(1.0), 0, K=3, max_new_tokens=500))
-    rounds = decoder.speculate(PROMPT, Transform(1.0), 0, K=3, max_new_tokens=500)
+    list(decoder.speculate(PROMPT, SamplingParams(1.0), 0, K=3, max_new_tokens=500))
+    rounds = decoder.speculate(PROMPT, SamplingParams(1.0), 0, K=3, max_new_tokens=500)
     for _ in range(5): next(rounds)
     before = torch.cuda.memory_allocated()
     for _ in rounds: assert torch.cuda.memory_allocated() <= before
@@ -1388,7 +1395,7 @@ def test_memory_does_not_grow_with_the_rounds():
 
 @cuda
 @needs_gpu
-def test_the_law_on_a_gpu(exact):
+def test_the_distribution_on_a_gpu(exact):
     """The first two tokens of a tiny model at temperature 1, 3,000 texts; the expected law from float64 softmaxes on
     the CPU."""
     V, N, target, prompt = 6, 3000, tiny(6), [1, 2, 3]
@@ -1396,13 +1403,13 @@ def test_the_law_on_a_gpu(exact):
     def row(text):
         logits = target.forward(torch.tensor([[*prompt, *text]]), target.new_cache(8), last=1)[0, 0]
         return logits.double().softmax(-1).numpy()
-    law = {(a, b): row([])[a] * row([a])[b] for a in range(V) for b in range(V)}
+    distribution = {(a, b): row([])[a] * row([a])[b] for a in range(V) for b in range(V)}
     decoder = DeviceDecoder(there, ModelDrafter(draft, V))
     def begins(seed):
-        return tuple(tokens_of(decoder.speculate(prompt, Transform(1.0), seed, K=1, max_new_tokens=3))[:2])
+        return tuple(tokens_of(decoder.speculate(prompt, SamplingParams(1.0), seed, K=1, max_new_tokens=3))[:2])
     counts = Counter(begins(seed) for seed in range(N))
-    small = [text for text, w in law.items() if w * N < 5]
-    cells = [(counts[text], N * w) for text, w in law.items() if text not in small]
-    cells += [(sum(counts[t] for t in small), N * sum(law[t] for t in small) + 1e-9)]
+    small = [text for text, w in distribution.items() if w * N < 5]
+    cells = [(counts[text], N * w) for text, w in distribution.items() if text not in small]
+    cells += [(sum(counts[t] for t in small), N * sum(distribution[t] for t in small) + 1e-9)]
     statistic = sum((found - expected) ** 2 / expected for found, expected in cells)
     assert stats.chi2.sf(statistic, len(cells) - 1) > ALARM

@@ -18,29 +18,21 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from helpers_cuda import FakeCuda
-from specdec import (
-    checkpoint,
-    costs,
-    doctor,
-    layouts,
-    loading,
-    models,
-    pairs,
-    profiling,
-    rejection,
-)
+from specdec import costs, doctor, profiling, verify
+from specdec import pair as pairs
 from specdec.cli import ExitCode, app
 from specdec.device import ops
 from specdec.doctor import Findings, ask, examine, report_text
 from specdec.errors import ModelError
+from specdec.models import checkpoint, hub, linear, loading
 
 
 @pytest.fixture
 def quick(monkeypatch):
     "Without what takes long: the exact laws, the digests of the default model, the memory's speed."
-    monkeypatch.setattr(doctor, "law_error", lambda kind: "0")
+    monkeypatch.setattr(doctor, "distribution_error", lambda kind: "0")
     monkeypatch.setattr(profiling, "memory_bandwidth", lambda device, **more: 3e10)
-    monkeypatch.setattr(models, "check_folder", lambda folder, *advice: "digest")
+    monkeypatch.setattr(hub, "check_folder", lambda folder, *advice: "digest")
 
 
 def run(*words):
@@ -73,7 +65,7 @@ def test_the_same_for_a_person(quick):
               "playground")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
     # 30 GB/s over the bytes of the weights
-    assert f"at most {3e10 / (doctor.WEIGHTS * models.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
+    assert f"at most {3e10 / (doctor.WEIGHTS * hub.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
 
 
 def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
@@ -248,13 +240,13 @@ def test_a_cache_that_is_not_there_yet_and_one_that_is_read_only(quick, monkeypa
 
 def test_a_damaged_model(quick, monkeypatch):
     def damaged(folder, *advice): raise ModelError(f"The model in {folder} is damaged:\nRebuild it.")
-    monkeypatch.setattr(models, "check_folder", damaged)
+    monkeypatch.setattr(hub, "check_folder", damaged)
     assert is_ill("is damaged: Rebuild it.")["model"]["state"] == "damaged"
 
 
 def test_a_model_of_which_a_byte_is_missing(tmp_path, monkeypatch):
     "The real check, on a home whose model has one file of the wrong length."
-    whole, folder = models.fetch(), tmp_path / "smollm2"
+    whole, folder = hub.fetch(), tmp_path / "smollm2"
     folder.mkdir()
     for file in whole.iterdir(): (folder / file.name).symlink_to(file)
     (folder / "config.json").unlink()
@@ -269,7 +261,7 @@ def test_a_model_of_which_a_byte_is_missing(tmp_path, monkeypatch):
 
 def test_a_model_that_is_not_here_is_nothing_wrong(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setattr(models, "fetch", lambda *words, **more: pytest.fail("the doctor fetches nothing"))
+    monkeypatch.setattr(hub, "fetch", lambda *words, **more: pytest.fail("the doctor fetches nothing"))
     done = run()
     assert done.exit_code == ExitCode.DONE and "specdec fetch" in done.stdout and "absent" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -364,12 +356,12 @@ def test_more_threads_than_cores(quick, monkeypatch):
 
 # Kernels that lie
 
-class Inexact(layouts.Linear):
+class Inexact(linear.Linear):
     "Packed products are too large by a tenth."
     def __call__(self, x): return super().__call__(x) * 1.1
 
 
-class Sociable(layouts.Linear):
+class Sociable(linear.Linear):
     "A row has other bits among others, by one unit in the last place."
     def __call__(self, x):
         y = super().__call__(x)
@@ -377,13 +369,14 @@ class Sociable(layouts.Linear):
         return y * (1 + torch.finfo(y.dtype).eps) if len(x) > 4 else y
 
 
-def has_same_rows(): return layouts.has_same_rows(torch.device("cpu"), torch.float32)
+def is_batch_invariant(): return linear.is_batch_invariant(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("wrong, says", [(Inexact, "weights are wrong by"), (Sociable, "other bits alone")])
 def test_packed_products_are_tried(quick, monkeypatch, wrong, says):
-    if not has_same_rows(): pytest.skip("this processor has no packed kernels for float32, so there are none to break")
-    monkeypatch.setattr(layouts, "Linear", wrong)
+    if not is_batch_invariant(): pytest.skip("this processor has no packed kernels for float32, so there are none to "
+                                             "break")
+    monkeypatch.setattr(linear, "Linear", wrong)
     is_ill(says)
 
 
@@ -420,11 +413,11 @@ def test_a_loop_that_fails_is_a_line_and_the_rest_is_told(quick, monkeypatch):
     assert found["loops"] is None and found["extras"] and found["model"]
 
 
-def test_a_loop_with_another_law(monkeypatch):
-    "The device's: see test_device_loop, test_a_wrong_loop_has_another_law."
-    assert [doctor.law_error(kind) for kind in ("lookup", "model")] == ["0", "0"]
-    monkeypatch.setattr(rejection, "speculative_sampling", rejection.greedy_match)
-    assert all(Fraction(doctor.law_error(kind)) > 0 for kind in ("lookup", "model"))
+def test_a_loop_with_another_distribution(monkeypatch):
+    "The device's: see test_device_loop, test_a_wrong_loop_has_another_distribution."
+    assert [doctor.distribution_error(kind) for kind in ("lookup", "model")] == ["0", "0"]
+    monkeypatch.setattr(verify, "speculative_sampling", verify.greedy_match)
+    assert all(Fraction(doctor.distribution_error(kind)) > 0 for kind in ("lookup", "model"))
 
 
 @pytest.mark.parametrize("loop", ["host", "device"])
@@ -436,8 +429,8 @@ def test_which_loop_is_taken_is_what_a_result_says(quick, monkeypatch, loop):
     assert f"On cpu, a pair decodes with the loop of the {loop}." in found["expect"]
 
 
-def test_another_law_is_a_problem(quick, monkeypatch):
-    monkeypatch.setattr(doctor, "law_error", lambda kind: "1/8")
+def test_another_distribution_is_a_problem(quick, monkeypatch):
+    monkeypatch.setattr(doctor, "distribution_error", lambda kind: "1/8")
     found = is_ill("the law of the host's loop differs from the target's by 1/8")
     assert len(found["problems"]) == 2 and found["loops"][0]["law_errors"] == {"host": "1/8"}
 
@@ -446,7 +439,7 @@ def test_another_law_is_a_problem(quick, monkeypatch):
 @pytest.mark.parametrize("kind", ["lookup", "model"])
 def test_recordings_are_tried(monkeypatch, kind, fails):
     "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
-    monkeypatch.setattr(checkpoint, "has_same_rows", lambda *given: False)  # on a GPU weights lie as they are
+    monkeypatch.setattr(checkpoint, "is_batch_invariant", lambda *given: False)  # on a GPU weights lie as they are
     findings, target = Findings(), doctor.tiny_model(torch.device("cpu"))
     drafter = doctor.tiny_drafters(target)[kind]
     FakeCuda().install(monkeypatch).fails = fails

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Failing, greedy, ids_of, tiny
-from specdec.core import TorchSource
 from specdec.drafters.base import (
     Draft,
     NoDrafter,
@@ -20,20 +19,20 @@ from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, **options):
     "All rounds of a text."
     return list(
-        speculate(target, drafter, prompt, Transform(temperature), TorchSource(0), K, max_new_tokens, **options)
+        speculate(target, drafter, prompt, SamplingParams(temperature), SeededRandom(0), K, max_new_tokens, **options)
     )
 
 
 class Answering(NoDrafter):
     "A drafter that proposes what it is told to."
     def __init__(self, draft): self.draft = draft
-    def propose(self, K, transform, source): return self.draft
+    def propose(self, K, sampling, rng): return self.draft
 
 
 class Told(NoDrafter):
@@ -56,10 +55,10 @@ class Wrapped(WrapperDrafter):
 @pytest.mark.parametrize("kind", [WrapperDrafter, Wrapped, TemperatureScaledDrafter])
 def test_a_drafter_around_a_drafter_passes_everything_on(kind):
     told, direct = Told(), Told()
-    around, features, source = kind(told), torch.ones(1, 8), TorchSource(0)
+    around, features, rng = kind(told), torch.ones(1, 8), SeededRandom(0)
     for drafter in (around, direct):
         state = drafter.start([1, 2], features, 20, {7})
-        assert state.propose(3, Transform(), source) == Draft([4])  # nothing gets colder than greedy
+        assert state.propose(3, SamplingParams(), rng) == Draft([4])  # nothing gets colder than greedy
         state.commit([4, 5], features)
     assert told.heard == direct.heard and len(told.heard) == 3 and around.layers == told.layers
 
@@ -74,7 +73,7 @@ def test_what_wraps_a_state_hears_of_its_sequence():
 def test_a_drafter_of_nothing_has_nothing_to_remember():
     drafter = NoDrafter()
     assert drafter.start([1], None, 9) is drafter and vars(drafter) == {}
-    assert drafter.propose(5, Transform(), TorchSource(0)) == Draft([])
+    assert drafter.propose(5, SamplingParams(), SeededRandom(0)) == Draft([])
 
 
 # What the loop takes from a drafter
@@ -98,19 +97,19 @@ def test_a_drafter_of_nothing_has_nothing_to_remember():
 ])
 def test_drafters_that_break_the_protocol_are_named(draft, words):
     with pytest.raises(ModelError, match=f"Answering .*{words}"):
-        ask(Answering(draft), 3, Transform(1.0), TorchSource(0), 24)
+        ask(Answering(draft), 3, SamplingParams(1.0), SeededRandom(0), 24)
     with pytest.raises(ModelError, match=words): decode(tiny(), Answering(draft), [1, 2, 3], temperature=1.0)
 
 
 def test_a_right_draft_passes_as_it_is():
     q = torch.full((2, 24), 1 / 24)
-    draft = ask(Answering(Draft([0, 23], q)), 2, Transform(1.0), TorchSource(0), 24)
+    draft = ask(Answering(Draft([0, 23], q)), 2, SamplingParams(1.0), SeededRandom(0), 24)
     assert draft.tokens == [0, 23] and draft.q is q
-    assert ask(Answering(Draft([])), 2, Transform(), TorchSource(0), 24) == Draft([])
+    assert ask(Answering(Draft([])), 2, SamplingParams(), SeededRandom(0), 24) == Draft([])
 
 
 def test_a_drafter_that_need_not_draft_is_not_asked():
-    assert ask(Answering("nonsense"), 0, Transform(), TorchSource(0), 24) == Draft([])
+    assert ask(Answering("nonsense"), 0, SamplingParams(), SeededRandom(0), 24) == Draft([])
 
 
 @pytest.mark.parametrize("form", [torch.tensor, np.array, lambda tokens: list(torch.tensor(tokens))],
@@ -134,7 +133,7 @@ def test_what_start_gives_must_be_a_state(given):
 
 def test_errors_of_a_drafter_reach_the_caller():
     class Angry(NoDrafter):
-        def propose(self, K, transform, source): raise ZeroDivisionError("mine")
+        def propose(self, K, sampling, rng): raise ZeroDivisionError("mine")
     with pytest.raises(ZeroDivisionError, match="mine"): decode(tiny(), Angry(), [1])
 
 
@@ -159,7 +158,7 @@ def test_ngram_lookup_equals_a_slow_search(tokens, K, longest, split):
     split = max(split, 1)
     state = NGramDrafter(longest).start(tokens[:split], None, 100)
     if tokens[split:]: state.commit(tokens[split:], None)
-    assert state.propose(K, Transform(), TorchSource(0)) == Draft(slow_lookup(tokens, K, longest))
+    assert state.propose(K, SamplingParams(), SeededRandom(0)) == Draft(slow_lookup(tokens, K, longest))
 
 
 @pytest.mark.parametrize("form", [tuple, np.array, torch.tensor], ids=["tuple", "array", "tensor"])
@@ -173,23 +172,23 @@ def test_prompts_in_any_form_draft_alike(form):
 
 def test_a_model_says_what_uncached_sampling_says():
     draft, text, K = tiny(noise=0.05), [1, 2, 3, 4], 4
-    drafter, transform, source = ModelDrafter(draft, 24), Transform(1.0), TorchSource(6)
+    drafter, sampling, rng = ModelDrafter(draft, 24), SamplingParams(1.0), SeededRandom(6)
     said, rows = [], []
     for _ in range(K):
         ids = torch.tensor([[*text, *said]])
-        rows.append(transform(draft.forward(ids, draft.new_cache(ids.shape[1]))[0, -1]))
-        said.append(source.categorical(rows[-1]))
-    guess = drafter.start(text, None, 20).propose(K, transform, TorchSource(6))
+        rows.append(sampling.probs(draft.forward(ids, draft.new_cache(ids.shape[1]))[0, -1]))
+        said.append(rng.categorical(rows[-1]))
+    guess = drafter.start(text, None, 20).propose(K, sampling, SeededRandom(6))
     assert guess.tokens == said and torch.allclose(guess.q, torch.stack(rows), atol=1e-5)
 
 
 def test_draft_distributions_after_any_round_equal_uncached_ones():
     target, draft = tiny(), tiny(noise=0.05)
     class Checked(ModelState):
-        def propose(self, K, transform, source):
-            guess = super().propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            guess = super().propose(K, sampling, rng)
             text = [*self.tokens, *guess.tokens]
-            p = transform(draft.forward(torch.tensor([text]), draft.new_cache(len(text)))[0])
+            p = sampling.probs(draft.forward(torch.tensor([text]), draft.new_cache(len(text)))[0])
             assert torch.allclose(guess.q, p[len(self.tokens) - 1:-1], atol=1e-5)
             checked.append(len(guess.tokens))
             return guess
@@ -203,7 +202,7 @@ def test_draft_distributions_after_any_round_equal_uncached_ones():
 def test_a_draft_stops_at_the_end_of_the_text_and_keeps_it(guessed):
     def proposed(eos_ids):
         state = ModelDrafter(tiny(noise=0.05), 24).start([1, 2, 3, 4], None, 40, eos_ids)
-        return state.propose(6, Transform(1.0), TorchSource(6))
+        return state.propose(6, SamplingParams(1.0), SeededRandom(6))
     whole = proposed(frozenset())
     end = whole.tokens[guessed - 1]
     n = whole.tokens.index(end) + 1
@@ -216,7 +215,7 @@ def test_a_draft_with_a_short_context_fills_it_to_the_last_place(length, given):
     "The last token of a draft needs no place in the draft's own cache, since nothing is drafted after it."
     drafter = ModelDrafter(tiny(noise=0.05, context=12), 24)
     state = drafter.start([1 + i % 20 for i in range(length)], None, 40)
-    draft = state.propose(6, Transform(), TorchSource(0))
+    draft = state.propose(6, SamplingParams(), SeededRandom(0))
     assert len(draft.tokens) == given and (draft.q is None if given == 0 else draft.q.shape == (given, 24))
 
 
@@ -226,7 +225,7 @@ def test_padded_vocabularies(width):
     drafter = ModelDrafter(tiny(vocab=width, seed=3), 24)
     said = ids_of(decode(target, drafter, [1, 23, 3], K=3, max_new_tokens=30))
     assert said == greedy(target, [1, 23, 3], 30)
-    draft = drafter.start([1, 23, 3], None, 40).propose(3, Transform(1.0), TorchSource(0))
+    draft = drafter.start([1, 23, 3], None, 40).propose(3, SamplingParams(1.0), SeededRandom(0))
     assert draft.q.shape == (3, 24) and not draft.q[:, width:].any()
     assert torch.allclose(draft.q.sum(-1), torch.ones(3))
     decode(target, drafter, [1, 23, 3], 1.0, K=3, max_new_tokens=30)
@@ -244,9 +243,9 @@ def test_broken_logits_of_a_draft_name_the_step(value):
     None, 2, "ab", (), (1,), (1, 2, 3), (3, 5), (-1, 5), (0, 24), (0, -1), (0.5, 5), (True, 5), (0, 5.0), (0, None),
 ], ids=repr)
 def test_a_verdict_that_is_none(answer):
-    def theirs(p, q, tokens, source): return answer
+    def theirs(p, q, tokens, rng): return answer
     with pytest.raises(ModelError, match="The verify rule theirs answered .*2 draft tokens.* 0…23"):
-        apply_rule(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], TorchSource(0))
+        apply_rule(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], SeededRandom(0))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +256,7 @@ def test_a_verdict_becomes_plain_numbers(answer):
     def theirs(*arguments):
         given.extend(arguments)
         return answer
-    p, q, tokens, source = torch.full((3, 24), 1 / 24), torch.full((2, 24), 1 / 24), [1, 2], TorchSource(0)
-    found = apply_rule(theirs, p, q, tokens, source)
+    p, q, tokens, rng = torch.full((3, 24), 1 / 24), torch.full((2, 24), 1 / 24), [1, 2], SeededRandom(0)
+    found = apply_rule(theirs, p, q, tokens, rng)
     assert found == tuple(int(n) for n in answer) and {type(n) for n in found} == {int}
-    assert all(a is b for a, b in zip(given, (p, q, tokens, source)))
+    assert all(a is b for a, b in zip(given, (p, q, tokens, rng)))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.core import TorchSource
 from specdec.drafters.base import Draft, Informed, WrapperDrafter
 from specdec.drafters.choose import (
     Acceptance,
@@ -18,7 +17,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ class Scripted:
         self.log.append(("start", list(tokens), features, eos_ids))
         return self
     def commit(self, tokens, features): self.log.append(("commit", list(tokens), features))
-    def propose(self, K, transform, source):
+    def propose(self, K, sampling, rng):
         self.log.append(("propose", K))
         return Draft(self.tokens[:K])
 
@@ -196,8 +195,9 @@ def test_same_seed_same_tokens(tiny):
 
     def text():
         return list(speculate(
-                tiny, HybridDrafter(SuffixDrafter(), ModelDrafter(tiny.skip([2]), 96)), [1, 2, 1, 2], Transform(0.7),
-                TorchSource(3), 4, 40,
+                tiny, HybridDrafter(SuffixDrafter(), ModelDrafter(tiny.skip([2]), 96)), [1, 2, 1, 2],
+            SamplingParams(0.7),
+                SeededRandom(3), 4, 40,
             ))
 
     assert text() == text()
@@ -213,12 +213,12 @@ def test_a_hybrid_in_the_loop_keeps_its_model_right(tiny):
     hybrid = HybridDrafter(Often(), own, c=(0, 0.3), priors=({"always": 0.9}, 0.9))
     proposals = []
     class Noting(HybridState):
-        def propose(self, K, transform, source):
-            draft = super().propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            draft = super().propose(K, sampling, rng)
             proposals.append(self.pending[0])
             return draft
     hybrid.State = Noting
-    rounds = list(speculate(tiny, hybrid, [1, 2, 1, 2, 1], Transform(1.0), TorchSource(0), 3, 120))[1:]
+    rounds = list(speculate(tiny, hybrid, [1, 2, 1, 2, 1], SamplingParams(1.0), SeededRandom(0), 3, 120))[1:]
     assert {0, 1} <= set(proposals)
     for who, r in zip(proposals, rounds):
         if who == 1: assert r.accepted == len(r.drafted)
@@ -238,7 +238,7 @@ def test_the_hybrid_is_not_slower_than_its_better_half():
             self.at = len(tokens)
             return self
         def commit(self, tokens, features): self.at += len(tokens)
-        def propose(self, K, transform, source):
+        def propose(self, K, sampling, rng):
             return Draft(
                 [t if ok else t + 100 for t, ok in zip(self.text[self.at : self.at + K], self.right[self.at :])]
             )
@@ -253,8 +253,8 @@ def test_the_hybrid_is_not_slower_than_its_better_half():
         alone = [speed(make(i), lambda r, i=i: len(r.drafted) * c[i]) for i in (0, 1)]
         hybrid, spent = HybridDrafter(make(0), make(1), c=c, verify=.025, priors=(0.5, 0.5)), []
         class Spending(HybridState):
-            def propose(self, K, transform, source):
-                draft = super().propose(K, transform, source)
+            def propose(self, K, sampling, rng):
+                draft = super().propose(K, sampling, rng)
                 spent.append(len(draft.tokens) * c[self.pending[0]])
                 return draft
         hybrid.State = Spending
@@ -289,8 +289,8 @@ def test_in_the_proof_both_members_propose():
     "Else the test above would prove less than it says."
     seen = set()
     class Noting(HybridState):
-        def propose(self, K, transform, source):
-            draft = super().propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            draft = super().propose(K, sampling, rng)
             seen.add(self.pending[0] if draft.tokens else None)
             return draft
     class Seen(HybridDrafter): State = Noting
@@ -304,18 +304,18 @@ def test_in_the_proof_both_members_propose():
 class Peeking(HybridDrafter):
     "Wrong: lets the second draw first, and takes the first one's guesses where the drawn token is an unlikely one."
     class State(HybridState):
-        def propose(self, K, transform, source):
-            drawn = self.states[1].propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            drawn = self.states[1].propose(K, sampling, rng)
             if drawn.tokens and drawn.q[0][drawn.tokens[0]] >= 0.5: return drawn
-            return self.states[0].propose(K, transform, source)
+            return self.states[0].propose(K, sampling, rng)
 
 
 class Blending(HybridDrafter):
     "Wrong: takes the first one's guesses and reports the second one's q."
     class State(HybridState):
-        def propose(self, K, transform, source):
-            sure = self.states[0].propose(K, transform, source)
-            drawn = self.states[1].propose(len(sure.tokens), transform, source) if sure.tokens else Draft([])
+        def propose(self, K, sampling, rng):
+            sure = self.states[0].propose(K, sampling, rng)
+            drawn = self.states[1].propose(len(sure.tokens), sampling, rng) if sure.tokens else Draft([])
             return Draft(sure.tokens, drawn.q)
 
 

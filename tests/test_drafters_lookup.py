@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from helpers_drafters import CPU, started
-from specdec.core import TorchSource
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter, SuffixIndex, outcome, replay
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.proof import language_pairs, loop_error
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
 
 # the index
 
@@ -174,7 +173,7 @@ class Recital:
     vocab_size, context_length, device = 50, 10 ** 4, CPU
     def __init__(self, text): self.text = torch.tensor(text)
     def new_cache(self, capacity):
-        from specdec.kvcache import KVCache
+        from specdec.cache import KVCache
         return KVCache(1, capacity)
     def forward(self, ids, cache, last=None, layers=()):
         at = cache.length
@@ -190,14 +189,14 @@ class Recital:
 )
 def test_replaying_gives_the_rounds_of_the_loop(make, K):
     text = np.random.default_rng(1).integers(0, 4, 80).tolist()
-    rounds = list(speculate(Recital(text), make(), text[:10], Transform(), TorchSource(0), K, 70))
+    rounds = list(speculate(Recital(text), make(), text[:10], SamplingParams(), SeededRandom(0), K, 70))
     assert replay(make(), text[:10], text[10:], K) == rounds[1:]
     assert sum(r.accepted for r in rounds) > 0 or make is NoDrafter
 
 
 def test_only_certain_guesses_are_replayed():
     class Unsure(NoDrafter):
-        def propose(self, K, transform, source): return Draft([1], torch.full((1, 50), 1 / 50))
+        def propose(self, K, sampling, rng): return Draft([1], torch.full((1, 50), 1 / 50))
     with pytest.raises(InputError, match="reports a q"): replay(Unsure(), [1, 2], [3, 4, 5], 2)
 
 # the executed proof

@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers_drafters import CPU, packable_llama
-from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.model import (
     TOKENS_FILE,
@@ -21,10 +20,10 @@ from specdec.drafters.model import (
     search_layers,
 )
 from specdec.errors import InputError, ModelError
-from specdec.layouts import PIECE, Int4Linear, Linear, four_bits, pack_levels
-from specdec.loading import load_model
 from specdec.loop import speculate
-from specdec.sampling import Transform
+from specdec.models.linear import PIECE, Int4Linear, Linear, four_bits, pack_levels
+from specdec.models.loading import load_model
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 def test_narrow_ids_say_where_each_token_stands():
@@ -81,17 +80,17 @@ def test_rows_are_those_before_each_written_token(tiny):
 
 
 def test_expected_acceptance_by_hand(tiny):
-    p = Transform(1.0)(rows_on(tiny, WRITTEN))
-    q = Transform(1.0)(rows_on(tiny.skip([1]), WRITTEN))
-    assert expected_acceptance(p, tiny, WRITTEN, Transform(1.0)) == pytest.approx(1, abs=1e-6)
-    assert expected_acceptance(p, tiny.skip([1]), WRITTEN, Transform(1.0)) == pytest.approx(
+    p = SamplingParams(1.0).probs(rows_on(tiny, WRITTEN))
+    q = SamplingParams(1.0).probs(rows_on(tiny.skip([1]), WRITTEN))
+    assert expected_acceptance(p, tiny, WRITTEN, SamplingParams(1.0)) == pytest.approx(1, abs=1e-6)
+    assert expected_acceptance(p, tiny.skip([1]), WRITTEN, SamplingParams(1.0)) == pytest.approx(
         torch.minimum(p, q).sum(-1).mean().item(), abs=1e-5
     )
 
 
 def test_the_search_takes_the_best_layer_at_each_step(tiny):
-    p = Transform(1.0)(rows_on(tiny, WRITTEN))
-    def alpha(*skip): return expected_acceptance(p, tiny.skip(skip), WRITTEN, Transform(1.0))
+    p = SamplingParams(1.0).probs(rows_on(tiny, WRITTEN))
+    def alpha(*skip): return expected_acceptance(p, tiny.skip(skip), WRITTEN, SamplingParams(1.0))
     (first, a), (second, b) = search_layers(tiny, WRITTEN, 2, width=4)
     assert a == pytest.approx(max(alpha(i) for i in range(4))) and alpha(*first) == pytest.approx(a)
     assert set(first) < set(second) and b == pytest.approx(max(alpha(*first, i) for i in range(4) if i not in first))
@@ -176,10 +175,11 @@ def test_a_quantised_model_is_another_draft_and_leaves_the_target_alone(tiny):
     assert light.head is tiny.head and light.int4 and not tiny.int4
     said = [
         t
-        for r in speculate(tiny, ModelDrafter(light, 96), [1, 2, 3], Transform(), TorchSource(0), 3, 20)
+        for r in speculate(tiny, ModelDrafter(light, 96), [1, 2, 3], SamplingParams(), SeededRandom(0), 3, 20)
         for t in r.emitted
     ]
-    plain = [t for r in speculate(tiny, NoDrafter(), [1, 2, 3], Transform(), TorchSource(0), 3, 20) for t in r.emitted]
+    plain = [t for r in speculate(tiny, NoDrafter(), [1, 2, 3], SamplingParams(), SeededRandom(0), 3, 20)
+             for t in r.emitted]
     assert said == plain
 
 

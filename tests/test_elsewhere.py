@@ -53,5 +53,5 @@ def test_a_name_of_ours_exists(name): assert exists(name), name
 
 
 def test_the_tables_are_read():
-    assert {"K", "alpha", "specdec.kvcache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
-    assert not exists("specdec.kvcache.KVCache.truncate") and not exists("speed") and not exists("--drafts")
+    assert {"K", "alpha", "specdec.cache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
+    assert not exists("specdec.cache.KVCache.truncate") and not exists("speed") and not exists("--drafts")

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.gallery import (
     CANDIDATES,
     GALLERY,
@@ -35,7 +34,8 @@ from specdec.lossless.proof import (
     round_error,
     take_likeliest,
 )
-from specdec.rejection import delta, residual, speculative_sampling
+from specdec.sampling import SeededRandom
+from specdec.verify import delta, residual, speculative_sampling
 
 EVERYTHING = GALLERY + CANDIDATES + SHARED
 BY_NAME = {broken.name: broken for broken in EVERYTHING}
@@ -81,9 +81,9 @@ def test_caught(broken):
 
 def test_evidence_returns_the_error_that_was_raised():
     assert isinstance(found(BY_NAME["no guard for p = q"]), ZeroDivisionError)
-    def nothing_to_draw_from(p, q, tokens, source): return 0, source.categorical(0 * p[0])
+    def nothing_to_draw_from(p, q, tokens, rng): return 0, rng.categorical(0 * p[0])
     assert isinstance(found(Broken("zero", "", "", nothing_to_draw_from)), NumericalError)
-    def complains(p, q, tokens, source): raise InputError("not today")
+    def complains(p, q, tokens, rng): raise InputError("not today")
     assert str(found(Broken("complains", "", "", complains))) == "not today"
 
 
@@ -132,26 +132,26 @@ def test_right_candidates_pass(draw):
     assert found(Broken("right", "", "", recursive_rejection, candidates=draw)) is None
 
 
-def match(p, q, tokens, source):
+def match(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        own = source.categorical(p[i])
+        own = rng.categorical(p[i])
         if own != token: return i, own
-    return len(tokens), source.categorical(p[len(tokens)])
+    return len(tokens), rng.categorical(p[len(tokens)])
 
 
-def no_bonus(p, q, tokens, source):
-    accepted, following = speculative_sampling(p, q, tokens, source)
-    return (accepted, following) if accepted < len(tokens) else (accepted - 1, tokens[-1])
+def no_bonus(p, q, tokens, rng):
+    num_accepted, next_token = speculative_sampling(p, q, tokens, rng)
+    return (num_accepted, next_token) if num_accepted < len(tokens) else (num_accepted - 1, tokens[-1])
 
 
-def block(p, q, tokens, source):
+def block(p, q, tokens, rng):
     K, weight, kept = len(tokens), 1, (0, 1)
     for i, token in enumerate(tokens, 1):
         weight = min(weight * p[i - 1][token] / q[i - 1][token], 1)
         more = (weight * p[i] - q[i]).clip(min=0).sum() if i < K else 0
-        if source.bernoulli(weight if i == K or weight == 1 else more / (more + 1 - weight)): kept = i, weight
+        if rng.bernoulli(weight if i == K or weight == 1 else more / (more + 1 - weight)): kept = i, weight
     n, weight = kept
-    return n, source.categorical(p[n] if n == K else residual(weight * p[n], q[n]))
+    return n, rng.categorical(p[n] if n == K else residual(weight * p[n], q[n]))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_known_distances():
     half = Fraction(1, 2)
     p, q = np.array([half, half], dtype=object), np.array([Fraction(1), Fraction(0)], dtype=object)
     def said(broken):
-        return exact_law(
-            lambda source: one_round(broken.verify, lambda text: p, lambda text: q, 1, source, broken.draft)[0]
+        return exact_distribution(
+            lambda rng: one_round(broken.verify, lambda text: p, lambda text: q, 1, rng, broken.draft)[0]
         )
 
     assert said(BY_NAME["resample from p"]) == {0: Fraction(3, 4), 1: Fraction(1, 4)}
@@ -201,22 +201,22 @@ def test_known_distances():
     assert said(BY_NAME["greedy draft, softmax q"]) == {0: Fraction(3, 4), 1: Fraction(1, 4)}
     # q = (.6, .4), p = (.5, .5) gives (.7, .3) if the unlikely one is thrown away
     p, q = (np.array([Fraction(a, 10), Fraction(10 - a, 10)], dtype=object) for a in (5, 6))
-    law = exact_law(
-        lambda source: one_round(speculative_sampling, lambda text: p, lambda text: q, 1, source, drops_unlikely)[0]
+    distribution = exact_distribution(
+        lambda rng: one_round(speculative_sampling, lambda text: p, lambda text: q, 1, rng, drops_unlikely)[0]
     )
-    assert law == {0: Fraction(7, 10), 1: Fraction(3, 10)}
+    assert distribution == {0: Fraction(7, 10), 1: Fraction(3, 10)}
 
 
 def test_a_forbidden_token_passes_less_or_equal():
     p, q = np.array([[Fraction(1), Fraction(0)]] * 2, dtype=object), np.array([[Fraction(1, 2)] * 2], dtype=object)
-    law = exact_law(lambda source: BY_NAME["less or equal"].verify(p, q, [1], source)[0])
-    assert law == {1: Fraction(1, 2 ** 24), 0: 1 - Fraction(1, 2 ** 24)}
+    distribution = exact_distribution(lambda rng: BY_NAME["less or equal"].verify(p, q, [1], rng)[0])
+    assert distribution == {1: Fraction(1, 2 ** 24), 0: 1 - Fraction(1, 2 ** 24)}
 
 
 def fractions(*row): return np.array([Fraction(w).limit_denominator(1000) for w in row], dtype=object)
 
 
-LAWS = {  # name → p, q, and the law of the first token, worked out by hand
+DISTRIBUTIONS = {  # name → p, q, and the law of the first token, worked out by hand
     # the draft says 0 unless both draws are 1, and with p = q all of it stays
     "the likelier of two": ((.75, .25), (.75, .25), (Fraction(15, 16), Fraction(1, 16))),
     # a 1 is dropped, and a fresh toss takes its place
@@ -242,13 +242,13 @@ LAWS = {  # name → p, q, and the law of the first token, worked out by hand
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_laws_worked_out_by_hand(name):
-    p, q, law = LAWS[name]
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_worked_out_by_hand(name):
+    p, q, distribution = DISTRIBUTIONS[name]
     p, q, broken = fractions(*p), fractions(*q), BY_NAME[name]
-    found = exact_law(
-        lambda source: one_round(broken.verify, lambda text: p, lambda text: q, 1, source, broken.draft)[0])
-    assert found == {token: weight for token, weight in enumerate(law) if weight}
+    found = exact_distribution(
+        lambda rng: one_round(broken.verify, lambda text: p, lambda text: q, 1, rng, broken.draft)[0])
+    assert found == {token: weight for token, weight in enumerate(distribution) if weight}
 
 
 def test_rows_one_off():
@@ -256,7 +256,7 @@ def test_rows_one_off():
     of a draft 1 allows it, and so does no other."""
     rows = np.stack([delta(fractions(0, 0, 0), i) for i in range(3)])
     q = np.stack([fractions(.5, .5, 0)] * 2)
-    def said(name): return exact_law(lambda source: BY_NAME[name].verify(rows, q, [0, 1], source))
+    def said(name): return exact_distribution(lambda rng: BY_NAME[name].verify(rows, q, [0, 1], rng))
     assert said("verified by the row after") == {(0, 1): 1}
     # token 1 is compared with q of token 0, where it had probability 0 and so can't be refused
     q[0] = fractions(1, 0, 0)
@@ -272,7 +272,7 @@ def rows(V, n, seed): return np.stack([Language(V, f"{seed} {i}", halves=True)((
 
 @pytest.mark.parametrize("sure", [False, True])
 @pytest.mark.parametrize("broken", RULES, ids=named)
-def test_rule_runs_on_tensors_and_has_the_same_law(broken, sure):
+def test_rule_runs_on_tensors_and_has_the_same_distribution(broken, sure):
     """Rows of powers of two: float32 holds p, q and their ratios, so the law on tensors is the law on fractions, up to
     rounding."""
     V, K = 3, 2
@@ -280,9 +280,9 @@ def test_rule_runs_on_tensors_and_has_the_same_law(broken, sure):
         p, q = rows(V, K + 1, f"p{seed}"), rows(V, K, f"q{seed}")
         tensors = [torch.tensor(x.astype(float), dtype=torch.float32) for x in (p, q)]
         tokens = [int(np.flatnonzero(row)[seed % np.count_nonzero(row)]) for row in q]
-        try: exact = exact_law(lambda source: broken.verify(p, None if sure else q, tokens, source))
+        try: exact = exact_distribution(lambda rng: broken.verify(p, None if sure else q, tokens, rng))
         except ZeroDivisionError: continue  # fractions can't divide by zero, floats can
-        floats = exact_law(lambda source: broken.verify(tensors[0], None if sure else tensors[1], tokens, source))
+        floats = exact_distribution(lambda rng: broken.verify(tensors[0], None if sure else tensors[1], tokens, rng))
         assert all(abs(floats.get(x, 0) - exact.get(x, 0)) < 1e-6 for x in floats.keys() | exact.keys())
 
 
@@ -292,7 +292,7 @@ def test_rule_runs_under_a_seeded_source(broken):
     def play(seed):
         return [
             broken.verify(p, given, [2, 0], source)
-            for source in [TorchSource(seed)]
+            for source in [SeededRandom(seed)]
             for given in (q, None)
             for _ in range(20)
         ]
@@ -311,6 +311,6 @@ def test_no_draft_is_a_plain_step():
     p = np.array([[Fraction(1, 4), Fraction(3, 4)]], dtype=object)
     for broken in RULES:
         if broken.name in WITHOUT_DRAFT: continue
-        law = exact_law(lambda source: broken.verify(p, None, [], source))
-        assert law == {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}, broken.name
-    for broken in GALLERY: assert broken.draft(Language(2), 0, TorchSource(0)) == ([], None), broken.name
+        distribution = exact_distribution(lambda rng: broken.verify(p, None, [], rng))
+        assert distribution == {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}, broken.name
+    for broken in GALLERY: assert broken.draft(Language(2), 0, SeededRandom(0)) == ([], None), broken.name

@@ -13,24 +13,23 @@ import torch
 
 from helpers import Untouchable, assert_same_text, tiny
 from helpers_text import talker
-from specdec.core import TorchSource
+from specdec.constraints import GrammarDrafter, GrammarLM, JSONSchema, Regex
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
-from specdec.grammars import GrammarDrafter, GrammarLM, JSONSchema, Regex
 from specdec.loop import speculate
-from specdec.lossless.block import block_verification
 from specdec.lossless.proof import (
     ExactModel,
     Language,
     distance,
-    law_of_rounds,
+    distribution_of_rounds,
     memory_of,
-    target_law,
+    target_distribution,
 )
-from specdec.pairs import Pair
-from specdec.sampling import Transform
+from specdec.pair import Pair
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import block_verification
 
 END = frozenset({2})
 SCHEMA = {
@@ -81,34 +80,34 @@ def masked(text): # [4] of Fraction: the definition
 class Shares:
     "The transform of rows of probabilities, where minus infinity stands for 0."
     temperature = 1.0
-    def __call__(self, rows): return rows.clip(min=0) / rows.clip(min=0).sum(-1, keepdim=True)
+    def probs(self, rows): return rows.clip(min=0) / rows.clip(min=0).sum(-1, keepdim=True)
 
 
-def law(K, length, wrap=lambda drafter: drafter, model=GrammarLM, verify=None):
+def distribution(K, length, wrap=lambda drafter: drafter, model=GrammarLM, verify=None):
     "Of the production loop, with a draft that knows no grammar."
-    def start(source):
+    def start(rng):
         exact, drafter = ExactModel(talks, 4), wrap(ModelDrafter(ExactModel(guesses, 4), 4))
         exact.eos_ids = END
         target = model(exact, Left())
-        rounds = speculate(target, drafter, [0], Shares(), source, K, 2 * length, END, verify)
+        rounds = speculate(target, drafter, [0], Shares(), rng, K, 2 * length, END, verify)
         return rounds, lambda: (memory_of(target), memory_of(drafter))
     guesses = Language(4, "q", halves=True)
-    return law_of_rounds(start, length)
+    return distribution_of_rounds(start, length)
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: NoDrafter(), lambda d: NGramDrafter(),
                                   lambda d: GrammarDrafter(d, Left())],
                          ids=["sampled", "none", "looked up", "forced, else sampled"])
 @pytest.mark.parametrize("K", [1, 2, 3])
-def test_the_law_is_the_masked_targets(K, wrap):
-    assert distance(law(K, 5, wrap), target_law(masked, 5, END)) == 0
+def test_the_distribution_is_the_masked_targets(K, wrap):
+    assert distance(distribution(K, 5, wrap), target_distribution(masked, 5, END)) == 0
 
 
 @pytest.mark.parametrize("K", [2, 3])
-def test_the_law_is_theirs_by_the_rule_of_a_pair(K):
+def test_the_distribution_is_theirs_by_the_rule_of_a_pair(K):
     "Up to float32's thirds: this rule divides."
-    found = law(K, 5, lambda d: GrammarDrafter(d, Left()), verify=block_verification)
-    assert distance(found, target_law(masked, 5, END)) < 1e-7
+    found = distribution(K, 5, lambda d: GrammarDrafter(d, Left()), verify=block_verification)
+    assert distance(found, target_distribution(masked, 5, END)) < 1e-7
 
 
 class OneMask(GrammarLM):
@@ -127,9 +126,9 @@ class NoRollback(GrammarLM):
 @pytest.mark.parametrize("model", [OneMask, NoRollback], ids=lambda model: model.__name__)
 def test_wrong_masks_are_seen(model):
     "The negative control."
-    try: found = law(2, 5, model=model)
+    try: found = distribution(2, 5, model=model)
     except (ModelError, InputError, ArithmeticError): return  # no law at all
-    assert distance(found, target_law(masked, 5, END)) > 0.01
+    assert distance(found, target_distribution(masked, 5, END)) > 0.01
 
 
 def test_rows_are_those_of_a_model_that_never_rolled_back():
@@ -220,14 +219,14 @@ def test_what_is_forced_is_proposed_and_accepted():
 
 def test_where_nothing_is_forced_the_drafter_is_asked():
     class Fixed(NoDrafter):
-        def propose(self, K, transform, source): return Draft([0] * K)
+        def propose(self, K, sampling, rng): return Draft([0] * K)
     drafter = GrammarDrafter(Fixed(), Left())
     state = drafter.start([3, 3, 0], None, 10)
-    assert state.propose(2, Transform(), TorchSource(0)).tokens == [0, 0]
+    assert state.propose(2, SamplingParams(), SeededRandom(0)).tokens == [0, 0]
     state.commit([0], None)
-    assert state.propose(1, Transform(), TorchSource(0)).tokens == [1]
-    assert state.propose(5, Transform(), TorchSource(0)).tokens == [1, 1]
-    assert drafter.start([3, 0], None, 10).propose(3, Transform(), TorchSource(0)).tokens == [0, 0, 0]
+    assert state.propose(1, SamplingParams(), SeededRandom(0)).tokens == [1]
+    assert state.propose(5, SamplingParams(), SeededRandom(0)).tokens == [1, 1]
+    assert drafter.start([3, 0], None, 10).propose(3, SamplingParams(), SeededRandom(0)).tokens == [0, 0, 0]
 
 
 WRONG = [

@@ -18,13 +18,12 @@ from helpers_drafters import (
     random_target,
     read,
 )
-from specdec.core import TorchSource
 from specdec.drafters.head import FastHead, HeadDrafter, HeadState
 from specdec.errors import InputError, ModelError
-from specdec.loading import load_model
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_law
-from specdec.sampling import Transform
+from specdec.lossless.enumerate import exact_distribution
+from specdec.models.loading import load_model
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +45,27 @@ def test_first_row_of_q_is_the_batched_forward(target):
     text = torch.randint(V, (1, 12), generator=torch.Generator().manual_seed(5))
     features = read(target, text, head.config.layers)
     drafter = HeadDrafter(head, target).start(text[0].tolist(), features[0, :-1], 30)
-    for transform in (Transform(1.0), Transform(.7, top_k=3), Transform(1.3, top_p=.6)):
-        q = proposals(drafter, 3, transform).q
+    for sampling in (SamplingParams(1.0), SamplingParams(.7, top_k=3), SamplingParams(1.3, top_p=.6)):
+        q = proposals(drafter, 3, sampling).q
         assert q.shape == (3, V) and torch.allclose(q.sum(-1), torch.ones(3)) and not q[:, t2d_complement()].any()
-        expected = transform(head(text, features, 1)[0][0, -1].detach())
+        expected = sampling.probs(head(text, features, 1)[0][0, -1].detach())
         assert torch.allclose(q[0, DRAFT], expected, atol=1e-6)
-        assert ((q[0] > 0).sum() <= 3) or transform.top_k is None
+        assert ((q[0] > 0).sum() <= 3) or sampling.top_k is None
 
 
 def test_tokens_are_drawn_from_the_reported_q(target):
     "The draws of a source that remembers what it was asked to draw from."
-    class Remembering(TorchSource):
+    class Remembering(SeededRandom):
         asked = []
         def categorical(self, weights):
             choice = super().categorical(weights)
             self.asked.append((weights, choice))
             return choice
-    head, source = random_head(target), Remembering(0)
+    head, rng = random_head(target), Remembering(0)
     known = read(target, torch.tensor([[1]]), head.config.layers)[0]
-    draft = HeadDrafter(head, target).start([1, 2], known, 30).propose(4, Transform(.8), source)
-    assert draft.tokens == [DRAFT[choice].item() for _, choice in source.asked]
-    assert all(torch.equal(weights, row[DRAFT]) for (weights, _), row in zip(source.asked, draft.q))
+    draft = HeadDrafter(head, target).start([1, 2], known, 30).propose(4, SamplingParams(.8), rng)
+    assert draft.tokens == [DRAFT[choice].item() for _, choice in rng.asked]
+    assert all(torch.equal(weights, row[DRAFT]) for (weights, _), row in zip(rng.asked, draft.q))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -77,7 +76,7 @@ def test_a_head_stops_at_the_end_of_the_text_and_keeps_it(target, temperature):
 
     def proposed(eos_ids):
         state = HeadDrafter(head, target).start(text[0].tolist(), features[0, :-1], 30, eos_ids)
-        return state.propose(5, Transform(temperature), TorchSource(3))
+        return state.propose(5, SamplingParams(temperature), SeededRandom(3))
     whole = proposed(frozenset())
     end = whole.tokens[1]
     n = whole.tokens.index(end) + 1
@@ -91,9 +90,9 @@ def test_greedy_drafts_are_certain_and_likeliest(target):
     text = torch.randint(V, (1, 12))
     features = read(target, text, head.config.layers)
     drafter = HeadDrafter(head, target).start(text[0].tolist(), features[0, :-1], 30)
-    draft = drafter.propose(3, Transform(), None)  # nothing is drawn
+    draft = drafter.propose(3, SamplingParams(), None)  # nothing is drawn
     assert draft.q is None and draft.tokens[0] == DRAFT[head(text, features, 1)[0][0, -1].argmax()].item()
-    assert draft.tokens == proposals(drafter, 3, Transform(1.0, top_k=1)).tokens
+    assert draft.tokens == proposals(drafter, 3, SamplingParams(1.0, top_k=1)).tokens
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -150,7 +149,7 @@ def test_the_context_ends(target):
     assert len(proposals(drafter, 9).tokens) == 2
     drafter.commit([7, 8], read(target, torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), head.config.layers)[0, 5:7])
     assert proposals(drafter, 9).tokens == []
-    rounds = list(speculate(target, HeadDrafter(head, target), [1, 2, 3], Transform(1.0), TorchSource(0), 3, 20))
+    rounds = list(speculate(target, HeadDrafter(head, target), [1, 2, 3], SamplingParams(1.0), SeededRandom(0), 3, 20))
     assert sum(len(r.emitted) for r in rounds) == 20
 
 
@@ -178,61 +177,62 @@ LENGTH, PROMPT, TINY = 4, [0, 2], dict(hidden_size=8, intermediate_size=8, num_a
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory): return random_target(tmp_path_factory.mktemp("tiny"), V=3, depth=3, **TINY)
-def chain_rule(target, transform):
+def chain_rule(target, sampling):
     "What the target says alone, by the chain rule in float64, each row from a forward without a past."
-    law = {(): 1.0}
+    distribution = {(): 1.0}
     for _ in range(LENGTH):
-        law = {
+        distribution = {
             (*text, token): weight * p
-            for text, weight in law.items()
+            for text, weight in distribution.items()
             for token, p in enumerate(
-                transform(target.forward(torch.tensor([[*PROMPT, *text]]), target.new_cache(9), last=1)[0, -1])
+                sampling.probs(target.forward(torch.tensor([[*PROMPT, *text]]), target.new_cache(9), last=1)[0, -1])
                 .double()
                 .tolist()
             )
             if p
         }
-    return law
+    return distribution
 
 
-def error(target, drafter, transform, K):
+def error(target, drafter, sampling, K):
     "Total variation between the walked law of the production loop and the chain rule."
-    def program(source):
+    def program(rng):
         return tuple(
-            token for r in speculate(target, drafter, PROMPT, transform, source, K, LENGTH) for token in r.emitted
+            token for r in speculate(target, drafter, PROMPT, sampling, rng, K, LENGTH) for token in r.emitted
         )
 
-    found, expected = exact_law(program), chain_rule(target, transform)
+    found, expected = exact_distribution(program), chain_rule(target, sampling)
     assert sum(found.values()) == 1
     return sum(abs(float(found.get(text, 0)) - expected.get(text, 0)) for text in found.keys() | expected.keys()) / 2
 
 
 class MisreportsState(HeadState):
     "Wrong: draws from the head's q, and reports a uniform one."
-    def propose(self, K, transform, source):
-        draft = super().propose(K, transform, source)
+    def propose(self, K, sampling, rng):
+        draft = super().propose(K, sampling, rng)
         return replace(draft, q=(draft.q > 0) / (draft.q > 0).sum(-1, keepdim=True))
 
 class Misreports(HeadDrafter): State = MisreportsState
 
 
 @pytest.mark.parametrize(
-    "K, tokens, transform",
+    "K, tokens, sampling",
     [
-        (1, [0, 1, 2], Transform(1.0)), (2, [0, 2], Transform(1.0)), (2, [0, 1, 2], Transform(0.8, top_k=2)),
-        (3, [1, 2], Transform(1.5, top_p=0.8)), (2, [0, 2], Transform()),
+        (1, [0, 1, 2], SamplingParams(1.0)), (2, [0, 2], SamplingParams(1.0)),
+        (2, [0, 1, 2], SamplingParams(0.8, top_k=2)),
+        (3, [1, 2], SamplingParams(1.5, top_p=0.8)), (2, [0, 2], SamplingParams()),
     ],
     ids=["one guess", "two of three tokens", "top-k", "top-p", "greedy"],
 )
-def test_the_law_is_the_targets(tiny, K, tokens, transform):
+def test_the_distribution_is_the_targets(tiny, K, tokens, sampling):
     """Softmax weights are no exact fractions, and float32 rows differ in the last bits with the number of tokens read
     at once: so 1e-6, not 0."""
     head = random_head(tiny, torch.tensor(tokens))
-    assert error(tiny, HeadDrafter(head, tiny), transform, K) < 1e-6
+    assert error(tiny, HeadDrafter(head, tiny), sampling, K) < 1e-6
 
 
 @pytest.mark.parametrize("stop_below", [.2, .45, .7])
-def test_an_early_end_leaves_the_law_alone(tiny, stop_below):
+def test_an_early_end_leaves_the_distribution_alone(tiny, stop_below):
     head = random_head(tiny, torch.tensor([0, 2]))
     drafter, lengths = HeadDrafter(head, tiny, stop_below), set()
     class Noted(HeadState):
@@ -241,7 +241,7 @@ def test_an_early_end_leaves_the_law_alone(tiny, stop_below):
             lengths.add(len(draft.tokens))
             return draft
     drafter.State = Noted
-    assert error(tiny, drafter, Transform(1.0), 3) < 1e-6 and len(lengths) > 1  # it did end early, and not always
+    assert error(tiny, drafter, SamplingParams(1.0), 3) < 1e-6 and len(lengths) > 1  # it did end early, and not always
 
 
 class Forced:
@@ -253,22 +253,22 @@ class Forced:
 def test_where_a_draft_ends(tiny):
     "After the first token with which the product of their probabilities is below the limit; greedily, too."
     head = random_head(tiny, torch.tensor([0, 1, 2]))
-    for transform in (Transform(1.0), Transform()):
+    for sampling in (SamplingParams(1.0), SamplingParams()):
         for limit in (.05, .3, .6, .9):
             layers = HeadDrafter(head, tiny).layers
             known = tiny.forward(torch.tensor([[0, 2]]), tiny.new_cache(40), layers=layers)[1][0, :-1]
             drafters = [HeadDrafter(head, tiny, stop).start([0, 2], known, 40) for stop in (0.0, limit)]
-            whole, short = (drafter.propose(5, transform, TorchSource(1)).tokens for drafter in drafters)
-            q = [row[token] for row, token in zip(drafters[0].propose(5, Transform(1.0), Forced(whole)).q, whole)]
+            whole, short = (drafter.propose(5, sampling, SeededRandom(1)).tokens for drafter in drafters)
+            q = [row[token] for row, token in zip(drafters[0].propose(5, SamplingParams(1.0), Forced(whole)).q, whole)]
             products = torch.stack(q).cumprod(0).tolist()
             assert short == whole[:next((i + 1 for i, product in enumerate(products) if product < limit), 5)]
     for wrong in (-.1, 1.0, False, "0", float("nan")):
         with pytest.raises(InputError, match="stop_below"): HeadDrafter(head, tiny, wrong)
 
 
-def test_a_wrong_q_has_another_law(tiny):
+def test_a_wrong_q_has_another_distribution(tiny):
     head = random_head(tiny, torch.tensor([0, 2]))
-    assert error(tiny, Misreports(head, tiny), Transform(1.0), 2) > 1e-3
+    assert error(tiny, Misreports(head, tiny), SamplingParams(1.0), 2) > 1e-3
 
 
 def test_a_head_that_reads_the_wrong_features_is_lossless_all_the_same(tiny):
@@ -276,4 +276,4 @@ def test_a_head_that_reads_the_wrong_features_is_lossless_all_the_same(tiny):
     class LateState(HeadState):
         def commit(self, tokens, features): super().commit(tokens, features.flip(0))
     class Late(HeadDrafter): State = LateState
-    assert error(tiny, Late(random_head(tiny, torch.tensor([0, 2])), tiny), Transform(1.0), 2) < 1e-6
+    assert error(tiny, Late(random_head(tiny, torch.tensor([0, 2])), tiny), SamplingParams(1.0), 2) < 1e-6

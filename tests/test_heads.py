@@ -7,7 +7,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
-from specdec.adapter import TransformersLM
+from specdec.cache import KVCache
 from specdec.drafters.head import (
     FastHead,
     Head,
@@ -28,12 +28,12 @@ from specdec.drafters.head import (
 )
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError
-from specdec.kvcache import KVCache
-from specdec.layouts import Linear, has_same_rows
-from specdec.loading import load_model
-from specdec.models import has_bfloat16, load_transformers
-from specdec.protocol import CausalLM
-from specdec.transformer import positions, rope_frequencies
+from specdec.models.hub import has_bfloat16, load_transformers
+from specdec.models.linear import Linear, is_batch_invariant
+from specdec.models.llama import positions, rope_frequencies
+from specdec.models.loading import load_model
+from specdec.models.protocol import CausalLM
+from specdec.models.transformers import TransformersLM
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_batched_and_incremental_agree_step_by_step(folder, name, dtype):
     assert [step.shape for step in batched] == [(1, 29 - s, len(DRAFT)) for s in range(steps)]
     fast, text = FastHead(head, target_embedding(target)), tokens[0].tolist()
     # faster there for a single row, too
-    assert fast.lm_head.packed == fast.layers[0].attention.qkv.packed == has_same_rows(CPU, dtype)
+    assert fast.lm_head.packed == fast.layers[0].attention.qkv.packed == is_batch_invariant(CPU, dtype)
     with torch.inference_mode():
         for n in (1, 2, 7, 20, 26):  # positions read with true features
             cache = KVCache(len(head.layers), 40)

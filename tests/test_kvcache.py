@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import examples
-from specdec.adapter import TransformersLM
+from specdec.cache import CacheFullError, KVCache, cache_bytes
 from specdec.errors import InputError, SpecdecError
-from specdec.kvcache import CacheFullError, KVCache, cache_bytes
-from specdec.loading import load_model
-from specdec.transformer import Llama
+from specdec.models.llama import Llama
+from specdec.models.loading import load_model
+from specdec.models.transformers import TransformersLM
 
 V, CAPACITY = 61, 24
 SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,

@@ -13,24 +13,26 @@ from transformers import LlamaConfig, Qwen2Config
 
 from families import CPU, FAMILIES, V, difference, in_two_threads, random_model, stored, tokens
 from helpers import NIGHTLY, ids_of, tool, workers_kept
-from specdec import loading
 from specdec.bench import methods
-from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
-from specdec.layouts import (
-    ALIKE,
+from specdec.loop import speculate
+from specdec.models import loading
+from specdec.models.hub import fetch
+from specdec.models.linear import (
     FEW,
+    VECTOR,
     Linear,
     attention_plan,
     grouped_attention,
     has_layouts,
-    has_same_rows,
+    is_batch_invariant,
     processor_kind,
     release_workers,
 )
-from specdec.loading import (
+from specdec.models.llama import positions
+from specdec.models.loading import (
     LayoutTable,
     fits_plain,
     layer_numbers,
@@ -40,10 +42,7 @@ from specdec.loading import (
     one_row_layout,
     packed_to_plain,
 )
-from specdec.loop import speculate
-from specdec.models import fetch
-from specdec.sampling import Transform
-from specdec.transformer import positions
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 16, 17])
@@ -85,7 +84,7 @@ def test_one_row_is_multiplied_without_onednn_and_nothing_else_is():
         for rows in (1, 2, 1): layer(torch.randn(1, rows, 4).bfloat16())
         exact(torch.randn(1, 1, 4))
     # a packed product is another function
-    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.same_rows)
+    assert seen == ([False, True, False] if layer.half else [True] * 3) + [True] * (not exact.batch_invariant)
     with pytest.raises(RuntimeError): layer(torch.randn(1, 1, 5).bfloat16())
     assert torch.backends.mkldnn.enabled
     with torch.backends.mkldnn.flags(enabled=False):
@@ -227,7 +226,7 @@ def test_the_tool_writes_what_the_loader_reads(tmp_path, monkeypatch):
 
 def onednn_keeps_rows():
     "Whether this processor's oneDNN does what we rely on; asked of the library itself, apart from our code."
-    if not has_same_rows(CPU, torch.float32): return False
+    if not is_batch_invariant(CPU, torch.float32): return False
     def keeps(outputs, inputs):
         weight, x = torch.ops.mkldnn._reorder_linear_weight(torch.randn(outputs, inputs), FEW), torch.randn(64, inputs)
         def product(rows): return torch.ops.mkldnn._linear_pointwise.default(rows, weight, None, "none", [], "")
@@ -236,10 +235,10 @@ def onednn_keeps_rows():
     return all(keeps(*shape) for shape in [(960, 576), (576, 1536), (48, 33), (96, 64), (144, 32)])
 
 
-same_rows = pytest.mark.skipif(not onednn_keeps_rows(), reason="no oneDNN here whose rows stay the same")
+batch_invariant = pytest.mark.skipif(not onednn_keeps_rows(), reason="no oneDNN here whose rows stay the same")
 
 
-@same_rows
+@batch_invariant
 @pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (300, 4096), (7, 33), (100, 1)])
 def test_a_row_does_not_depend_on_the_others(shape):
     torch.manual_seed(0)
@@ -283,14 +282,14 @@ def read_apart(q, k, v, start: int, sizes: list[int]):
     parts = []
     for part in q[:, :, :sum(sizes)].split(sizes, 2):
         end = start + part.shape[2]
-        span = -(-end // ALIKE) * ALIKE  # as the cache's views
+        span = -(-end // VECTOR) * VECTOR  # as the cache's views
         plan = attention_plan(start, part.shape[2], span, q.shape[1] // k.shape[1], torch.float32, CPU, apart=True)
         parts.append(grouped_attention(part, k[:, :, :span], v[:, :, :span], *plan))
         start = end
     return torch.cat(parts, 2)
 
 
-@same_rows
+@batch_invariant
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("heads,kv_heads,size", [(9, 3, 64), (4, 4, 8), (16, 16, 80), (7, 1, 64)])
 def test_attention_apart_does_not_depend_on_the_others(heads, kv_heads, size, threads):
@@ -312,7 +311,7 @@ def test_attention_apart_does_not_depend_on_the_others(heads, kv_heads, size, th
     finally: torch.set_num_threads(before)
 
 
-@same_rows
+@batch_invariant
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_do_not_depend_on_how_many_are_read(name, tmp_path):
     "To the end of a cache whose capacity is no multiple of 16, with rejected tokens left behind the end."
@@ -334,7 +333,7 @@ def test_logits_do_not_depend_on_how_many_are_read(name, tmp_path):
     for sizes in ([2], [5, 1, 16, 3], [16], [1, 7]): assert torch.equal(read(sizes), alone)
 
 
-@same_rows
+@batch_invariant
 def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
     "Across the places where sums are cut into other blocks, and where attention goes over to more keys (512)."
     model = load_model(fetch(), CPU, torch.float32)
@@ -352,7 +351,7 @@ def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
         cache.rollback(start)
 
 
-@same_rows
+@batch_invariant
 @pytest.mark.parametrize("K", [3, 15])
 def test_greedy_texts_are_equal_where_logits_nearly_tie(K, tmp_path):
     """Each token of the vocabulary has a twin whose row of the head is one rounding away, so a single bit decides which
@@ -365,7 +364,7 @@ def test_greedy_texts_are_equal_where_logits_nearly_tie(K, tmp_path):
     model = stored(model, tmp_path)
 
     def said(drafter, prompt):
-        return ids_of(speculate(model, drafter, prompt, Transform(0.0), TorchSource(0), K=K, max_new_tokens=64))
+        return ids_of(speculate(model, drafter, prompt, SamplingParams(0.0), SeededRandom(0), K=K, max_new_tokens=64))
 
     for length in range(180, 390, 30):
         prompt = torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist()

@@ -11,8 +11,7 @@ from helpers import Untouchable, tiny
 from helpers_drafters import StepLookahead, check_sequences_apart, random_head, random_target, read
 from helpers_text import TOKENIZER, talker
 from specdec import costs as module
-from specdec import pairs
-from specdec.adapter import TransformersLM
+from specdec import pair as pairs
 from specdec.costs import (
     ConstantDrafter,
     Costs,
@@ -40,9 +39,10 @@ from specdec.drafters.choose import (
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.trees import TreeDrafter, best_tree
+from specdec.drafters.tree import TreeDrafter, best_tree
 from specdec.errors import InputError, NumericalError
-from specdec.pairs import Pair, load_config
+from specdec.models.transformers import TransformersLM
+from specdec.pair import Pair, load_config
 
 CHAT = [{"role": "user", "content": "Hello"}]
 PROMPTS = ["red green blue red green", [1, 2, 3], CHAT, "a", "one two one two one"]
@@ -141,12 +141,12 @@ def test_results_come_as_texts_end():
 def test_a_text_that_a_stop_string_ends_leaves_the_forward(monkeypatch):
     pair, rows = Pair(talker(), NoDrafter()), []
     whole = pair.generate("Hello", max_new_tokens=20).text
-    from specdec import batches
-    real = batches.read_batch
+    from specdec.models import batch
+    real = batch.read_batch
     def counted(target, new, *rest):
         rows.append(len(new))
         return real(target, new, *rest)
-    monkeypatch.setattr(batches, "read_batch", counted)
+    monkeypatch.setattr(batch, "read_batch", counted)
     results = pair.generate(["Hello", "a b c"], max_new_tokens=20, stop=whole[2:5])
     assert results[0].text == whole[:2] and results[1].finish_reason == "length"
     assert rows.count(2) == results[0].num_tokens - 1 and len(rows) == 19

@@ -8,14 +8,13 @@ from safetensors.torch import load_file, save_file
 
 from families import FAMILIES, random_model
 from specdec.bench import methods as e
-from specdec.core import TorchSource
 from specdec.drafters.head import Head, HeadDrafter, head_config, load_head, save_head
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
-from specdec.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
-from specdec.loading import load, load_model
-from specdec.models import encode, fetch, load_tokenizer, prompts
-from specdec.sampling import Transform
+from specdec.models.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
+from specdec.models.hub import encode, fetch, load_tokenizer, prompts
+from specdec.models.loading import load, load_model
+from specdec.sampling import SamplingParams, SeededRandom
 
 HERE = e.llamacpp_missing() is None
 real = pytest.mark.skipif(not HERE, reason=str(e.llamacpp_missing()))
@@ -136,7 +135,7 @@ def accepted_along(target, drafter, ids, made, K) -> list[int]:
     state = drafter.start(text[:len(ids) + 1], read[1][0][:len(ids)], len(text) + K)
     done, rounds = len(ids) + 1, []
     while done < len(text):
-        drafted = state.propose(min(K, len(text) - done), Transform(0), TorchSource(0)).tokens
+        drafted = state.propose(min(K, len(text) - done), SamplingParams(0), SeededRandom(0)).tokens
         right = [a == b for a, b in zip(drafted, text[done:])]
         rounds.append(right.index(False) if False in right else len(right))
         new = text[done:done + rounds[-1] + 1]
@@ -216,7 +215,7 @@ def test_a_file_that_cannot_be_finished_is_not_left(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("path", ["model.bin", "nowhere/model.gguf"])
 def test_a_path_that_cannot_be_is_refused_before_anything_is_read(tmp_path, path, monkeypatch):
-    monkeypatch.setattr("specdec.gguf.find_model", lambda name: pytest.fail("a model was looked for"))
+    monkeypatch.setattr("specdec.models.gguf.find_model", lambda name: pytest.fail("a model was looked for"))
     with pytest.raises(InputError, match="something.gguf"): export_gguf("smollm2", tmp_path / path)
 
 

@@ -18,13 +18,14 @@ from families import (
     stored,
     tokens,
 )
-from specdec import loading
-from specdec.adapter import TransformersLM
-from specdec.checkpoint import StoredRows, finer_numbers
 from specdec.drafters.model import TOKENS_FILE, NarrowLM
 from specdec.errors import InputError, ModelError
-from specdec.layouts import Int4Linear, Linear
-from specdec.loading import (
+from specdec.models import loading
+from specdec.models.checkpoint import StoredRows, finer_numbers
+from specdec.models.hub import GRID, INT4, STORED, fetch, load_tokenizer, load_transformers, pick_dtype
+from specdec.models.linear import Int4Linear, Linear
+from specdec.models.llama import Llama
+from specdec.models.loading import (
     MemoryNeeded,
     check_fits,
     end_tokens,
@@ -35,8 +36,7 @@ from specdec.loading import (
     memory_needed,
     system_free,
 )
-from specdec.models import GRID, INT4, STORED, fetch, load_tokenizer, load_transformers, pick_dtype
-from specdec.transformer import Llama
+from specdec.models.transformers import TransformersLM
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
@@ -75,7 +75,7 @@ def test_a_revision_is_passed_on(use, monkeypatch):
     def find(name, revision, look):
         asked.update(name=name, revision=revision)
         raise ModelError("not here")
-    monkeypatch.setattr("specdec.loading.find_model", find)
+    monkeypatch.setattr("specdec.models.loading.find_model", find)
     with pytest.raises(ModelError, match="not here"): load("org/name", use=use, revision="v1")
     assert asked == dict(name="org/name", revision="v1")
 

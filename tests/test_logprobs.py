@@ -7,12 +7,12 @@ import torch
 
 from helpers import Untouchable, tiny
 from helpers_text import talker
+from specdec.constraints import WatchedLM
 from specdec.drafters.base import NoDrafter
 from specdec.errors import InputError
-from specdec.logprobs import WatchedLM
-from specdec.pairs import Pair
+from specdec.pair import Pair
 from specdec.result import GenerationResult
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams
 
 PROMPT = [5, 3, 5, 3, 5]
 SAMPLED = dict(temperature=0.9, top_k=9, top_p=0.95)
@@ -36,17 +36,17 @@ def by_hand(model, prompt, answer, temperature=0.0, top_k=None, top_p=None) -> l
 
 @pytest.mark.parametrize("settings", [{}, dict(temperature=1.0), SAMPLED], ids=["greedy", "sampled", "cut off"])
 @pytest.mark.parametrize("draft", ["n-gram", "a relative", "itself", "plain"])
-def test_they_are_those_of_the_targets_law(draft, settings):
+def test_they_are_those_of_the_targets_distribution(draft, settings):
     target = tiny()
     pair = Pair(target, {"a relative": tiny(noise=0.05), "itself": target}.get(draft))
     method = "plain" if draft == "plain" else "speculative"
     result = pair.generate(PROMPT, max_new_tokens=24, seed=1, K=3, logprobs=3, method=method, **settings)
-    laws = by_hand(target, PROMPT, result.generated_ids, **settings)
+    distributions = by_hand(target, PROMPT, result.generated_ids, **settings)
     if draft == "a relative": assert 0 < result.num_accepted < result.num_drafted
-    for token, odds, law in zip(result.generated_ids, result.logprobs, laws, strict=True):
-        best = sorted(range(len(law)), key=lambda i: -law[i])[:3]
-        assert set(odds) == {i for i in {*best, token} if law[i] > 0} and token in odds
-        assert all(math.exp(x) == pytest.approx(law[i], rel=1e-3) for i, x in odds.items())
+    for token, odds, distribution in zip(result.generated_ids, result.logprobs, distributions, strict=True):
+        best = sorted(range(len(distribution)), key=lambda i: -distribution[i])[:3]
+        assert set(odds) == {i for i in {*best, token} if distribution[i] > 0} and token in odds
+        assert all(math.exp(x) == pytest.approx(distribution[i], rel=1e-3) for i, x in odds.items())
         assert list(odds)[:3] == sorted(odds, key=lambda i: -odds[i])[:3]  # the likeliest first
 
 
@@ -96,9 +96,9 @@ def test_an_interrupted_text_has_those_of_its_tokens():
     assert result.finish_reason == "interrupted" and len(result.logprobs) == result.num_tokens > 0
 
 
-def test_what_the_law_cannot_say_has_none():
+def test_what_the_distribution_cannot_say_has_none():
     "Only a lossy rule brings such a token; minus infinity would be no JSON."
-    def everything(p, q, tokens, source): return len(tokens), source.categorical(p[-1])
+    def everything(p, q, tokens, rng): return len(tokens), rng.categorical(p[-1])
     pair = Pair(tiny(), tiny(noise=0.3))
     result = pair.generate(PROMPT, max_new_tokens=20, temperature=1.0, top_k=1, seed=0, verify=everything, logprobs=1)
     missing = [token not in odds for token, odds in zip(result.generated_ids, result.logprobs, strict=True)]
@@ -118,7 +118,7 @@ def test_the_loop_on_the_device_says_why_not():
 
 def test_the_watched_model_is_the_model():
     model = tiny()
-    watched, ids = WatchedLM(model, Transform(), 0), torch.tensor([PROMPT])
+    watched, ids = WatchedLM(model, SamplingParams(), 0), torch.tensor([PROMPT])
     cache = watched.new_cache(8)
     logits, features = watched.forward(ids, cache, last=2, layers=(1, 2))
     wanted = model.forward(ids, model.new_cache(8), last=2, layers=(1, 2))

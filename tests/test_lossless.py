@@ -7,14 +7,13 @@ import pytest
 import torch
 from scipy import stats
 
-from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
-from specdec.loading import load_model
 from specdec.loop import speculate
-from specdec.models import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
-from specdec.sampling import Transform
+from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
+from specdec.models.loading import load_model
+from specdec.sampling import SamplingParams, SeededRandom
 
 CPU, SKIP = torch.device("cpu"), (3, 5, 9, 14, 25, 26)
 
@@ -49,7 +48,8 @@ def test_greedy_text_equals_plain_and_transformers(float32_models, tokenizer, in
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False,
         pad_token_id=tokenizer.eos_token_id,
     )[0, len(prompt) :].tolist()
-    rounds = speculate(exact, NGramDrafter(), prompt, Transform(), TorchSource(0), K=5, max_new_tokens=48, eos_ids=ends)
+    rounds = speculate(exact, NGramDrafter(), prompt, SamplingParams(), SeededRandom(0), K=5, max_new_tokens=48,
+                       eos_ids=ends)
     said = [token for r in rounds for token in r.emitted]
     assert_same_text(exact, prompt, said, expected)
     # plain decoding: each token has the largest logit after those before it, in one forward without a cache's past
@@ -62,7 +62,7 @@ def test_plain_and_model_drafter_say_the_same(float32_models, tokenizer):
     exact, _ = float32_models
     prompt = encode(tokenizer, prompts()[7].messages)
     def text(drafter):
-        rounds = speculate(exact, drafter, prompt, Transform(), TorchSource(0), K=3, max_new_tokens=24)
+        rounds = speculate(exact, drafter, prompt, SamplingParams(), SeededRandom(0), K=3, max_new_tokens=24)
         return [token for r in rounds for token in r.emitted]
     plain, skipping = text(NoDrafter()), text(ModelDrafter(exact.skip(SKIP), exact.vocab_size))
     assert_same_text(exact, prompt, skipping, plain)
@@ -77,7 +77,7 @@ def plain_text(float32_models, tokenizer):
 def told(model, prompt, drafter, K):
     "What is said in 48 tokens, and the logits after each."
     noted = Noted(model)
-    rounds = speculate(noted, drafter, prompt, Transform(), TorchSource(0), K=K, max_new_tokens=48)
+    rounds = speculate(noted, drafter, prompt, SamplingParams(), SeededRandom(0), K=K, max_new_tokens=48)
     return [token for r in rounds for token in r.emitted], noted.kept(len(prompt) - 1, 48)
 
 
@@ -100,7 +100,7 @@ def rows_stay_the_same(model):
         x = torch.randn(16, linear.inputs)
         return all(torch.equal(linear(x)[i], linear(x[i:i + 1])[0]) for i in range(16))
     linears = layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
-    return model.same_rows and all(map(keeps, linears))
+    return model.batch_invariant and all(map(keeps, linears))
 
 
 class Noted:
@@ -162,7 +162,7 @@ class Remembering:
         wanted = last or ids.shape[1]
         return torch.stack([self.after(text[:len(text) - back]) for back in reversed(range(wanted))])[None]
 
-    def law(self, prefix):
+    def distribution(self, prefix):
         "Softmax in numpy and float64, apart from the code under test."
         logits = self.after(prefix).double().numpy()
         e = np.exp(logits - logits.max())
@@ -181,14 +181,15 @@ def bins(models):
     bins, leaves = [], [()]
     for _ in range(3):
         bins += [(*prefix, -1) for prefix in leaves]
-        leaves = [(*prefix, token) for prefix in leaves for token in np.argsort(-models[0].law(prefix))[:3].tolist()]
+        leaves = [(*prefix, token) for prefix in leaves
+                  for token in np.argsort(-models[0].distribution(prefix))[:3].tolist()]
     return bins + leaves
 
 
-def law_on(bins, next_law):
+def distribution_on(bins, next_distribution):
     "Bin → probability."
     def weight(bin):
-        row = next_law(bin[:-1])
+        row = next_distribution(bin[:-1])
         named = {b[len(bin) - 1] for b in bins if len(b) >= len(bin) and b[:len(bin) - 1] == bin[:-1]} - {-1}
         last = row[bin[-1]] if bin[-1] >= 0 else 1 - row[list(named)].sum()
         return last * (weight(bin[:-1]) if len(bin) > 1 else 1.0)
@@ -205,21 +206,21 @@ def bin_of(tokens, bins):
 def chi_squared(drafter, models, bins, K):
     """Pearson's statistic, its degrees of freedom, and the expected law; bins that expect fewer than five texts are
     pooled."""
-    law, source, counts = law_on(bins, models[0].law), TorchSource(0), Counter()
+    distribution, rng, counts = distribution_on(bins, models[0].distribution), SeededRandom(0), Counter()
     for _ in range(COUNT):
         tokens = []
-        for r in speculate(models[0], drafter, models[0].prompt, Transform(1.0), source, K, max_new_tokens=4):
+        for r in speculate(models[0], drafter, models[0].prompt, SamplingParams(1.0), rng, K, max_new_tokens=4):
             tokens += r.emitted
             if bin := bin_of(tokens, bins): break
         counts[bin] += 1
-    small = [bin for bin in bins if COUNT * law[bin] < 5]
-    cells = [(counts[bin], COUNT * law[bin]) for bin in bins if bin not in small]
-    cells.append((sum(counts[bin] for bin in small), COUNT * sum(law[bin] for bin in small)))
-    return sum((seen - due) ** 2 / due for seen, due in cells), len(cells) - 1, law
+    small = [bin for bin in bins if COUNT * distribution[bin] < 5]
+    cells = [(counts[bin], COUNT * distribution[bin]) for bin in bins if bin not in small]
+    cells.append((sum(counts[bin] for bin in small), COUNT * sum(distribution[bin] for bin in small)))
+    return sum((seen - due) ** 2 / due for seen, due in cells), len(cells) - 1, distribution
 
 
 @pytest.mark.parametrize("K", [1, 2])  # with 2, tokens two and three are drafted; with 1, the third is often the bonus
-def test_the_law_of_the_first_three_tokens(models, bins, K):
+def test_the_distribution_of_the_first_three_tokens(models, bins, K):
     statistic, freedom, _ = chi_squared(ModelDrafter(models[1], models[0].vocab_size), models, bins, K)
     assert statistic < stats.chi2.isf(ALARM, freedom)
 
@@ -227,23 +228,24 @@ def test_the_law_of_the_first_three_tokens(models, bins, K):
 class MisreportingState(ModelState):
     "The negative control: draws at temperature ½ (from q²), reports the q of temperature 1."
     class Sharpened:
-        def __init__(self, source): self.source = source
-        def categorical(self, weights): return self.source.categorical(weights ** 2)
-    def propose(self, K, transform, source): return super().propose(K, transform, self.Sharpened(source))
+        def __init__(self, rng): self.rng = rng
+        def categorical(self, weights): return self.rng.categorical(weights ** 2)
+    def propose(self, K, sampling, rng): return super().propose(K, sampling, self.Sharpened(rng))
 
 class Misreporting(ModelDrafter): State = MisreportingState
 
 
 def test_the_check_rejects_a_drafter_that_misreports_q(models, bins):
     def wrong(prefix):
-        p, q = models[0].law(prefix), models[1].law(prefix)
+        p, q = models[0].distribution(prefix), models[1].distribution(prefix)
         if not prefix: return p  # the first token isn't drafted
         drawn = q ** 2 / (q ** 2).sum()
         kept, rest = np.minimum(1, p / q), np.maximum(p - q, 0)
         return drawn * kept + (drawn * (1 - kept)).sum() * rest / rest.sum()
-    statistic, freedom, law = chi_squared(Misreporting(models[1], models[0].vocab_size), models, bins, 2)
-    limit, bad = stats.chi2.isf(ALARM, freedom), law_on(bins, wrong)
-    noncentrality = COUNT * sum((bad[bin] - law[bin]) ** 2 / law[bin] for bin in bins if COUNT * law[bin] >= 5)
+    statistic, freedom, distribution = chi_squared(Misreporting(models[1], models[0].vocab_size), models, bins, 2)
+    limit, bad = stats.chi2.isf(ALARM, freedom), distribution_on(bins, wrong)
+    noncentrality = COUNT * sum((bad[bin] - distribution[bin]) ** 2 / distribution[bin] for bin in bins
+                                if COUNT * distribution[bin] >= 5)
     assert stats.ncx2.sf(limit, freedom, noncentrality) > 0.99  # the power
     assert statistic > limit
 

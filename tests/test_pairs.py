@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from helpers import Failing, Untouchable, assert_same_text, examples, greedy, tiny, workers_kept
 from helpers_text import TOKENIZER, V, talker
-from specdec import pairs
-from specdec.adapter import TransformersLM
+from specdec import pair as pairs
 from specdec.completion import PairStats, StopChecker
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import HybridDrafter
@@ -30,14 +29,20 @@ from specdec.drafters.load import load_drafter, shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.loading import load
-from specdec.lossless.block import block_verification
-from specdec.lossless.rules import LossyLenience, LossyTypical, sample_and_match
-from specdec.models import prompts
-from specdec.pairs import METHODS, Pair, load_pair
+from specdec.models.hub import prompts
+from specdec.models.loading import load
+from specdec.models.transformers import TransformersLM
+from specdec.pair import METHODS, Pair, load_pair
 from specdec.registry import get_pair
-from specdec.rejection import greedy_match, speculative_sampling
 from specdec.result import GenerationResult, statuses
+from specdec.verify import (
+    LossyLenience,
+    LossyTypical,
+    block_verification,
+    greedy_match,
+    sample_and_match,
+    speculative_sampling,
+)
 
 
 def decode(ids) -> str: return TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -430,8 +435,8 @@ def test_a_rejected_draft_is_told_without_text():
 def test_text_comes_with_the_token_that_made_it_certain():
     ids = [*TOKENIZER("a 🦔 b")["input_ids"]]
     class Reciting(NoDrafter):
-        def propose(self, K, transform, source): return Draft(ids[1:1 + K])
-    def believe(p, q, tokens, source): return len(tokens), ids[0]
+        def propose(self, K, sampling, rng): return Draft(ids[1:1 + K])
+    def believe(p, q, tokens, rng): return len(tokens), ids[0]
     *events, end = Pair(talker(), Reciting()).stream([1], K=len(ids), max_new_tokens=len(ids) + 1, verify=believe)
     said = [event.text for event in events]
     assert "".join([*said, end.text]) == end.result.text and "🦔" in end.result.text
@@ -493,7 +498,7 @@ def test_the_default_drafter_is_the_head_for_its_weights_only():
 
 def test_the_default_looks_up_where_that_pays_and_only_there():
     loop = [7, 8, 9] * 200
-    def right(p, q, tokens, source): return len(tokens), 7 + len(tokens) % 3  # as the loop goes on
+    def right(p, q, tokens, rng): return len(tokens), 7 + len(tokens) % 3  # as the loop goes on
     pair = Pair(talker(context=400))
     pays = pair.generate(loop[:30], K=2, max_new_tokens=90, verify=right)
     assert pays.drafter == "lookup" and pays.tokens_per_step > 2
@@ -573,12 +578,12 @@ def test_memory_that_cannot_be_told_is_none(monkeypatch):
 
 # Other verify rules
 
-def believer(p, q, tokens, source): return len(tokens), source.categorical(p[len(tokens)])
+def believer(p, q, tokens, rng): return len(tokens), rng.categorical(p[len(tokens)])
 
 class Believer:
     "A rule that is an object with parameters, and says of itself what it is told to."
     def __init__(self, lossless): self.lossless = lossless
-    def __call__(self, p, q, tokens, source): return believer(p, q, tokens, source)
+    def __call__(self, p, q, tokens, rng): return believer(p, q, tokens, rng)
     def __str__(self): return "Believer(0.5)"
 
 def labelled(rule, temperature, draft=None):
@@ -666,11 +671,11 @@ def test_the_rules_of_the_package_decode(rule, name):
     torch.tensor([0.5, 5]),
 ], ids=repr)
 def test_a_rule_that_answers_rubbish_is_named(answer):
-    def rubbish(p, q, tokens, source): return answer
+    def rubbish(p, q, tokens, rng): return answer
     with pytest.raises(ModelError, match="verify rule rubbish answered"): labelled(rubbish, 1.0)
 
 def test_numbers_of_a_rule_are_made_plain():
-    def theirs(p, q, tokens, source): return torch.tensor(speculative_sampling(p, q, tokens, source))
+    def theirs(p, q, tokens, rng): return torch.tensor(speculative_sampling(p, q, tokens, rng))
     ours, result = labelled(speculative_sampling, 1.0), labelled(theirs, 1.0)
     assert result.generated_ids == ours.generated_ids and result.is_lossless is None
     consistent(result)
@@ -838,7 +843,7 @@ def test_drafters_of_any_kind_and_their_errors():
         layers = ()
         def start(self, tokens, features, limit, eos_ids): return self
         def commit(self, tokens, features): pass
-        def propose(self, K, transform, source): raise ZeroDivisionError("mine")
+        def propose(self, K, sampling, rng): raise ZeroDivisionError("mine")
     class Stateless(Mine):
         def start(self, tokens, features, limit, eos_ids): return None
     with pytest.raises(ModelError, match="Stateless.start gave None: expected the state"):
@@ -931,9 +936,9 @@ def test_a_pair_is_loaded_for_its_method(method, use, monkeypatch):
     def refuse(*given):
         asked.append(given)
         raise ModelError("not here")
-    monkeypatch.setattr("specdec.pairs.load", refuse)
-    monkeypatch.setattr("specdec.pairs.find_model", lambda name: Path("here"))
-    monkeypatch.setattr("specdec.pairs.check_room", lambda *given: None)
+    monkeypatch.setattr("specdec.pair.load", refuse)
+    monkeypatch.setattr("specdec.pair.find_model", lambda name: Path("here"))
+    monkeypatch.setattr("specdec.pair.check_room", lambda *given: None)
     with pytest.raises(ModelError): load_pair("qwen2.5", "cpu", "float32", method=method, revision="v1")
     assert asked == [(get_pair("qwen2.5").target, "cpu", "float32", use, "v1")]
 
@@ -943,7 +948,7 @@ def test_a_pair_is_loaded_for_its_method(method, use, monkeypatch):
     (dict(target=tiny(), revision="v1"), "loaded already"),
 ], ids=["method", "truth", "revision of a loaded target"])
 def test_a_pair_is_not_loaded_for_anything_else(wrong, words, monkeypatch):
-    monkeypatch.setattr("specdec.pairs.load", None)
+    monkeypatch.setattr("specdec.pair.load", None)
     with pytest.raises(InputError, match=words): load_pair("smollm2", **wrong)
 
 

@@ -16,14 +16,13 @@ from jinja2 import DictLoader, Environment
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec import playground, playground_server
-from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import MOST, adaptive
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import default_rule, speculate
-from specdec.pairs import Pair
+from specdec.pair import Pair
 from specdec.palette import LOOKS
 from specdec.playground import (
     K_MAX,
@@ -32,7 +31,7 @@ from specdec.playground import (
     Playground,
     Position,
     Recipe,
-    RecordingSource,
+    RecordingRandom,
     Session,
     Settings,
     Token,
@@ -59,10 +58,10 @@ from specdec.playground import (
 )
 from specdec.playground_server import app_files, open_playground, opened_to, serve_playground
 from specdec.registry import PairSpec
-from specdec.rejection import greedy_match, speculative_sampling
 from specdec.result import Round
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
 from specdec.speedup import tokens_per_round, walltime_factor
+from specdec.verify import greedy_match, speculative_sampling
 
 PROMPT = [1, 2, 3, 1, 2]
 EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'
@@ -99,8 +98,8 @@ def contradictions(session: Session) -> list:
 def test_watched_loop_says_what_the_unwatched_one_says(kind, temperature, top_p):
     target = tiny()
     session = written(kind, Settings(3, temperature, top_p), target, seed=5)
-    transform = Transform(temperature, top_p=None if top_p == 1 else top_p)
-    assert session.rounds == list(speculate(target, drafters(target)[kind], PROMPT, transform, TorchSource(5), 3, 24))
+    sampling = SamplingParams(temperature, top_p=None if top_p == 1 else top_p)
+    assert session.rounds == list(speculate(target, drafters(target)[kind], PROMPT, sampling, SeededRandom(5), 3, 24))
     assert len(session.rounds) == len(session.positions) == len(session.seconds) == len(session.draft_seconds)
     assert session.finished and not session.step()
 
@@ -130,14 +129,14 @@ def test_statuses_that_do_not_follow_are_noticed():
 @pytest.mark.parametrize("temperature, rule", [(0, greedy_match), (.8, speculative_sampling)])
 def test_what_is_explained_is_the_rule_that_runs(temperature, rule, monkeypatch):
     "The session asks the function that the loop itself asks, and reports what that answered."
-    assert default_rule(Settings(3, temperature).transform) is rule
+    assert default_rule(Settings(3, temperature).sampling) is rule
     asked = []
-    def noted(transform):
-        asked.append(transform)
-        return default_rule(transform)
+    def noted(sampling):
+        asked.append(sampling)
+        return default_rule(sampling)
     monkeypatch.setattr(playground, "default_rule", noted)
     session = written("noisy", Settings(3, temperature))
-    assert asked == [Settings(3, temperature).transform] * (len(session.rounds) - 1)
+    assert asked == [Settings(3, temperature).sampling] * (len(session.rounds) - 1)
 
 
 def test_greedy_draws_nothing_to_show():
@@ -173,8 +172,8 @@ def test_adaptive_rounds_are_those_of_the_unwatched_loop(kind, temperature):
     target = tiny()
     session = written(kind, Settings("adaptive", temperature), target, count=40, seed=5)
     drafter = adaptive(drafters(target)[kind])
-    transform = Transform(temperature)
-    assert session.rounds == list(speculate(target, drafter, PROMPT, transform, TorchSource(5), MOST, 40))
+    sampling = SamplingParams(temperature)
+    assert session.rounds == list(speculate(target, drafter, PROMPT, sampling, SeededRandom(5), MOST, 40))
     assert contradictions(session) == [] and K_MAX == MOST
 
 
@@ -213,7 +212,7 @@ def test_a_place_keeps_what_was_said_and_sums_over_everything():
 
 
 def test_recording_source_changes_nothing():
-    a, b, weights = RecordingSource(1), TorchSource(1), torch.rand(9)
+    a, b, weights = RecordingRandom(1), SeededRandom(1), torch.rand(9)
     assert [a.categorical(weights) for _ in range(20)] == [b.categorical(weights) for _ in range(20)]
     assert len(a.drawn) == 20 and a.bernoulli(.5) == b.bernoulli(.5) and len(a.drawn) == 21
 
@@ -642,7 +641,7 @@ def test_menu_and_examples(panel):
 
 def test_measurements_stop_where_the_context_ends():
     target = talker()
-    assert len(list(plain_steps(target, [1] * 90, Transform()))) < 10
+    assert len(list(plain_steps(target, [1] * 90, SamplingParams()))) < 10
 
 
 def test_plain_steps_are_taken_between_the_rounds(panel, monkeypatch):

@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaCo
 
 import specdec.profiling as profiling
 from helpers import examples
-from specdec.adapter import TransformersLM, cache_argument
-from specdec.core import TorchSource
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
+from specdec.models.transformers import TransformersLM, cache_argument
 from specdec.profiling import (
     MemoryMeter,
     Roofline,
@@ -36,7 +35,7 @@ from specdec.profiling import (
     resident_bytes,
     weight_bytes_read,
 )
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
 
 CPU = torch.device("cpu")
 SHAPE = dict(
@@ -265,8 +264,8 @@ def test_phases_do_not_see_each_others_peaks():
 def test_it_takes_the_timers_place_in_the_loop():
     model = TransformersLM(library(CONFIGS["grouped, tied"]))
     meter = MemoryMeter()
-    prompt, greedy, source = [1, 2, 3, 1, 2], Transform(), TorchSource(0)
-    rounds = list(speculate(model, NGramDrafter(), prompt, greedy, source, K=3, max_new_tokens=12, timer=meter))
+    prompt, greedy, rng = [1, 2, 3, 1, 2], SamplingParams(), SeededRandom(0)
+    rounds = list(speculate(model, NGramDrafter(), prompt, greedy, rng, K=3, max_new_tokens=12, timer=meter))
     assert sum(len(r.emitted) for r in rounds) == 12
     assert {name for name, *_ in meter.spans} == {"prefill", "sample", "draft", "verify"}
     assert all(before <= peak and after <= peak for _, before, peak, after in meter.spans)

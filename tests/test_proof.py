@@ -15,14 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from specdec.batches import keep_rows, read_tree
-from specdec.core import TorchSource
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
 from specdec.loop import speculate, speculate_batch
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     SIZES,
     AsIs,
@@ -37,10 +35,10 @@ from specdec.lossless.proof import (
     _text_of,
     completed,
     distance,
+    distribution_of_rounds,
     draw_distinct,
     draw_independent,
     language_pairs,
-    law_of_rounds,
     loop_error,
     memory_of,
     one_round,
@@ -54,11 +52,12 @@ from specdec.lossless.proof import (
     sampled,
     sure,
     take_likeliest,
-    target_law,
+    target_distribution,
 )
-from specdec.rejection import residual, speculative_sampling
+from specdec.models.batch import keep_rows, read_tree
 from specdec.result import Round
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import residual, speculative_sampling
 
 HALF = Fraction(1, 2)
 
@@ -68,44 +67,46 @@ def constant(*weights): return lambda text: np.array([Fraction(w) for w in weigh
 
 # --- Laws by hand -----------------------------------------------------------------------------------------------------
 
-def test_laws_of_small_programs_by_hand():
-    assert exact_law(lambda s: s.bernoulli(Fraction(1, 3))) == {True: Fraction(1, 3), False: Fraction(2, 3)}
-    assert exact_law(lambda s: s.categorical([1, 2, 0]) + s.categorical([1, 1])) == {
+def test_distributions_of_small_programs_by_hand():
+    assert exact_distribution(lambda s: s.bernoulli(Fraction(1, 3))) == {True: Fraction(1, 3), False: Fraction(2, 3)}
+    assert exact_distribution(lambda s: s.categorical([1, 2, 0]) + s.categorical([1, 1])) == {
         0: Fraction(1, 6), 1: HALF, 2: Fraction(1, 3),
     }
-    until_tails = exact_law(lambda s: next((n for n in range(3) if s.bernoulli(HALF)), 3))
+    until_tails = exact_distribution(lambda s: next((n for n in range(3) if s.bernoulli(HALF)), 3))
     assert until_tails == {0: HALF, 1: HALF ** 2, 2: HALF ** 3, 3: HALF ** 3}
 
 
 def test_one_round_by_hand():
     "p = (3/4, 1/4), q = (1/2, 1/2): token 1 is rejected half the time, and then it becomes 0."
-    law = exact_law(lambda s: one_round(speculative_sampling, constant("3/4", "1/4"), constant(HALF, HALF), 1, s))
-    assert law == {
+    distribution = exact_distribution(lambda s: one_round(speculative_sampling, constant("3/4", "1/4"),
+                                                          constant(HALF, HALF), 1, s))
+    assert distribution == {
         (0,): Fraction(1, 4), (0, 0): Fraction(3, 8), (0, 1): Fraction(1, 8), (1, 0): Fraction(3, 16),
         (1, 1): Fraction(1, 16),
     }
-    assert completed(law, constant("3/4", "1/4"), 1) == {(0,): Fraction(3, 4), (1,): Fraction(1, 4)}
-    sure_law = exact_law(
+    assert completed(distribution, constant("3/4", "1/4"), 1) == {(0,): Fraction(3, 4), (1,): Fraction(1, 4)}
+    sure_distribution = exact_distribution(
         lambda s: one_round(speculative_sampling, constant("3/4", "1/4"), constant("1/4", "3/4"), 1, s, sure)
     )
-    assert sure_law == {(0,): Fraction(3, 4), (1, 0): Fraction(3, 16), (1, 1): Fraction(1, 16)}
+    assert sure_distribution == {(0,): Fraction(3, 4), (1, 0): Fraction(3, 16), (1, 1): Fraction(1, 16)}
 
 
 def test_no_draft_is_a_plain_step():
     p = Language(3, "p")
     for draft in (sampled, sure):
-        assert exact_law(lambda s: one_round(speculative_sampling, p, p, 0, s, draft)) == target_law(p, 1)
+        assert exact_distribution(lambda s: one_round(speculative_sampling, p, p, 0, s,
+                                                      draft)) == target_distribution(p, 1)
 
 
-def test_target_law_by_hand():
+def test_target_distribution_by_hand():
     p = constant("1/4", "3/4")
-    assert target_law(p, 2) == {
+    assert target_distribution(p, 2) == {
         (0, 0): Fraction(1, 16), (0, 1): Fraction(3, 16), (1, 0): Fraction(3, 16), (1, 1): Fraction(9, 16),
     }
-    assert target_law(p, 3, frozenset({1})) == {
+    assert target_distribution(p, 3, frozenset({1})) == {
         (1,): Fraction(3, 4), (0, 1): Fraction(3, 16), (0, 0, 1): Fraction(3, 64), (0, 0, 0): Fraction(1, 64),
     }
-    assert target_law(constant(0, 1), 3) == {(1, 1, 1): 1} and target_law(p, 0) == {(): 1}
+    assert target_distribution(constant(0, 1), 3) == {(1, 1, 1): 1} and target_distribution(p, 0) == {(): 1}
 
 
 some_languages = st.builds(Language, st.integers(2, 4), st.integers(0, 10 ** 6), halves=st.booleans())
@@ -113,14 +114,15 @@ some_languages = st.builds(Language, st.integers(2, 4), st.integers(0, 10 ** 6),
 
 @settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(some_languages, st.integers(0, 4))
-def test_target_law_is_a_law_and_completing_is_consistent(p, length):
-    law = target_law(p, length)
-    assert sum(law.values()) == 1 and min(law.values()) > 0 and {len(text) for text in law} == {length}
-    assert sum(target_law(p, length, frozenset({0})).values()) == 1
-    assert completed(law, p, length) == law                        # full texts stay as they are
-    assert completed(law, p, length + 1) == target_law(p, length + 1)
-    assert completed(target_law(p, length + 1), p, length) == law  # longer ones are cut
-    assert distance(law, law) == 0
+def test_target_distribution_is_a_distribution_and_completing_is_consistent(p, length):
+    distribution = target_distribution(p, length)
+    assert sum(distribution.values()) == 1 and min(distribution.values()) > 0 and {len(text)
+                                                                                   for text in distribution} == {length}
+    assert sum(target_distribution(p, length, frozenset({0})).values()) == 1
+    assert completed(distribution, p, length) == distribution      # full texts stay as they are
+    assert completed(distribution, p, length + 1) == target_distribution(p, length + 1)
+    assert completed(target_distribution(p, length + 1), p, length) == distribution  # longer ones are cut
+    assert distance(distribution, distribution) == 0
 
 
 @settings(max_examples=examples(30), deadline=None, derandomize=True)
@@ -178,7 +180,7 @@ def test_language_pairs_are_what_they_say():
     "make, words",
     [
         (lambda: Language(2, tokens=[2]), "at least one"), (lambda: Language(2, tokens=[]), "at least one"),
-        (lambda: Language(4, tokens=[0, 0, 1]), "once"), (lambda: law_of_rounds(None, 0), "length"),
+        (lambda: Language(4, tokens=[0, 0, 1]), "once"), (lambda: distribution_of_rounds(None, 0), "length"),
         (lambda: Language(17), "sixteenths"), (lambda: Language(3, most=0), "sixteenths"),
         (lambda: list(language_pairs(1)), "at least 2"),
     ],
@@ -211,9 +213,9 @@ def test_exact_model_refuses_what_it_cannot_do_exactly():
 
 def test_rounding_is_an_error_that_the_walk_sees():
     "p/q with q = 3/16 has no end in binary; with a power of two it is exact."
-    def on_tensors(p, q, tokens, source):
+    def on_tensors(p, q, tokens, rng):
         return speculative_sampling(
-            torch.tensor(p.astype(float)).float(), torch.tensor(q.astype(float)).float(), tokens, source
+            torch.tensor(p.astype(float)).float(), torch.tensor(q.astype(float)).float(), tokens, rng
         )
 
     p = constant("1/16", "15/16")
@@ -266,23 +268,23 @@ def test_memory_never_takes_different_things_for_equal():
 
 
 def starting(p, q, V, K, limit=30, model=ExactModel, drafter=None, remembers=True, loop=speculate, eos_ids=frozenset()):
-    def start(source):
+    def start(rng):
         target, drafting = model(p, V), drafter() if drafter else ModelDrafter(ExactModel(q, V), V)
-        rounds = loop(target, drafting, [0], AsIs(), source, K, limit, eos_ids)
+        rounds = loop(target, drafting, [0], AsIs(), rng, K, limit, eos_ids)
         return rounds, lambda: (memory_of(target), memory_of(drafting)) if remembers else None
     return start
 
 
-def plain_law(start, length):
+def plain_distribution(start, length):
     "The law of the whole loop, every path by itself, without the machinery."
-    def program(source):
-        rounds, _ = start(source)
+    def program(rng):
+        rounds, _ = start(rng)
         text = []
         for r in rounds:
             text += r.emitted
             if len(text) >= length: break
         return tuple(text[:length])
-    return exact_law(program)
+    return exact_distribution(program)
 
 
 @pytest.mark.parametrize("K, V, length", [(1, 2, 5), (2, 2, 5), (3, 2, 4), (1, 3, 4), (2, 3, 3)])
@@ -292,9 +294,10 @@ def test_merging_changes_nothing(kind, K, V, length):
         drafter = {"sampled": None, "sure": lambda: Sure(q), "n-gram": NGramDrafter}[kind]
         for options in ({}, {"limit": 3}, {"eos_ids": frozenset({1})}):
             start = starting(p, q, V, K, drafter=drafter, **options)
-            expected = plain_law(start, length)
+            expected = plain_distribution(start, length)
             assert sum(expected.values()) == 1
-            assert law_of_rounds(start, length) == law_of_rounds(start, length, merge=False) == expected
+            assert distribution_of_rounds(start, length) == distribution_of_rounds(start, length,
+                                                                                   merge=False) == expected
 
 
 class KeepsOne(ExactModel):
@@ -328,24 +331,25 @@ class KeepsFirstRejection(KeepsOne):
 
 
 @pytest.mark.parametrize("model", [KeepsOne, DropsOne, KeepsAll, KeepsFirstRejection])
-def test_merging_keeps_the_law_of_broken_caches(model):
+def test_merging_keeps_the_distribution_of_broken_caches(model):
     for seed in range(8):
         start = starting(Language(2, f"p{seed}"), Language(2, f"q{seed}", halves=True), 2, 1, model=model)
-        assert law_of_rounds(start, 4) == plain_law(start, 4)
+        assert distribution_of_rounds(start, 4) == plain_distribution(start, 4)
 
 
 def test_merging_by_text_alone_would_hide_a_broken_cache():
     p, q = Language(2, "p14"), Language(2, "q14", halves=True)
     def error(remembers):
-        return distance(law_of_rounds(starting(p, q, 2, 1, model=KeepsOne, remembers=remembers), 4), target_law(p, 4))
+        return distance(distribution_of_rounds(starting(p, q, 2, 1, model=KeepsOne, remembers=remembers), 4),
+                        target_distribution(p, 4))
 
     assert error(remembers=False) == 0 < error(remembers=True)
 
 
 def test_randomness_from_elsewhere_and_rounds_without_tokens_are_errors():
-    other = TorchSource(0)
+    other = SeededRandom(0)
     class Elsewhere(NoDrafter):
-        def propose(self, K, transform, source): return Draft([other.categorical(torch.ones(3))])
+        def propose(self, K, sampling, rng): return Draft([other.categorical(torch.ones(3))])
     class Nothing(NoDrafter): pass
     def silent(*arguments):
         yield Round([], 0, [1])
@@ -387,13 +391,13 @@ def reports_drafts(*arguments):
         )
 
 
-def runs_on(target, drafter, prompt, transform, source, K, limit, eos_ids):
-    return speculate(target, drafter, prompt, transform, source, K, limit)
+def runs_on(target, drafter, prompt, sampling, rng, K, limit, eos_ids):
+    return speculate(target, drafter, prompt, sampling, rng, K, limit)
 
 
-def overlooks_end_in_draft(target, drafter, prompt, transform, source, K, limit, eos_ids):
+def overlooks_end_in_draft(target, drafter, prompt, sampling, rng, K, limit, eos_ids):
     "Ends only where a round ends."
-    for r in speculate(target, drafter, prompt, transform, source, K, limit):
+    for r in speculate(target, drafter, prompt, sampling, rng, K, limit):
         yield r
         if r.emitted[-1] in eos_ids: return
 
@@ -405,42 +409,42 @@ def drops_end(*arguments):
             yield Round(r.drafted, r.accepted, emitted)
 
 
-def one_more(target, drafter, prompt, transform, source, K, limit, eos_ids):
-    return speculate(target, drafter, prompt, transform, source, K, limit + 1, eos_ids)
+def one_more(target, drafter, prompt, sampling, rng, K, limit, eos_ids):
+    return speculate(target, drafter, prompt, sampling, rng, K, limit + 1, eos_ids)
 
 
-def one_less(target, drafter, prompt, transform, source, K, limit, eos_ids):
-    return speculate(target, drafter, prompt, transform, source, K, limit - 1, eos_ids)
+def one_less(target, drafter, prompt, sampling, rng, K, limit, eos_ids):
+    return speculate(target, drafter, prompt, sampling, rng, K, limit - 1, eos_ids)
 
 
 def with_rule(verify):
 
-    def loop(target, drafter, prompt, transform, source, K, limit, eos_ids):
-        return speculate(target, drafter, prompt, transform, source, K, limit, eos_ids, verify)
+    def loop(target, drafter, prompt, sampling, rng, K, limit, eos_ids):
+        return speculate(target, drafter, prompt, sampling, rng, K, limit, eos_ids, verify)
 
     return loop
 
 
-def from_p(p, q, tokens, source):
-    accepted, following = speculative_sampling(p, q, tokens, source)
-    return accepted, source.categorical(p[accepted]) if accepted < len(tokens) else following
+def from_p(p, q, tokens, rng):
+    num_accepted, next_token = speculative_sampling(p, q, tokens, rng)
+    return num_accepted, rng.categorical(p[num_accepted]) if num_accepted < len(tokens) else next_token
 
 
-def first_only(p, q, tokens, source):
+def first_only(p, q, tokens, rng):
     "Believes the second token if the first was right."
-    accepted, following = speculative_sampling(p[:2], None if q is None else q[:1], tokens[:1], source)
-    return (len(tokens), source.categorical(p[len(tokens)])) if accepted else (0, following)
+    num_accepted, next_token = speculative_sampling(p[:2], None if q is None else q[:1], tokens[:1], rng)
+    return (len(tokens), rng.categorical(p[len(tokens)])) if num_accepted else (0, next_token)
 
 
-def all_of_it(p, q, tokens, source): return len(tokens), int(p[-1].argmax())
+def all_of_it(p, q, tokens, rng): return len(tokens), int(p[-1].argmax())
 
 
 class MisreportsState(ModelState):
     "Draws from q², reports q."
     class Sharpened:
-        def __init__(self, source): self.source = source
-        def categorical(self, weights): return self.source.categorical(weights ** 2)
-    def propose(self, K, transform, source): return super().propose(K, transform, self.Sharpened(source))
+        def __init__(self, rng): self.rng = rng
+        def categorical(self, weights): return self.rng.categorical(weights ** 2)
+    def propose(self, K, sampling, rng): return super().propose(K, sampling, self.Sharpened(rng))
 
 class Misreports(ModelDrafter): State = MisreportsState
 
@@ -478,16 +482,16 @@ def test_broken_loops_have_an_error(name):
     assert right.error == 0 and right.case == name and right.what == "speculate, ModelDrafter"
 
 
-def test_greedy_law_is_the_likeliest_text():
+def test_greedy_distribution_is_the_likeliest_text():
     "Against a search that knows nothing of laws."
     text = ()
     for _ in range(K + 3): text += (int(P(text).argmax()),)
-    def start(source):
+    def start(rng):
         target, drafting = ExactModel(P, V), drafter()
-        return speculate(target, drafting, [0], Transform(), source, K, 20), lambda: (
+        return speculate(target, drafting, [0], SamplingParams(), rng, K, 20), lambda: (
             memory_of(target), memory_of(drafting),
         )
-    assert law_of_rounds(start, K + 3) == {text: 1}
+    assert distribution_of_rounds(start, K + 3) == {text: 1}
 
 
 @settings(max_examples=examples(25), deadline=None, derandomize=True)
@@ -617,25 +621,25 @@ def test_candidates_are_proven(draw):
 
 def test_wrong_verdicts_on_candidates_are_not_proven():
     "A law that is wrong, and a right one with the wrong branch."
-    def again(p, q, tokens, source):
-        which, token = recursive_rejection(p, q, tokens, source)
-        return which, source.categorical(p) if which == len(tokens) else token
-    def another(p, q, tokens, source):
-        which, token = recursive_rejection(p, q, tokens, source)
+    def again(p, q, tokens, rng):
+        which, token = recursive_rejection(p, q, tokens, rng)
+        return which, rng.categorical(p) if which == len(tokens) else token
+    def another(p, q, tokens, rng):
+        which, token = recursive_rejection(p, q, tokens, rng)
         return (which + 1) % len(tokens) if which < len(tokens) else which, token
     for wrong in (again, another):
         assert any(line.error for line in prove_candidates(wrong, draw_distinct, seeds=1, sizes=[(2, 3)]))
 
 
-def epsilon(p, q, tokens, source):
+def epsilon(p, q, tokens, rng):
     "The least that a rule can be wrong by: 1e-9 in the residual."
     for i, token in enumerate(tokens):
-        if not source.bernoulli(min(p[i][token] / (1 if q is None else q[i][token]), 1)):
-            return i, source.categorical(
+        if not rng.bernoulli(min(p[i][token] / (1 if q is None else q[i][token]), 1)):
+            return i, rng.categorical(
                 (residual(p[i], q[i]) if q is not None else p[i] * [j != token for j in range(len(p[i]))])
                 + Fraction(1, 10**9)
             )
-    return len(tokens), source.categorical(p[len(tokens)])
+    return len(tokens), rng.categorical(p[len(tokens)])
 
 
 @pytest.mark.parametrize("wrong", [from_p, epsilon])

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from families import FAMILIES, OTHERS, random_model, stored, tokens
+from specdec.cache import KVCache
 from specdec.errors import InputError
-from specdec.kvcache import KVCache
-from specdec.protocol import truncate_cache
+from specdec.models.protocol import truncate_cache
 
 
 @pytest.mark.parametrize("name", ["tinyllama", "mistral-window", "gpt2"])

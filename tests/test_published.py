@@ -25,7 +25,7 @@ from helpers_drafters import (
 )
 from specdec.drafters.head import feature_layers, load_head, save_head, share_embedding
 from specdec.errors import InputError, ModelError
-from specdec.loading import load_model
+from specdec.models.loading import load_model
 from specdec.train.export import vllm_command
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec.core import TorchSource, seed_generator
+from specdec.constraints import JSONSchema, Regex, WatchedLM
 from specdec.costs import Costs, MachineCosts
 from specdec.device.drafters import LONGEST_DRAFT
 from specdec.device.loop import DeviceDecoder
@@ -21,14 +21,12 @@ from specdec.drafters.choose import MOST, AdaptiveDrafter, HybridDrafter, TreeHy
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.trees import TreeDrafter
+from specdec.drafters.tree import TreeDrafter
 from specdec.errors import InputError
-from specdec.grammars import JSONSchema, Regex
-from specdec.logprobs import WatchedLM
 from specdec.loop import speculate
-from specdec.pairs import Pair
+from specdec.pair import Pair
 from specdec.result import GenerationResult
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom, seed_generator
 
 FLAT = (1.0,) * 16
 SHAPE = [(0,), (1,), (0, 0), (2,)]
@@ -39,7 +37,7 @@ FREE = Costs(.01, FLAT, ((0.0, 0.0), (.05, .05)))
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     target = random_target(tmp_path_factory.mktemp("reach"))
-    target.same_rows = False  # as in every other dtype: there a pair takes trees
+    target.batch_invariant = False  # as in every other dtype: there a pair takes trees
     return target
 
 
@@ -47,7 +45,7 @@ def target(tmp_path_factory):
 def head(target): return random_head(target)
 
 
-def plain(target): return ids_of(speculate(target, NoDrafter(), PROMPT, Transform(), TorchSource(0), 1, 20))
+def plain(target): return ids_of(speculate(target, NoDrafter(), PROMPT, SamplingParams(), SeededRandom(0), 1, 20))
 
 
 # K
@@ -59,7 +57,7 @@ def test_a_tree_takes_memory_for_its_nodes_not_for_K(target, head, K, monkeypatc
     static = TreeDrafter(head, target, shape=SHAPE)
     for drafter in (static, TreeDrafter(head, target, width=2, depth=3), SuffixDrafter(),
                     TreeHybrid(SuffixDrafter(), static, c=(0.0, 0.0), verify=FLAT)):
-        assert ids_of(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), K, 20)) == plain(target)
+        assert ids_of(speculate(target, drafter, PROMPT, SamplingParams(), SeededRandom(0), K, 20)) == plain(target)
     pair = Pair(target, HybridDrafter(SuffixDrafter(), HeadDrafter(head, target)), MachineCosts(FREE, FREE))
     result = pair.generate(PROMPT, max_new_tokens=20, K=K)
     assert result.generated_ids == plain(target) and "tree" in result.drafter
@@ -70,7 +68,7 @@ def test_a_tree_takes_memory_for_its_nodes_not_for_K(target, head, K, monkeypatc
 def test_nor_on_the_device(target, head, K):
     for drafter in (TreeDrafter(head, target, shape=SHAPE), SuffixDrafter()):
         decoder = DeviceDecoder(target, drafter)
-        assert ids_of(decoder.speculate(PROMPT, Transform(), 0, K, 20)) == plain(target)
+        assert ids_of(decoder.speculate(PROMPT, SamplingParams(), 0, K, 20)) == plain(target)
         assert all(loop.state.K <= LONGEST_DRAFT for loop in decoder.loops.values())
 
 
@@ -78,8 +76,8 @@ def test_nor_on_the_device(target, head, K):
 @pytest.mark.parametrize("K", [1, 3, 9])
 def test_ranks_that_a_small_head_has_not_are_left_out_by_both_loops(target, head, shape, K):
     tree = TreeDrafter(head, target, shape=shape)
-    assert ids_of(speculate(target, tree, PROMPT, Transform(), TorchSource(0), K, 20)) == plain(target)
-    assert ids_of(DeviceDecoder(target, tree).speculate(PROMPT, Transform(), 0, K, 20)) == plain(target)
+    assert ids_of(speculate(target, tree, PROMPT, SamplingParams(), SeededRandom(0), K, 20)) == plain(target)
+    assert ids_of(DeviceDecoder(target, tree).speculate(PROMPT, SamplingParams(), 0, K, 20)) == plain(target)
     with pytest.raises(InputError, match="within the 8 tokens"): TreeDrafter(head, target, shape=[(9,), (9, 0)])
 
 
@@ -87,15 +85,15 @@ def test_ranks_that_a_small_head_has_not_are_left_out_by_both_loops(target, head
 def test_greedy_text_reads_no_more_rows_than_keep_their_bits(K):
     seen, target = [], tiny()
     class EagerState(SuffixState):
-        def propose(self, K, transform, source):
+        def propose(self, K, sampling, rng):
             seen.append(K)
             return Draft([1] * K)
         def reach(self, K): return K
     class Eager(SuffixDrafter):
         def start(self, tokens, *others): return EagerState(self.per_match, SuffixIndex(), tokens)
-    def most(temperature, same_rows):
+    def most(temperature, batch_invariant):
         seen.clear()
-        target.same_rows = same_rows
+        target.batch_invariant = batch_invariant
         costs = Costs(.01, (.01,) * 50, ((0.0, 0.0),))
         drafter = Eager() if K == 40 else AdaptiveDrafter(Eager(), Wants())
         Pair(target, drafter, MachineCosts(costs, costs)).generate(
@@ -202,12 +200,12 @@ def hybrid(target): return HybridDrafter(SuffixDrafter(), ModelDrafter(target.sk
 def known(result): return result.generated_ids, result.rounds, result.costs
 
 
-def draws_of(seed): return [TorchSource(seed).uniform(), *(TorchSource(seed).generator.get_state()[24:64].tolist())]
+def draws_of(seed): return [SeededRandom(seed).uniform(), *(SeededRandom(seed).generator.get_state()[24:64].tolist())]
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
 def test_small_seeds_draw_what_they_always_did(seed):
-    assert torch.equal(TorchSource(seed).generator.get_state(), torch.Generator().manual_seed(seed).get_state())
+    assert torch.equal(SeededRandom(seed).generator.get_state(), torch.Generator().manual_seed(seed).get_state())
 
 
 def test_every_bit_of_a_seed_counts():
@@ -333,8 +331,8 @@ ENDLESS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
 
 
 def test_a_chat_template_that_goes_round_and_round_is_stopped(monkeypatch):
-    from specdec import models
-    monkeypatch.setattr(models, "TEMPLATE_SECONDS", 0.3)
+    from specdec.models import hub
+    monkeypatch.setattr(hub, "TEMPLATE_SECONDS", 0.3)
     target = talker()
     target.tokenizer = copy.deepcopy(target.tokenizer)
     target.tokenizer.chat_template = ENDLESS

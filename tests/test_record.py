@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from helpers import tiny, tool
-from specdec.core import TorchSource
 from specdec.drafters.base import Draft
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_law
-from specdec.sampling import Transform
+from specdec.lossless.enumerate import exact_distribution
+from specdec.sampling import SamplingParams, SeededRandom
 
 ROOT = Path(__file__).parents[1]
 record = tool("record")
-PROMPT, LENGTH, T = [2, 0, 2], 4, Transform(1.0)
+PROMPT, LENGTH, T = [2, 0, 2], 4, SamplingParams(1.0)
 
 
 # Texts first, drafts afterwards: the same law as the loop's
@@ -28,9 +27,9 @@ class Narrow:
     layers, tokens = (), torch.tensor([2, 0])
     def start(self, tokens, features, limit, eos_ids): return self  # it remembers nothing
     def commit(self, tokens, features): "Nothing to remember."
-    def propose(self, K, transform, source):
+    def propose(self, K, sampling, rng):
         q = torch.tensor([.7, .3])
-        draft = [int(self.tokens[source.categorical(q)]) for _ in range(K)]
+        draft = [int(self.tokens[rng.categorical(q)]) for _ in range(K)]
         return Draft(draft, torch.zeros(K, 3).index_copy_(1, self.tokens, q.expand(K, 2)))
 
 
@@ -41,8 +40,8 @@ def models():
 
 def looped(drafter):
     "What the loop does: accepted guesses and tokens of each round."
-    def program(source):
-        rounds = speculate(models()[0], drafter, PROMPT, T, source, 2, LENGTH)
+    def program(rng):
+        rounds = speculate(models()[0], drafter, PROMPT, T, rng, 2, LENGTH)
         return tuple((r.accepted, *r.emitted) for r in rounds)
     return program
 
@@ -51,17 +50,17 @@ def told_backwards(drafter, vocabulary=None, along=False):
     "The target alone writes a text; then the rounds are found in which the loop would have written it."
     target, draft = models()
 
-    def program(source):
+    def program(rng):
         ids, rows = list(PROMPT), []
         for _ in range(LENGTH):
-            rows.append(T(target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1]))
-            ids.append(source.categorical(rows[-1]))
+            rows.append(T.probs(target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1)[0, -1]))
+            ids.append(rng.categorical(rows[-1]))
         text = record.Text(PROMPT, ids[len(PROMPT):], torch.stack(rows), None)
         mine = drafter
         if along:
             whole = torch.tensor([ids[:-1]])
-            mine = record.Along(text.tokens, T(draft.forward(whole, draft.new_cache(len(ids)), last=LENGTH)[0]))
-        rounds = record.replay(mine, record.Coupled(source, text, vocabulary), text, T, 2, LENGTH)
+            mine = record.Along(text.tokens, T.probs(draft.forward(whole, draft.new_cache(len(ids)), last=LENGTH)[0]))
+        rounds = record.replay(mine, record.Coupled(rng, text, vocabulary), text, T, 2, LENGTH)
         return (0, text.tokens[0]), *((r.accepted, *r.emitted) for r in rounds)
 
     return program
@@ -75,7 +74,7 @@ def told_backwards(drafter, vocabulary=None, along=False):
 ])
 def test_texts_can_come_before_drafts(drafter, options):
     "Every branch of both is walked: the same rounds with the same probabilities."
-    loop, backwards = exact_law(looped(drafter())), exact_law(told_backwards(drafter(), **options))
+    loop, backwards = exact_distribution(looped(drafter())), exact_distribution(told_backwards(drafter(), **options))
     assert {k: float(v) for k, v in backwards.items()} == pytest.approx(
         {k: float(v) for k, v in loop.items() if v > 1e-9}, abs=1e-6
     )
@@ -89,9 +88,9 @@ def test_guesses_that_look_ahead_are_noticed():
             self.at += 1
             return self.text.tokens[self.at - 1]
     honest, record.Coupled = record.Coupled, Cheat
-    try: backwards = exact_law(told_backwards(ModelDrafter(models()[1], 3)))
+    try: backwards = exact_distribution(told_backwards(ModelDrafter(models()[1], 3)))
     finally: record.Coupled = honest
-    loop = exact_law(looped(ModelDrafter(models()[1], 3)))
+    loop = exact_distribution(looped(ModelDrafter(models()[1], 3)))
     assert max(abs(float(loop.get(k, 0) - v)) for k, v in backwards.items()) > .01
 
 
@@ -101,13 +100,13 @@ def test_texts_written_together_are_those_written_alone():
     texts = record.write_texts(target, PROMPT, T, [0, 1, 2], 6, (0, 1), frozenset([1]))
     for seed, text in enumerate(texts):
         alone = [
-            t for r in speculate(target, ModelDrafter(target, 3), PROMPT, T, TorchSource(seed), 1, 6, frozenset([1]))
+            t for r in speculate(target, ModelDrafter(target, 3), PROMPT, T, SeededRandom(seed), 1, 6, frozenset([1]))
             for t in r.emitted
         ]
         assert text.tokens[:1] == alone[:1] and 1 not in text.tokens[:-1]
         whole = torch.tensor([[*PROMPT, *text.tokens[:-1]]])
         logits, features = target.forward(whole, target.new_cache(12), layers=(0, 1))
-        assert torch.allclose(text.p[:len(text.tokens)], T(logits[0, len(PROMPT) - 1:]), atol=1e-5)
+        assert torch.allclose(text.p[:len(text.tokens)], T.probs(logits[0, len(PROMPT) - 1:]), atol=1e-5)
         assert torch.allclose(text.features[:whole.shape[1]], features[0], atol=1e-5)
     assert len({tuple(text.tokens) for text in texts}) > 1
 
@@ -228,11 +227,11 @@ def test_a_wrong_record_is_noticed():
 def test_the_recorder_changes_nothing(temperature):
     "The same run without it says the same; a tiny random model for a target, and another for a draft."
     target, drafter = tiny(vocab=40), ModelDrafter(tiny(vocab=40, seed=1), 40)
-    texts, source = [], record.RecordingSource(0)
-    ids, plain = [3, 1, 4], TorchSource(0)
-    recorder = record.Recorder(texts, lambda ids: f"<{ids[0]}>", Transform(temperature))
-    with_it = list(speculate(target, drafter, ids, Transform(temperature), source, 3, 20, verify=recorder.verify))
-    assert with_it == list(speculate(target, drafter, ids, Transform(temperature), plain, 3, 20))
+    texts, rng = [], record.RecordingRandom(0)
+    ids, plain = [3, 1, 4], SeededRandom(0)
+    recorder = record.Recorder(texts, lambda ids: f"<{ids[0]}>", SamplingParams(temperature))
+    with_it = list(speculate(target, drafter, ids, SamplingParams(temperature), rng, 3, 20, verify=recorder.verify))
+    assert with_it == list(speculate(target, drafter, ids, SamplingParams(temperature), plain, 3, 20))
     assert [n["accepted"] for n in recorder.rounds] == [r.accepted for r in with_it[1:]]
     assert [[texts[t] for t in n["draft"]] for n in recorder.rounds] == [
         [f"<{t}>" for t in r.drafted] for r in with_it[1:]

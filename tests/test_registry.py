@@ -14,9 +14,8 @@ from specdec.config import Config, Decoding, PairSection, config_schema, save_co
 from specdec.drafters.head import HeadDrafter, init_from_target, save_head
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.errors import InputError, ModelError
-from specdec.loading import load, load_model, memory_needed
-from specdec.lossless.rules import LossyLenience
-from specdec.pairs import Pair, load_pair
+from specdec.models.loading import load, load_model, memory_needed
+from specdec.pair import Pair, load_pair
 from specdec.registry import (
     _SHAPE_ONLY,
     MODELS,
@@ -33,7 +32,7 @@ from specdec.registry import (
     too_large,
     weights_mb,
 )
-from specdec.rejection import greedy_match
+from specdec.verify import LossyLenience, greedy_match
 
 ON_THE_HUB = {name: spec for name, spec in PAIRS.items() if spec.target != "smollm2"}
 
@@ -267,11 +266,11 @@ def test_two_that_do_not_fit_together_are_refused_with_the_numbers(server, monke
     target, draft = (memory_needed(name, "cpu", "float32", use).total_mb for name, use in (
         ("Qwen/Qwen3-8B", "target"), ("Qwen/Qwen3-0.6B", "draft")))
     between = max(target, draft) + min(target, draft) / 2
-    monkeypatch.setattr("specdec.pairs.memory_free_mb", lambda place: between)
-    monkeypatch.setattr("specdec.pairs.load", None)
+    monkeypatch.setattr("specdec.pair.memory_free_mb", lambda place: between)
+    monkeypatch.setattr("specdec.pair.load", None)
     numbers = f"about {target:,.0f} and {draft:,.0f} MB, and {between:,.0f} MB are free on cpu"
     with pytest.raises(ModelError, match=numbers): load_pair("qwen3", "cpu", "float32")
-    monkeypatch.setattr("specdec.pairs.memory_free_mb", lambda place: target + draft + 1)
+    monkeypatch.setattr("specdec.pair.memory_free_mb", lambda place: target + draft + 1)
     with pytest.raises(TypeError): load_pair("qwen3", "cpu", "float32")  # it goes on to load
 
 

@@ -13,43 +13,44 @@ from scipy.optimize import linprog
 from scipy.stats import chi2, ncx2
 
 from helpers import examples
-from specdec.core import TorchSource
 from specdec.errors import InputError
-from specdec.lossless.enumerate import Enumerator, exact_law
-from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.lossless.enumerate import Enumerator, exact_distribution
+from specdec.sampling import SeededRandom
+from specdec.verify import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 # --- Exact laws -------------------------------------------------------------------------------------------------------
 
 class Language:
     """A target p and a draft q with a row of their own for every context, and a sure guess (for delta drafts) for each
     context."""
-    def __init__(self, p, q, guess): self.p, self.q, self.guess = p, q, guess
+    def __init__(self, p, q, drafted): self.p, self.q, self.drafted = p, q, drafted
 
-    def draft(self, text, K, source, sampled):
+    def draft(self, text, K, rng, sampled):
         "K draft tokens after `text`, and their q (None for sure guesses)."
         tokens, rows = [], []
         for _ in range(K):
             context = (*text, *tokens)
             rows.append(self.q[context])
-            tokens.append(source.categorical(rows[-1]) if sampled else self.guess[context])
+            tokens.append(rng.categorical(rows[-1]) if sampled else self.drafted[context])
         return tokens, np.stack(rows) if sampled and rows else None
 
-    def emit(self, rule, text, K, source, sampled):
+    def emit(self, rule, text, K, rng, sampled):
         "One round."
-        tokens, q = self.draft(text, K, source, sampled)
+        tokens, q = self.draft(text, K, rng, sampled)
         p = np.stack([self.p[(*text, *tokens[:i])] for i in range(K + 1)])
-        accepted, following = rule(p, q, tokens, source)
-        return [*tokens[:accepted], following]
+        num_accepted, next_token = rule(p, q, tokens, rng)
+        return [*tokens[:num_accepted], next_token]
 
-    def write(self, rule, Ks, length, source, sampled):
+    def write(self, rule, Ks, length, rng, sampled):
         "One round for each K while there is room, completed by the target, cut at `length`."
         text = []
         for K in Ks:
-            if len(text) < length: text += self.emit(rule, text, K, source, sampled)
-        while len(text) < length: text.append(source.categorical(self.p[tuple(text)]))
+            if len(text) < length: text += self.emit(rule, text, K, rng, sampled)
+        while len(text) < length: text.append(rng.categorical(self.p[tuple(text)]))
         return tuple(text[:length])
 
-    def target_law(self, length): return exact_law(lambda source: self.write(None, [], length, source, True))
+    def target_distribution(self, length):
+        return exact_distribution(lambda rng: self.write(None, [], length, rng, True))
 
 
 def fractions(weights): return np.array([Fraction(w, sum(weights)) for w in weights], dtype=object)
@@ -73,12 +74,13 @@ def languages(draw, V, depth):
 
 def is_lossless(language, rule, Ks, length, sampled):
     "The check: the exact joint law of the text equals the target's."
-    return exact_law(lambda source: language.write(rule, Ks, length, source, sampled)) == language.target_law(length)
+    return exact_distribution(lambda rng: language.write(rule, Ks, length, rng,
+                                                         sampled)) == language.target_distribution(length)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("V, K", [(2, 1), (3, 1), (2, 2), (3, 2)])
-def test_joint_law_of_a_round_is_exact(V, K, sampled):
+def test_joint_distribution_of_a_round_is_exact(V, K, sampled):
     @settings(max_examples=examples(12), deadline=None, derandomize=True)
     @given(languages(V, K))
     def check(language): assert is_lossless(language, speculative_sampling, [K], K + 1, sampled)
@@ -88,7 +90,7 @@ def test_joint_law_of_a_round_is_exact(V, K, sampled):
 @pytest.mark.parametrize("sampled", [True, False])
 @settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(language=languages(2, 4))
-def test_joint_law_of_several_rounds_cut_inside_one(sampled, language):
+def test_joint_distribution_of_several_rounds_cut_inside_one(sampled, language):
     assert is_lossless(language, speculative_sampling, [2, 0, 2], 3, sampled)
 
 
@@ -96,33 +98,33 @@ def test_joint_law_of_several_rounds_cut_inside_one(sampled, language):
 
 def rule(accept=lambda p, q, token: min(p[token] / q[token], 1), resample=residual, bonus=lambda p, q, tokens: p[-1]):
     "A rule like `speculative_sampling` with one part replaced."
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         if q is None: q = [delta(row, token) for row, token in zip(p, tokens)]
         for i, token in enumerate(tokens):
-            if not source.bernoulli(accept(p[i], q[i], token)): return i, source.categorical(resample(p[i], q[i]))
-        return len(tokens), source.categorical(bonus(p, q, tokens))
+            if not rng.bernoulli(accept(p[i], q[i], token)): return i, rng.categorical(resample(p[i], q[i]))
+        return len(tokens), rng.categorical(bonus(p, q, tokens))
     return verify
 
 
-def residual_of_wrong_row(p, q, tokens, source):
+def residual_of_wrong_row(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        if not source.bernoulli(min(p[i][token] / q[i][token], 1)):
-            return i, source.categorical(residual(p[i + 1], q[i]))
-    return len(tokens), source.categorical(p[-1])
+        if not rng.bernoulli(min(p[i][token] / q[i][token], 1)):
+            return i, rng.categorical(residual(p[i + 1], q[i]))
+    return len(tokens), rng.categorical(p[-1])
 
 
-def all_or_nothing(p, q, tokens, source):
+def all_or_nothing(p, q, tokens, rng):
     "One decision for the whole draft."
     ratio = Fraction(1)
     for i, token in enumerate(tokens): ratio *= p[i][token] / q[i][token]
-    if source.bernoulli(min(ratio, 1)): return len(tokens), source.categorical(p[-1])
-    return 0, source.categorical(residual(p[0], q[0]))
+    if rng.bernoulli(min(ratio, 1)): return len(tokens), rng.categorical(p[-1])
+    return 0, rng.categorical(residual(p[0], q[0]))
 
 
-def drops_unlikely_tokens(p, q, tokens, source):
+def drops_unlikely_tokens(p, q, tokens, rng):
     "Ends the draft before the first token that the draft itself found unlikely."
     unlikely = [i for i, token in enumerate(tokens) if q[i][token] < Fraction(1, 3)]
-    return speculative_sampling(p, q, tokens[:unlikely[0]] if unlikely else tokens, source)
+    return speculative_sampling(p, q, tokens[:unlikely[0]] if unlikely else tokens, rng)
 
 
 def last_residual(p, q, tokens): return residual(p[len(tokens) - 1], q[len(tokens) - 1])
@@ -160,11 +162,11 @@ SOME_LANGUAGE = Language(
 )
 
 
-def is_lossless_for_every_guess(rule):
+def is_lossless_for_every_draft(rule):
     """Sure guesses are not random, so one language shows one first guess only, and a broken rule may be right for that
     one ("accept the favourite" is, where the guess is another token). So all of them are tried."""
     for first in range(3):
-        language = Language(SOME_LANGUAGE.p, SOME_LANGUAGE.q, {**SOME_LANGUAGE.guess, (): first})
+        language = Language(SOME_LANGUAGE.p, SOME_LANGUAGE.q, {**SOME_LANGUAGE.drafted, (): first})
         if not is_lossless(language, rule, [2], 3, sampled=False): return False
     return True
 
@@ -172,7 +174,7 @@ def is_lossless_for_every_guess(rule):
 @pytest.mark.parametrize("verify", [rule(), speculative_sampling], ids=["from parts", "production"])
 def test_right_rules_pass_the_check_of_the_mutants(verify):
     assert is_lossless(SOME_LANGUAGE, verify, [2], 3, sampled=True)
-    assert is_lossless_for_every_guess(verify)
+    assert is_lossless_for_every_draft(verify)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -182,14 +184,14 @@ def test_mutant_is_caught(name):
 
 @pytest.mark.parametrize("name", DELTA_MUTANTS)
 def test_delta_mutant_is_caught(name):
-    assert not is_lossless_for_every_guess(DELTA_MUTANTS[name])
+    assert not is_lossless_for_every_draft(DELTA_MUTANTS[name])
 
 
 def test_greedy_draft_that_reports_its_softmax_is_caught():
     "Sure guesses need q = None: with the softmax they were picked from, the law changes."
     class Lying(Language):
-        def draft(self, text, K, source, sampled):
-            tokens, _ = super().draft(text, K, source, sampled=False)
+        def draft(self, text, K, rng, sampled):
+            tokens, _ = super().draft(text, K, rng, sampled=False)
             return tokens, np.stack([self.q[(*text, *tokens[:i])] for i in range(K)])
     greedy = {c: int(row.argmax()) for c, row in SOME_LANGUAGE.q.items()}
     assert not is_lossless(Lying(SOME_LANGUAGE.p, SOME_LANGUAGE.q, greedy), speculative_sampling, [2], 3, sampled=True)
@@ -198,27 +200,27 @@ def test_greedy_draft_that_reports_its_softmax_is_caught():
 
 def test_a_round_without_bonus_is_lossless_too():
     "A round may end where it likes; leaving the bonus out wastes a token and biases nothing."
-    def emit(source):
-        tokens, q = SOME_LANGUAGE.draft((), 2, source, True)
+    def emit(rng):
+        tokens, q = SOME_LANGUAGE.draft((), 2, rng, True)
         p = np.stack([SOME_LANGUAGE.p[tuple(tokens[:i])] for i in range(3)])
-        accepted, following = speculative_sampling(p, q, tokens, source)
-        text = [*tokens[:accepted]] if accepted == 2 else [*tokens[:accepted], following]
-        while len(text) < 3: text.append(source.categorical(SOME_LANGUAGE.p[tuple(text)]))
+        num_accepted, next_token = speculative_sampling(p, q, tokens, rng)
+        text = [*tokens[:num_accepted]] if num_accepted == 2 else [*tokens[:num_accepted], next_token]
+        while len(text) < 3: text.append(rng.categorical(SOME_LANGUAGE.p[tuple(text)]))
         return tuple(text)
-    assert exact_law(emit) == SOME_LANGUAGE.target_law(3)
+    assert exact_distribution(emit) == SOME_LANGUAGE.target_distribution(3)
 
 
 def test_textbook_rejection_sampling_is_lossless_and_keeps_less():
     "Scaled until q covers p (von Neumann 1951): the target's law, and fewer tokens kept than α."
     p, q = fractions([1, 1, 3, 10, 3, 2]), fractions([3, 2, 6, 5, 2, 2])
     scale = max(p / q)
-    def one_token(source):
-        token = source.categorical(q)
-        if source.bernoulli(p[token] / (scale * q[token])): return token, True
-        return source.categorical(p), False
-    law = exact_law(one_token)
-    assert [law.get((x, True), 0) + law.get((x, False), 0) for x in range(6)] == list(p)
-    assert sum(w for (_, kept), w in law.items() if kept) == 1 / scale < acceptance_probability(p, q)
+    def one_token(rng):
+        token = rng.categorical(q)
+        if rng.bernoulli(p[token] / (scale * q[token])): return token, True
+        return rng.categorical(p), False
+    distribution = exact_distribution(one_token)
+    assert [distribution.get((x, True), 0) + distribution.get((x, False), 0) for x in range(6)] == list(p)
+    assert sum(w for (_, kept), w in distribution.items() if kept) == 1 / scale < acceptance_probability(p, q)
 
 
 # --- Properties, in fractions and in float32 --------------------------------------------------------------------------
@@ -244,12 +246,12 @@ class Played:
         return next(i for i in range(len(weights)) if u < sum(weights[:i + 1]))
 
 
-class Rejects(TorchSource):
+class Rejects(SeededRandom):
     "Rejects whatever can be rejected."
     def bernoulli(self, prob): return bool(prob >= 1)
 
 
-class Accepts(TorchSource):
+class Accepts(SeededRandom):
     "Accepts whatever can be accepted."
     def bernoulli(self, prob): return bool(prob > 0)
 
@@ -260,10 +262,10 @@ def test_seeded_source_gives_tokens_of_the_target(case, seed):
     "Also where p or q have zeros: everything emitted has p > 0."
     p, q, tokens = case
     for rows in (tensor(q), None):
-        for source in (TorchSource(seed), Rejects(seed), Accepts(seed)):
-            accepted, following = speculative_sampling(tensor(p), rows, tokens, source)
-            assert 0 <= accepted <= len(tokens) and type(following) is int
-            assert all(p[i][token] > 0 for i, token in enumerate([*tokens[:accepted], following]))
+        for source in (SeededRandom(seed), Rejects(seed), Accepts(seed)):
+            num_accepted, next_token = speculative_sampling(tensor(p), rows, tokens, source)
+            assert 0 <= num_accepted <= len(tokens) and type(next_token) is int
+            assert all(p[i][token] > 0 for i, token in enumerate([*tokens[:num_accepted], next_token]))
 
 
 @settings(deadline=None)
@@ -316,8 +318,8 @@ def test_no_token_id_is_special(case, random):
     random.shuffle(new)             # token i is now called new[i]
     old = np.argsort(new)
     for rows, renamed in ((q, q[:, old]), (None, None)):
-        before = exact_law(lambda source: speculative_sampling(p, rows, tokens, source))
-        after = exact_law(lambda source: speculative_sampling(p[:, old], renamed, [new[t] for t in tokens], source))
+        before = exact_distribution(lambda rng: speculative_sampling(p, rows, tokens, rng))
+        after = exact_distribution(lambda rng: speculative_sampling(p[:, old], renamed, [new[t] for t in tokens], rng))
         assert after == {(accepted, new[token]): w for (accepted, token), w in before.items()}
 
 
@@ -335,15 +337,15 @@ def test_rounding_may_leave_no_residual(V, seed):
 def test_a_token_its_q_cannot_say_is_an_error():
     p, q = torch.full((2, 3), 1 / 3), torch.tensor([[.5, .5, 0.]])
     with pytest.raises(InputError, match="Draft token 0 .id 2. has probability 0"):
-        speculative_sampling(p, q, [2], TorchSource(0))
+        speculative_sampling(p, q, [2], SeededRandom(0))
     with pytest.raises(InputError, match="Draft token 0 .id 2. has probability -0.5"):
-        speculative_sampling(p, q - 0.5, [2], TorchSource(0))
+        speculative_sampling(p, q - 0.5, [2], SeededRandom(0))
     with pytest.raises(InputError, match="has probability nan"):
-        speculative_sampling(p, q * float("nan"), [2], TorchSource(0))
+        speculative_sampling(p, q * float("nan"), [2], SeededRandom(0))
     for token in (-1, 3):
         for rows in (q, None):
             with pytest.raises(InputError, match="vocabulary of 3"):
-                speculative_sampling(p, rows, [token], TorchSource(0))
+                speculative_sampling(p, rows, [token], SeededRandom(0))
     thirds, halves = np.stack([fractions([1, 1, 1])] * 2), fractions([1, 1, 0])[None]
     with pytest.raises(InputError): speculative_sampling(thirds, halves, [2], Enumerator())
 
@@ -358,9 +360,9 @@ def test_greedy_match_is_speculative_sampling_of_one_hot_p(case, data):
     p = np.stack([delta(row, token) for row, token in zip(p, best)])
     expected = greedy_match(p, q, tokens, None)
     for rows in (q, None):
-        assert exact_law(lambda source: speculative_sampling(p, rows, tokens, source)) == {expected: 1}
+        assert exact_distribution(lambda rng: speculative_sampling(p, rows, tokens, rng)) == {expected: 1}
         rows = None if rows is None else tensor(rows)
-        for source in (Rejects(0), Accepts(0), TorchSource(0)):
+        for source in (Rejects(0), Accepts(0), SeededRandom(0)):
             assert speculative_sampling(tensor(p), rows, tokens, source) == expected
             assert greedy_match(tensor(p), rows, tokens, source) == expected
 
@@ -374,9 +376,9 @@ def test_greedy_match_compares_numbers_not_objects():
 def test_whole_numbers_and_empty_drafts():
     "One-hot rows of Python ints work too; with nothing drafted, one token is drawn from p."
     p = np.array([[0, 1, 0], [1, 0, 0]], dtype=object)
-    assert exact_law(lambda source: speculative_sampling(p, None, [1], source)) == {(1, 0): 1}
-    assert exact_law(lambda source: speculative_sampling(p, None, [2], source)) == {(0, 1): 1}
-    assert exact_law(lambda source: speculative_sampling(p[:1], None, [], source)) == {(0, 1): 1}
+    assert exact_distribution(lambda rng: speculative_sampling(p, None, [1], rng)) == {(1, 0): 1}
+    assert exact_distribution(lambda rng: speculative_sampling(p, None, [2], rng)) == {(0, 1): 1}
+    assert exact_distribution(lambda rng: speculative_sampling(p[:1], None, [], rng)) == {(0, 1): 1}
     assert greedy_match(p, None, [1], None) == (1, 0)
 
 
@@ -398,8 +400,8 @@ def test_alpha_is_one_minus_total_variation(case):
     alpha = acceptance_probability(p, q)
     assert alpha == 1 - gap == sum(map(min, p, q)) == 1 - abs(p - q).sum() / 2
     assert alpha == 1 - (p - q).clip(min=0).sum()
-    accepts = exact_law(
-        lambda source: speculative_sampling(np.stack([p, p]), q[None], [source.categorical(q)], source)[0]
+    accepts = exact_distribution(
+        lambda rng: speculative_sampling(np.stack([p, p]), q[None], [rng.categorical(q)], rng)[0]
     )
     assert accepts.get(1, 0) == alpha
     assert acceptance_probability(tensor(p), tensor(q)).item() == pytest.approx(float(alpha), abs=1e-6)
@@ -437,18 +439,18 @@ P, Q = (np.array([[Fraction(n, 16) for n in row] for row in rows], dtype=object)
 TEXTS = list(product(range(3), repeat=4))
 
 
-def round_of_three(rule, P, Q, source):
+def round_of_three(rule, P, Q, rng):
     "A round with K = 3 after token 0, completed to four tokens by the target."
     text = [0]
-    for _ in range(3): text.append(source.categorical(Q[text[-1]]))
-    accepted, following = rule(P[text], Q[text[:-1]], text[1:], source)
-    text = [*text[:accepted + 1], following]
-    while len(text) < 5: text.append(source.categorical(P[text[-1]]))
+    for _ in range(3): text.append(rng.categorical(Q[text[-1]]))
+    num_accepted, next_token = rule(P[text], Q[text[:-1]], text[1:], rng)
+    text = [*text[:num_accepted + 1], next_token]
+    while len(text) < 5: text.append(rng.categorical(P[text[-1]]))
     return tuple(text[1:5])
 
 
 def probabilities(rule):
-    joint = exact_law(lambda source: round_of_three(rule, P, Q, source))
+    joint = exact_distribution(lambda rng: round_of_three(rule, P, Q, rng))
     return np.array([float(joint.get(text, 0)) for text in TEXTS])
 
 
@@ -469,8 +471,8 @@ def statistic(count): return ((pool(count) - EXPECTED) ** 2 / EXPECTED).sum(-1)
 
 def failed_stages(rule, seed):
     for stage in range(3):
-        source, count = TorchSource(1000 * seed + stage), dict.fromkeys(TEXTS, 0)
-        for _ in range(N): count[round_of_three(rule, tensor(P), tensor(Q), source)] += 1
+        rng, count = SeededRandom(1000 * seed + stage), dict.fromkeys(TEXTS, 0)
+        for _ in range(N): count[round_of_three(rule, tensor(P), tensor(Q), rng)] += 1
         count = np.array(list(count.values()))
         if not count[TARGET == 0].any() and statistic(count) <= LIMIT: return stage
     return 3
@@ -486,17 +488,17 @@ def test_counted_acceptance_is_alpha():
     "Drafts and coins of the seeded generator; a right program strays more than 5 standard errors twice in a million."
     rounds_each = 4000
     for i, (p, q) in enumerate(zip(P, Q)):
-        alpha, source, after = float(acceptance_probability(p, q)), TorchSource(1 + i), tensor(np.stack([p, p]))
-        kept = sum(speculative_sampling(after, tensor(q)[None], [source.categorical(tensor(q))], source)[0]
+        alpha, rng, after = float(acceptance_probability(p, q)), SeededRandom(1 + i), tensor(np.stack([p, p]))
+        kept = sum(speculative_sampling(after, tensor(q)[None], [rng.categorical(tensor(q))], rng)[0]
                    for _ in range(rounds_each))
         assert abs(kept / rounds_each - alpha) < 5 * (alpha * (1 - alpha) / rounds_each) ** .5
 
 
-def accepted_in_round(P, Q, K, source): # tables, [V, V]: row i is for what follows token i
+def accepted_in_round(P, Q, K, rng): # tables, [V, V]: row i is for what follows token i
     "How many of K tokens drafted after token 0 are accepted."
     text = [0]
-    for _ in range(K): text.append(source.categorical(Q[text[-1]]))
-    return speculative_sampling(P[text], Q[text[:-1]], text[1:], source)[0]
+    for _ in range(K): text.append(rng.categorical(Q[text[-1]]))
+    return speculative_sampling(P[text], Q[text[:-1]], text[1:], rng)[0]
 
 
 def expected_words(K):
@@ -510,18 +512,18 @@ def expected_words(K):
 
 @pytest.mark.parametrize("K", [1, 2])
 def test_words_per_round_are_those_of_every_branch(K):
-    branches = exact_law(lambda source: 1 + accepted_in_round(P, Q, K, source))
+    branches = exact_distribution(lambda rng: 1 + accepted_in_round(P, Q, K, rng))
     assert expected_words(K) == sum(n * w for n, w in branches.items())
 
 
 @pytest.mark.parametrize("K", [1, 2, 4, 8])
 def test_words_per_round_as_counted(K):
-    source = TorchSource(K)
-    lengths = np.array([1 + accepted_in_round(tensor(P), tensor(Q), K, source) for _ in range(500)])
+    rng = SeededRandom(K)
+    lengths = np.array([1 + accepted_in_round(tensor(P), tensor(Q), K, rng) for _ in range(500)])
     assert abs(lengths.mean() - float(expected_words(K))) < 5 * lengths.std() / 500 ** .5
 
 
-def test_counts_have_the_law_of_the_target():
+def test_counts_have_the_distribution_of_the_target():
     assert failed_stages(speculative_sampling, seed=5) < 3
 
 

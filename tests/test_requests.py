@@ -4,17 +4,15 @@ import pytest
 import torch
 
 from helpers import Untouchable
-from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.errors import InputError
-from specdec.loop import speculate
-from specdec.requests import check_request, token_ids
-from specdec.sampling import Transform
+from specdec.loop import check_request, speculate, token_ids
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 def start(prompt, **options):
     "The loop, asked for a text that it must not begin."
-    return speculate(Untouchable(), NoDrafter(), prompt, Transform(), TorchSource(0), **options)
+    return speculate(Untouchable(), NoDrafter(), prompt, SamplingParams(), SeededRandom(0), **options)
 
 
 @pytest.mark.parametrize("change, words", [

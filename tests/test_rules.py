@@ -11,13 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from specdec.core import TorchSource
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.check import check_verify
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
-from specdec.lossless.rules import LossyLenience, LossyTypical, entropy, law_of_token, sample_and_match
-from specdec.rejection import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.sampling import SeededRandom
+from specdec.verify import (
+    LossyLenience,
+    LossyTypical,
+    acceptance_probability,
+    delta,
+    distribution_of_token,
+    entropy,
+    greedy_match,
+    residual,
+    sample_and_match,
+    speculative_sampling,
+)
 
 LOSSY = [LossyLenience(F(1, 2)), LossyLenience(0.25), LossyTypical(0.3, 0.5), LossyTypical(F(1, 4), F(1, 2))]
 LENIENCES = (F(1), F(3, 4), F(1, 2), F(1, 10))
@@ -37,13 +47,13 @@ SOME = [
 
 def enumerated(rule, p, q, draft=True): # acceptance, and the law [V] of the first token
     "Every branch of one draft token tried by the rule; a sure draft where `draft` is a token."
-    def program(source):
-        token = source.categorical(q) if draft is True else draft
-        accepted, following = rule(np.stack([p, p]), q[None] if draft is True else None, [token], source)
-        return accepted, token if accepted else following
-    joint = exact_law(program)
-    law = np.array([joint.get((0, x), F(0)) + joint.get((1, x), F(0)) for x in range(len(p))], dtype=object)
-    return sum((w for (accepted, _), w in joint.items() if accepted), F(0)), law
+    def program(rng):
+        token = rng.categorical(q) if draft is True else draft
+        num_accepted, next_token = rule(np.stack([p, p]), q[None] if draft is True else None, [token], rng)
+        return num_accepted, token if num_accepted else next_token
+    joint = exact_distribution(program)
+    distribution = np.array([joint.get((0, x), F(0)) + joint.get((1, x), F(0)) for x in range(len(p))], dtype=object)
+    return sum((w for (accepted, _), w in joint.items() if accepted), F(0)), distribution
 
 
 # --- sample and match
@@ -62,28 +72,28 @@ def test_sample_and_match_is_lossless(draft):
 
 def test_sample_and_match_accepts_the_product():
     for p, q in SOME:
-        accepted, law = enumerated(sample_and_match, p, q)
-        assert accepted == (p * q).sum() <= acceptance_probability(p, q) and (law == p).all()
+        accepted, distribution = enumerated(sample_and_match, p, q)
+        assert accepted == (p * q).sum() <= acceptance_probability(p, q) and (distribution == p).all()
         for token in range(len(p)):
-            accepted, law = enumerated(sample_and_match, p, q, draft=token)
-            assert accepted == p[token] and (law == p).all()
+            accepted, distribution = enumerated(sample_and_match, p, q, draft=token)
+            assert accepted == p[token] and (distribution == p).all()
 
-def draws_again(p, q, tokens, source):
+def draws_again(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        if source.categorical(p[i]) != token: return i, source.categorical(p[i])
-    return len(tokens), source.categorical(p[len(tokens)])
+        if rng.categorical(p[i]) != token: return i, rng.categorical(p[i])
+    return len(tokens), rng.categorical(p[len(tokens)])
 
-def forgets_the_bonus_row(p, q, tokens, source):
+def forgets_the_bonus_row(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        own = source.categorical(p[i])
+        own = rng.categorical(p[i])
         if own != token: return i, own
-    return len(tokens), source.categorical(p[len(tokens) - 1])
+    return len(tokens), rng.categorical(p[len(tokens) - 1])
 
-def compares_with_the_last_row(p, q, tokens, source):
+def compares_with_the_last_row(p, q, tokens, rng):
     for i, token in enumerate(tokens):
-        own = source.categorical(p[-1])
+        own = rng.categorical(p[-1])
         if own != token: return i, own
-    return len(tokens), source.categorical(p[len(tokens)])
+    return len(tokens), rng.categorical(p[len(tokens)])
 
 @pytest.mark.parametrize("mutant", [draws_again, forgets_the_bonus_row, compares_with_the_last_row])
 def test_mutants_of_sample_and_match_are_caught(mutant):
@@ -94,38 +104,39 @@ def test_mutants_of_sample_and_match_are_caught(mutant):
 
 def lenience_holds(rule, l, p, q) -> bool:
     "What the paper promises, what the module promises, and the formula."
-    accepted, law = enumerated(rule, p, q)
+    accepted, distribution = enumerated(rule, p, q)
     formula = LossyLenience(l)
     return (
-        sum(law) == 1
-        and (law <= p / l).all()
+        sum(distribution) == 1
+        and (distribution <= p / l).all()
         and accepted == np.minimum(q, p / l).sum()
-        and tv(law, p) == accepted - acceptance_probability(p, q)
+        and tv(distribution, p) == accepted - acceptance_probability(p, q)
         and accepted == formula.kept(p, q).sum()
-        and (law == formula.law(p, q)).all()
+        and (distribution == formula.distribution(p, q)).all()
     )
 
 @pytest.mark.parametrize("l", LENIENCES)
-def test_the_law_of_lenience(l):
+def test_the_distribution_of_lenience(l):
     assert all(lenience_holds(LossyLenience(l), l, p, q) for p, q in SOME)
     for p, q in SOME:
         for token in range(len(p)):
-            accepted, law = enumerated(LossyLenience(l), p, q, draft=token)
-            assert accepted == min(p[token] / l, 1) and (law == LossyLenience(l).law(p, delta(p, token))).all()
+            accepted, distribution = enumerated(LossyLenience(l), p, q, draft=token)
+            assert accepted == min(p[token] / l,
+                                   1) and (distribution == LossyLenience(l).distribution(p, delta(p, token))).all()
 
 def test_lenience_is_the_ratio_test_at_one_and_lossy_below():
     assert all(error == 0 for error in errors(LossyLenience(1)))
     assert max(errors(LossyLenience(F(1, 2)))) > 0
     # a float is the fraction it is
-    assert LossyLenience(0.5).law(P, Q).tolist() == LossyLenience(F(1, 2)).law(P, Q).tolist()
+    assert LossyLenience(0.5).distribution(P, Q).tolist() == LossyLenience(F(1, 2)).distribution(P, Q).tolist()
 
 def lenient(accept=lambda p, q, token, l: p[token] / (l * q[token]), resample=lambda p, q, l: residual(p, q)):
     def make(l):
-        def rule(p, q, tokens, source):
+        def rule(p, q, tokens, rng):
             for i, token in enumerate(tokens):
-                if not source.bernoulli(min(accept(p[i], q[i], token, l), 1)):
-                    return i, source.categorical(resample(p[i], q[i], l))
-            return len(tokens), source.categorical(p[len(tokens)])
+                if not rng.bernoulli(min(accept(p[i], q[i], token, l), 1)):
+                    return i, rng.categorical(resample(p[i], q[i], l))
+            return len(tokens), rng.categorical(p[len(tokens)])
         return rule
     return make
 
@@ -142,7 +153,7 @@ def test_mutants_of_lenience_are_caught():
 
 # --- typical acceptance
 
-def typical_law(p, q, epsilon, delta): # acceptance, law; written another way than the module's
+def typical_distribution(p, q, epsilon, delta): # acceptance, law; written another way than the module's
     H = -sum(float(x) * math.log(x) for x in p if x)
     passed = [x > min(epsilon, delta * math.exp(-H)) for x in p]
     rejected = sum((b for b, ok in zip(q, passed) if not ok), F(0))
@@ -151,23 +162,25 @@ def typical_law(p, q, epsilon, delta): # acceptance, law; written another way th
 PARAMETERS = [(0.3, 0.5), (0.09, 0.3), (0.9, 0.9), (0.25, 3.0), (0.05, 1.0)]
 
 def typical_holds(rule, epsilon, delta, p, q) -> bool:
-    (accepted, law), (formula_accepted, formula) = enumerated(rule, p, q), typical_law(p, q, epsilon, delta)
-    return accepted == formula_accepted and (law == formula).all()
+    (accepted, distribution), (formula_accepted, formula) = enumerated(rule, p, q), typical_distribution(
+        p, q, epsilon, delta)
+    return accepted == formula_accepted and (distribution == formula).all()
 
 @pytest.mark.parametrize("epsilon, d", PARAMETERS)
-def test_the_law_of_typical_acceptance(epsilon, d):
+def test_the_distribution_of_typical_acceptance(epsilon, d):
     rule = LossyTypical(epsilon, d)
     for p, q in SOME:
         assert typical_holds(rule, epsilon, d, p, q)
-        assert (rule.law(p, q) == typical_law(p, q, epsilon, d)[1]).all() and rule.kept(p, q).sum() == typical_law(
+        assert (rule.distribution(p, q) == typical_distribution(p, q, epsilon, d)[1]).all() and rule.kept(
+            p, q).sum() == typical_distribution(
             p, q, epsilon, d
         )[0]
         for token in range(len(p)):
-            accepted, law = enumerated(rule, p, q, draft=token)
+            accepted, distribution = enumerated(rule, p, q, draft=token)
             assert (
                 accepted in (0, 1)
-                and (law == (delta(p, token) if accepted else p)).all()
-                and (law == rule.law(p, delta(p, token))).all()
+                and (distribution == (delta(p, token) if accepted else p)).all()
+                and (distribution == rule.distribution(p, delta(p, token))).all()
             )
         if d < 1: assert enumerated(rule, p, q, draft=int(p.argmax()))[0] == 1  # the target's likeliest always passes
 
@@ -194,11 +207,11 @@ def typical(
     threshold=lambda p, e, d: min(e, d * math.exp(-entropy(p))), passes=lambda x, t: x > t, resample=lambda p, q: p
 ):
     def make(epsilon, delta):
-        def rule(p, q, tokens, source):
+        def rule(p, q, tokens, rng):
             for i, token in enumerate(tokens):
                 if not passes(p[i][token], threshold(p[i], epsilon, delta)):
-                    return i, source.categorical(resample(p[i], q[i]))
-            return len(tokens), source.categorical(p[len(tokens)])
+                    return i, rng.categorical(resample(p[i], q[i]))
+            return len(tokens), rng.categorical(p[len(tokens)])
         return rule
     return make
 
@@ -223,33 +236,34 @@ def test_no_rule_accepts_more_than_its_distance_allows():
     for p, q in SOME:
         alpha = acceptance_probability(p, q)
         for rule in (speculative_sampling, sample_and_match, *LOSSY):
-            accepted, law = enumerated(rule, p, q)
-            assert sum(law) == 1 and tv(law, p) >= accepted - alpha
-            if isinstance(rule, LossyLenience) or rule is speculative_sampling: assert tv(law, p) == accepted - alpha
+            accepted, distribution = enumerated(rule, p, q)
+            assert sum(distribution) == 1 and tv(distribution, p) >= accepted - alpha
+            if isinstance(rule, LossyLenience) or rule is speculative_sampling: assert tv(distribution,
+                                                                                          p) == accepted - alpha
 
 def round_by_formula(rule, p, q, K): # text → probability
     """What one round emits: at each place the kept part goes on, and the rest of the token's law ends the round; after
     K comes the bonus."""
-    alive, law = {(): F(1)}, {}
+    alive, distribution = {(): F(1)}, {}
     for _ in range(K):
         before, alive = alive, {}
         for text, weight in before.items():
-            kept, token_law = rule.kept(p(text), q(text)), rule.law(p(text), q(text))
+            kept, token_distribution = rule.kept(p(text), q(text)), rule.distribution(p(text), q(text))
             for x in range(len(kept)):
                 alive[(*text, x)] = weight * kept[x]
-                law[(*text, x)] = weight * (token_law[x] - kept[x])
+                distribution[(*text, x)] = weight * (token_distribution[x] - kept[x])
     for text, weight in alive.items():
-        for x, w in enumerate(p(text)): law[(*text, x)] = weight * w
-    return {text: w for text, w in law.items() if w}
+        for x, w in enumerate(p(text)): distribution[(*text, x)] = weight * w
+    return {text: w for text, w in distribution.items() if w}
 
 @pytest.mark.parametrize("rule", LOSSY)
-def test_whole_rounds_follow_the_law_of_each_token(rule):
+def test_whole_rounds_follow_the_distribution_of_each_token(rule):
     differ = False
     for K, V, seed in ((1, 3, 0), (2, 3, 1), (3, 3, 2), (2, 4, 3)):
         for _, p, q in language_pairs(V, seed):
-            found = exact_law(lambda source: one_round(rule, p, q, K, source))
+            found = exact_distribution(lambda rng: one_round(rule, p, q, K, rng))
             assert found == round_by_formula(rule, p, q, K)
-            differ |= found != exact_law(lambda source: one_round(speculative_sampling, p, q, K, source))
+            differ |= found != exact_distribution(lambda rng: one_round(speculative_sampling, p, q, K, rng))
     assert differ
 
 def test_a_laxer_parameter_accepts_more():
@@ -262,8 +276,8 @@ def test_a_laxer_parameter_accepts_more():
             and by_lenience[0] == acceptance_probability(p, q)
         )
 
-def test_law_of_token_shares_out_what_is_not_kept():
-    assert law_of_token(row(1, 1) / 2, row(1, 3)).tolist() == [F(3, 8), F(5, 8)]
+def test_distribution_of_token_shares_out_what_is_not_kept():
+    assert distribution_of_token(row(1, 1) / 2, row(1, 3)).tolist() == [F(3, 8), F(5, 8)]
 
 rows = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)
 
@@ -276,14 +290,14 @@ rows = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)
 def test_tensors_and_fractions_decide_alike_on_the_same_draws(p, q, seed, certain, rule):
     p, q = np.stack([row(*r) for r in p]), np.stack([row(*r) for r in q])
     p_tensor, q_tensor = (torch.tensor(x.astype(float), dtype=torch.float64) for x in (p, q))
-    class Both(TorchSource):
+    class Both(SeededRandom):
         "Fractions are drawn with the same uniforms as tensors."
         def categorical(self, weights):
             return super().categorical(
                 weights if isinstance(weights, torch.Tensor) else torch.from_numpy(weights.astype(float))
             )
 
-    drawing = TorchSource(seed + 1)
+    drawing = SeededRandom(seed + 1)
     tokens = [drawing.categorical(r) for r in q_tensor]
     found = [rule(a, None if certain else b, tokens, Both(seed)) for a, b in ((p, q), (p_tensor, q_tensor))]
     assert found[0] == found[1]
@@ -292,7 +306,7 @@ def test_tensors_and_fractions_decide_alike_on_the_same_draws(p, q, seed, certai
 def test_formulas_on_tensors_are_those_on_fractions():
     for (p, q), rule in product(SOME, LOSSY):
         p_tensor, q_tensor = (torch.tensor(x.astype(float), dtype=torch.float64) for x in (p, q))
-        for name in ("kept", "law"):
+        for name in ("kept", "distribution"):
             assert torch.allclose(
                 getattr(rule, name)(p_tensor, q_tensor), torch.tensor(getattr(rule, name)(p, q).astype(float)),
                 atol=1e-12,
@@ -305,11 +319,11 @@ def test_at_temperature_zero_every_rule_is_the_greedy_match(rule):
         q = torch.tensor([[.5, .25, .25], [.25, .25, .5]])
         for tokens in product(range(3), repeat=2):
             expected = greedy_match(p, q, tokens, None)
-            assert rule(p, q, tokens, TorchSource(0)) == expected == rule(p, None, tokens, TorchSource(0))
+            assert rule(p, q, tokens, SeededRandom(0)) == expected == rule(p, None, tokens, SeededRandom(0))
 
 def test_a_plain_step_is_a_draw_from_p():
     for rule in (sample_and_match, *LOSSY):
-        assert exact_law(lambda source: rule(P[None], None, [], source)) == {(0, x): w for x, w in enumerate(P)}
+        assert exact_distribution(lambda rng: rule(P[None], None, [], rng)) == {(0, x): w for x, w in enumerate(P)}
 
 PROMISES = [
     pytest.param(speculative_sampling, "always", id="speculative_sampling"),
@@ -329,8 +343,8 @@ def test_what_a_rule_says_of_itself_is_true(rule, said):
         for tokens in product(range(3), repeat=2):
             accepted = next((i for i in range(2) if tokens[i] != best[i]), 2)
             for rows in (q, None):
-                law = exact_law(lambda source: rule(deltas[list(best)], rows, list(tokens), source))
-                assert law == {(accepted, best[accepted]): 1}
+                distribution = exact_distribution(lambda rng: rule(deltas[list(best)], rows, list(tokens), rng))
+                assert distribution == {(accepted, best[accepted]): 1}
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5)], ids=repr)
 def test_parameters_of_numpy_and_torch_become_plain_ones(number):
@@ -358,7 +372,7 @@ def test_parameters_that_make_no_rule_are_input_errors(make, words):
 
 def test_what_is_no_distribution_is_an_error():
     with pytest.raises(InputError, match="probability 0 in the q"):
-        LossyLenience(0.5)(np.stack([P, P]), row(0, 1, 1, 1, 1)[None], [0], TorchSource(0))
+        LossyLenience(0.5)(np.stack([P, P]), row(0, 1, 1, 1, 1)[None], [0], SeededRandom(0))
     bad = torch.tensor([[float("nan"), .5], [.5, .5]])
     for rule in (sample_and_match, LossyLenience(0.5), LossyTypical(0.3, 0.5)):
-        with pytest.raises(NumericalError): rule(bad, None, [0], TorchSource(0))
+        with pytest.raises(NumericalError): rule(bad, None, [0], SeededRandom(0))

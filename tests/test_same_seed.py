@@ -14,9 +14,9 @@ from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter, TreeHybrid
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.trees import TreeDrafter
-from specdec.loading import load
-from specdec.pairs import Pair
+from specdec.drafters.tree import TreeDrafter
+from specdec.models.loading import load
+from specdec.pair import Pair
 
 PROMPTS = ["red green blue red green", [1, 2, 3, 1, 2, 3, 1], "one two one two one"]
 
@@ -81,7 +81,7 @@ def test_a_wild_clock_changes_nothing(name, way, temperature, monkeypatch):
 
 def test_nor_with_a_head_or_a_tree(tmp_path, monkeypatch):
     target = random_target(tmp_path)
-    target.same_rows = False
+    target.batch_invariant = False
     head = random_head(target)
     prompt = [1, 5, 2, 7, 9, 1, 5, 2, 7, 9, 1, 5, 2]
     def drafters():
@@ -112,9 +112,9 @@ def test_nor_with_the_default_model(monkeypatch):
 
 class HastyState(NGramState):
     "Wrong: drafts less when time is short."
-    def propose(self, K, transform, source):
+    def propose(self, K, sampling, source):
         hurried = time.perf_counter() % 2 < 1
-        return super().propose(1 if hurried else K, transform, source) if K else Draft([])
+        return super().propose(1 if hurried else K, sampling, source) if K else Draft([])
 
 
 class Hasty(NGramDrafter):

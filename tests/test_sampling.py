@@ -10,7 +10,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from helpers import examples
 from specdec.errors import InputError, NumericalError
 from specdec.sampling import (
-    Transform,
+    SamplingParams,
     apply_temperature,
     apply_top_k,
     apply_top_p,
@@ -58,7 +58,7 @@ tied = pytest.mark.parametrize("ties", [False, True], ids=["smooth", "ties"])
 def test_temperature_equals_transformers(shape, dtype, temperature):
     logits = random_logits(shape, dtype)
     expected = TemperatureLogitsWarper(temperature)(None, logits.double()).softmax(-1)
-    torch.testing.assert_close(Transform(temperature)(logits).double(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(SamplingParams(temperature).probs(logits).double(), expected, rtol=0, atol=1e-6)
 
 
 @cases
@@ -120,18 +120,18 @@ def test_transform_equals_the_chain_of_transformers(dtype, temperature, top_k, t
     if dtype != torch.float32: logits = logits[:, :40]  # few enough that hardly any two are equal
     decided = (logits.float().sort().values.diff() != 0).all(-1)
     assert decided.sum() > 10
-    ours = Transform(temperature, top_k, top_p)(logits)
+    ours = SamplingParams(temperature, top_k, top_p).probs(logits)
     expected = chain(logits, temperature, top_k, top_p)
     torch.testing.assert_close(ours[decided].double(), expected[decided], rtol=0, atol=1e-6)
 
 
 def wrong_order(logits): return apply_temperature(apply_top_p(logits, .9), 2.).softmax(-1)
-def low_precision(logits): return Transform(2., 1000, .9)(logits).bfloat16().float()
+def low_precision(logits): return SamplingParams(2., 1000, .9).probs(logits).bfloat16().float()
 
 
 def test_wrong_versions_are_caught():
     logits, expected = random_logits((50, 1000)), chain(random_logits((50, 1000)), 2., 1000, .9)
-    assert torch.allclose(Transform(2., 1000, .9)(logits).double(), expected, rtol=0, atol=1e-6)
+    assert torch.allclose(SamplingParams(2., 1000, .9).probs(logits).double(), expected, rtol=0, atol=1e-6)
     for wrong in (wrong_order, low_precision):
         assert not torch.allclose(wrong(logits).double(), expected, rtol=0, atol=1e-6)
 
@@ -139,7 +139,7 @@ def test_wrong_versions_are_caught():
 @pytest.mark.parametrize("temperature", [1e-320, 1e-46, 1e-40, 1e-10, 1e10, 1e39, 1e308, 10**400])
 def test_extreme_temperatures(temperature):
     logits = torch.tensor([[3., 5., -INF, 1.], [0., 0., -1e30, 65504.]])
-    p = Transform(temperature)(logits)
+    p = SamplingParams(temperature).probs(logits)
     assert p.isfinite().all() and p[0, 2] == 0 and torch.allclose(p.sum(-1), torch.ones(2))
     if temperature < 1: assert p.argmax(-1).tolist() == [1, 3] and p.max() == 1
     else: assert torch.allclose(p[0, [0, 1, 3]], torch.tensor(1 / 3))
@@ -149,8 +149,8 @@ def test_forbidden_tokens_stay_forbidden():
     logits = random_logits((20, 300))
     logits[:, ::3] = -INF
     settings = [(0.,), (.7,), (1., 250), (2., None, .999), (1., 280, .9)]
-    for transform in (Transform(*setting) for setting in settings):
-        assert (transform(logits)[:, ::3] == 0).all()
+    for sampling in (SamplingParams(*setting) for setting in settings):
+        assert (sampling.probs(logits)[:, ::3] == 0).all()
 
 
 @dtypes
@@ -204,27 +204,28 @@ def test_likeliest_is_argmax(dtype):
     logits = torch.randn(3, 2, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert torch.equal(likeliest(logits), logits.argmax(-1))
     assert likeliest(torch.tensor([1., 3., 3.], dtype=dtype)).item() == 1  # of ties, the lowest id
-    assert torch.equal(Transform()(logits).argmax(-1), likeliest(logits))
+    assert torch.equal(SamplingParams().probs(logits).argmax(-1), likeliest(logits))
 
 
 def test_greedy_is_the_limit_of_small_temperatures():
     logits = random_logits((20, 300))
-    assert torch.equal(Transform(1e-40)(logits), Transform()(logits))
+    assert torch.equal(SamplingParams(1e-40).probs(logits), SamplingParams().probs(logits))
 
 
 def test_survivors_of_a_cut_grow_by_the_same_factor():
     logits = random_logits((300,))
     survivors = logits.topk(5).indices
-    factors = Transform(1., top_k=5)(logits)[survivors] / Transform(1.)(logits)[survivors]
+    factors = SamplingParams(1., top_k=5).probs(logits)[survivors] / SamplingParams(1.).probs(logits)[survivors]
     assert torch.allclose(factors, factors[0].expand(5))
 
 
 def test_rows_are_independent():
     "A row's distribution does not depend on the rows beside it: one token and K tokens at once give the same p."
     logits = random_logits((6, 49152), torch.bfloat16)
-    for transform in (Transform(), Transform(.8), Transform(.8, 50), Transform(.8, None, .9), Transform(2., 1000, .95)):
-        alone = torch.stack([transform(row) for row in logits])
-        together = transform(logits)
+    for sampling in (SamplingParams(), SamplingParams(.8), SamplingParams(.8, 50), SamplingParams(.8, None, .9),
+                     SamplingParams(2., 1000, .95)):
+        alone = torch.stack([sampling.probs(row) for row in logits])
+        together = sampling.probs(logits)
         assert torch.allclose(together, alone, rtol=1e-5, atol=0) and torch.equal(together > 0, alone > 0)
 
 
@@ -236,7 +237,7 @@ def test_rows_are_independent():
     dict(temperature=torch.tensor(True)), dict(top_k=np.float64(2)), dict(top_p=np.array([.9]))], ids=str)
 def test_bad_settings(arguments):
     (name, value), = arguments.items()
-    with pytest.raises(InputError, match=name) as error: Transform(**dict(temperature=1.) | arguments)
+    with pytest.raises(InputError, match=name) as error: SamplingParams(**dict(temperature=1.) | arguments)
     assert repr(value) in str(error.value)
 
 
@@ -259,7 +260,7 @@ def test_logits_that_are_no_distribution(row):
     "form", [np.array, torch.tensor, lambda n: np.asarray(n).dtype.type(n)], ids=["array", "tensor", "scalar"]
 )
 def test_numbers_of_numpy_and_torch_become_plain_ones(form):
-    given, plain = Transform(form(0.5), form(7), form(0.75)), Transform(0.5, 7, 0.75)
+    given, plain = SamplingParams(form(0.5), form(7), form(0.75)), SamplingParams(0.5, 7, 0.75)
     assert given == plain and hash(given) == hash(plain)
     assert [type(n) for n in (given.temperature, given.top_k, given.top_p)] == [float, int, float]
-    assert repr(Transform(np.int64(1))) == repr(Transform(1))
+    assert repr(SamplingParams(np.int64(1))) == repr(SamplingParams(1))

@@ -33,7 +33,7 @@ from specdec.lossless.check import (
     server_url,
 )
 from specdec.lossless.gallery import GALLERY
-from specdec.lossless.proof import Language, target_law
+from specdec.lossless.proof import Language, target_distribution
 
 V, FEW = 3, dict(length=2, samples=300, distance=.3, progress=False)
 BY_NAME = {broken.name: broken for broken in GALLERY}
@@ -46,7 +46,7 @@ def uneven(seed):
 
 
 P, Q = uneven("target 6"), uneven("draft 6")
-RIGHT = target_law(P, 3)
+RIGHT = target_distribution(P, 3)
 
 
 def logits(ids): return torch.tensor(P(tuple(ids[1:])).astype(float)).log()
@@ -70,15 +70,15 @@ def test_a_right_server_passes_and_says_what_that_rests_on(passed):
 
 @pytest.mark.parametrize("name", ["accept everything", "residual cut to the draft's size", "verified by the row after"])
 def test_wrong_ones_are_rejected(name):
-    with practice_server(BrokenDecoder(BY_NAME[name], P, Q, V, 1).law(3), P, "lists") as url:
+    with practice_server(BrokenDecoder(BY_NAME[name], P, Q, V, 1).distribution(3), P, "lists") as url:
         report = check_server(url, [0], **FEW)
     assert not report.lossless and report.found.samples < 300
     with pytest.raises(NotLossless): report.badge()
 
 
-def test_a_wrong_law_that_is_listed_too_is_seen_by_the_target_only():
+def test_a_wrong_distribution_that_is_listed_too_is_seen_by_the_target_only():
     def sharper(text): return P(text) ** 3 / (P(text) ** 3).sum()
-    with practice_server(target_law(sharper, 3), sharper) as url:
+    with practice_server(target_distribution(sharper, 3), sharper) as url:
         assert check_server(url, [0], **FEW).lossless
         assert not check_server(url, [0], logits, **FEW).lossless
     with practice_server(RIGHT, P) as url: assert check_server(url, [0], logits, **FEW).lossless
@@ -452,7 +452,7 @@ def test_the_command_prints_the_report_and_fails_with_a_bad_verdict():
     def run(url, *more):
         line = ["check-server", url, "--prompt", "Hi", "--samples", "300", "--distance", "0.3", *more]
         return CliRunner().invoke(app, line, catch_exceptions=False)
-    broken = BrokenDecoder(BY_NAME["accept everything"], P, Q, V, 1).law(3)
+    broken = BrokenDecoder(BY_NAME["accept everything"], P, Q, V, 1).distribution(3)
     with practice_server(RIGHT, P) as url: right = run(url)
     with practice_server(broken, P) as url: wrong = run(url, "--json")
     assert right.exit_code == ExitCode.DONE and "no difference" in right.stdout

@@ -22,7 +22,7 @@ from bs4 import BeautifulSoup
 
 import specdec
 from helpers import tool
-from specdec.rejection import residual
+from specdec.verify import residual
 
 ROOT = Path(__file__).parents[1]
 
@@ -319,7 +319,8 @@ def test_a_source_link_leads_to_the_file_of_its_page():
     "On all pages: to the line that defines the name in the page's own module, where that defines it."
     wrong, seen = [], 0
     for notebook in NOTEBOOKS:
-        found = re.search(r"#\| default_exp ([\w.]+)", (ROOT / "nbs" / notebook).read_text(encoding="utf-8"))
+        found = re.search(r"#\| (?:default_exp|exports) ([\w.]+)",
+                          (ROOT / "nbs" / notebook).read_text(encoding="utf-8"))
         if not found: continue
         own = f"specdec/{found[1].replace('.', '/')}.py"
         defined = site_tool().named((ROOT / own).read_text(encoding="utf-8"))

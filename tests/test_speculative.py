@@ -10,24 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import CPU, Failing, examples, greedy, ids_of, tiny
-from specdec.adapter import TransformersLM
-from specdec.core import TorchSource
+from specdec.cache import CacheFullError, KVCache
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.kvcache import CacheFullError, KVCache
 from specdec.loop import _until, speculate
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import Remembering
-from specdec.rejection import speculative_sampling
+from specdec.models.transformers import TransformersLM
 from specdec.result import Round
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import speculative_sampling
 
 
 def decode(target, drafter, prompt, temperature=0.0, K=3, max_new_tokens=20, seed=0, **options) -> list[Round]:
-    transform, source = Transform(temperature), TorchSource(seed)
-    return list(speculate(target, drafter, prompt, transform, source, K, max_new_tokens, **options))
+    sampling, rng = SamplingParams(temperature), SeededRandom(seed)
+    return list(speculate(target, drafter, prompt, sampling, rng, K, max_new_tokens, **options))
 
 
 def drafters(target, seed):
@@ -58,10 +57,10 @@ class Recording:
         if features is not None: self.features.append(features)
         assert len(self.tokens) <= self.limit
         self.state.commit(tokens, features)
-    def propose(self, K, transform, source):
+    def propose(self, K, sampling, rng):
         assert K >= 1
         self.asked.append(K)
-        return self.state.propose(K, transform, source)
+        return self.state.propose(K, sampling, rng)
 
 
 # Greedy text
@@ -110,26 +109,26 @@ def test_same_seed_same_tokens():
 
 # The exact law: every branch of the randomness is walked, with its weight
 
-def plain_law(target, prompt, transform, count) -> dict:
+def plain_distribution(target, prompt, sampling, count) -> dict:
     "Joint law of the first tokens, from uncached forwards in float64."
-    law = {(): 1.0}
+    distribution = {(): 1.0}
     for _ in range(count):
         grown = {}
-        for prefix, weight in law.items():
+        for prefix, weight in distribution.items():
             ids = torch.tensor([[*prompt, *prefix]])
-            p = transform(target.forward(ids, target.new_cache(ids.shape[1]))[0, -1]).double()
+            p = sampling.probs(target.forward(ids, target.new_cache(ids.shape[1]))[0, -1]).double()
             grown |= {(*prefix, token): weight * w for token, w in enumerate((p / p.sum()).tolist()) if w > 0}
-        law = grown
-    return law
+        distribution = grown
+    return distribution
 
 
-def speculative_law(target, drafter, prompt, transform, count, K, verify=None) -> dict:
-    def run(source):
+def speculative_distribution(target, drafter, prompt, sampling, count, K, verify=None) -> dict:
+    def run(rng):
         tokens = []
-        for r in speculate(target, drafter, prompt, transform, source, K, max_new_tokens=count + 1, verify=verify):
+        for r in speculate(target, drafter, prompt, sampling, rng, K, max_new_tokens=count + 1, verify=verify):
             tokens += r.emitted
             if len(tokens) >= count: return tuple(tokens[:count])
-    return exact_law(run)
+    return exact_distribution(run)
 
 
 def distance(a, b) -> float: # total variation
@@ -137,7 +136,7 @@ def distance(a, b) -> float: # total variation
 
 
 SMALL = dict(vocab=4, hidden=8, layers=2, seed=8)
-PROMPT, WARM = [1, 2, 1], Transform(1.0, top_k=3)
+PROMPT, WARM = [1, 2, 1], SamplingParams(1.0, top_k=3)
 
 
 def relative(): return tiny(**SMALL, noise=0.2)
@@ -146,14 +145,14 @@ def relative(): return tiny(**SMALL, noise=0.2)
 def error(drafter, K, verify=None) -> float: # total variation
     "How far the law of three tokens is from the target's."
     target = tiny(**SMALL)
-    law = speculative_law(target, drafter, PROMPT, WARM, 3, K, verify)
-    return distance(law, plain_law(target, PROMPT, WARM, 3))
+    distribution = speculative_distribution(target, drafter, PROMPT, WARM, 3, K, verify)
+    return distance(distribution, plain_distribution(target, PROMPT, WARM, 3))
 
 
 class DropsTheEndState(ModelState):
     "Wrong: leaves out the end that it drew."
-    def propose(self, K, transform, source):
-        draft = super().propose(K, transform, source)
+    def propose(self, K, sampling, rng):
+        draft = super().propose(K, sampling, rng)
         n = len(draft.tokens) - (draft.tokens[-1] in self.eos_ids)
         return Draft(draft.tokens[:n], draft.q[:n] if n else None)
 
@@ -161,17 +160,17 @@ class DropsTheEnd(ModelDrafter): State = DropsTheEndState
 
 
 @pytest.mark.parametrize("kind, exact", [(ModelDrafter, True), (DropsTheEnd, False)], ids=["kept", "dropped"])
-def test_the_law_of_texts_that_end_in_a_draft(kind, exact):
+def test_the_distribution_of_texts_that_end_in_a_draft(kind, exact):
     target, ends = tiny(**SMALL), {0}
 
-    def text(source):
-        rounds = speculate(target, kind(relative(), 4), PROMPT, WARM, source, 2, 3, ends)
+    def text(rng):
+        rounds = speculate(target, kind(relative(), 4), PROMPT, WARM, rng, 2, 3, ends)
         return tuple(ids_of(rounds))
     expected = {}
-    for tokens, weight in plain_law(target, PROMPT, WARM, 3).items():
+    for tokens, weight in plain_distribution(target, PROMPT, WARM, 3).items():
         ended = tuple(_until(list(tokens), ends))
         expected[ended] = expected.get(ended, 0) + weight
-    assert (distance(exact_law(text), expected) < 1e-6) == exact and any(len(ended) < 3 for ended in expected)
+    assert (distance(exact_distribution(text), expected) < 1e-6) == exact and any(len(ended) < 3 for ended in expected)
 
 
 def test_a_drafter_is_told_where_texts_end():
@@ -182,14 +181,14 @@ def test_a_drafter_is_told_where_texts_end():
 
 @pytest.mark.parametrize("K", [1, 2])
 @pytest.mark.parametrize("kind", ["model", "n-gram"])
-def test_joint_law_of_three_tokens_is_exactly_the_targets(K, kind):
+def test_joint_distribution_of_three_tokens_is_exactly_the_targets(K, kind):
     drafter = ModelDrafter(relative(), 4) if kind == "model" else NGramDrafter()
     assert error(drafter, K) < 1e-6
 
 
 def test_a_drafter_may_use_any_q_that_it_reports():
     class BoldState(ModelState):
-        def propose(self, K, transform, source): return super().propose(K, Transform(0.5), source)
+        def propose(self, K, sampling, rng): return super().propose(K, SamplingParams(0.5), rng)
     class Bold(ModelDrafter): State = BoldState
     assert error(Bold(relative(), 4), 2) < 1e-6
 
@@ -197,13 +196,13 @@ def test_a_drafter_may_use_any_q_that_it_reports():
 # Mutants: each is a mistake of a real project, and each check must see it
 
 class Sharpened:
-    def __init__(self, source): self.source = source
-    def categorical(self, weights): return self.source.categorical(weights ** 2)
+    def __init__(self, rng): self.rng = rng
+    def categorical(self, weights): return self.rng.categorical(weights ** 2)
 
 
 class MisreportingState(ModelState):
     "Trap 1: draws at temperature ½, reports q at temperature 1."
-    def propose(self, K, transform, source): return super().propose(K, transform, Sharpened(source))
+    def propose(self, K, sampling, rng): return super().propose(K, sampling, Sharpened(rng))
 
 class Misreporting(ModelDrafter): State = MisreportingState
 
@@ -212,33 +211,33 @@ class GreedyDraftSoftQState(ModelState):
     "Trap 6: takes the likeliest token, reports the softmax."
     class Likeliest:
         def categorical(self, weights): return weights.argmax().item()
-    def propose(self, K, transform, source): return super().propose(K, transform, self.Likeliest())
+    def propose(self, K, sampling, rng): return super().propose(K, sampling, self.Likeliest())
 
 class GreedyDraftSoftQ(ModelDrafter): State = GreedyDraftSoftQState
 
 
 class EndsEarlyState(ModelState):
     "Trap 7: ends the draft at an unlikely token, and throws that token away."
-    def propose(self, K, transform, source):
-        draft = super().propose(K, transform, source)
+    def propose(self, K, sampling, rng):
+        draft = super().propose(K, sampling, rng)
         keep = next((i for i, t in enumerate(draft.tokens) if draft.q[i][t] < 0.4), len(draft.tokens))
         return Draft(draft.tokens[:keep], draft.q[:keep])
 
 class EndsEarly(ModelDrafter): State = EndsEarlyState
 
 
-def drops_bonus(p, q, tokens, source):
+def drops_bonus(p, q, tokens, rng):
     "Trap 5: the bonus token from the residual of the last draft position."
-    accepted, own = speculative_sampling(p, q, tokens, source)
-    if not accepted == len(tokens) > 0: return accepted, own
-    return accepted, source.categorical((p[accepted - 1] - q[accepted - 1]).clip(min=0) + 1e-30)
+    num_accepted, next_token = speculative_sampling(p, q, tokens, rng)
+    if not num_accepted == len(tokens) > 0: return num_accepted, next_token
+    return num_accepted, rng.categorical((p[num_accepted - 1] - q[num_accepted - 1]).clip(min=0) + 1e-30)
 
 
 @pytest.mark.parametrize("mutant", [Misreporting, GreedyDraftSoftQ, EndsEarly])
-def test_the_law_catches_drafters_that_misreport(mutant): assert error(mutant(relative(), 4), 2) > 0.01
+def test_the_distribution_catches_drafters_that_misreport(mutant): assert error(mutant(relative(), 4), 2) > 0.01
 
 
-def test_the_law_catches_a_wrong_bonus(): assert error(ModelDrafter(relative(), 4), 1, drops_bonus) > 0.01
+def test_the_distribution_catches_a_wrong_bonus(): assert error(ModelDrafter(relative(), 4), 1, drops_bonus) > 0.01
 
 
 class WrongRollback(KVCache):
@@ -294,9 +293,9 @@ def test_greedy_equality_catches_a_bonus_that_is_read_twice():
 
 class OneShortState(ModelState):
     "Trap 5: overlooks that after full acceptance two tokens are unread."
-    def distribution(self, unread, transform):
+    def distribution(self, unread, sampling):
         if self.cache.length: unread = unread[-1:]
-        return super().distribution(unread, transform)
+        return super().distribution(unread, sampling)
 
 class OneShort(ModelDrafter): State = OneShortState
 
@@ -317,7 +316,7 @@ def test_both_caches_follow_the_text(K):
     full = 0
     for draft in (tiny(noise=0.05), target.skip([1]), target):
         drafter, length = Remembering(ModelDrafter(draft, 24)), 3
-        for _i, r in enumerate(speculate(watched, drafter, [1, 2, 3], Transform(), TorchSource(0), K, 30)):
+        for _i, r in enumerate(speculate(watched, drafter, [1, 2, 3], SamplingParams(), SeededRandom(0), K, 30)):
             length += len(r.emitted)
             assert caches[-1].length == length - 1
             if not r.drafted: continue  # the prompt's token, or a last round with room for one
@@ -347,7 +346,7 @@ class Cheat(NoDrafter):
         self.at = len(tokens)
         return self
     def commit(self, tokens, features): self.at += len(tokens)
-    def propose(self, K, transform, source):
+    def propose(self, K, sampling, rng):
         known = self.text[self.at:self.at + K]
         return Draft([token ^ 1 if self.random.random() < self.mistakes else token for token in known])
 
@@ -447,9 +446,10 @@ def test_broken_logits_name_the_step(value):
 
 def test_a_rule_that_answers_rubbish_is_named_and_ends_the_text():
     said = []
-    def rubbish(p, q, tokens, source): return len(tokens) + 1, 0
+    def rubbish(p, q, tokens, rng): return len(tokens) + 1, 0
     with pytest.raises(ModelError, match="verify rule rubbish answered"):
-        said.extend(speculate(tiny(), NGramDrafter(), [1, 2, 1, 2], Transform(1.0), TorchSource(0), verify=rubbish))
+        said.extend(speculate(tiny(), NGramDrafter(), [1, 2, 1, 2], SamplingParams(1.0), SeededRandom(0),
+                              verify=rubbish))
 
 
 def test_more_tokens_than_memory_is_said_in_words():
@@ -458,15 +458,15 @@ def test_more_tokens_than_memory_is_said_in_words():
     module = BloomForCausalLM(BloomConfig(vocab_size=24, hidden_size=64, n_layer=1, n_head=2)).float()
     model = TransformersLM(module)
     with pytest.raises(CacheFullError, match="no memory for a cache of 10000000000002 positions"):
-        list(speculate(model, NoDrafter(), [1, 2], Transform(), TorchSource(0), max_new_tokens=10 ** 13))
-    assert len(ids_of(speculate(model, NoDrafter(), [1, 2], Transform(), TorchSource(0), max_new_tokens=3))) == 3
+        list(speculate(model, NoDrafter(), [1, 2], SamplingParams(), SeededRandom(0), max_new_tokens=10 ** 13))
+    assert len(ids_of(speculate(model, NoDrafter(), [1, 2], SamplingParams(), SeededRandom(0), max_new_tokens=3))) == 3
 
 
 @pytest.mark.parametrize("form", [np.array, torch.tensor], ids=["NumPy", "torch"])
 def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
     plain, given = (
         list(speculate(
-            tiny(), NGramDrafter(), f([1, 2, 1, 2]), Transform(f(1)), TorchSource(f(3)), f(3), f(20),
+            tiny(), NGramDrafter(), f([1, 2, 1, 2]), SamplingParams(f(1)), SeededRandom(f(3)), f(3), f(20),
             eos_ids=[f(9)],
         ))
         for f in (lambda n: n, form)

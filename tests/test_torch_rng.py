@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import TorchSource
 from specdec.errors import InputError, NumericalError
-from specdec.lossless.enumerate import exact_law
-from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_law
-from specdec.lossless.torch_rng import SymbolicTensor, drawn_from, torch_law, uniform_law
+from specdec.lossless.enumerate import exact_distribution
+from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_distribution
+from specdec.lossless.torch_rng import SymbolicTensor, drawn_from, torch_distribution, uniform_distribution
+from specdec.sampling import SeededRandom
 
 HALF, QUARTER = F(1, 2), F(1, 4)
 W = torch.tensor([.5, .25, .25])
-LAW = {0: HALF, 1: QUARTER, 2: QUARTER}
+DISTRIBUTION = {0: HALF, 1: QUARTER, 2: QUARTER}
 
 
-def chance(event, **options): return torch_law(lambda: bool(event()), **options).get(True, F(0))
+def chance(event, **options): return torch_distribution(lambda: bool(event()), **options).get(True, F(0))
 
 
 # --- One number -------------------------------------------------------------------------------------------------------
@@ -74,15 +74,15 @@ def test_one_number_asked_twice():
     def asked():
         u = torch.rand(())
         return bool(u < .5), bool(u < .25)
-    assert torch_law(asked) == {(True, True): QUARTER, (True, False): QUARTER, (False, False): HALF}
+    assert torch_distribution(asked) == {(True, True): QUARTER, (True, False): QUARTER, (False, False): HALF}
     def through_a_copy_and_a_view():
         u = torch.rand(2)
         return bool(u[0] < .5), bool(u.clone()[0] < .5), bool(u.view(2, 1)[0, 0] * 2 < 1), (u < .5).tolist()[0]
-    assert torch_law(through_a_copy_and_a_view) == {(True,) * 4: HALF, (False,) * 4: HALF}
+    assert torch_distribution(through_a_copy_and_a_view) == {(True,) * 4: HALF, (False,) * 4: HALF}
 
 
 def test_outside_the_unit_interval_nothing_is_decided():
-    assert torch_law(
+    assert torch_distribution(
         lambda: (
             bool(torch.rand(()) < 1), bool(torch.rand(()) < 0), bool(torch.rand(()) > math.nan),
             bool(torch.rand(()) < math.inf),
@@ -121,7 +121,7 @@ def gumbel(): return -torch.log(-torch.log(torch.rand(3)))
     ],
 )
 def test_a_categorical(draw):
-    assert torch_law(lambda: draw().item()) == LAW
+    assert torch_distribution(lambda: draw().item()) == DISTRIBUTION
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,10 @@ def test_a_categorical(draw):
     ],
 )
 def test_gumbel_noise(draw):
-    law = torch_law(lambda: draw().item())
-    assert law.keys() == LAW.keys() and all(float(law[x]) == pytest.approx(float(LAW[x]), abs=1e-7) for x in law)
+    distribution = torch_distribution(lambda: draw().item())
+    assert distribution.keys() == DISTRIBUTION.keys() and all(float(distribution[x])
+                                                              == pytest.approx(float(DISTRIBUTION[x]), abs=1e-7)
+                                                              for x in distribution)
 
 
 def test_zero_weights_never_win():
@@ -146,18 +148,21 @@ def test_zero_weights_never_win():
         lambda: (p / torch.empty(3).exponential_()).argmax(), lambda: (p.log() + gumbel()).argmax(),
         lambda: torch.multinomial(p, 1), lambda: (torch.empty(3).exponential_() / p).argmin(),
     ):
-        assert torch_law(lambda: draw().item()) == {1: HALF, 2: HALF}
+        assert torch_distribution(lambda: draw().item()) == {1: HALF, 2: HALF}
 
 
 def test_rows_and_samples_without_replacement():
-    assert torch_law(lambda: tuple(torch.multinomial(torch.stack([W, W.flip(0)]), 1)[:, 0].tolist()))[0, 2] == QUARTER
-    law = torch_law(lambda: tuple(torch.multinomial(W, 2).tolist()))
-    assert law == {
+    assert torch_distribution(lambda: tuple(torch.multinomial(torch.stack([W, W.flip(0)]), 1)[:, 0].tolist()))[
+        0, 2] == QUARTER
+    distribution = torch_distribution(lambda: tuple(torch.multinomial(W, 2).tolist()))
+    assert distribution == {
         (0, 1): QUARTER, (0, 2): QUARTER, (1, 0): F(1, 6), (2, 0): F(1, 6), (1, 2): F(1, 12), (2, 1): F(1, 12),
     }
-    assert torch_law(lambda: tuple(torch.multinomial(W, 2, True).tolist()))[1, 1] == F(1, 16)
+    assert torch_distribution(lambda: tuple(torch.multinomial(W, 2, True).tolist()))[1, 1] == F(1, 16)
     assert (
-        torch_law(lambda: tuple((torch.stack([W, W]) / torch.empty(2, 3).exponential_()).argmax(-1).tolist()))[0, 0]
+        torch_distribution(lambda: tuple((torch.stack([W, W]) / torch.empty(2,
+                                                                            3).exponential_()).argmax(-1).tolist()))[
+                                                                                0, 0]
         == QUARTER
     )
 
@@ -166,7 +171,7 @@ def test_the_same_race_has_the_same_winner():
     def twice():
         x = W / torch.empty(3).exponential_()
         return x.argmax().item(), x.max(-1).indices.item()
-    assert torch_law(twice) == {(i, i): w for i, w in LAW.items()}
+    assert torch_distribution(twice) == {(i, i): w for i, w in DISTRIBUTION.items()}
 
 
 # --- Buffers ----------------------------------------------------------------------------------------------------------
@@ -177,16 +182,16 @@ def test_numbers_written_into_a_buffer():
         e.exponential_()
         e[1].exponential_(generator=torch.Generator())
         return tuple((torch.stack([W, W]) / e).argmax(-1).tolist())
-    assert torch_law(rows)[0, 0] == QUARTER
+    assert torch_distribution(rows)[0, 0] == QUARTER
     def part():
         x = torch.full((2, 2), .25)
         x[0].uniform_()
         return tuple((x < .5).flatten().tolist())
-    assert torch_law(part) == {(a, b, True, True): QUARTER for a in (True, False) for b in (True, False)}
+    assert torch_distribution(part) == {(a, b, True, True): QUARTER for a in (True, False) for b in (True, False)}
     def through_a_view():
         p = torch.stack([W, W]).view(-1, 3)[:, :]
         return p.div_(torch.empty_like(p).exponential_())[0].argmax().item()
-    assert torch_law(through_a_view) == LAW
+    assert torch_distribution(through_a_view) == DISTRIBUTION
 
 
 def test_inference_mode_changes_nothing():
@@ -195,23 +200,24 @@ def test_inference_mode_changes_nothing():
         e = torch.empty(2, 3)
         for row in e: row.exponential_()
         return tuple((torch.stack([W, W]) / e).argmax(-1).tolist())
-    assert torch_law(row_by_row) == {(a, b): LAW[a] * LAW[b] for a in LAW for b in LAW}
+    assert torch_distribution(row_by_row) == {(a, b): DISTRIBUTION[a] * DISTRIBUTION[b] for a in DISTRIBUTION
+                                              for b in DISTRIBUTION}
     @torch.inference_mode()
     def entry_by_entry():
         u = torch.empty(2)
         for i in range(2): u[i].uniform_()
         return tuple((u < .5).tolist())
-    assert torch_law(entry_by_entry) == {(a, b): QUARTER for a in (True, False) for b in (True, False)}
+    assert torch_distribution(entry_by_entry) == {(a, b): QUARTER for a in (True, False) for b in (True, False)}
     with torch.inference_mode():
         before = torch.empty(2)
-        with pytest.raises(InputError, match="beforehand"): torch_law(lambda: bool(before[0].uniform_() < .5))
+        with pytest.raises(InputError, match="beforehand"): torch_distribution(lambda: bool(before[0].uniform_() < .5))
 
 
 def test_a_buffer_of_the_caller_is_a_tensor_again():
     buffer = torch.zeros(2)
-    assert torch_law(lambda: tuple((buffer.uniform_() < .5).tolist()))[True, True] == QUARTER
+    assert torch_distribution(lambda: tuple((buffer.uniform_() < .5).tolist()))[True, True] == QUARTER
     assert type(buffer) is torch.Tensor and buffer.isnan().all()
-    torch_law(lambda: bool(torch.rand(()) < .5))
+    torch_distribution(lambda: bool(torch.rand(()) < .5))
     assert type(torch.rand(2)) is torch.Tensor
 
 
@@ -231,21 +237,21 @@ def test_few_bits_as_the_generator_gives_them(dtype):
         assert close(c >= t, chance(lambda: torch.rand(()).to(dtype) >= t))
     zero = chance(lambda: torch.rand((), dtype=dtype) <= 0)
     assert close(u == 0, zero) and zero >= F(1, 4096) and not chance(lambda: torch.rand((), dtype=dtype) < 0)
-    assert uniform_law(dtype) in ("grid", "rounded")
-    assert uniform_law(dtype, "cuda") == "rounded"
-    assert uniform_law(torch.float32) == "continuous"
+    assert uniform_distribution(dtype) in ("grid", "rounded")
+    assert uniform_distribution(dtype, "cuda") == "rounded"
+    assert uniform_distribution(torch.float32) == "continuous"
 
 
 # --- Verify functions -------------------------------------------------------------------------------------------------
 
 def error(rule, dtype=torch.float32, K=2):
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         p, q = (torch.tensor(rows.astype(float)).to(dtype) for rows in (p, q))
-        with drawn_from(source): return rule(p, q, tokens)
+        with drawn_from(rng): return rule(p, q, tokens)
 
     def one(p, q):
-        found = completed(exact_law(lambda source: one_round(verify, p, q, K, source)), p, K + 1)
-        return float(distance(found, target_law(p, K + 1)))
+        found = completed(exact_distribution(lambda rng: one_round(verify, p, q, K, rng)), p, K + 1)
+        return float(distance(found, target_distribution(p, K + 1)))
 
     return max(one(p, q) for seed in range(3) for _, p, q in language_pairs(3, seed))
 
@@ -303,7 +309,7 @@ def test_the_empty_residual_of_transformers():
                 )[1].item()
             except NumericalError:
                 return "stops"
-        assert 0 < torch_law(once)["stops"] < F(1, 2 ** 20)
+        assert 0 < torch_distribution(once)["stops"] < F(1, 2 ** 20)
     assert found
 
 
@@ -362,8 +368,9 @@ def seeded():
     ],
 )
 def test_refused(function, named):
-    with pytest.raises(InputError, match=named): torch_law(function)
-    assert torch_law(lambda: bool(torch.rand(()) < .5)) == {True: HALF, False: HALF}  # and nothing is left behind
+    with pytest.raises(InputError, match=named): torch_distribution(function)
+    # and nothing is left behind
+    assert torch_distribution(lambda: bool(torch.rand(()) < .5)) == {True: HALF, False: HALF}
 
 
 def test_refused_weights():
@@ -371,7 +378,7 @@ def test_refused_weights():
         lambda: torch.multinomial(torch.zeros(3), 1), lambda: torch.multinomial(torch.tensor([1.0, math.nan]), 1),
         lambda: torch.multinomial(torch.tensor([1.0, -1.0]), 1), lambda: torch.bernoulli(torch.tensor(1.5)),
     ):
-        with pytest.raises(NumericalError): torch_law(function)
+        with pytest.raises(NumericalError): torch_distribution(function)
         with pytest.raises(RuntimeError): function()  # so does torch
 
 
@@ -380,13 +387,13 @@ def test_a_seed_outside_is_fine():
     generator.manual_seed(0)
     assert chance(lambda: torch.rand((), generator=generator) < .25) == QUARTER
     before = torch.get_rng_state()
-    torch_law(lambda: (torch.rand(3) < .5).sum().item())
+    torch_distribution(lambda: (torch.rand(3) < .5).sum().item())
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_seeded_source_draws():
     def draws(seed):
-        with drawn_from(TorchSource(seed)):
+        with drawn_from(SeededRandom(seed)):
             return (torch.rand(2000) < 0.3).float().mean().item(), (
                 torch.ones(20) / torch.empty(20).exponential_()
             ).argmax().item()
@@ -395,7 +402,7 @@ def test_a_seeded_source_draws():
 
 
 def test_it_says_what_it_is():
-    with drawn_from(TorchSource(0)):
+    with drawn_from(SeededRandom(0)):
         u = torch.rand(2, 3)
         assert isinstance(u, SymbolicTensor) and (u.shape, u.dtype, u.device, u.dim(), len(u), u.numel()) == (
             (2, 3), torch.float32, torch.device("cpu"), 2, 2, 6,

@@ -10,8 +10,8 @@ from scipy import stats
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target
 from specdec.errors import InputError, ModelError
-from specdec.loading import load_model
-from specdec.models import load_tokenizer
+from specdec.models.hub import load_tokenizer
+from specdec.models.loading import load_model
 from specdec.train import data as module
 from specdec.train.data import (
     SampleConfig,

@@ -15,13 +15,12 @@ from safetensors.torch import load_file
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
-from specdec.core import TorchSource
 from specdec.drafters.head import HeadDrafter, load_head
 from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.errors import InputError, ModelError
-from specdec.loading import load, load_model
 from specdec.loop import speculate
-from specdec.sampling import Transform
+from specdec.models.loading import load, load_model
+from specdec.sampling import SamplingParams, SeededRandom
 from specdec.train import export
 from specdec.train.data import read_rows
 from specdec.train.export import check_run, distill
@@ -55,7 +54,7 @@ def test_training_helps_and_the_drafter_loads(folder, data, tmp_path, target, ki
         assert isinstance(draft, NarrowLM) and draft.vocab_size == V
         assert torch.isfinite(draft.forward(torch.tensor([[0, 49]]), draft.new_cache(4))).sum(-1).tolist() == [[30, 30]]
         drafter = ModelDrafter(draft, V)
-    rounds = list(speculate(target, drafter, [0, 3], Transform(0.0), TorchSource(0), 3, 20, frozenset()))
+    rounds = list(speculate(target, drafter, [0, 3], SamplingParams(0.0), SeededRandom(0), 3, 20, frozenset()))
     text = [t for r in rounds for t in r.emitted]
     plain = [0, 3]
     for _ in range(20): plain.append(int(target.forward(torch.tensor([plain]), target.new_cache(30), last=1).argmax()))

@@ -10,12 +10,11 @@ from safetensors.torch import save_file
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings
-from specdec.core import TorchSource
 from specdec.drafters.head import HeadDrafter
 from specdec.errors import InputError, ModelError
 from specdec.files import written_whole
-from specdec.loading import load_model
-from specdec.sampling import Transform
+from specdec.models.loading import load_model
+from specdec.sampling import SamplingParams, SeededRandom
 from specdec.train.data import claim, read_rows, split_rows
 from specdec.train.loop import (
     HeldOut,
@@ -110,7 +109,7 @@ def test_measured_alpha_is_what_the_decoder_accepts(folder, data, tmp_path, targ
     ids = run.held.ids[0].tolist()
     for L in range(run.start + 1, 32):
         logits, features = target.forward(torch.tensor([ids[:L]]), target.new_cache(32), layers=run.student.layers)
-        q = drafter.start(ids[:L], features[0, :-1], 40).propose(1, Transform(1.0), TorchSource(0)).q[0]
+        q = drafter.start(ids[:L], features[0, :-1], 40).propose(1, SamplingParams(1.0), SeededRandom(0)).q[0]
         by_hand.append(torch.minimum(logits[0, -1].softmax(-1), q).sum().item())
     # the last position's prediction exists only in the batch
     one = HeldOut(*(getattr(run.held, name)[:1, :31] for name in ("ids", "states", "normalisers", "choices", "counts")))

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.drafters.head import load_head, output_rows
 from specdec.errors import InputError, ModelError
-from specdec.loading import load_model
+from specdec.models.loading import load_model
 from specdec.train.data import read_rows
 from specdec.train.export import distill
 from specdec.train.loop import Training

@@ -19,18 +19,17 @@ from families import (
     tokens,
 )
 from helpers import assert_same_text
-from specdec.adapter import TransformersLM
-from specdec.core import TorchSource
+from specdec.cache import CacheFullError, KVCache
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
-from specdec.kvcache import CacheFullError, KVCache
-from specdec.loading import load_model
 from specdec.loop import speculate
-from specdec.models import fetch, load_transformers
-from specdec.sampling import Transform
-from specdec.transformer import Llama
+from specdec.models.hub import fetch, load_transformers
+from specdec.models.llama import Llama
+from specdec.models.loading import load_model
+from specdec.models.transformers import TransformersLM
+from specdec.sampling import SamplingParams, SeededRandom
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -121,7 +120,7 @@ def test_greedy_text_past_the_window(name, tmp_path):
     model, prompt = stored(module, tmp_path), tokens(9, B=1)
     wanted = module.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)[0, 9:].tolist()
     for drafter in (NoDrafter(), NGramDrafter(), ModelDrafter(model, V)):
-        rounds = list(speculate(model, drafter, prompt[0].tolist(), Transform(), TorchSource(0), 4, 40))
+        rounds = list(speculate(model, drafter, prompt[0].tolist(), SamplingParams(), SeededRandom(0), 4, 40))
         assert_same_text(model, prompt[0].tolist(), [t for r in rounds for t in r.emitted], wanted)
     assert all(r.accepted == len(r.drafted) for r in rounds)
 

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from helpers import Untouchable, assert_same_text, examples, greedy, tiny
 from helpers_drafters import check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
-from specdec.core import TorchSource
 from specdec.drafters.base import Draft
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.translate import (
@@ -36,10 +35,10 @@ from specdec.drafters.translate import (
 )
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_law
+from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
-from specdec.pairs import Pair
-from specdec.sampling import Transform
+from specdec.pair import Pair
+from specdec.sampling import SamplingParams, SeededRandom
 
 TEXTS = ["The cat sat on the mat, naïvely.", "Translate: 'ein Igel' 🦔 is a hedgehog.\n\n  def f(x):\n    return x"] * 3
 
@@ -223,9 +222,9 @@ def test_nothing_is_proposed_inside_a_character():
     hedgehog = TOKENIZER("🦔", add_special_tokens=False)["input_ids"]
     assert len(hedgehog) > 1
     state = made.start([*hedgehog[:-1]], None, 50)
-    assert state.propose(3, Transform(1.0), TorchSource(0)) == Draft([]) and state.reader.read == []
+    assert state.propose(3, SamplingParams(1.0), SeededRandom(0)) == Draft([]) and state.reader.read == []
     state.commit(hedgehog[-1:], None)
-    state.propose(3, Transform(1.0), TorchSource(0))
+    state.propose(3, SamplingParams(1.0), SeededRandom(0))
     assert state.reader.read
 
 
@@ -281,16 +280,16 @@ def test_a_broken_draft_is_named():
         def forward(self, ids, cache, **options): return draft.forward(ids, cache, **options) * float("nan")
     made = TokenIntersectionDrafter(talker(), Broken())
     state = made.start(TOKENIZER("Hello")["input_ids"], None, 20)
-    with pytest.raises(NumericalError, match="The draft, after"): state.propose(1, Transform(1.0), TorchSource(0))
+    with pytest.raises(NumericalError, match="The draft, after"): state.propose(1, SamplingParams(1.0), SeededRandom(0))
 
 
 def test_the_drafts_context_ends():
     target, draft = talker(context=96), speaker(sentencepiece(), seed=1, context=12)
     state = TokenIntersectionDrafter(target, draft).start(TOKENIZER("abcdefgh")["input_ids"], None, 90)
     room = 12 - len(state.encoded()) + 1
-    assert 0 < room < 8 and len(state.propose(8, Transform(1.0), TorchSource(0)).tokens) == room
+    assert 0 < room < 8 and len(state.propose(8, SamplingParams(1.0), SeededRandom(0)).tokens) == room
     state.commit(TOKENIZER(" and some more words")["input_ids"], None)
-    assert state.propose(8, Transform(1.0), TorchSource(0)) == Draft([])
+    assert state.propose(8, SamplingParams(1.0), SeededRandom(0)) == Draft([])
 
 
 # The proposals
@@ -299,15 +298,15 @@ def test_the_drafts_context_ends():
 @given(st.integers(0, 10 ** 6), st.floats(0.3, 2.0), st.sampled_from([None, 3]))
 def test_q_is_the_drafts_own_on_the_shared_tokens_renormalised(seed, temperature, top_k):
     target, draft = talker(), speaker(sentencepiece(), seed=1)
-    made, transform = TokenIntersectionDrafter(target, draft), Transform(temperature, top_k)
+    made, sampling = TokenIntersectionDrafter(target, draft), SamplingParams(temperature, top_k)
     state = made.start(TOKENIZER("The cat")["input_ids"], None, 40)
-    ids, found = state.encoded(), state.propose(3, transform, TorchSource(seed))
+    ids, found = state.encoded(), state.propose(3, sampling, SeededRandom(seed))
     assert len(found.tokens) == 3 and found.q.shape == (3, V)
     for token, row in zip(found.tokens, found.q):
         logits = draft.forward(torch.tensor([ids]), draft.new_cache(len(ids)), last=1)[0, -1]
         expected = torch.zeros(V)
         if top_k is None:
-            q = transform(logits)
+            q = sampling.probs(logits)
             expected[made.shared.target] = q[made.shared.draft]
             assert torch.allclose(row, expected / expected.sum(), atol=1e-5)
         else: assert (row > 0).sum() == 3  # of the shared ones
@@ -333,7 +332,7 @@ def test_a_translated_draft_stops_at_the_end_of_the_text():
     model.tokenizer, model.begin = own, 1
     made = TokenIntersectionDrafter(target, model)
     for ends, count in [({2}, 2), (set(), 4)]:
-        found = made.start([0], None, 20, frozenset(ends)).propose(4, Transform(), TorchSource(0)).tokens
+        found = made.start([0], None, 20, frozenset(ends)).propose(4, SamplingParams(), SeededRandom(0)).tokens
         assert found == [0, 2, 1, 1][:count]
 
 
@@ -383,19 +382,19 @@ def error(make, K, seed=5, **options):
     {}, dict(greedy=True), dict(eos_ids=frozenset({3})), dict(max_new_tokens=4),
 ], ids=["sampled", "greedy", "the end inside", "the limit inside"])
 @pytest.mark.parametrize("K", [1, 2, 3])
-def test_the_law_is_the_targets(K, options): assert error(TokenIntersectionDrafter, K, **options) == 0
+def test_the_distribution_is_the_targets(K, options): assert error(TokenIntersectionDrafter, K, **options) == 0
 
 
-def test_the_law_without_merging_paths(): assert error(TokenIntersectionDrafter, 1, seed=1, merge=False) == 0
+def test_the_distribution_without_merging_paths(): assert error(TokenIntersectionDrafter, 1, seed=1, merge=False) == 0
 
 
 class Unscaled(TokenIntersectionDrafter):
     "Reports q as it was."
     class State(IntersectionState):
-        def propose(self, K, transform, source):
-            made = super().propose(1, transform, source)
+        def propose(self, K, sampling, rng):
+            made = super().propose(1, sampling, rng)
             if not made.tokens: return made
-            return Draft(made.tokens, self.widened(self.weights(self.encoded(), transform)[None]))
+            return Draft(made.tokens, self.widened(self.weights(self.encoded(), sampling)[None]))
 
 
 class Tensors:
@@ -407,8 +406,8 @@ class Tensors:
 class Misreporting(TokenIntersectionDrafter):
     "Draws from the restricted row, and reports the row one place further on."
     class State(IntersectionState):
-        def propose(self, K, transform, source):
-            made = super().propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            made = super().propose(K, sampling, rng)
             if made.tokens: made.q = made.q.roll(1, -1) / 2 + made.q / 2
             return made
 
@@ -416,11 +415,11 @@ class Misreporting(TokenIntersectionDrafter):
 class ThrowsAway(TokenIntersectionDrafter):
     "Draws from all of q, ends the draft where the target lacks the token, and reports q as it was."
     class State(IntersectionState):
-        def propose(self, K, transform, source):
+        def propose(self, K, sampling, rng):
             ids, shared = self.encoded(), self.drafter.shared
             if not ids: return Draft([])
-            q = transform(self.reader.row(ids))
-            token = source.categorical(q)
+            q = sampling.probs(self.reader.row(ids))
+            token = rng.categorical(q)
             if token not in shared.draft: return Draft([])
             rows = self.widened(q[shared.draft][None])
             return Draft([shared.target[shared.draft.index(token)]], Tensors(rows))
@@ -428,13 +427,13 @@ class ThrowsAway(TokenIntersectionDrafter):
 
 class UnscaledUnseen(Unscaled):
     class State(Unscaled.State):
-        def propose(self, K, transform, source):
-            made = super().propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            made = super().propose(K, sampling, rng)
             return Draft(made.tokens, Tensors(made.q)) if made.tokens else made
 
 
 @pytest.mark.parametrize("wrong", [UnscaledUnseen, Misreporting, ThrowsAway])
-def test_the_law_catches_a_wrong_report(wrong):
+def test_the_distribution_catches_a_wrong_report(wrong):
     assert max(error(wrong, 1, seed) for seed in range(3)) > 0.01
 
 
@@ -445,14 +444,14 @@ def test_the_loop_refuses_rows_that_do_not_sum_to_1():
 def test_throwing_away_is_exact_with_the_right_report():
     class Conditional(ThrowsAway):
         class State(ThrowsAway.State):
-            def propose(self, K, transform, source):
-                made = super().propose(K, transform, source)
+            def propose(self, K, sampling, rng):
+                made = super().propose(K, sampling, rng)
                 if made.tokens: made.q = made.q.rows / made.q.rows.sum()
                 return made
     assert [error(Conditional, 1, seed) for seed in range(3)] == [0, 0, 0]
 
 
-def test_a_wrong_table_costs_alpha_and_not_the_law():
+def test_a_wrong_table_costs_alpha_and_not_the_distribution():
     class Scrambled(TokenIntersectionDrafter):
         def __init__(self, target, draft):
             super().__init__(target, draft)
@@ -491,28 +490,29 @@ class Forgets(TokenIntersectionDrafter):
         def encoded(self): return [*self.drafter.own.start, *super().encoded()[-1:]]
 
 
-def own_alpha(make, K, transform, rounds=2):
+def own_alpha(make, K, sampling, rounds=2):
     "Accepted / drafted if target and draft are one language."
-    def counts(source):
+    def counts(rng):
         target, draft = exact(spelled_alike, TARGET), exact(in_other_ids(spelled_alike), SAME)
-        running = speculate(target, make(target, draft), [0], transform, source, K, 40)
+        running = speculate(target, make(target, draft), [0], sampling, rng, K, 40)
         next(running)
         seen = [next(running) for _ in range(rounds)]
         return sum(r.accepted for r in seen), sum(len(r.drafted) for r in seen)
-    law = exact_law(counts)
-    return sum(accepted * w for (accepted, _), w in law.items()), sum(drafted * w for (_, drafted), w in law.items())
+    distribution = exact_distribution(counts)
+    return sum(accepted * w for (accepted, _), w in distribution.items()), sum(drafted * w for (_, drafted),
+                                                                               w in distribution.items())
 
 
 @pytest.mark.parametrize("K", [1, 2])
 def test_a_target_in_other_ids_accepts_everything(K):
     accepted, drafted = own_alpha(TokenIntersectionDrafter, K, AsIs(), rounds=1)
     assert accepted == drafted == K
-    accepted, drafted = own_alpha(TokenIntersectionDrafter, K, Transform())
+    accepted, drafted = own_alpha(TokenIntersectionDrafter, K, SamplingParams())
     assert accepted == drafted == 2 * K
 
 
 def test_a_draft_that_reads_another_text_is_caught():
-    accepted, drafted = own_alpha(Forgets, 2, Transform())
+    accepted, drafted = own_alpha(Forgets, 2, SamplingParams())
     assert accepted < drafted
 
 

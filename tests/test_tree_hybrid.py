@@ -8,8 +8,7 @@ import torch
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
-from specdec import pairs as pairs_module
-from specdec.core import TorchSource
+from specdec import pair as pairs_module
 from specdec.costs import (
     Costs,
     KnownCosts,
@@ -36,12 +35,12 @@ from specdec.drafters.choose import (
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.trees import TreeDrafter
+from specdec.drafters.tree import TreeDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_law
-from specdec.pairs import Pair
-from specdec.sampling import Transform
+from specdec.lossless.enumerate import exact_distribution
+from specdec.pair import Pair
+from specdec.sampling import SamplingParams, SeededRandom
 
 FLAT, STEEP = (1.0,) * 16, tuple(1 + n for n in range(1, 17))
 SHAPE = [(0,), (1,), (0, 0), (2,)]
@@ -51,7 +50,7 @@ REPEATING = [1, 5, 2, 7, 9, 1, 5, 2, 7, 9, 1, 5, 2]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     target = random_target(tmp_path_factory.mktemp("hybrid"))
-    target.same_rows = False  # as in every other dtype: there, a tree's rounding can turn a greedy text
+    target.batch_invariant = False  # as in every other dtype: there, a tree's rounding can turn a greedy text
     return target
 
 
@@ -75,13 +74,13 @@ def pair_at(target, head, costs, **options):
 
 # the loop
 
-def test_the_law_is_the_targets(tmp_path):
+def test_the_distribution_is_the_targets(tmp_path):
     target = random_target(tmp_path, V=4, depth=4)
     head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
-    def law(drafter, K):
-        def program(source): return tuple(ids_of(speculate(target, drafter, [1, 2, 1], Transform(1.0), source, K, 3)))
-        return exact_law(program)
-    due, found = law(NoDrafter(), 1), law(tree_hybrid(target, head, [(0,), (1,), (0, 1)]), 5)
+    def distribution(drafter, K):
+        def program(rng): return tuple(ids_of(speculate(target, drafter, [1, 2, 1], SamplingParams(1.0), rng, K, 3)))
+        return exact_distribution(program)
+    due, found = distribution(NoDrafter(), 1), distribution(tree_hybrid(target, head, [(0,), (1,), (0, 1)]), 5)
     assert due.keys() == found.keys() and len(due) == 64
     assert max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
 
@@ -89,16 +88,16 @@ def test_the_law_is_the_targets(tmp_path):
 @pytest.mark.parametrize("K", [1, 2, 9])
 def test_both_have_their_turns_and_greedy_texts_are_the_plain_ones(target, head, K):
     class WatchedState(HybridState):
-        def propose(self, K, transform, source):
-            draft = super().propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            draft = super().propose(K, sampling, rng)
             turns.append((self.pending[0], draft))
             return draft
     class Watched(TreeHybrid): State = WatchedState
     turns: list = []
     watched = Watched(SuffixDrafter(), TreeDrafter(head, target, shape=SHAPE), c=(0.0, 0.0), verify=FLAT)
     for prompt in (REPEATING, [2], [7, 7, 7, 7]):
-        due = ids_of(speculate(target, NoDrafter(), prompt, Transform(), TorchSource(0), 1, 30))
-        assert ids_of(speculate(target, watched, prompt, Transform(), TorchSource(0), K, 30)) == due
+        due = ids_of(speculate(target, NoDrafter(), prompt, SamplingParams(), SeededRandom(0), 1, 30))
+        assert ids_of(speculate(target, watched, prompt, SamplingParams(), SeededRandom(0), K, 30)) == due
     kinds = {(who, draft.parents is None) for who, draft in turns if draft.tokens}
     assert kinds == {(0, True), (1, False)}
     assert all(len(draft.tokens) <= K for _, draft in turns)
@@ -114,14 +113,14 @@ def test_a_chain_is_read_as_one_also_where_trees_could_come(target, monkeypatch)
     def never(*given): raise AssertionError("a chain was read as a tree")
     monkeypatch.setattr("specdec.loop.read_tree", never)
     for temperature in (0.0, 1.0):
-        usual, found = (list(speculate(target, drafter, REPEATING, Transform(temperature), TorchSource(0), 4, 30))
+        usual, found = (list(speculate(target, drafter, REPEATING, SamplingParams(temperature), SeededRandom(0), 4, 30))
                         for drafter in (SuffixDrafter(), Roomy(SuffixDrafter())))
         assert found == usual and any(r.accepted for r in found)
     assert Draft([4, 5, 6], parents=[-1, 0, 1]).is_chain and Draft([]).is_chain
     assert not Draft([1, 2], parents=[-1, -1]).is_chain
 
 
-def test_drawn_chains_beside_a_tree_keep_the_law(tmp_path):
+def test_drawn_chains_beside_a_tree_keep_the_distribution(tmp_path):
     "A member that draws its tokens is judged by the rule, and the tree is walked: together they are exact."
     target = random_target(tmp_path, V=4, depth=4)
     head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
@@ -135,17 +134,17 @@ def test_drawn_chains_beside_a_tree_keep_the_law(tmp_path):
             self = Turns()
             self.states = model.start(tokens, None, limit, eos_ids), tree.start(tokens, features, limit, eos_ids)
             return self
-        def propose(self, K, transform, source):
-            draft = self.states[len(self.states[0].tokens) % 2].propose(K, transform, source)
+        def propose(self, K, sampling, rng):
+            draft = self.states[len(self.states[0].tokens) % 2].propose(K, sampling, rng)
             asked.add((draft.q is None, draft.is_chain))
             return draft
         def commit(self, tokens, features):
             self.states[0].commit(tokens, None)
             self.states[1].commit(tokens, features)
-    def law(drafter, K):
-        def program(source): return tuple(ids_of(speculate(target, drafter, [1, 2, 1], Transform(1.0), source, K, 4)))
-        return exact_law(program)
-    due, found = law(NoDrafter(), 1), law(Turns(), 2)
+    def distribution(drafter, K):
+        def program(rng): return tuple(ids_of(speculate(target, drafter, [1, 2, 1], SamplingParams(1.0), rng, K, 4)))
+        return exact_distribution(program)
+    due, found = distribution(NoDrafter(), 1), distribution(Turns(), 2)
     assert {(False, True), (True, False)} <= asked
     assert due.keys() == found.keys() and max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
 
@@ -233,9 +232,9 @@ def test_it_keeps_chains_where_something_would_be_lost(target, head, tmp_path):
     assert drafts_of(pair, temperature=1.0) == drafts_of(pair, logprobs=1) == chains
     assert drafts_of(pair, verify=lambda *given: (0, 1)) == chains
     exact = random_target(tmp_path)
-    exact.same_rows = True  # as on an x86 processor: chains have the bits of plain decoding
+    exact.batch_invariant = True  # as on an x86 processor: chains have the bits of plain decoding
     assert drafts_of(pair_at(exact, random_head(exact), at(FLAT))) == chains
-    exact.same_rows = False
+    exact.batch_invariant = False
     assert drafts_of(pair_at(exact, random_head(exact), at(FLAT))) != chains
 
 
@@ -293,10 +292,10 @@ def test_what_a_tree_costs_is_measured_and_kept_by_a_calibration(target, head, m
     assert paid == [[1, 2, 2, 2]]  # levels
     assert measure_tree(target, drafter, at(STEEP).greedy) is None  # it would not be taken: not timed
     assert measure_tree(target, HybridDrafter(SuffixDrafter()), at(FLAT).greedy) is None and len(paid) == 1
-    monkeypatch.setattr(target, "same_rows", True)
+    monkeypatch.setattr(target, "batch_invariant", True)
     assert measure_tree(target, drafter, at(FLAT).greedy) is None and len(paid) == 1
     def busy(rounds): raise costs_module.BusyError("busy")
-    monkeypatch.setattr(target, "same_rows", False)
+    monkeypatch.setattr(target, "batch_invariant", False)
     monkeypatch.setattr(costs_module, "check_steady", busy)
     with pytest.raises(costs_module.BusyError): calibrate(target, drafter)
     assert costs_for(target, drafter) == found  # what was kept stays

@@ -9,20 +9,19 @@ import torch
 
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
-from specdec.batches import ancestry, keep_rows, read_tree
-from specdec.core import TorchSource
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import paying_shape
 from specdec.drafters.head import HeadDrafter
-from specdec.drafters.trees import GrowingTree, TreeDrafter, TreeState, best_tree
+from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree
 from specdec.errors import InputError
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_law
-from specdec.pairs import Pair
-from specdec.rejection import walk
-from specdec.sampling import Transform
+from specdec.lossless.enumerate import exact_distribution
+from specdec.models.batch import ancestry, keep_rows, read_tree
+from specdec.pair import Pair
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import walk
 
 PROMPT = [1, 5, 2, 7]
 BUSH = Draft([3, 9, 4, 3, 10, 9, 3], parents=[-1, -1, 0, 0, 1, 3, 4])  # two trunks; the same token in several places
@@ -73,24 +72,24 @@ def test_the_cache_keeps_one_path(target, path):
                                target.forward(torch.tensor([[*text, 8]]))[0, -1], rtol=0, atol=2e-5)
 
 
-def law_of(target, decode, count=2):
+def distribution_of(target, decode, count=2):
     "The exact law of the first tokens."
-    def program(source):
-        texts = decode(source, count)
+    def program(rng):
+        texts = decode(rng, count)
         return tuple(ids_of(texts))
-    return exact_law(program)
+    return exact_distribution(program)
 
 
 @pytest.mark.parametrize("shape", [None, [(0,), (0, 0), (1,), (1, 1)]], ids=["as the head believes", "one shape"])
-def test_the_law_is_the_targets(tmp_path, shape):
+def test_the_distribution_is_the_targets(tmp_path, shape):
     target = random_target(tmp_path, V=4, depth=4)
     head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
-    transform = Transform(1.0)
-    def plain(source, count): return speculate(target, NoDrafter(), [1, 2], transform, source, 1, count)
-    def trees(source, count):
+    sampling = SamplingParams(1.0)
+    def plain(rng, count): return speculate(target, NoDrafter(), [1, 2], sampling, rng, 1, count)
+    def trees(rng, count):
         drafter = TreeDrafter(head, target, width=2, depth=2, shape=shape)
-        return speculate(target, drafter, [1, 2], transform, source, 5, count)
-    due, found = law_of(target, plain, 3), law_of(target, trees, 3)
+        return speculate(target, drafter, [1, 2], sampling, rng, 5, count)
+    due, found = distribution_of(target, plain, 3), distribution_of(target, trees, 3)
     assert due.keys() == found.keys() and len(due) == 64
     assert max(abs(due[text] - found[text]) for text in due) < Fraction(1, 10 ** 5)
 
@@ -100,8 +99,8 @@ def test_the_law_is_the_targets(tmp_path, shape):
 def test_greedy_texts_are_the_plain_ones(target, head, K, shape):
     drafter = TreeDrafter(head, target, width=3, depth=4, shape=shape)
     for prompt in (PROMPT, [2], list(range(20))):
-        due = ids_of(speculate(target, NoDrafter(), prompt, Transform(), TorchSource(0), 1, 30))
-        rounds = list(speculate(target, drafter, prompt, Transform(), TorchSource(0), K, 30))
+        due = ids_of(speculate(target, NoDrafter(), prompt, SamplingParams(), SeededRandom(0), 1, 30))
+        rounds = list(speculate(target, drafter, prompt, SamplingParams(), SeededRandom(0), K, 30))
         assert ids_of(rounds) == due
         for each in rounds[1:]:
             assert each.emitted[:each.accepted] == each.drafted[:each.accepted]
@@ -111,16 +110,17 @@ def test_greedy_texts_are_the_plain_ones(target, head, K, shape):
 
 def test_it_stops_at_an_end_and_at_the_context(target, head):
     drafter = TreeDrafter(head, target)
-    due = ids_of(speculate(target, NoDrafter(), PROMPT, Transform(), TorchSource(0), 1, 60))
-    assert ids_of(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 500)) == due  # 64 positions
+    due = ids_of(speculate(target, NoDrafter(), PROMPT, SamplingParams(), SeededRandom(0), 1, 60))
+    assert ids_of(speculate(target, drafter, PROMPT, SamplingParams(), SeededRandom(0), 15, 500)) == due  # 64 positions
     end = due[7]
-    texts = ids_of(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 60, frozenset({end})))
+    texts = ids_of(speculate(target, drafter, PROMPT, SamplingParams(), SeededRandom(0), 15, 60, frozenset({end})))
     assert texts == due[:due.index(end) + 1]
 
 
 def test_a_tree_accepts_more_than_a_chain_of_its_head(target, head):
     def rounds(loop, drafter, K):
-        return sum(len(list(loop(target, drafter, [a, 5, 2], Transform(), TorchSource(0), K, 40))) for a in range(8))
+        return sum(len(list(loop(target, drafter, [a, 5, 2], SamplingParams(), SeededRandom(0), K, 40)))
+                   for a in range(8))
     assert rounds(speculate, TreeDrafter(head, target), 15) < rounds(speculate, HeadDrafter(head, target), 4)
 
 
@@ -135,7 +135,7 @@ def test_the_head_reads_each_node_along_its_path(target, head, monkeypatch):
     growing = drafter.start([*PROMPT, 3], features[0], 40)
     read_level = growing.read_level
     monkeypatch.setattr(growing, "read_level", told)
-    growing.propose(12, Transform(), TorchSource(0))
+    growing.propose(12, SamplingParams(), SeededRandom(0))
     assert len(seen) == 6 and len({len(path) for path, _ in seen}) == 2
     for path, row in seen:
         alone = HeadDrafter(head, target).start([*PROMPT, 3], features[0], 40)
@@ -153,7 +153,7 @@ def test_the_drafter_gets_the_features_of_the_path(target, head):
     class Told(TreeDrafter):
         def start(self, *begun): return ToldState(self, *begun)
     drafter = Told(head, target)
-    rounds = list(speculate(target, drafter, PROMPT, Transform(), TorchSource(0), 15, 30))
+    rounds = list(speculate(target, drafter, PROMPT, SamplingParams(), SeededRandom(0), 15, 30))
     text = [*PROMPT, *ids_of(rounds)]
     told = torch.cat(told)
     _, due = target.forward(torch.tensor([text[:-1]]), layers=drafter.layers)
@@ -162,8 +162,8 @@ def test_the_drafter_gets_the_features_of_the_path(target, head):
 
 
 def test_a_tree_of_one_node_is_a_chain_of_one(target, head):
-    trees = list(speculate(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
-    chains = list(speculate(target, HeadDrafter(head, target), PROMPT, Transform(), TorchSource(0), 1, 30))
+    trees = list(speculate(target, TreeDrafter(head, target), PROMPT, SamplingParams(), SeededRandom(0), 1, 30))
+    chains = list(speculate(target, HeadDrafter(head, target), PROMPT, SamplingParams(), SeededRandom(0), 1, 30))
     assert trees == chains
 
 
@@ -181,7 +181,7 @@ def begun(drafter, target, limit=40, ends=frozenset()):
     return drafter.start([*PROMPT, 3], features[0], limit, ends)
 
 
-def proposed(drafter, K): return drafter.propose(K, Transform(), TorchSource(0))
+def proposed(drafter, K): return drafter.propose(K, SamplingParams(), SeededRandom(0))
 
 
 def test_nothing_is_guessed_behind_an_end(target, head):
@@ -289,9 +289,9 @@ def nothing(*args): raise AssertionError
     (lambda target, head: paying_shape([[.5]], 0.1, []), "verify is empty"),
     (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, verify=nothing), "verify"),
     (lambda target, head: Pair(target, TreeDrafter(head, target)).generate(PROMPT, K="adaptive"), "adaptive"),
-    (lambda target, head: speculate(Foreign(), TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0)),
+    (lambda target, head: speculate(Foreign(), TreeDrafter(head, target), PROMPT, SamplingParams(), SeededRandom(0)),
      "Foreign"),
-    (lambda target, head: speculate(target, TreeDrafter(head, target), PROMPT, Transform(), TorchSource(0), 0),
+    (lambda target, head: speculate(target, TreeDrafter(head, target), PROMPT, SamplingParams(), SeededRandom(0), 0),
      "K"),
 ], ids=["no nodes", "width", "depth", "empty shape", "orphans", "a child first", "the text", "no costs", "a rule",
         "adaptive", "another target", "K"])

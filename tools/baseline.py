@@ -160,7 +160,7 @@ def drafter(name: str, target, model: str, dtype: str):
     from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
     from specdec.drafters.choose import TreeHybrid
     from specdec.drafters.model import ModelDrafter
-    from specdec.drafters.trees import TreeDrafter
+    from specdec.drafters.tree import TreeDrafter
     is_tiny = model == "tiny"
     def small(): return tiny("relative", dtype)
     def head(): return random_head(target)
@@ -182,7 +182,7 @@ def drafter(name: str, target, model: str, dtype: str):
 
 def grammar(name: str):
     "What a text must fit."
-    from specdec.grammars import JSONSchema, Regex
+    from specdec.constraints import JSONSchema, Regex
     if name == "regex": return Regex("(the (cat|mat) (and|on) )+the end\\.")
     return JSONSchema({
         "type": "object", "additionalProperties": False, "required": ["kind", "n"],
@@ -192,7 +192,7 @@ def grammar(name: str):
 
 def rule(name: str) -> Callable:
     "A verify rule by its name."
-    from specdec.rejection import speculative_sampling
+    from specdec.verify import speculative_sampling
     return {"ratio": speculative_sampling}[name]
 
 

@@ -14,39 +14,38 @@ from pathlib import Path
 import torch
 import transformers
 
-from specdec.core import TorchSource
 from specdec.drafters.model import ModelDrafter
-from specdec.loading import load_model
 from specdec.loop import speculate
 from specdec.lossless.check import check_decoder
-from specdec.models import encode, fetch, load_tokenizer, load_transformers
-from specdec.sampling import Transform
+from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers
+from specdec.models.loading import load_model
+from specdec.sampling import SamplingParams, SeededRandom
 
 CPU, SKIP, K = torch.device("cpu"), (3, 5, 9, 14, 25, 26), 1
 PROMPT = "red, blue, red, green, red,"
-TRANSFORM = Transform(temperature=0.8, top_k=20)
+SAMPLING = SamplingParams(temperature=0.8, top_k=20)
 
 
-def accept_everything(p, q, tokens, source):
+def accept_everything(p, q, tokens, rng):
     "Wrong on purpose: no draft token is refused."
-    return len(tokens), source.categorical(p[len(tokens)])
+    return len(tokens), rng.categorical(p[len(tokens)])
 
 
 def our_decoder(target, drafter, verify=None):
     "`speculate` as a black box."
     def generate(prompt, n, seed):
-        rounds = speculate(target, drafter, prompt, TRANSFORM, TorchSource(seed), K, n, verify=verify)
+        rounds = speculate(target, drafter, prompt, SAMPLING, SeededRandom(seed), K, n, verify=verify)
         return [token for r in rounds for token in r.emitted]
     return generate
 
 
-def their_decoder(model, top_k=TRANSFORM.top_k, **options):
+def their_decoder(model, top_k=SAMPLING.top_k, **options):
     "transformers' `generate` as a black box; an end-of-sequence token is a token like any other, on both sides."
     def generate(prompt, n, seed):
         torch.manual_seed(seed)
         ids = torch.tensor([prompt])
         text = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=TRANSFORM.temperature, top_k=top_k,
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=SAMPLING.temperature, top_k=top_k,
             top_p=1.0, max_new_tokens=n, eos_token_id=None, pad_token_id=0, **options,
         )
         return text[0, len(prompt):].tolist()
@@ -122,13 +121,13 @@ def main():
         print(name, flush=True)
         start = time.perf_counter()
         report = check_decoder(
-            generate, target, prompt, TRANSFORM, length=chosen.length, samples=chosen.samples, distance=chosen.distance,
+            generate, target, prompt, SAMPLING, length=chosen.length, samples=chosen.samples, distance=chosen.distance,
             draft=draft, K=K,
         )
         print(report, flush=True)
         data |= dict(
-            model="SmolLM2-135M-Instruct, float32", prompt=PROMPT, temperature=TRANSFORM.temperature,
-            top_k=TRANSFORM.top_k, K=K, length=chosen.length, planned=report.planned, alarm=report.false_positive_rate,
+            model="SmolLM2-135M-Instruct, float32", prompt=PROMPT, temperature=SAMPLING.temperature,
+            top_k=SAMPLING.top_k, K=K, length=chosen.length, planned=report.planned, alarm=report.false_positive_rate,
             distance=report.distance, power=report.power, needed=report.needed, confidence=report.confidence,
             bins=[[tokenizer.decode([t]) if t >= 0 else "…" for t in text] for text in report.bins.texts],
             expected=report.expected.tolist(), torch=torch.__version__, transformers=transformers.__version__,

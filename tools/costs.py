@@ -25,8 +25,8 @@ from specdec.costs import (
     model_shape,
     processor_name,
 )
-from specdec.loading import load
-from specdec.pairs import best_drafter
+from specdec.models.loading import load
+from specdec.pair import best_drafter
 
 DTYPES = "float32", "bfloat16", "int4"
 SIZES = 1, 2, 4, 8, 16, 32, 64  # sequences that share a forward

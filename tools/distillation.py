@@ -61,8 +61,8 @@ def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -
     import numpy as np
     import torch
 
-    from specdec.loading import load_model
-    from specdec.models import find_model, load_tokenizer, pick_dtype
+    from specdec.models.hub import find_model, load_tokenizer, pick_dtype
+    from specdec.models.loading import load_model
     from specdec.train.data import answer_marks, read_rows
     from specdec.train.loop import Training, train
     from specdec.train.student import DistillConfig

@@ -31,9 +31,9 @@ from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import ModelError
-from specdec.models import encode, find_model, load_tokenizer, load_transformers
+from specdec.models.hub import encode, find_model, load_tokenizer, load_transformers
 from specdec.profiling import floor_seconds, memory_bandwidth
-from specdec.sampling import Transform
+from specdec.sampling import SamplingParams
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
 
@@ -136,11 +136,11 @@ class Subject:
     def synchronize(self) -> None:
         if self.device.type == "cuda": torch.cuda.synchronize()
 
-    def decode(self, decoder: DeviceDecoder, transform: Transform, K: int) -> dict:
+    def decode(self, decoder: DeviceDecoder, sampling: SamplingParams, K: int) -> dict:
         "One text: seconds in all and after the first token, tokens, rounds."
         self.synchronize()
         start, first, rounds = time.perf_counter(), None, []
-        for r in decoder.speculate(self.prompt, transform, 0, K, self.tokens):
+        for r in decoder.speculate(self.prompt, sampling, 0, K, self.tokens):
             rounds.append(r)
             first = first or time.perf_counter()
         end, count = time.perf_counter(), sum(len(r.emitted) for r in rounds)
@@ -180,7 +180,7 @@ class Subject:
 
     def plain(self) -> dict:
         "Plain greedy decoding: ours in several stages, and transformers."
-        greedy, methods = Transform(), {}
+        greedy, methods = SamplingParams(), {}
         stages = [("ours, recorded", self.ours, {}), ("ours, step by step", self.ours, dict(graphs=False, ahead=0)),
                   ("ours, recorded, no round ahead", self.ours, dict(ahead=0))]
         if self.device.type == "cuda":  # compiles for a minute on a CPU, and nobody uses it there
@@ -211,8 +211,8 @@ class Subject:
         for temperature in (0.0, 1.0):
             for name, (drafter, K) in self.drafters().items():
                 decoder = DeviceDecoder(self.ours, drafter)
-                def method(decoder=decoder, transform=Transform(temperature), K=K):
-                    return self.decode(decoder, transform, K)
+                def method(decoder=decoder, sampling=SamplingParams(temperature), K=K):
+                    return self.decode(decoder, sampling, K)
                 methods[f"{name}, temperature {temperature:g}"] = method
         return dict(methods=self.compare(methods), weights=self.weights)
 
@@ -220,7 +220,7 @@ class Subject:
         "How often the host waits in a round, by the profiler."
         found, n = {}, 4 if self.options.tiny else 20
         for name, (drafter, _) in self.drafters().items():
-            rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, Transform(1.0), 0, 4, 8 * n)
+            rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, SamplingParams(1.0), 0, 4, 8 * n)
             next(rounds)
             next(rounds)
             waits, seen = count_synchronisations(rounds, n)
@@ -232,7 +232,7 @@ class Subject:
         from torch.profiler import ProfilerActivity, profile
         if self.device.type != "cuda": raise Skipped("needs a GPU: on a CPU there is one queue only")
         decoder = DeviceDecoder(self.ours, ModelDrafter(self.skipping, self.ours.vocab_size))
-        rounds = decoder.speculate(self.prompt, Transform(1.0), 0, 4, self.tokens)
+        rounds = decoder.speculate(self.prompt, SamplingParams(1.0), 0, 4, self.tokens)
         for _ in range(6): next(rounds)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             for _ in range(3): next(rounds)

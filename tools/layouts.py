@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from specdec.checkpoint import Checkpoint
 from specdec.costs import processor_name
-from specdec.layouts import has_layouts, processor_kind
-from specdec.loading import layer_numbers
+from specdec.models.checkpoint import Checkpoint
+from specdec.models.linear import has_layouts, processor_kind
+from specdec.models.llama import Llama
+from specdec.models.loading import layer_numbers
 from specdec.speedup import forward_seconds
-from specdec.transformer import Llama
 
 HELD = 64  # tokens in the cache before a step
 SHAPES = {  # from their published configs: hidden, inner, heads, key-value heads, layers, vocabulary, tied

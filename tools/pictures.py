@@ -49,8 +49,8 @@ def box(x: float, y: float, width: float, words: str, fill: str, extra: str = ""
 def real_round() -> tuple[list[str], list[str], int, str]:
     """A round of the default model in which some draft tokens were accepted and one was not: context, draft, accepted,
     the target's token."""
-    from specdec.models import prompts
-    from specdec.pairs import load_pair
+    from specdec.models.hub import prompts
+    from specdec.pair import load_pair
     pair = load_pair("smollm2-ngram", device="cpu", dtype="float32")
     for prompt in reversed(prompts()):
         result = pair.generate(prompt.messages, max_new_tokens=64)

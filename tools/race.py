@@ -15,12 +15,11 @@ import torch
 from tqdm import tqdm
 
 from specdec.bench.run import environment
-from specdec.core import TorchSource
 from specdec.drafters.base import NoDrafter
 from specdec.loop import speculate
-from specdec.models import encode, prompts
-from specdec.pairs import load_pair
-from specdec.sampling import Transform
+from specdec.models.hub import encode, prompts
+from specdec.pair import load_pair
+from specdec.sampling import SamplingParams, SeededRandom
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
 PROMPT, NEW_TOKENS, SEED, REPEATS = "code_002", 96, 0, 5
@@ -32,7 +31,7 @@ def run(pair, drafter, ids: list[int], temperature: float, K: int) -> list[dict]
     guesses."""
     noted, start = [], time.perf_counter()
     rounds = speculate(
-        pair.target, drafter, ids, Transform(temperature), TorchSource(SEED), K, NEW_TOKENS, pair.target.eos_ids
+        pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(SEED), K, NEW_TOKENS, pair.target.eos_ids
     )
     for r in rounds:
         noted.append({

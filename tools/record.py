@@ -23,17 +23,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specdec.bench.run import environment
-from specdec.core import Source, TorchSource
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
 from specdec.loop import default_rule, speculate
-from specdec.models import encode, prompts
-from specdec.pairs import Pair, load_pair
-from specdec.playground import RecordingSource
+from specdec.models.hub import encode, prompts
+from specdec.pair import Pair, load_pair
+from specdec.playground import RecordingRandom
 from specdec.registry import PAIRS
-from specdec.rejection import acceptance_probability, delta, residual
 from specdec.result import Round
-from specdec.sampling import Transform
+from specdec.sampling import RandomSource, SamplingParams, SeededRandom
+from specdec.verify import acceptance_probability, delta, residual
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PARTS = ROOT / "nbs" / "data" / "recorded.json", ROOT / "build" / "record"
@@ -78,8 +77,8 @@ def decimals(number) -> float:
 
 class Recorder:
     "A verify rule that leaves the decision to the package's rule and records what led to it."
-    def __init__(self, texts: list[str], decode, transform: Transform):
-        self.texts, self.decode, self.transform, self.rounds = texts, decode, transform, []
+    def __init__(self, texts: list[str], decode, sampling: SamplingParams):
+        self.texts, self.decode, self.sampling, self.rounds = texts, decode, sampling, []
         self.places = {text: i for i, text in enumerate(texts)}
 
     def place(self, token: int) -> int:
@@ -100,28 +99,29 @@ class Recorder:
         top = [[self.place(t), decimals(p[t]), decimals(of_q[t])] for t in shown]
         return [None if q is None else decimals(acceptance_probability(p, q)), top]
 
-    def verify(self, p, q, tokens, source: RecordingSource) -> tuple[int, int]:
+    def verify(self, p, q, tokens, rng: RecordingRandom) -> tuple[int, int]:
         "Decide as the package does, and note it."
-        before = len(source.drawn)
-        accepted, own = default_rule(self.transform)(p, q, tokens, source)
-        *tried, drawn = source.drawn[before:] if self.transform.temperature else [None]
-        count = min(accepted + 1, len(tokens))  # draft tokens that were tried
+        before = len(rng.drawn)
+        num_accepted, next_token = default_rule(self.sampling)(p, q, tokens, rng)
+        *tried, drawn = rng.drawn[before:] if self.sampling.temperature else [None]
+        count = min(num_accepted + 1, len(tokens))  # draft tokens that were tried
         rows = [delta(p[i], tokens[i]) if q is None else q[i] for i in range(count)]
-        positions = [self.position(p[i], rows[i], [tokens[i]] + [own] * (i == accepted)) for i in range(count)]
-        if accepted == len(tokens): positions.append(self.position(p[accepted], None, [own]))
-        weights = p[accepted] if accepted == len(tokens) else residual(p[accepted], rows[accepted])
+        positions = [self.position(p[i], rows[i], [tokens[i]] + [next_token] * (i == num_accepted))
+                     for i in range(count)]
+        if num_accepted == len(tokens): positions.append(self.position(p[num_accepted], None, [next_token]))
+        weights = p[num_accepted] if num_accepted == len(tokens) else residual(p[num_accepted], rows[num_accepted])
         self.rounds.append({
             "draft": [self.place(t) for t in tokens],
-            "accepted": accepted,
-            "own": self.place(own),
+            "accepted": num_accepted,
+            "own": self.place(next_token),
             "p": [shorter(p[i][t]) for i, t in enumerate(tokens[:count])],
             "q": [shorter(rows[i][t]) for i, t in enumerate(tokens[:count])],
             "u": [shorter(u) for u in tried],
             "drawn": None if drawn is None else shorter(drawn),
-            "chance": shorter(weights[own] / weights.sum()),
+            "chance": shorter(weights[next_token] / weights.sum()),
             "positions": positions,
         })
-        return accepted, own
+        return num_accepted, next_token
 
 
 def inconsistent(r: dict) -> bool:
@@ -132,10 +132,10 @@ def inconsistent(r: dict) -> bool:
 
 def record(pair: Pair, drafter: Drafter, ids: list[int], temperature: float, K: int, texts: list[str]) -> dict:
     "One run, with the texts of its tokens added to the table; `emitted` says how many tokens joined the text."
-    source, transform = RecordingSource(RUNS["seed"]), Transform(temperature)
-    recorder = Recorder(texts, pair.tokenizer.decode, transform)
+    rng, sampling = RecordingRandom(RUNS["seed"]), SamplingParams(temperature)
+    recorder = Recorder(texts, pair.tokenizer.decode, sampling)
     first, *rounds = speculate(
-        pair.target, drafter, ids, transform, source, K, RUNS["tokens"], pair.eos_ids, recorder.verify
+        pair.target, drafter, ids, sampling, rng, K, RUNS["tokens"], pair.eos_ids, recorder.verify
     )
     for note, r in zip(recorder.rounds, rounds, strict=True): note["emitted"] = len(r.emitted)
     assert not any(map(inconsistent, recorder.rounds)), "four digits are too few for a draw this close: another seed"
@@ -146,7 +146,8 @@ def timed(pair: Pair, drafter: Drafter, ids: list[int], temperature: float, K: i
     "The same run without notes: its rounds, and the seconds that each took; first the prompt's forward."
     rounds, seconds, before = [], [], perf_counter()
     for r in speculate(
-        pair.target, drafter, ids, Transform(temperature), TorchSource(RUNS["seed"]), K, RUNS["tokens"], pair.eos_ids
+        pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(RUNS["seed"]), K, RUNS["tokens"],
+        pair.eos_ids
     ):
         now = perf_counter()
         rounds.append(r)
@@ -175,7 +176,7 @@ def record_runs(pairs: dict[str, Pair], prompt: str, temperature: float) -> dict
     for _, (at, lane) in product(range(REPEATS), lanes.items()):
         rounds, taken = timed(pair, lane[0], ids, temperature, lane[1])
         seconds[at].append(taken)
-        table = Recorder(texts, pair.tokenizer.decode, Transform(temperature))
+        table = Recorder(texts, pair.tokenizer.decode, SamplingParams(temperature))
         if at == "plain": said = [table.place(t) for r in rounds for t in r.emitted]
         else: assert [len(r.emitted) for r in rounds[1:]] == [r["emitted"] for r in runs[at]["rounds"]]
     for at, run in runs.items(): run["ends"] = median_ends(seconds[at])
@@ -213,17 +214,17 @@ class Text:
 
 
 def write_texts(
-    target, ids: list[int], transform: Transform, seeds: list[int], count: int, layers: tuple[int, ...],
+    target, ids: list[int], sampling: SamplingParams, seeds: list[int], count: int, layers: tuple[int, ...],
     eos_ids: frozenset[int],
 ) -> list[Text]:
     "Plain decoding, for several seeds at once."
-    cache, sources = target.new_cache(len(ids) + count), [TorchSource(seed) for seed in seeds]
+    cache, sources = target.new_cache(len(ids) + count), [SeededRandom(seed) for seed in seeds]
     unread, tokens, rows, states = torch.tensor([ids] * len(seeds)), [], [], []
     while len(tokens) < count:
         output = target.forward(unread, cache, last=1, layers=layers)
         logits, features = output if layers else (output, None)
-        rows.append(transform(logits[:, -1]))
-        tokens.append([source.categorical(p) for source, p in zip(sources, rows[-1])])
+        rows.append(sampling.probs(logits[:, -1]))
+        tokens.append([rng.categorical(p) for rng, p in zip(sources, rows[-1])])
         states.append(features)
         unread = torch.tensor(tokens[-1])[:, None]
     said, p = torch.tensor(tokens).T.tolist(), torch.stack(rows, 1)
@@ -239,22 +240,22 @@ class Coupled:
     """Draws guesses for a text that is known already. In the loop the guess comes first, and the text's token is the
     guess itself with probability Σ min(p, q), else comes from the residual. Seen from the text's token x: the guess
     was x with probability min(1, q(x)/p(x)), else it came from where q has too much."""
-    def __init__(self, source: Source, text: Text, vocabulary: Tensor | None = None):
-        self.source, self.text = source, text
+    def __init__(self, rng: RandomSource, text: Text, vocabulary: Tensor | None = None):
+        self.rng, self.text = rng, text
         self.vocabulary = vocabulary  # of a draft that has its own: the target's ids
         self.at: int | None = None    # the place of the next guess; None: nothing is tried any more
 
     def categorical(self, weights: Tensor) -> int:
         "A guess, given the token that the text has there."
-        if self.at is None or self.at >= len(self.text.tokens): return self.source.categorical(weights)
+        if self.at is None or self.at >= len(self.text.tokens): return self.rng.categorical(weights)
         p, x = self.text.p[self.at], self.text.tokens[self.at]
         if self.vocabulary is not None and len(weights) == len(self.vocabulary):
             p, places = p[self.vocabulary], (self.vocabulary == x).nonzero()
             x = int(places[0]) if len(places) else None
         self.at += 1
-        if x is not None and self.source.bernoulli(min(1, float(weights[x] / p[x]))): return x
+        if x is not None and self.rng.bernoulli(min(1, float(weights[x] / p[x]))): return x
         self.at = None
-        return self.source.categorical(residual(weights, p))
+        return self.rng.categorical(residual(weights, p))
 
 
 class Along:
@@ -273,16 +274,16 @@ class Along:
         "The text grew."
         self.at += len(tokens)
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "Guesses, up to the first wrong one."
         draft: list[int] = []
         for i in range(self.at, min(self.at + K, len(self.text))):
-            draft.append(source.categorical(self.q[i]))
+            draft.append(rng.categorical(self.q[i]))
             if draft[-1] != self.text[i]: break
         return Draft(draft, self.q[self.at:self.at + len(draft)] if draft else None)
 
 
-def replay(drafter: Drafter, source: Coupled, text: Text, transform: Transform, K: int, limit: int) -> list[Round]:
+def replay(drafter: Drafter, rng: Coupled, text: Text, sampling: SamplingParams, K: int, limit: int) -> list[Round]:
     "The rounds in which the loop would have written the text, after its first token."
     start, said = len(text.prompt), text.tokens
 
@@ -293,8 +294,8 @@ def replay(drafter: Drafter, source: Coupled, text: Text, transform: Transform, 
     state = drafter.start([*text.prompt, said[0]], known(0, start), start + limit, frozenset())
     rounds, at = [], 1
     while at < len(said):
-        source.at, n = at, min(K, limit - at - 1)
-        draft = state.propose(n, transform, source) if n else Draft([])
+        rng.at, n = at, min(K, limit - at - 1)
+        draft = state.propose(n, sampling, rng) if n else Draft([])
         accepted, _ = outcome(draft.tokens, said[at:])
         emitted = said[at:at + accepted + 1]
         state.commit(emitted, known(start + at - 1, start + at - 1 + len(emitted)))
@@ -338,20 +339,20 @@ def by_position(texts: list[dict]) -> dict:
 
 def count_texts(pairs: dict[str, Pair], prompt: str, temperature: float) -> dict:
     "Twenty texts of a prompt, one if they are greedy, and what each drafter and K makes of them: `drafter K` → counts."
-    pair, transform, limit = pairs["smollm2"], Transform(temperature), AVERAGES["tokens"]
+    pair, sampling, limit = pairs["smollm2"], SamplingParams(temperature), AVERAGES["tokens"]
     seeds = list(range(AVERAGES["texts"] if temperature else 1))
     ids = encode(pair.tokenizer, [{"role": "user", "content": PROMPTS[prompt][1]}])
-    texts = write_texts(pair.target, ids, transform, seeds, limit, pair.drafter.layers, pair.eos_ids)
+    texts = write_texts(pair.target, ids, sampling, seeds, limit, pair.drafter.layers, pair.eos_ids)
     vocabulary = pair.drafter.members[1].drafter.head.tokens
     found: dict = {}
     for seed, text in zip(seeds, texts):
         light = pair.target.skip(PAIRS["smollm2-skip"].skip)
         whole = torch.tensor([[*ids, *text.tokens[:-1]]])
-        q = transform(light.forward(whole, light.new_cache(whole.shape[1]), last=len(text.tokens))[0])
+        q = sampling.probs(light.forward(whole, light.new_cache(whole.shape[1]), last=len(text.tokens))[0])
         for (name, other), K in product(pairs.items(), AVERAGES["Ks"]):
             drafter = Along(text.tokens, q) if name == "smollm2-skip" else other.drafter
-            source = Coupled(TorchSource(1000 + seed), text, vocabulary if name == "smollm2" else None)
-            rounds = replay(drafter, source, text, transform, K, limit)
+            rng = Coupled(SeededRandom(1000 + seed), text, vocabulary if name == "smollm2" else None)
+            rounds = replay(drafter, rng, text, sampling, K, limit)
             found.setdefault(f"{name} {K}", []).append(counted(rounds, K))
     return found
 

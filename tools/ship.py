@@ -16,7 +16,7 @@ from specdec.drafters.head import HeadDrafter, load_head, save_head
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import TOKENS_FILE, ModelDrafter
 from specdec.errors import check
-from specdec.loading import load
+from specdec.models.loading import load
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"
 # where a server finds the target; ours has the same weights, rounded to four bits a weight

@@ -137,8 +137,8 @@ def compare(python: Path, length: int = 96) -> dict:
 
     from specdec.drafters.head import init_from_target, load_head, save_head, share_embedding
     from specdec.drafters.load import shipped
-    from specdec.loading import load_model
-    from specdec.models import encode, fetch, load_tokenizer, prompts
+    from specdec.models.hub import encode, fetch, load_tokenizer, prompts
+    from specdec.models.loading import load_model
 
     target = load_model(fetch(), torch.device("cpu"), torch.float32)
     tokens = torch.tensor([encode(load_tokenizer(fetch()), prompts()[5].text)[:length]])

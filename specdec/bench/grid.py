@@ -20,7 +20,7 @@ from .methods import DRAFTERS, LLAMACPP_MODES, PROBES
 from .prompts import PromptDataset
 from ..config import Name, meant, placed_name, placed_names, read_as
 from ..errors import check
-from ..models import STORED, Prompt, pick_device, pick_dtype
+from ..models.hub import STORED, Prompt, pick_device, pick_dtype
 from ..registry import PairSpec, get_pair
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b

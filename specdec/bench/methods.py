@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import safe_open
 from torch import Tensor
 
-from ..adapter import cache_argument
+from ..models.transformers import cache_argument
 from .prompts import prompt_ids
 from ..drafters.base import Drafter
 from ..drafters.choose import HybridDrafter
@@ -38,12 +38,12 @@ from ..drafters.load import shipped
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, quantised
 from ..errors import ModelError, check
-from ..gguf import export_gguf, export_head, original_gguf
-from ..loading import fits_plain, load
-from ..models import find_model, load_transformers, pick_device, pick_dtype, prompts
-from ..pairs import Pair
+from ..models.gguf import export_gguf, export_head, original_gguf
+from ..models.loading import fits_plain, load
+from ..models.hub import find_model, load_transformers, pick_device, pick_dtype, prompts
+from ..pair import Pair
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
-from ..protocol import CausalLM
+from ..models.protocol import CausalLM
 from ..registry import PAIRS
 from ..result import GenerationResult
 

@@ -23,8 +23,8 @@ from .prompts import first_prompts, packaged
 from .run import Record, aligned, environment, measure, put_away
 from ..errors import check, require_int, to_number
 from ..result import Round
-from ..models import Prompt, pick_device, prompts
-from ..pairs import Pair
+from ..models.hub import Prompt, pick_device, prompts
+from ..pair import Pair
 from ..registry import PairSpec
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15

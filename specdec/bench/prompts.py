@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from ..errors import InputError, check
-from ..models import Prompt, encode, find_tokenizer, load_tokenizer
+from ..models.hub import Prompt, encode, find_tokenizer, load_tokenizer
 from ..files import written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e

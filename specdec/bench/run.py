@@ -35,9 +35,12 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
-from ..models import folder_digest
-from ..adapter import context_length
+from specdec.models.hub import (
+    GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
+)
+from ..models.transformers import context_length
 from ..files import fingerprint
+from ..files import append_whole
 from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells
 from specdec.bench.methods import (
     PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
@@ -50,16 +53,12 @@ from ..errors import InputError, ModelError, check, preserve_interrupts
 from ..result import GenerationResult, finite_float, result_from_data
 from ..costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
-from ..layouts import GROUP
-from ..loading import load, read_config
-from specdec.models import (
-    GRID, find_model, load_tokenizer, pick_device, pick_dtype,
-    )
-from ..files import append_whole
-from ..pairs import Pair
+from ..models.linear import GROUP
+from ..models.loading import load, read_config
+from ..pair import Pair
 from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
 from ..registry import PAIRS, PairSpec
-from ..transformer import head_size
+from ..models.llama import head_size
 
 # %% ../../nbs/bench/07_run.ipynb #v3rs10n0
 VERSION = 1  # of the lines that are written here

@@ -23,13 +23,13 @@ from ..drafters.choose import Acceptance, HybridDrafter, features_for
 from ..drafters.head import HeadDrafter
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, NarrowLM
-from ..drafters.trees import Ranks, TreeDrafter
+from ..drafters.tree import Ranks, TreeDrafter
 from ..errors import InputError
-from ..layouts import hidden_places
-from ..protocol import CausalLM
-from ..rejection import VerifyRule
-from ..sampling import Transform
-from ..transformer import Llama, Positions
+from ..models.linear import hidden_places
+from ..models.protocol import CausalLM
+from ..verify import VerifyRule
+from ..sampling import SamplingParams
+from ..models.llama import Llama, Positions
 
 # %% ../../nbs/engine/13_device_drafters.ipynb #4fc56cfd
 @dataclass
@@ -71,7 +71,7 @@ class DeviceDrafter(Protocol):
                ) -> None:
         "Begin a sequence; this step alone may have another shape each time."
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None, # all randomness
                ) -> DeviceDraft:
         "Tokens that may follow the sequence."
@@ -141,7 +141,7 @@ class Stateless:
 
 class NothingOnDevice(Stateless):
     "`NoDrafter`: plain decoding."
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "An empty draft, in as many places as there are."
         return no_draft(sequence, K)
@@ -172,7 +172,7 @@ class NGramOnDevice(Stateless):
     "`NGramDrafter`: K tokens, where anything matches."
     def __init__(self, longest: int): self.longest = longest
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "What followed the longest ending that occurred before."
         tokens, match = lookup_on_device(sequence.tokens, sequence.length, K, self.longest)
@@ -187,7 +187,7 @@ class SuffixOnDevice(Stateless):
 
     def __init__(self, per_match: float): self.per_match = per_match
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "What followed the longest ending that occurred before, and how long that was."
         longest = min(self.LONGEST, len(sequence.tokens))
@@ -211,12 +211,12 @@ def spread(rows: Tensor,       # distributions over the tokens that the draft mo
     return wide.index_copy_(1, ids, rows)
 
 def choose(logits: Tensor,       # over the tokens that the draft model knows, [1, D]
-           transform: Transform,
+           sampling: SamplingParams,
            generator: torch.Generator | None,
           ) -> tuple[Tensor, Tensor | None]: # index, [1]; what it was drawn from, [1, D]
     "The next draft token; at temperature 0 it is certain."
-    if transform.temperature == 0: return logits.argmax(-1), None
-    q = transform(logits)
+    if sampling.temperature == 0: return logits.argmax(-1), None
+    q = sampling.probs(logits)
     return exponential_sample(q, generator), q
 
 class ChainBuilder:
@@ -229,10 +229,10 @@ class ChainBuilder:
         self.broken: list[Tensor] = []
 
     def add(self, logits: Tensor, # [1, D]
-            transform: Transform, generator: torch.Generator | None) -> Tensor: # a token, [1]
+            sampling: SamplingParams, generator: torch.Generator | None) -> Tensor: # a token, [1]
         "Draw one more."
         self.broken.append(not_finite(logits))
-        choice, q = choose(logits, transform, generator)
+        choice, q = choose(logits, sampling, generator)
         if q is not None: self.rows.append(q)
         self.tokens.append(choice if self.ids is None else self.ids.index_select(0, choice))
         return self.tokens[-1]
@@ -272,14 +272,14 @@ class ModelOnDevice:
         if self.narrow is not None: return self.narrow.index_select(0, ids)
         return ids.clamp(max=self.model.vocab_size - 1)
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "Sample K tokens, one after another."
         unread, at = sequence.ending(2)
         chain = ChainBuilder(self.ids, self.vocab_size)
         for _ in range(K):
             logits, _ = read_at(self.model, self.draft_ids(unread), at, self.cache, last=1)
-            unread, at = chain.add(logits[:, :self.known], transform, generator), at[-1:] + 1
+            unread, at = chain.add(logits[:, :self.known], sampling, generator), at[-1:] + 1
         return chain.draft(self.model.context_length - sequence.length + 1)
 
     def commit(self, sequence: DeviceSequence, draft: DeviceDraft, decided: Decided,
@@ -340,13 +340,13 @@ class HeadOnDevice:
         start = sequence.length - decided.num_accepted - 1
         self.catch_up(decided.emitted, start + places, features, decided.num_accepted)
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "K tokens, each after the one before."
         logits, state, at = self.logits, self.state, sequence.length - 1
         chain = ChainBuilder(self.ids, self.vocab_size)
         for i in range(K):
-            token = chain.add(logits[None], transform, generator)
+            token = chain.add(logits[None], sampling, generator)
             if i == K - 1: break
             logits, state = self.head.say(self.read(token, state, at))
             at = at + 1
@@ -451,7 +451,7 @@ class TreeOnDevice:
         where = tree_positions(self.head.where, start, sees, self.cache.capacity)
         return self.head.say_all(self.head.read(tokens, x, where, self.cache))
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "A tree, level by level."
         start, logits, state = sequence.length - 1, self.reader.logits[None], self.reader.state
@@ -488,10 +488,10 @@ class ColderOnDevice:
         self.drafter, self.inner, self.layers = drafter, inner, inner.layers
         self.prefill, self.commit = inner.prefill, inner.commit
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "The inner one's draft, and the q that it was drawn from: the colder one."
-        return self.inner.propose(sequence, K, self.drafter.scaled(transform), generator)
+        return self.inner.propose(sequence, K, self.drafter.scaled(sampling), generator)
 
 register(TemperatureScaledDrafter, lambda drafter, target, K, capacity:
          ColderOnDevice(drafter, make_on_device(drafter.drafter, target, K, capacity)),
@@ -574,10 +574,10 @@ class HybridOnDevice:
         for member, share in zip(self.members, self.shares(features)):
             member.prefill(sequence, prompt, share)
 
-    def propose(self, sequence: DeviceSequence, K: int, transform: Transform,
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "The draft of the member that promises most."
-        drafts = [member.propose(sequence, K, transform, generator) for member in self.members]
+        drafts = [member.propose(sequence, K, sampling, generator) for member in self.members]
         places = torch.arange(K, device=sequence.tokens.device)
         known = [places if d.evidence is None else d.evidence for d in drafts]
         valid = torch.stack([drafted_mask(d.tokens, d.count) for d in drafts])

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import TorchSource, seed_generator
+from ..sampling import SamplingParams, SeededRandom, seed_generator
 from specdec.device.drafters import (
     COUNTERPARTS, Decided, DeviceDraft, DeviceDrafter, make_on_device, no_draft, not_finite,
     tree_positions, unsupported_reason,
@@ -31,14 +31,13 @@ from specdec.device.ops import (
 )
 from ..drafters.base import Drafter
 from ..errors import NumericalError, SpecdecError, check, require_int
-from ..kvcache import KVCache
+from ..cache import KVCache
 from ..files import first_line
 from ..profiling import PhaseTimer
-from ..rejection import VerifyRule
-from ..requests import check_request, token_ids
+from ..verify import VerifyRule
+from ..loop import check_request, token_ids
 from ..result import Round
-from ..sampling import Transform
-from ..transformer import Llama, Positions
+from ..models.llama import Llama, Positions
 
 # %% ../../nbs/engine/14_device_loop.ipynb #2c43a12b
 def as_report(draft: DeviceDraft, num_accepted: Tensor, next_token: Tensor, # [1], [1]
@@ -71,7 +70,7 @@ class DeviceState:
     "What a round works on; its tensors stay where they are as long as it lives."
     target: Llama
     drafter: DeviceDrafter
-    transform: Transform      # logits → p
+    sampling: SamplingParams  # logits → p
     verify: VerifyRule | None # of `DEVICE_RULES`; None: the default at this temperature
     K: int                    # places for draft tokens in each round
     cache: StaticCache        # the target's
@@ -79,7 +78,8 @@ class DeviceState:
     generator: torch.Generator | None # all randomness; None on the device meta
     report: Tensor            # the last round in numbers, [K + 5]
 
-def device_state(target: Llama, drafter: Drafter, transform: Transform, verify: VerifyRule | None,
+def device_state(target: Llama, drafter: Drafter, sampling: SamplingParams,
+                 verify: VerifyRule | None,
                  K: int,        # draft tokens per round
                  capacity: int, # positions of the caches
                 ) -> DeviceState:
@@ -92,13 +92,13 @@ def device_state(target: Llama, drafter: Drafter, transform: Transform, verify: 
     # two tokens, so that the first capture has some to look at
     length = torch.full((1,), 2, dtype=torch.long, device=device)
     return DeviceState(
-        target, on_device, transform, verify, K, cache, DeviceSequence(tokens, length),
+        target, on_device, sampling, verify, K, cache, DeviceSequence(tokens, length),
         torch.Generator(device) if device.type != "meta" else None,
         torch.zeros(K + 5, dtype=torch.long, device=device))
 
 def draft(state: DeviceState) -> DeviceDraft:
     "The drafter proposes K places."
-    return state.drafter.propose(state.sequence, state.K, state.transform, state.generator)
+    return state.drafter.propose(state.sequence, state.K, state.sampling, state.generator)
 
 def verify(state: DeviceState, draft: DeviceDraft) -> tuple[Tensor, Tensor | None]:
     "The target reads the last token and the draft: logits [K + 1, V], features [K + 1, F]."
@@ -116,13 +116,13 @@ def verify(state: DeviceState, draft: DeviceDraft) -> tuple[Tensor, Tensor | Non
 
 def decide(state: DeviceState, draft: DeviceDraft, logits: Tensor) -> Decided:
     "How many draft tokens are kept, the token after them, and the round in numbers."
-    transform, generator = state.transform, state.generator
+    sampling, generator = state.sampling, state.generator
     if draft.parents is not None:  # each row draws the target's token; the walk follows them
-        if transform.temperature == 0: target_tokens = logits.argmax(-1)
-        else: target_tokens = exponential_sample(transform(logits), generator)
+        if sampling.temperature == 0: target_tokens = logits.argmax(-1)
+        else: target_tokens = exponential_sample(sampling.probs(logits), generator)
         return walk_on_device(draft, ancestors(draft.parents), target_tokens, logits)
     num_accepted, next_token = decide_on_device(
-        state.verify, transform, logits, draft.q, draft.tokens, draft.count, generator)
+        state.verify, sampling, logits, draft.q, draft.tokens, draft.count, generator)
     emitted = emitted_tokens(draft.tokens, num_accepted, next_token)
     report = as_report(draft, num_accepted, next_token, logits)
     return Decided(num_accepted, next_token, emitted, report)
@@ -187,7 +187,7 @@ class DeviceLoop:
     @torch.inference_mode()
     def __init__(self, target: Llama,
                  drafter: Drafter,         # one without an `unsupported_reason`
-                 transform: Transform,     # logits → p
+                 sampling: SamplingParams,  # logits → p
                  K: int,                   # draft tokens per round
                  capacity: int,            # positions: the sequence, and K + 1 a round under way
                  verify: VerifyRule | None = None, # None: the default rule
@@ -196,7 +196,7 @@ class DeviceLoop:
                  graphs: bool = True):     # False: step by step on a GPU too, to compare
         if ahead is None: ahead = int(is_capturable(target.device))
         self.ahead, K = require_int(ahead, "ahead", 0), require_int(K, "K", 1)
-        self.state = device_state(target, drafter, transform, verify, K, capacity)
+        self.state = device_state(target, drafter, sampling, verify, K, capacity)
         self.outbox = Outbox(self.state.report, self.ahead + 1)
         self.steps, self.lock = steps_of(self.state), Lock()
         self.is_captured = graphs and is_capturable(target.device)
@@ -243,7 +243,7 @@ class DeviceLoop:
         another. Raises `InputError` for what `check_request` refuses, and for what doesn't fit."""
         prompt, capacity = token_ids(prompt), self.state.cache.capacity
         _, room, eos_ids = check_request(self.state.target, prompt, 1, room, eos_ids)
-        if seed is not None: seed = TorchSource(seed).seed
+        if seed is not None: seed = SeededRandom(seed).seed
         needed = len(prompt) + room + (self.ahead + 1) * (self.state.K + 1)
         check(needed <= capacity, f"A text of {len(prompt)} + {room} tokens needs a capacity of "
               f"{needed}, and the buffers have {capacity}: make a loop with larger ones.")
@@ -300,7 +300,7 @@ def walk_on_device(tree: DeviceDraft, sees: Tensor, # of `ancestors`
                    target_tokens: Tensor, # the target's token behind each row, [K + 1]
                    logits: Tensor,        # the target's, for the report, [K + 1, V]
                   ) -> Decided:
-    """`specdec.drafters.trees.walk`: the path as a chain, reported with the draft token after it
+    """`specdec.verify.walk`: the path as a chain, reported with the draft token after it
     that was rejected, if there is one."""
     parents, valid = tree.parents, tree.valid
     assert parents is not None and valid is not None  # it is a tree
@@ -343,14 +343,14 @@ class DeviceDecoder:
         self.keep, self.lock = require_int(keep, "keep", 1), Lock()
         self.loops: dict[tuple, DeviceLoop] = {}  # the one used last comes last
 
-    def loop(self, transform: Transform, K: int,
+    def loop(self, sampling: SamplingParams, K: int,
              limit: int, # the length that the sequence can grow to
              verify: VerifyRule | None = None, # None: the default rule
             ) -> DeviceLoop:
         "A loop for such sequences, made when it is needed."
         under_way = int(self.options.get("ahead") or 1) + 1  # rounds that may run past the end
         capacity = bucket(max(limit, 4 * (K + 1)) + under_way * (K + 1))
-        key = transform, K, capacity, verify
+        key = sampling, K, capacity, verify
         with self.lock:
             found = self.loops.pop(key, None)
             if found is None: found = DeviceLoop(self.target, self.drafter, *key, **self.options)
@@ -360,9 +360,9 @@ class DeviceDecoder:
         return found
 
     def speculate(self, prompt: list[int],         # token ids, at least one
-                  transform: Transform,            # logits → p
+                  sampling: SamplingParams,        # logits → p
                   seed: int | None = None,         # None: a fresh one; the device's own numbers,
-                                                   # not those of `TorchSource`
+                                                   # not those of `SeededRandom`
                   K: int = 5,                      # draft tokens per round; of a chain at most
                                                    # `LONGEST_DRAFT`, which bounds the memory
                   max_new_tokens: int = 128,       # fewer where the target's context ends
@@ -379,9 +379,9 @@ class DeviceDecoder:
         limit = min(len(prompt) + max_new_tokens, self.target.context_length)
         K = min(K, self.target.context_length)  # no sequence is longer
         K = COUNTERPARTS[type(self.drafter)].bounded(self.drafter, K, limit)
-        seed, room = TorchSource(seed).seed, limit - len(prompt)
+        seed, room = SeededRandom(seed).seed, limit - len(prompt)
         timer = timer or PhaseTimer(self.target.device)
-        return self.loop(transform, K, limit, verify).rounds(prompt, seed, room, eos_ids, timer)
+        return self.loop(sampling, K, limit, verify).rounds(prompt, seed, room, eos_ids, timer)
 
 # %% ../../nbs/engine/14_device_loop.ipynb #77ae3ba1
 class _OneLayer:

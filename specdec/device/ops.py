@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checkpoint import Checkpoint
+from ..models.checkpoint import Checkpoint
 from ..errors import ModelError
-from ..kvcache import KVCache
-from ..layouts import Plan, hidden_places
-from ..lossless.block import block_residual, block_verification
-from ..rejection import VerifyRule, greedy_match, speculative_sampling
-from ..sampling import Transform
-from ..transformer import Llama, Positions, head_size
+from ..cache import KVCache
+from ..models.linear import Plan, hidden_places
+from specdec.verify import (
+    VerifyRule, block_residual, block_verification, greedy_match, speculative_sampling,
+)
+from ..sampling import SamplingParams
+from ..models.llama import Llama, Positions, head_size
 
 # %% ../../nbs/engine/08_device.ipynb #fe61ceef
 class StateDict(Checkpoint):
@@ -110,7 +111,7 @@ def static_positions(model: Rotary,
                      # what they may not see, [T, capacity]; None: what comes later
                      hidden: Tensor | None = None,
                     ) -> Positions: # masks [groups · T, capacity]
-    "What `specdec.transformer.positions` says, from positions that only the device knows."
+    "What `specdec.models.llama.positions` says, from positions that only the device knows."
     angles = at.float()[:, None, None] * model.frequencies
     cos, sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -228,7 +229,7 @@ def verify_on_device(
 # %% ../../nbs/engine/08_device.ipynb #d25dc5b2
 def device_weights(ratios: Tensor, # p/q of each draft token, [K], float64; 0 where no token is
                   ) -> Tensor: # [K + 1], in [0, 1], the first is 1
-    "`specdec.lossless.block.block_weights`, all at once: a product over its largest so far."
+    "`specdec.verify.block_weights`, all at once: a product over its largest so far."
     products = F.pad(ratios, (1, 0), value=1.0).cumprod(0)
     return products / products.cummax(0).values
 
@@ -241,7 +242,7 @@ def block_on_device(
     count: Tensor | None = None, # how many tokens are a draft, [1]; None: all K
 ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     """Block verification (Sun et al. 2024, algorithm 2), sync-free: the distribution of
-    `specdec.lossless.block.block_verification`, all lengths tried at once."""
+    `specdec.verify.block_verification`, all lengths tried at once."""
     K = len(tokens)
     if q is None or K < 2: return verify_on_device(p, q, tokens, generator, count)
     valid = drafted_mask(tokens, count)
@@ -287,16 +288,16 @@ DEVICE_RULES: dict[VerifyRule, DeviceRule] = {  # rule of the host's → the sam
 }
 
 def decide_on_device(rule: VerifyRule | None, # the host's; None: its default at this temperature
-                     transform: Transform,
+                     sampling: SamplingParams,
                      logits: Tensor,          # the target's, [K + 1, V]
                      q: Tensor | None, tokens: Tensor, count: Tensor, # as for `verify_on_device`
                      generator: torch.Generator | None,
                     ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     "The verdict on a draft, by the device's form of the rule."
-    greedy = transform.temperature == 0 if rule is None else rule is greedy_match
+    greedy = sampling.temperature == 0 if rule is None else rule is greedy_match
     if greedy: return match_on_device(logits, tokens, count)
     verify = DEVICE_RULES[rule or speculative_sampling]
-    return verify(transform(logits), q, tokens, generator, count)
+    return verify(sampling.probs(logits), q, tokens, generator, count)
 
 def rule_problem(rule: VerifyRule | None) -> str: # empty: it can
     "Why the device can't decide by a rule."

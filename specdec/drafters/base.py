@@ -12,10 +12,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..sampling import Transform
-from ..core import Source
+from ..sampling import RandomSource, SamplingParams
 from ..errors import ModelError, to_int
-from ..rejection import VerifyRule
+from ..verify import VerifyRule
 
 # %% ../../nbs/drafters/00_base.ipynb #16049153
 @dataclass
@@ -62,8 +61,8 @@ class DraftState(Protocol):
     def propose(
         self,
         K: int,                  # at most so many draft tokens, at least 1
-        transform: Transform,    # how the target's logits become p; a drafter need not use it
-        source: Source,          # the caller's random draws
+        sampling: SamplingParams,  # how the target's logits become p; a drafter need not use it
+        rng: RandomSource,       # the caller's random draws
     ) -> Draft:
         "Tokens that may follow the sequence; fewer than K, or none, is fine."
 
@@ -112,7 +111,7 @@ class NoDrafter:
               eos_ids: Set[int] = frozenset()) -> "NoDrafter":
         "Nothing to remember."
         return self
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "An empty draft."
         return Draft([])
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
@@ -124,9 +123,9 @@ class WrapperState:
     in one thing. Whichever `propose` a subclass has, q must be what the tokens were drawn from."""
     def __init__(self, inner: DraftState): self.inner = inner
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The inner one's own draft."
-        return self.inner.propose(K, transform, source)
+        return self.inner.propose(K, sampling, rng)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "The sequence grew."
@@ -159,14 +158,14 @@ def check_state(state: DraftState, drafter: Drafter) -> None:
 def ask(
     state: DraftState,
     n: int,               # at most so many draft tokens; at 0 the drafter is not asked
-    transform: Transform,
-    source: Source,
+    sampling: SamplingParams,
+    rng: RandomSource,
     vocab_size: int,      # the target's V
     branches: bool = False, # whether the drafter is one of trees
 ) -> Draft: # at most n tokens, as plain numbers
     "The drafter's proposal; raises `ModelError` if it breaks the protocol."
     if n == 0: return Draft([])
-    draft, name = state.propose(n, transform, source), type(state).__name__
+    draft, name = state.propose(n, sampling, rng), type(state).__name__
     if not (hasattr(draft, "tokens") and hasattr(draft, "q")):
         raise ModelError(f"{name} proposed a {type(draft).__name__}: expected a Draft.")
     try: tokens = [to_int(token) for token in draft.tokens]
@@ -214,10 +213,10 @@ def apply_rule(
     p: Tensor,              # target probabilities, [n + 1, V]
     q: Tensor | None,       # draft probabilities, [n, V]; None: each draft token was certain
     tokens: Sequence[int],  # the draft tokens, [n]
-    source: Source,
+    rng: RandomSource,
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
     "The rule's verdict as plain numbers; raises `ModelError` if it can't be one."
-    verdict, n, V = verify(p, q, tokens, source), len(tokens), p.shape[-1]
+    verdict, n, V = verify(p, q, tokens, rng), len(tokens), p.shape[-1]
     try:
         num_accepted, next_token = (to_int(number) for number in verdict)
         if 0 <= num_accepted <= n and 0 <= next_token < V: return num_accepted, next_token
@@ -248,10 +247,10 @@ class TemperatureScaledDrafter(WrapperDrafter):
         super().__init__(drafter)
         self.factor = to_number(factor)
 
-    def scaled(self, transform: Transform) -> Transform:
+    def scaled(self, sampling: SamplingParams) -> SamplingParams:
         "What the draft's logits are drawn with: the target's transform at the lower temperature."
-        temperature = min(transform.temperature, 1e300)  # a whole number may exceed any float
-        return replace(transform, temperature=self.factor * temperature)
+        temperature = min(sampling.temperature, 1e300)  # a whole number may exceed any float
+        return replace(sampling, temperature=self.factor * temperature)
 
     def wrap(self, inner: DraftState, tokens: list[int],
              eos_ids: Set[int]) -> "TemperatureScaledState":
@@ -261,10 +260,10 @@ class TemperatureScaledDrafter(WrapperDrafter):
 # %% ../../nbs/drafters/09_colder.ipynb #90d5c7e6
 class TemperatureScaledState(WrapperState):
     "The state of a drafter that draws at a lower temperature than the target."
-    def __init__(self, inner: DraftState, scaled: Callable[[Transform], Transform]):
+    def __init__(self, inner: DraftState, scaled: Callable[[SamplingParams], SamplingParams]):
         super().__init__(inner)
         self.scaled = scaled
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The inner drafter's tokens, and the q that they were drawn from."
-        return self.inner.propose(K, self.scaled(transform), source)
+        return self.inner.propose(K, self.scaled(sampling), rng)

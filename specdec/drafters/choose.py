@@ -12,12 +12,11 @@ from collections.abc import Hashable, Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from ..core import Source
+from ..sampling import RandomSource, SamplingParams
 from .base import Draft, Drafter, DraftState
 from .lookup import NGramDrafter, SuffixDrafter, outcome
-from .trees import Ranks, best_tree
+from .tree import Ranks, best_tree
 from ..errors import InputError, check, to_number
-from ..sampling import Transform
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #54defa7f
 class Acceptance:
@@ -233,11 +232,11 @@ class HybridState:
         who, n = self.chooser.choose(known)
         return who, known[who][:n]
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The best one's draft; perhaps an empty one."
         who, evidence = self.plan(K)
         draft = Draft([])
-        if evidence: draft = self.states[who].propose(len(evidence), transform, source)
+        if evidence: draft = self.states[who].propose(len(evidence), sampling, rng)
         self.pending = who, evidence, draft.tokens
         return draft
 
@@ -434,10 +433,10 @@ class AdaptiveState(WrapperState):
         self.controller = controller
         self.drafted: list[int] = []
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "As many of the drafter's tokens as the controller says; perhaps none."
         n = min(K, self.controller.lookahead)
-        draft = self.inner.propose(n, transform, source) if n else Draft([])
+        draft = self.inner.propose(n, sampling, rng) if n else Draft([])
         self.drafted = draft.tokens
         return draft
 
@@ -508,11 +507,11 @@ def paying_shape(chances: Sequence[Sequence[float]], # as for `best_tree`; one r
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..batches import reads_trees
+from ..models.batch import reads_trees
 from .head import FastHead, HeadDrafter
-from .trees import TreeDrafter
-from ..protocol import CausalLM
-from ..transformer import Llama
+from .tree import TreeDrafter
+from ..models.protocol import CausalLM
+from ..models.llama import Llama
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #53851935
 # how often a head's first, second, … choice is the target's token: one token ahead, two, …
@@ -629,4 +628,4 @@ class TreeHybrid:
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #c154962a
 def gives_trees(target: CausalLM) -> bool:
     "Whether nothing is lost with a tree: not where chains have the very bits of plain decoding."
-    return isinstance(target, Llama) and reads_trees(target) and not target.same_rows
+    return isinstance(target, Llama) and reads_trees(target) and not target.batch_invariant

@@ -18,18 +18,17 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..adapter import TransformersLM, check_sizes, is_native
-from ..checkpoint import Checkpoint
-from ..core import Source
+from ..models.transformers import TransformersLM, check_sizes, is_native
+from ..models.checkpoint import Checkpoint
+from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
 from ..errors import InputError, ModelError, check, require_int, to_number
 from .base import Draft
 from .model import plain_weight
-from ..kvcache import KVCache
-from ..layouts import Linear, has_same_rows
+from ..cache import KVCache
+from ..models.linear import Linear, is_batch_invariant
 from ..files import written_together
-from ..protocol import CausalLM
-from ..sampling import Transform, check_logits, likeliest
-from specdec.transformer import (
+from ..models.protocol import CausalLM
+from specdec.models.llama import (
     MLP, Attention, Llama, Positions, head_size, positions, rms_norm, rope_frequencies, rotate,
 )
 
@@ -650,7 +649,7 @@ def _joined(*linears: nn.Linear,
     bias = None
     if linears[0].bias is not None: bias = torch.cat([linear.bias.detach() for linear in linears])
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    return Linear(weight, bias, pack or has_same_rows(weight.device, weight.dtype))
+    return Linear(weight, bias, pack or is_batch_invariant(weight.device, weight.dtype))
 
 def _fast_attention(module: HeadAttention) -> Attention:
     "A head's attention on the target's building blocks."
@@ -822,7 +821,7 @@ class HeadState(HeadReader):
     drafter: "HeadDrafter"
 
     @torch.inference_mode()
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         """K tokens, or fewer where the head's context ends, the drafted sequence does, or
         confidence falls below `stop_below`. At temperature 0 they are certain (q is None)."""
         K = min(K, self.cache.capacity - self.read - len(self.unread) + 1)
@@ -835,9 +834,9 @@ class HeadState(HeadReader):
         while len(draft) < K and confidence >= stop_below:
             if draft: logits, state = self.head.step(draft[-1:], state, self.cache)
             check_logits(logits, f"The head, {len(draft) + 1} tokens after the text")
-            if transform.temperature > 0:
-                rows.append(transform(logits))
-                choice = source.categorical(rows[-1])
+            if sampling.temperature > 0:
+                rows.append(sampling.probs(logits))
+                choice = rng.categorical(rows[-1])
             else: choice = int(likeliest(logits))
             draft.append(int(ids[choice]))
             if draft[-1] in self.eos_ids: break

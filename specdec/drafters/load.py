@@ -14,17 +14,17 @@ from pathlib import Path
 
 from ..errors import InputError, ModelError, check
 from .base import Drafter, NoDrafter
-from .model import ModelDrafter
 from .base import TemperatureScaledDrafter
+from .model import ModelDrafter
 from .head import HeadDrafter
+from .head import load_head
 from .choose import HybridDrafter
 from .lookup import SuffixDrafter
-from .head import load_head
 from .translate import TokenIntersectionDrafter
-from ..loading import load_model
+from ..models.loading import load_model
 from ..files import local_path
-from ..models import find_model, vocabulary_difference
-from ..protocol import CausalLM
+from ..models.hub import find_model, vocabulary_difference
+from ..models.protocol import CausalLM
 from ..registry import SlowerWarning, too_large
 
 # %% ../../nbs/drafters/27_load.ipynb #l0ad0006

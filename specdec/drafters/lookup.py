@@ -10,8 +10,7 @@ from collections.abc import Sequence, Set
 
 from torch import Tensor
 
-from ..sampling import Transform
-from ..core import Source, TorchSource
+from ..sampling import RandomSource, SamplingParams, SeededRandom
 from ..errors import check, require_int, to_number
 from ..result import Round
 from .base import Draft, Drafter
@@ -32,7 +31,7 @@ class NGramState:
                 self.last_seen[tuple(self.tokens[-n:])] = len(self.tokens)  # `token` follows it
             self.tokens.append(token)
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "What followed the longest ending that occurred before; nothing if none did."
         for n in range(min(self.longest, len(self.tokens)), 0, -1):
             start = self.last_seen.get(tuple(self.tokens[-n:]))
@@ -132,7 +131,7 @@ class SuffixState:
         "How long the match is at draft token i, if those before it are right; 8: eight or more."
         return min(8, self.index.match[0] + i)
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "What followed the match; where the sequence ends, its own draft tokens are copied on."
         start, tokens = self.index.match[1], self.index.tokens
         draft: list[int] = []
@@ -178,11 +177,11 @@ def replay(drafter: Drafter,  # one that is certain of its draft tokens: its dra
     token is accepted with its own probability p, and that is how often the text goes on with it
     (greedy and sampled texts alike). Raises `InputError` for a drafter with a q."""
     state = drafter.start([*prompt, *text[:1]], None, len(prompt) + len(text), frozenset())
-    source = TorchSource(0)  # a certain draft draws nothing
+    rng = SeededRandom(0)  # a certain draft draws nothing
     rounds, at = [], 1
     while at < len(text):
         n = min(K, len(text) - at - 1)
-        draft = state.propose(n, Transform(), source) if n else Draft([])
+        draft = state.propose(n, SamplingParams(), rng) if n else Draft([])
         check(draft.q is None, "Only drafters that are certain of their draft tokens can be "
               "replayed: this one reports a q.")
         accepted, _ = outcome(draft.tokens, text[at:])

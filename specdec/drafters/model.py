@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Source
+from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import check, require_int
 from .base import Draft
-from ..kvcache import KVCache
-from ..layouts import Int4Linear, Linear
-from ..protocol import CausalLM, WrapperLM
-from ..rejection import acceptance_probability
-from ..sampling import Transform, check_logits
-from ..transformer import Llama
+from ..cache import KVCache
+from ..models.linear import Int4Linear, Linear
+from ..models.protocol import CausalLM, WrapperLM
+from ..verify import acceptance_probability
+from ..models.llama import Llama
 
 # %% ../../nbs/drafters/03_model.ipynb #b2a8e902
 class ModelState:
@@ -37,27 +36,27 @@ class ModelState:
         self.tokens += tokens
         self.cache.rollback(min(self.cache.length, len(self.tokens) - 1))
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "K tokens, or fewer where the draft model's own context or the drafted sequence ends."
         unread = self.tokens[self.cache.length:]
         room = self.cache.capacity - len(self.tokens) + 1  # the last token of a draft is never read
         draft: list[int] = []
         rows: list[Tensor] = []
         for _ in range(min(K, room)):
-            q = self.distribution(unread, transform)
-            draft.append(source.categorical(q))
+            q = self.distribution(unread, sampling)
+            draft.append(rng.categorical(q))
             rows.append(q)
             if draft[-1] in self.eos_ids: break
             unread = draft[-1:]
         return Draft(draft, torch.stack(rows) if rows else None)
 
-    def distribution(self, unread: list[int], transform: Transform) -> Tensor: # [V]
+    def distribution(self, unread: list[int], sampling: SamplingParams) -> Tensor: # [V]
         "The distribution after reading those tokens; ids that only pad logits get 0."
         ids = torch.tensor([unread])
         ids = ids.clamp(max=self.model.vocab_size - 1)  # an id that only the target has
         logits = self.model.forward(ids, self.cache, last=1)[0, -1, :self.vocab_size]
         check_logits(logits, f"The draft, after {self.cache.length} tokens")
-        return F.pad(transform(logits), (0, self.vocab_size - logits.shape[-1]))
+        return F.pad(sampling.probs(logits), (0, self.vocab_size - logits.shape[-1]))
 
 # %% ../../nbs/drafters/03_model.ipynb #a2f408af
 class ModelDrafter:
@@ -130,17 +129,17 @@ def rows_on(model: CausalLM, written: Written) -> Tensor: # logits, [N, V]
 # %% ../../nbs/drafters/03_model.ipynb #a51411e2
 def expected_acceptance(p: Tensor, # target distributions, [N, V]
                         draft: CausalLM, written: Written,
-                        transform: Transform, # of the draft model's logits
+                        sampling: SamplingParams, # of the draft model's logits
                        ) -> float: # 0…1
     "α at the first position: the mean of Σ min(p, q) over the written tokens."
-    q = transform(rows_on(draft, written))
+    q = sampling.probs(rows_on(draft, written))
     return acceptance_probability(p, q).mean().item()
 
 # %% ../../nbs/drafters/03_model.ipynb #51f226cd
 def search_layers(target: Llama, written: Written,
                   count: int,     # how many layers to leave out, at most
                   width: int = 8, # how many of the least missed layers to choose from
-                  transform: Transform = Transform(1.0), # of target and draft
+                  sampling: SamplingParams = SamplingParams(1.0), # of target and draft
                  ) -> list[tuple[tuple[int, ...], float]]: # for 1, 2, …, count: which, and α
     """Which layers a draft can do without (the question of Zhang et al. 2023, section 3.2, answered
     greedily): one at a time, always the one that costs the least α. Raises `InputError` for counts
@@ -152,9 +151,9 @@ def search_layers(target: Llama, written: Written,
           f"and a layer must be left; not {count} and {width}.")
     check(len(written) > 0,
           "There is no text to try the layers on: give at least one (prompt ids, written ids).")
-    p = transform(rows_on(target, written))
+    p = sampling.probs(rows_on(target, written))
     def alpha(layers: tuple[int, ...]) -> float:
-        return expected_acceptance(p, target.skip(layers), written, transform)
+        return expected_acceptance(p, target.skip(layers), written, sampling)
     candidates = sorted(range(depth), key=lambda layer: -alpha((layer,)))[:width]
     found: list[tuple[tuple[int, ...], float]] = []
     chosen: tuple[int, ...] = ()

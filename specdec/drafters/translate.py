@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Source
+from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import check
 from .base import Draft
-from ..protocol import CausalLM
-from ..sampling import Transform, check_logits
+from ..models.protocol import CausalLM
 
 # %% ../../nbs/drafters/24_translation.ipynb #329c733f
 def byte_letters() -> dict[str, int]: # letter → byte
@@ -165,25 +164,25 @@ class IntersectionState:
         "How many tokens the draft model can still say after these; the last is never read."
         return self.reader.model.context_length - len(ids) + 1 if ids else 0
 
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "K tokens, or fewer where the model's context or the text ends; none inside a character."
         ids, shared = self.encoded(), self.drafter.shared
         tokens: list[int] = []
         rows: list[Tensor] = []
         for _ in range(min(K, self.room(ids))):
-            weights = self.weights(ids, transform)
+            weights = self.weights(ids, sampling)
             total = weights.sum()
             if not total > 0: break  # the draft model is sure of a token that the target lacks
             rows.append(weights / total)
-            i = source.categorical(rows[-1])
+            i = rng.categorical(rows[-1])
             tokens.append(shared.target[i])
             if tokens[-1] in self.eos_ids: break
             ids.append(shared.draft[i])
         return Draft(tokens, self.widened(torch.stack(rows)) if rows else None)
 
-    def weights(self, ids: list[int], transform: Transform) -> Tensor: # [S]
+    def weights(self, ids: list[int], sampling: SamplingParams) -> Tensor: # [S]
         "What the draft model gives to the shared tokens after these."
-        return transform(self.reader.row(ids)[self.drafter.draft_ids])
+        return sampling.probs(self.reader.row(ids)[self.drafter.draft_ids])
 
     def widened(self, rows: Tensor) -> Tensor: # [n, S] → [n, V]
         "Rows over the shared tokens, in the target's ids."

@@ -30,19 +30,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from tqdm import tqdm
 
-from ..core import Source, TorchSource
+from ..sampling import RandomSource, SamplingParams, SeededRandom, check_logits
 from ..errors import ModelError, SpecdecError, check, require_int, to_int, to_number
 from ..result import Round
-from .enumerate import exact_law
+from .enumerate import exact_distribution
 from .gallery import GALLERY, Broken
 from specdec.lossless.proof import (
-    Drafting, Language, Law, Next, Text, completed, distance, language_pairs, law_of_rounds,
-    memory_of, one_round, sampled, sure, target_law,
+    Distribution, Drafting, Language, Next, Text, completed, distance, distribution_of_rounds,
+    language_pairs, memory_of, one_round, sampled, sure, target_distribution,
 )
 from .torch_rng import drawn_from
-from ..rejection import VerifyRule, delta
-from ..requests import end_ids, token_ids
-from ..sampling import Transform, check_logits
+from ..verify import VerifyRule, delta
+from ..loop import end_ids, token_ids
 
 # %% ../../nbs/lossless/07_check.ipynb #428bf574
 class NotLossless(SpecdecError, AssertionError):
@@ -72,9 +71,9 @@ class Report(ABC):
 # %% ../../nbs/lossless/07_check.ipynb #6e85a76c
 SIZES = [(1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (3, 2), (3, 3)]
 
-def _certain(q: Next, K: int, source) -> tuple[list[int], np.ndarray]: # draft tokens, [K, V]
+def _certain(q: Next, K: int, rng) -> tuple[list[int], np.ndarray]: # draft tokens, [K, V]
     "A sure draft as a program without a None for it has it: one-hot rows."
-    tokens, _ = sure(q, K, source)
+    tokens, _ = sure(q, K, rng)
     return tokens, np.stack([delta(q(tuple(tokens[:i])), token) for i, token in enumerate(tokens)])
 
 @dataclass(frozen=True)
@@ -107,25 +106,25 @@ def verify_cases(
 # %% ../../nbs/lossless/07_check.ipynb #3d00eb3c
 def _on_tensors(fn: VerifyRule, dtype: torch.dtype = torch.float64) -> VerifyRule:
     "The same rule, given tensors; what it draws with torch's own functions comes from the source."
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         p, q = (
             None if rows is None else torch.tensor(rows.astype(float), dtype=dtype)
             for rows in (p, q)
         )
-        with drawn_from(source): return fn(p, q, list(tokens), source)
+        with drawn_from(rng): return fn(p, q, list(tokens), rng)
     return verify
 
 def _on_fractions(fn: VerifyRule) -> VerifyRule:
     "The same rule; a draw that isn't made through the source is followed or refused."
-    def verify(p, q, tokens, source):
-        with drawn_from(source): return fn(p, q, tokens, source)
+    def verify(p, q, tokens, rng):
+        with drawn_from(rng): return fn(p, q, tokens, rng)
     return verify
 
 # %% ../../nbs/lossless/07_check.ipynb #d3d0ce7b
 def _checked(fn: VerifyRule) -> VerifyRule:
     "The same rule; raises `ValueError` if what it returns can't be an answer."
-    def verify(p, q, tokens, source):
-        num_accepted, next_token = (to_int(n) for n in fn(p, q, tokens, source))
+    def verify(p, q, tokens, rng):
+        num_accepted, next_token = (to_int(n) for n in fn(p, q, tokens, rng))
         if not 0 <= num_accepted <= len(tokens):
             raise ValueError(
                 f"It says that {num_accepted} of {len(tokens)} draft tokens are accepted."
@@ -137,21 +136,22 @@ def _checked(fn: VerifyRule) -> VerifyRule:
         return num_accepted, next_token
     return verify
 
-def _laws(fn: VerifyRule, case: VerifyCase) -> tuple[Law, Law]: # what comes out, what should
+# what comes out, what should
+def _distributions(fn: VerifyRule, case: VerifyCase) -> tuple[Distribution, Distribution]:
     "The exact joint law of K + 1 tokens: one round, completed by the target."
-    found = exact_law(lambda source: one_round(fn, case.p, case.q, case.K, source, case.draft))
-    return completed(found, case.p, case.K + 1), target_law(case.p, case.K + 1)
+    found = exact_distribution(lambda rng: one_round(fn, case.p, case.q, case.K, rng, case.draft))
+    return completed(found, case.p, case.K + 1), target_distribution(case.p, case.K + 1)
 
 # %% ../../nbs/lossless/07_check.ipynb #b3b15ce2
 class _Watched:
     "Passes every draw on to a source, and notes whether all the numbers were exact."
-    def __init__(self, source: Source): self.source, self.exact = source, True
+    def __init__(self, rng: RandomSource): self.rng, self.exact = rng, True
     def bernoulli(self, prob) -> bool:
         self.look([prob])
-        return self.source.bernoulli(prob)
+        return self.rng.bernoulli(prob)
     def categorical(self, weights) -> int:
         self.look(weights)
-        return self.source.categorical(weights)
+        return self.rng.categorical(weights)
 
     def look(self, numbers) -> None:
         self.exact &= all(isinstance(w, (int, np.integer, Fraction)) for w in numbers)
@@ -166,18 +166,18 @@ def pick_route(fn: VerifyRule, dtype: torch.dtype) -> str: # "fractions" or "ten
     def q(text): return (b(text) + 1) / 4
     easy = VerifyCase("easy", 1, 3, p, q, sampled)
     exact = []
-    def watching(p, q, tokens, source):
-        watched = _Watched(source)
+    def watching(p, q, tokens, rng):
+        watched = _Watched(rng)
         try:
             with drawn_from(watched): return fn(p, q, tokens, watched)
         finally: exact.append(watched.exact)
     for route, rule in (("fractions", watching), ("tensors", _on_tensors(fn, dtype))):
-        try: first, second = (_laws(_checked(rule), easy)[0] for _ in range(2))
+        try: first, second = (_distributions(_checked(rule), easy)[0] for _ in range(2))
         except Exception: continue  # the cases will tell what is wrong
         check(
             first == second,
             "The same draws gave different answers: the function takes randomness from a place that"
-            " can't be followed, such as numpy or a compiled library. Draw through `source` or with"
+            " can't be followed, such as numpy or a compiled library. Draw through `rng` or with"
             " torch's functions.",
         )
         if route == "tensors" or all(exact): return route
@@ -194,8 +194,8 @@ class VerifyReport(Report):
     lossy: int = 0                   # how many of them came out wrong
     error: Fraction = Fraction(0)    # the largest total variation
     worst: VerifyCase | None = None  # where it was found
-    found: Law = field(default_factory=dict)     # the law there
-    expected: Law = field(default_factory=dict)  # the target's
+    found: Distribution = field(default_factory=dict)  # the law there
+    expected: Distribution = field(default_factory=dict)  # the target's
     raised: str = ""                 # the error that ended the check, and the case
     promise: str | None = None       # what the function says of itself; see `promises`
 
@@ -204,7 +204,7 @@ class VerifyReport(Report):
         "Whether every case was walked, and no law was off."
         return not self.raised and not self.lossy
 
-    def add(self, case: VerifyCase, found: Law, expected: Law) -> None:
+    def add(self, case: VerifyCase, found: Distribution, expected: Distribution) -> None:
         "Count a case; keep the one whose law is furthest off."
         error = distance(found, expected)
         self.cases, self.lossy = self.cases + 1, self.lossy + (error > self.tolerance)
@@ -229,7 +229,8 @@ class VerifyReport(Report):
         if self.lossy:
             def off(x): return abs(self.found.get(x, 0) - self.expected.get(x, 0))
             text = max(self.found.keys() | self.expected.keys(), key=off)
-            has, due = (float(law.get(text, 0)) for law in (self.found, self.expected))
+            has, due = (float(distribution.get(text, 0))
+                        for distribution in (self.found, self.expected))
             lines.append(f"there the text {text} has probability {has:.4g} where the target gives "
                          f"it {due:.4g}")
             if self.promise == "greedy":
@@ -270,7 +271,7 @@ def check_verify(
     report.promise = getattr(fn, "lossless", None)
     for case in verify_cases(sizes, seeds, none, draft):
         try:
-            found, expected = _laws(rule, case)
+            found, expected = _distributions(rule, case)
         except Exception as error:
             report.raised = f"{type(error).__name__}: {error} (case: {case})"
             break
@@ -279,16 +280,16 @@ def check_verify(
 
 # %% ../../nbs/lossless/07_check.ipynb #c31aed73
 REST = -1  # in a bin: any other token
-NextLaw = Callable[[Text], np.ndarray]                 # the new tokens so far → float64 [V]
+NextDistribution = Callable[[Text], np.ndarray]        # the new tokens so far → float64 [V]
 # prompt, how many new tokens, seed → new tokens
 Generate = Callable[[list[int], int, int], list[int]]
 
-def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
+def distribution_after(target, prompt: list[int], sampling: SamplingParams) -> NextDistribution:
     """What the target may say after the prompt and some new tokens, in float64, each answer
     computed once. The target is a `CausalLM` or a function ids → logits `[V]`; what isn't such a
     row raises `InputError`, and a row without a distribution `NumericalError`."""
     @cache
-    def law(text: Text) -> np.ndarray:
+    def distribution(text: Text) -> np.ndarray:
         ids = [*prompt, *text]
         if hasattr(target, "new_cache"):
             cache = target.new_cache(len(ids))
@@ -300,20 +301,21 @@ def law_after(target, prompt: list[int], transform: Transform) -> NextLaw:
             f" {tuple(logits.shape)}.",
         )
         check_logits(logits, f"The target after {ids}")
-        row = transform(logits.float().cpu()).double().numpy()
+        row = sampling.probs(logits.float().cpu()).double().numpy()
         return row / row.sum()
-    return law
+    return distribution
 
 # %% ../../nbs/lossless/07_check.ipynb #881382c1
 class Bins:
     """A tree of texts: after each, its likeliest tokens, and a bin for all others. Every text falls
     into exactly one bin."""
-    def __init__(self, law: NextLaw, length: int, width: int, eos_ids: Set[int] = frozenset()):
+    def __init__(self, distribution: NextDistribution, length: int, width: int,
+                 eos_ids: Set[int] = frozenset()):
         self.length, self.width, self.eos_ids = length, width, eos_ids
         self.kept, self.texts, branches = {}, [], [()]  # kept: text → its likeliest tokens
         while branches:
             text = branches.pop(0)
-            row = law(text)
+            row = distribution(text)
             self.kept[text] = [int(i) for i in np.argsort(-row, kind="stable")[:width] if row[i]]
             self.texts.append((*text, REST))
             grown = [(*text, token) for token in self.kept[text]]
@@ -331,11 +333,11 @@ class Bins:
             if tokens[i] not in self.kept[text[:-1]]: return self.index[(*text[:-1], REST)]
             if text in self.index: return self.index[text]
 
-    def law(self, law: NextLaw) -> np.ndarray: # [bins]
+    def distribution(self, distribution: NextDistribution) -> np.ndarray: # [bins]
         "The probability of each bin if the tokens follow this law."
         weights = {(): 1.0}
         for text, kept in self.kept.items():
-            row = law(text)
+            row = distribution(text)
             for token in kept: weights[(*text, token)] = weights[text] * row[token]
             weights[(*text, REST)] = weights[text] * np.delete(row, kept).sum()
         return np.array([weights[text] for text in self.texts])
@@ -345,18 +347,18 @@ class Bins:
         return np.unique([str(text[:depth]) for text in self.texts], return_inverse=True)[1]
 
 # %% ../../nbs/lossless/07_check.ipynb #e9180a2c
-def tempered(law: NextLaw, beta: float) -> NextLaw:
+def tempered(distribution: NextDistribution, beta: float) -> NextDistribution:
     "p to the power β, normalised: sharper above 1, flatter below."
     def changed(text):
-        row = law(text)
+        row = distribution(text)
         powers = np.where(row > 0, row, 1) ** beta * (row > 0)
         return powers / powers.sum()
     return changed
 
-def _likeliest(law: NextLaw, k: int) -> NextLaw:
+def _likeliest(distribution: NextDistribution, k: int) -> NextDistribution:
     "Only the k likeliest tokens."
     def changed(text):
-        row = law(text)
+        row = distribution(text)
         cut = np.where(row >= np.sort(row)[-min(k, len(row))], row, 0)
         return cut / cut.sum()
     return changed
@@ -364,16 +366,17 @@ def _likeliest(law: NextLaw, k: int) -> NextLaw:
 # %% ../../nbs/lossless/07_check.ipynb #a9f08af2
 BETAS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2, 4)
 
-def _shapes(bins: Bins, law: NextLaw) -> dict[str, np.ndarray]: # what it looks like → [bins]
+# what it looks like → [bins]
+def _shapes(bins: Bins, distribution: NextDistribution) -> dict[str, np.ndarray]:
     "Laws of decoders that change the shape of the distribution."
     how = {b: "sharper" if b > 1 else "flatter" for b in BETAS}
     found = {}
     for b in BETAS:
         name = f"{how[b]} than the target, as at {1 / b:.2g} times the temperature"
-        found[name] = bins.law(tempered(law, b))
+        found[name] = bins.distribution(tempered(distribution, b))
     for k in range(1, bins.width + 1):
         name = f"cut to the {k} likeliest tokens" if k > 1 else "always the likeliest token"
-        found[name] = bins.law(_likeliest(law, k))
+        found[name] = bins.distribution(_likeliest(distribution, k))
     return found
 
 # %% ../../nbs/lossless/07_check.ipynb #285ce981
@@ -404,15 +407,15 @@ class EProcess:
 def _lgamma(x): return torch.lgamma(torch.as_tensor(x, dtype=torch.float64)).numpy()
 
 # %% ../../nbs/lossless/07_check.ipynb #7d30f806
-def e_processes(bins: Bins, law: NextLaw) -> list[EProcess]:
+def e_processes(bins: Bins, distribution: NextDistribution) -> list[EProcess]:
     "Those that learn, at every depth of the tree, and those with a fixed alternative."
-    expected = bins.law(law)
+    expected = bins.distribution(distribution)
     learners = [
         EProcess(expected, depth=depth, groups=bins.groups(depth), trust=trust)
         for depth in range(1, bins.length + 1)
         for trust in (5, 50, 500)
     ]
-    return learners + [EProcess(expected, shape) for shape in _shapes(bins, law).values()]
+    return learners + [EProcess(expected, shape) for shape in _shapes(bins, distribution).values()]
 
 # %% ../../nbs/lossless/07_check.ipynb #b87793ea
 def log_e_value(processes: list[EProcess], counts: np.ndarray) -> np.ndarray: # [..., bins] → [...]
@@ -513,7 +516,7 @@ class BrokenDecoder:
         self.broken, self.p, self.q, self.V, self.K = broken, p, q, V, K
         self.drafts_first = drafts_first
 
-    def rounds(self, source: Source) -> Iterator[Round]:
+    def rounds(self, rng: RandomSource) -> Iterator[Round]:
         "Rounds without an end."
         model = self.broken.model(self.p, self.V)
         # the text begins with a prompt of one token, which the languages don't see
@@ -523,25 +526,25 @@ class BrokenDecoder:
             return np.array([[Fraction(w) for w in row] for row in rows], dtype=object)
         while True:
             if len(text) == 1 and not self.drafts_first:
-                tokens, num_accepted, next_token = [], 0, source.categorical(read([0])[0])
+                tokens, num_accepted, next_token = [], 0, rng.categorical(read([0])[0])
             else:
                 def q(drafted): return self.q((*text[1:], *drafted))
-                tokens, rows = self.broken.draft(q, self.K, source)
+                tokens, rows = self.broken.draft(q, self.K, rng)
                 p = read([text[-1], *tokens])
-                num_accepted, next_token = self.broken.verify(p, rows, tokens, source)
+                num_accepted, next_token = self.broken.verify(p, rows, tokens, rng)
             yield Round(tokens, num_accepted, [*tokens[:num_accepted], next_token])
             text = (*text, *tokens[:num_accepted], next_token)
             self.cache.rollback(len(text) - 1)
 
-    def law(self, length: int) -> Law:
+    def distribution(self, length: int) -> Distribution:
         "The exact law of its first tokens."
-        def start(source): return self.rounds(source), lambda: memory_of(self.cache)
-        return law_of_rounds(start, length)
+        def start(rng): return self.rounds(rng), lambda: memory_of(self.cache)
+        return distribution_of_rounds(start, length)
 
-    def text(self, length: int, source: Source) -> list[int]:
+    def text(self, length: int, rng: RandomSource) -> list[int]:
         "Its first tokens."
         tokens = []
-        for r in self.rounds(source):
+        for r in self.rounds(rng):
             tokens += r.emitted
             if len(tokens) >= length: return tokens[:length]
 
@@ -549,7 +552,8 @@ class BrokenDecoder:
 class _Lumped:
     """A law on the tree as a language: the kept tokens after a text, and one token for all others;
     in 4096ths."""
-    def __init__(self, bins: Bins, law: NextLaw): self.bins, self.law, self.rows = bins, law, {}
+    def __init__(self, bins: Bins, distribution: NextDistribution):
+        self.bins, self.distribution, self.rows = bins, distribution, {}
 
     def node(self, text: Text) -> Text:
         "The place in the tree where a text leads, or the last one that it passes."
@@ -564,7 +568,7 @@ class _Lumped:
         "What may come after a text."
         node = self.node(text)
         if node not in self.rows:
-            row, kept = self.law(node), self.bins.kept[node]
+            row, kept = self.distribution(node), self.bins.kept[node]
             missing = [0.] * (self.bins.width - len(kept))
             weights = np.array([*row[kept], *missing, np.delete(row, kept).sum()])
             parts = np.where(weights > 0, np.maximum(1, np.round(weights * 4096)), 0).astype(int)
@@ -573,10 +577,10 @@ class _Lumped:
         return self.rows[node]
 
 # %% ../../nbs/lossless/07_check.ipynb #ae844987
-def _on_bins(bins: Bins, law: Law) -> np.ndarray: # [bins]
+def _on_bins(bins: Bins, distribution: Distribution) -> np.ndarray: # [bins]
     "A law of texts over `_Lumped` tokens, on the bins."
     weights = np.zeros(len(bins))
-    for text, w in law.items():
+    for text, w in distribution.items():
         tokens = []
         for i in text:
             kept = bins.kept.get(tuple(tokens), [])  # none: the text is over
@@ -595,7 +599,7 @@ class Suspect:
 
 # name, what it does, law [bins]
 def _gallery_suspects(
-    bins: Bins, p: NextLaw, q: NextLaw, K: int
+    bins: Bins, p: NextDistribution, q: NextDistribution, K: int
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Every broken decoder of the gallery, run on the tree; with the first token drafted, and
     without. Exact up to V = width + 1, where nothing is lumped."""
@@ -603,21 +607,21 @@ def _gallery_suspects(
     for broken in GALLERY:
         for drafts_first in (False, True):
             decoder = BrokenDecoder(broken, *languages, bins.width + 1, K, drafts_first)
-            try: law = decoder.law(bins.length)
+            try: distribution = decoder.distribution(bins.length)
             except (ArithmeticError, ValueError): continue  # it can't run here, so it isn't that
-            yield broken.name, broken.does, _on_bins(bins, law)
+            yield broken.name, broken.does, _on_bins(bins, distribution)
 
 # %% ../../nbs/lossless/07_check.ipynb #895df72d
 def rank(
-    counts: np.ndarray, expected: np.ndarray, laws: Iterator[tuple[str, str, np.ndarray]],
+    counts: np.ndarray, expected: np.ndarray, distributions: Iterator[tuple[str, str, np.ndarray]],
     learners: list[EProcess],
 ) -> list[Suspect]:
     """The suspects from the best explanation down, each once; among them `none of these`, which had
     to learn the law from the counts."""
     learned = float(max(e.log_e_value(counts) for e in learners))
     scores = {"none of these": Suspect("none of these", "Something else.", learned)}
-    for name, does, law in laws:
-        score = float(EProcess(expected, law).log_e_value(counts))
+    for name, does, distribution in distributions:
+        score = float(EProcess(expected, distribution).log_e_value(counts))
         if name not in scores or score > scores[name].score:
             scores[name] = Suspect(name, does, score)
     return sorted(scores.values(), key=lambda s: -s.score)
@@ -719,10 +723,10 @@ def flaw(tokens, n: int, prompt: list[int], V: int, eos_ids: Set[int]) -> str:
     return ""
 
 # %% ../../nbs/lossless/07_check.ipynb #d5680660
-def _impossible(text: Text, law: NextLaw, bins: Bins) -> str: # empty if it isn't
+def _impossible(text: Text, distribution: NextDistribution, bins: Bins) -> str: # empty if it isn't
     "The first token that the target can't say, as far as the tree goes."
     for i, token in enumerate(text):
-        if text[:i] in bins.kept and not law(text[:i])[token]:
+        if text[:i] in bins.kept and not distribution(text[:i])[token]:
             return (
                 f"token {token} came after {list(text[:i])}, where the target gives it"
                 " probability 0."
@@ -731,7 +735,7 @@ def _impossible(text: Text, law: NextLaw, bins: Bins) -> str: # empty if it isn'
 
 # %% ../../nbs/lossless/07_check.ipynb #10ca3e32
 def _watch(
-    report: DecoderReport, law: NextLaw, answer: Callable[[int], list[int]],
+    report: DecoderReport, distribution: NextDistribution, answer: Callable[[int], list[int]],
     fault: Callable[[list[int]], str], stop: bool, progress: bool,
 ) -> None:
     """Draw samples until the decoder is rejected (if that is to stop it), the samples are used up,
@@ -745,7 +749,7 @@ def _watch(
             text = tuple(int(token) for token in tokens)
             report.texts.add(text)
             report.counts[report.bins(text)] += 1
-            report.proof = report.proof or _impossible(text, law, report.bins)
+            report.proof = report.proof or _impossible(text, distribution, report.bins)
             log_e = log_e_value(report.processes, report.counts)
             report.log_e_values.append(math.inf if report.proof else float(log_e))
             if report.rejected and stop: return
@@ -773,16 +777,18 @@ def _remarks(report: DecoderReport) -> Iterator[str]:
                "the bonus token, and at the caches.")
 
 def _explain(
-    report: DecoderReport, law: NextLaw, draft_law: NextLaw | None, K: int | None
+    report: DecoderReport, distribution: NextDistribution,
+    draft_distribution: NextDistribution | None, K: int | None
 ) -> None:
     "Put suspects and remarks into the report of a decoder that was rejected."
     report.remarks = list(_remarks(report))
     if not report.samples: return
-    what, shapes = "Changes the shape of the distribution.", _shapes(report.bins, law)
-    laws = [(name, what, weights) for name, weights in shapes.items()]
-    if draft_law: laws += _gallery_suspects(report.bins, law, draft_law, K)
+    what, shapes = "Changes the shape of the distribution.", _shapes(report.bins, distribution)
+    distributions = [(name, what, weights) for name, weights in shapes.items()]
+    if draft_distribution: distributions += _gallery_suspects(report.bins, distribution,
+                                                              draft_distribution, K)
     whole_texts = [e for e in report.processes if e.depth == report.bins.length]
-    report.suspects = rank(report.counts, report.expected, laws, whole_texts)
+    report.suspects = rank(report.counts, report.expected, distributions, whole_texts)
 
 # %% ../../nbs/lossless/07_check.ipynb #c72ab7c0
 def _check_plan(prompt, length, width, rates: dict, draft, K) -> None: # rates: between 0 and 1
@@ -803,8 +809,10 @@ def _powers(
 ) -> tuple[float, int]: # the power of so many samples, and how many give 0.9
     "Raises `InputError` if the power is too small, or if nothing can be said about it."
     expected = processes[0].expected
-    some_law = expected.max() == 1 or next(_alternatives(expected, distance), None) is not None
-    check(some_law, f"No decoder at total variation {distance:g} could be made up for this target, "
+    some_distribution = expected.max() == 1 or next(_alternatives(expected, distance),
+                                                    None) is not None
+    check(some_distribution,
+          f"No decoder at total variation {distance:g} could be made up for this target, "
           "so nothing can be said about the power: give a smaller distance.")
     power = power_of(processes, samples, rate, distance)
     needed = samples_needed(processes, rate, distance)
@@ -821,7 +829,7 @@ def check_decoder(
     generate: Generate,
     target,                            # a CausalLM, or a function ids → logits [V]
     prompt: Sequence[int],
-    transform: Transform = Transform(1.0),  # what the decoder is told to sample with
+    sampling: SamplingParams = SamplingParams(1.0),  # what the decoder is told to sample with
     length: int = 3,                   # tokens of each sample; K + 3 show what a full draft leaves
     width: int = 2,                    # likeliest tokens with bins of their own, after each text
     samples: int = 3000,               # at most
@@ -840,24 +848,25 @@ def check_decoder(
     false-positive rate that holds at every moment (Shafer et al. 2011; Ramdas et al. 2023). Raises
     `InputError` for arguments that can't be served, too few samples among them; what `generate`
     raises comes through."""
-    prompt, seed, eos_ids = token_ids(prompt), TorchSource(seed).seed, end_ids(eos_ids)
+    prompt, seed, eos_ids = token_ids(prompt), SeededRandom(seed).seed, end_ids(eos_ids)
     counts = dict(length=length, width=width, samples=samples)
     length, width, samples = (require_int(n, name, 1) for name, n in counts.items())
     rates = dict(false_positive_rate=false_positive_rate, distance=distance, confidence=confidence)
     _check_plan(prompt, length, width, rates, draft, K)
-    law = law_after(target, prompt, transform)
-    draft_law = None if draft is None else law_after(draft, prompt, transform)
-    check(draft is None or len(draft_law(())) == len(law(())),
+    distribution = distribution_after(target, prompt, sampling)
+    draft_distribution = None if draft is None else distribution_after(draft, prompt, sampling)
+    check(draft is None or len(draft_distribution(())) == len(distribution(())),
           "Draft and target must give logits of one width: pad the draft's with -inf.")
-    bins = Bins(law, length, width, eos_ids)
-    processes = e_processes(bins, law)
+    bins = Bins(distribution, length, width, eos_ids)
+    processes = e_processes(bins, distribution)
     power, needed = _powers(processes, samples, false_positive_rate, distance, weak)
-    report = DecoderReport(bins, bins.law(law), samples, false_positive_rate, distance, power,
+    report = DecoderReport(bins, bins.distribution(distribution), samples, false_positive_rate,
+                           distance, power,
                            needed, confidence, processes, np.zeros(len(bins)))
     def answer(i): return generate(list(prompt), length, seed + i)
-    def fault(tokens): return flaw(tokens, length, prompt, len(law(())), eos_ids)
-    _watch(report, law, answer, fault, stop, progress)
-    if report.rejected: _explain(report, law, draft_law, K)
+    def fault(tokens): return flaw(tokens, length, prompt, len(distribution(())), eos_ids)
+    _watch(report, distribution, answer, fault, stop, progress)
+    if report.rejected: _explain(report, distribution, draft_distribution, K)
     return report
 
 # %% ../../nbs/lossless/11_server.ipynb #6dafe368
@@ -872,22 +881,23 @@ def _entry(form: str, ids: list[int], rows: list[list[float]]) -> dict:
     return {"tokens": [f"token_id:{i}" for i in ids],
             "top_logprobs": [{f"token_id:{j}": w for j, w in enumerate(row)} for row in logs]}
 
-def practice_answer(question: dict, said: Law, law: Next, form: str) -> dict:
+def practice_answer(question: dict, said: Distribution, distribution: Next, form: str) -> dict:
     "What the practice server answers: a text drawn with the seed, or one token with its law."
     prompt, n = tuple(question["prompt"][1:]), question["max_tokens"]
     rng = random.Random(question["seed"])
-    if n == 1: said = {(token,): w for token, w in enumerate(law(prompt))}
+    if n == 1: said = {(token,): w for token, w in enumerate(distribution(prompt))}
     texts, weights = zip(*said.items())
     text = rng.choices(texts, [float(w) for w in weights])[0]
     ids = list(text[:n])
-    rows = [[float(w) for w in law((*prompt, *ids[:i]))] for i in range(len(ids))]
+    rows = [[float(w) for w in distribution((*prompt, *ids[:i]))] for i in range(len(ids))]
     choice = {"text": "", "logprobs": _entry(form, ids, rows), "finish_reason": "length"}
     return {"choices": [choice], "timings": {"draft_n": n - 1, "draft_n_accepted": 0}}
 
 # %% ../../nbs/lossless/11_server.ipynb #8fd2b9d0
 @contextmanager
-def practice_server(said: Law,  # texts that it says, all as long as they are looked at
-                    law: Next,  # what it lists as the target's, after the prompt's one token
+def practice_server(said: Distribution,  # texts that it says, all as long as they are looked at
+                    # what it lists as the target's, after the prompt's one token
+                    distribution: Next,
                     form: str = "objects", # or "lists"
                    ) -> Iterator[str]: # its address
     "An OpenAI-compatible server with a known law, while the `with` block runs."
@@ -895,7 +905,7 @@ def practice_server(said: Law,  # texts that it says, all as long as they are lo
         def do_POST(self):
             question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize": answer = {"tokens": [0]}
-            else: answer = practice_answer(question, said, law, form)
+            else: answer = practice_answer(question, said, distribution, form)
             body = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -1098,7 +1108,7 @@ def _id(token: str) -> int:
     "A token's id from its name in a list."
     return int(token.removeprefix("token_id:"))
 
-def _law(row: list[tuple[int, float]]) -> dict[int, float]: # token → probability
+def _distribution(row: list[tuple[int, float]]) -> dict[int, float]: # token → probability
     "What is listed for one place; raises `ModelError` for what can't be a part of a law."
     listed = {i: min(1.0, math.exp(log)) for i, log in row}
     if len(listed) < len(row) or not sum(listed.values()) < 1.01: raise ModelError(
@@ -1125,7 +1135,7 @@ def read_answer(found: dict) -> Said:
         rows = [[(_id(token), log) for token, log in row.items()] for row in lists.top_logprobs]
     if len(rows) != len(ids): raise ModelError(
         f"The server's answer is malformed: {len(rows)} lists for {len(ids)} tokens.")
-    listed = [_law(row) for row in rows]
+    listed = [_distribution(row) for row in rows]
     counted = whole_answer.usage and whole_answer.usage.completion_tokens
     lost = counted is not None and counted > len(ids)
     if lost and False in plain: ids = ids[:plain.index(False)]
@@ -1231,7 +1241,7 @@ def _only(rank: int) -> Tensor: # [LISTED + 1]
 class ServerReport(Report):
     "What the check of a server found."
     url: str
-    law: str                # whose law it was held to
+    distribution: str       # whose law it was held to
     found: DecoderReport    # the verdict, with its counts and error rates
     drafted: int | None     # tokens, as the server tells; None: it doesn't
     accepted: int | None    # of them
@@ -1260,7 +1270,7 @@ class ServerReport(Report):
         else: drafts = "it drafted NOTHING: this is a check of plain decoding"
         early = [f"the server failed before the end: {self.failure}"] if self.failure else []
         return "\n".join([
-            f"{self.url} held to {self.law}: {self.found.summary()}",
+            f"{self.url} held to {self.distribution}: {self.found.summary()}",
             f"caught with probability 0.9, total variation (samples): {takes}", drafts, *early])
 
 # %% ../../nbs/lossless/11_server.ipynb #0614d748
@@ -1321,5 +1331,6 @@ def check_server(
         found = check_decoder(kept(ranks), logits, [0], **plan)
     else: found = check_decoder(kept(text), target, ids, eos_ids=ends, **plan)
     told = server.drafts if server.drafts["told"] else {"drafted": None, "accepted": None}
-    law = "its own law, token by token" if target is None else "the target's law"
-    return ServerReport(server.url, law, found, told["drafted"], told["accepted"], *failures)
+    distribution = "its own law, token by token" if target is None else "the target's law"
+    return ServerReport(server.url, distribution, found, told["drafted"], told["accepted"],
+                        *failures)

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from ..loop import speculate, speculate_batch
-from ..core import Source
+from ..sampling import RandomSource
 from ..errors import InputError, require_int
-from ..kvcache import KVCache
-from ..layouts import hidden_places
+from ..cache import KVCache
+from ..models.linear import hidden_places
 from specdec.lossless.proof import (
     Branches, Drafting, Drawing, ExactDecoder, ExactModel, Language, Loop, Next, Pages, Proven,
     batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
     recursive_rejection, round_error, sampled, take_likeliest,
 )
-from ..rejection import VerifyRule, delta, residual, speculative_sampling
-from ..transformer import rotation
+from ..verify import VerifyRule, delta, residual, speculative_sampling
+from ..models.llama import rotation
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7d5831d9
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ def _with(
     bonus: Callable = _right_bonus,     # (p, q) → weights [V]
 ) -> VerifyRule:
     "`speculative_sampling`, right but for the part that is given."
-    def verify(p, q, tokens, source):
+    def verify(p, q, tokens, rng):
         q = _rows(p, q, tokens)
         for i, token in enumerate(tokens):
-            if not source.bernoulli(accept(p, q, i, token)):
-                return i, source.categorical(replace(p, q, i, token))
-        return len(tokens), source.categorical(bonus(p, q))
+            if not rng.bernoulli(accept(p, q, i, token)):
+                return i, rng.categorical(replace(p, q, i, token))
+        return len(tokens), rng.categorical(bonus(p, q))
     return verify
 
 resamples_p = _with(replace=lambda p, q, i, token: p[i])
@@ -90,11 +90,11 @@ resamples_p = _with(replace=lambda p, q, i, token: p[i])
 adds_epsilon = _with(replace=lambda p, q, i, _: residual(p[i], q[i]) + p[i].sum() / 10 ** 9)
 late_replacement = _with(replace=lambda p, q, i, token: p[i + 1])
 
-def eager_residual(p, q, tokens, source):
+def eager_residual(p, q, tokens, rng):
     "Normalise every residual beforehand; where p = q there is nothing to divide by."
     rows = [(a - b).clip(min=0) for a, b in zip(p, _rows(p, q, tokens))]
     leftovers = [row / row.sum() for row in rows]
-    return _with(replace=lambda p, q, i, token: leftovers[i])(p, q, tokens, source)
+    return _with(replace=lambda p, q, i, token: leftovers[i])(p, q, tokens, rng)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #1eaf5bed
 GALLERY += [
@@ -134,11 +134,11 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #7197e6b9
 bonus_from_residual = _with(bonus=lambda p, q: residual(p[-2], q[-1]) if len(q) else p[0])
 
-def unfiltered(p, q, tokens, source):
+def unfiltered(p, q, tokens, rng):
     """Verify against what the target was before its filter: here p, with a quarter spread over all
     tokens."""
     V = p.shape[-1]
-    return speculative_sampling((3 * V * p + 1) / (4 * V), q, tokens, source)
+    return speculative_sampling((3 * V * p + 1) / (4 * V), q, tokens, rng)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #c4838855
 GALLERY += [
@@ -159,15 +159,15 @@ def _on_part(weights, # [V]
     return (ends.clip(max=high) - (ends - lengths).clip(min=low)).clip(min=0)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #81c9ca95
-def one_number(p, q, tokens, source):
+def one_number(p, q, tokens, rng):
     "One uniform number for every verdict of a round."
     rows, below = _rows(p, q, tokens), 1  # the number is known to lie below this
     for i, token in enumerate(tokens):
         bound = _ratio(p[i], rows[i], token)
-        if not source.bernoulli(min(bound / below, 1)):
-            return i, source.categorical(residual(p[i], rows[i]))
+        if not rng.bernoulli(min(bound / below, 1)):
+            return i, rng.categorical(residual(p[i], rows[i]))
         below = min(below, bound)
-    return len(tokens), source.categorical(p[len(tokens)])
+    return len(tokens), rng.categorical(p[len(tokens)])
 
 # the number that rejected a token lies above the ratio, where it picks the replacement
 verdict_draws_replacement = _with(replace=lambda p, q, i, token: _on_part(
@@ -203,22 +203,22 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #93e7fc36
-def one_verdict(p, q, tokens, source):
+def one_verdict(p, q, tokens, rng):
     "One decision for the whole draft."
     rows, ratio = _rows(p, q, tokens), 1
     for i, token in enumerate(tokens): ratio = ratio * p[i][token] / rows[i][token]
-    if source.bernoulli(min(ratio, 1)): return len(tokens), source.categorical(p[len(tokens)])
-    return 0, source.categorical(residual(p[0], rows[0]))
+    if rng.bernoulli(min(ratio, 1)): return len(tokens), rng.categorical(p[len(tokens)])
+    return 0, rng.categorical(residual(p[0], rows[0]))
 
-def half_block(p, q, tokens, source):
+def half_block(p, q, tokens, rng):
     """Keep the longest prefix whose running product passes; the residual is the one of a single
     token."""
     rows, product, kept = _rows(p, q, tokens), 1, 0
     for i, token in enumerate(tokens):
         product = min(product * p[i][token] / rows[i][token], 1)
-        if source.bernoulli(product): kept = i + 1
+        if rng.bernoulli(product): kept = i + 1
     weights = p[kept] if kept == len(tokens) else residual(p[kept], rows[kept])
-    return kept, source.categorical(weights)
+    return kept, rng.categorical(weights)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #ffe87034
 GALLERY += [
@@ -233,11 +233,11 @@ GALLERY += [
 # weights drawn from, given q; both [V]
 def _reported(change: Callable[[np.ndarray], np.ndarray]) -> Drafting:
     "Draft from other weights than the q that is reported."
-    def draft(q: Next, K: int, source: Source):
+    def draft(q: Next, K: int, rng: RandomSource):
         tokens, rows = [], []
         for _ in range(K):
             rows.append(q(tuple(tokens)))
-            tokens.append(source.categorical(change(rows[-1])))
+            tokens.append(rng.categorical(change(rows[-1])))
         return tokens, np.stack(rows) if rows else None
     return draft
 
@@ -249,9 +249,9 @@ sharpened = _reported(lambda row: row ** 2)
 among_two = _reported(_top_two)
 greedy_softmax = _reported(lambda row: delta(row, int(row.argmax())))
 
-def drops_unlikely(q: Next, K: int, source: Source):
+def drops_unlikely(q: Next, K: int, rng: RandomSource):
     "End the draft at a token that came out unlikely, and throw that token away."
-    tokens, rows = sampled(q, K, source)
+    tokens, rows = sampled(q, K, rng)
     unsure = [i for i, token in enumerate(tokens) if 2 * rows[i][token] < 1]
     return (tokens[:unsure[0]], rows[:unsure[0]]) if unsure else (tokens, rows)
 
@@ -299,23 +299,23 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #4ff223f8
-def not_renormalised(q: Next, K: int, source: Source):
+def not_renormalised(q: Next, K: int, rng: RandomSource):
     "Draft without the last token, and report q as it was."
     tokens, rows = [], []
     for _ in range(K):
         row = q(tuple(tokens))
         shared = row - row[-1] * delta(row, len(row) - 1)
         if not shared.any(): break
-        tokens.append(source.categorical(shared))
+        tokens.append(rng.categorical(shared))
         rows.append(shared)
     return tokens, np.stack(rows) if rows else None
 
-def cut_to_the_draft(p, q, tokens, source):
+def cut_to_the_draft(p, q, tokens, rng):
     "Leave out the target's last token, unless it is sure of that."
     known = 1 * p
     known[..., -1] = 0
     mass = known.sum(-1)[..., None]
-    return speculative_sampling(known / (mass + (mass == 0)) + (mass == 0) * p, q, tokens, source)
+    return speculative_sampling(known / (mass + (mass == 0)) + (mass == 0) * p, q, tokens, rng)
 
 @dataclass(frozen=True)
 class Respelled:
@@ -377,10 +377,10 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-8
-def row_after(p, q, tokens, source):
+def row_after(p, q, tokens, rng):
     "Verify each token with the target's row after its own."
     n = len(tokens)
-    return speculative_sampling(p[[min(i + 1, n) for i in range(n + 1)]], q, tokens, source)
+    return speculative_sampling(p[[min(i + 1, n) for i in range(n + 1)]], q, tokens, rng)
 
 def _late_ratio(p, q, i, token): # with the draft's row of the token before
     late = q[max(i - 1, 0)]
@@ -437,9 +437,9 @@ def _likelier_of_two(row: np.ndarray) -> np.ndarray: # [V]
 
 likelier_of_two = _reported(_likelier_of_two)
 
-def drops_the_end(q: Next, K: int, source: Source):
+def drops_the_end(q: Next, K: int, rng: RandomSource):
     "End the draft before the token that ends a text."
-    tokens, rows = sampled(q, K, source)
+    tokens, rows = sampled(q, K, rng)
     if rows is None or rows.shape[1] - 1 not in tokens: return tokens, rows
     n = tokens.index(rows.shape[1] - 1)
     return tokens[:n], rows[:n]
@@ -473,10 +473,10 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #temp0002
-def lost_temperature(p, q, tokens, source):
+def lost_temperature(p, q, tokens, rng):
     "Verify against the target at half the temperature."
     cold = p * p
-    return speculative_sampling(cold / cold.sum(-1)[..., None], q, tokens, source)
+    return speculative_sampling(cold / cold.sum(-1)[..., None], q, tokens, rng)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #temp0003
 GALLERY += [
@@ -486,12 +486,12 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #gr4m0002
-def one_mask(p, q, tokens, source):
+def one_mask(p, q, tokens, rng):
     "The first row is verified as it should be, the others against what they were before a mask."
     V = p.shape[-1]
     rows = (3 * V * p + 1) / (4 * V)
     rows[0] = p[0]
-    return speculative_sampling(rows, q, tokens, source)
+    return speculative_sampling(rows, q, tokens, rng)
 
 # %% ../../nbs/lossless/02_gallery.ipynb #gr4m0003
 GALLERY += [
@@ -501,13 +501,13 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared02
-def batch_minimum(p, q, tokens, source):
+def batch_minimum(p, q, tokens, rng):
     "Cut to what the others accept too, and draw a fresh token there."
-    num_accepted, next_token = speculative_sampling(p, q, tokens, source)
+    num_accepted, next_token = speculative_sampling(p, q, tokens, rng)
     least = 0
-    while least < num_accepted and source.bernoulli(Fraction(1, 2)): least += 1
+    while least < num_accepted and rng.bernoulli(Fraction(1, 2)): least += 1
     if least == num_accepted: return num_accepted, next_token
-    return least, source.categorical(p[least])
+    return least, rng.categorical(p[least])
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared03
 GALLERY += [
@@ -517,31 +517,31 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #forks2001
-def forgets_residual(p, q, tokens, source):
+def forgets_residual(p, q, tokens, rng):
     "Each candidate is tried against p."
     for i, token in enumerate(tokens):
-        if source.bernoulli(min(p[token] / q[i][token], 1)): return i, token
-    return len(tokens), source.categorical(residual(p, q[0]))
+        if rng.bernoulli(min(p[token] / q[i][token], 1)): return i, token
+    return len(tokens), rng.categorical(residual(p, q[0]))
 
-def undivided(p, q, tokens, source):
+def undivided(p, q, tokens, rng):
     "The residual keeps its sum, and is not divided by it."
     for i, token in enumerate(tokens):
-        if source.bernoulli(min(p[token] / q[i][token], 1)): return i, token
+        if rng.bernoulli(min(p[token] / q[i][token], 1)): return i, token
         p = residual(p, q[i])
-    return len(tokens), source.categorical(p)
+    return len(tokens), rng.categorical(p)
 
-def best_first(p, q, tokens, source):
+def best_first(p, q, tokens, rng):
     "What the target likes best is tried first."
     order = sorted(range(len(tokens)), key=lambda i: -p[tokens[i]])
-    which, token = recursive_rejection(p, q[order], [tokens[i] for i in order], source)
+    which, token = recursive_rejection(p, q[order], [tokens[i] for i in order], rng)
     return [*order, len(tokens)][which], token
 
-def same_q(q, n, source):
+def same_q(q, n, rng):
     "Different candidates, each reported as drawn from q."
-    tokens, _ = draw_distinct(q, n, source)
+    tokens, _ = draw_distinct(q, n, rng)
     return tokens, q[None][[0] * len(tokens)]
 
-def likeliest_as_drawn(q, n, source):
+def likeliest_as_drawn(q, n, rng):
     "The likeliest candidates, each reported as drawn from q."
     tokens, _ = take_likeliest(q, n)
     return tokens, q[None][[0] * len(tokens)]
@@ -565,7 +565,7 @@ CANDIDATES = [ # of `Broken`, too: several guesses for one place
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared06
-def _of_tree(where) -> bool: # specdec.transformer.Positions
+def _of_tree(where) -> bool: # specdec.models.llama.Positions
     "Whether a forward has a mask of its own for all rows, as trees have."
     return where.mask is not None
 
@@ -685,11 +685,10 @@ def prove_lines() -> Iterator[Proven]:
     "Every exact law that is compared: lossless rules, the loop with each kind of draft, others."
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
-    from specdec.lossless.block import block_verification
+    from specdec.verify import block_verification, sample_and_match
     from specdec.lossless.proof import (
         prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
     )
-    from specdec.lossless.rules import sample_and_match
     from specdec.loop import speculate
     for rule in (speculative_sampling, sample_and_match, block_verification):
         yield from prove_rule(rule)

@@ -27,14 +27,14 @@ from typing_extensions import dataclass_transform
 from ..errors import InputError, ModelError, check, to_scalar
 from ..drafters.head import output_rows
 from ..drafters.model import narrow_ids
-from ..kvcache import KVCache
-from ..layouts import Linear
-from ..loading import load_model
+from ..cache import KVCache
+from ..models.linear import Linear
+from ..models.loading import load_model
 from ..files import first_line, numbered_lines, write_json
-from ..models import encode, find_model, load_tokenizer, pick_device, pick_dtype
 from ..files import written_whole
-from ..protocol import CausalLM
-from ..transformer import Llama
+from ..models.hub import encode, find_model, load_tokenizer, pick_device, pick_dtype
+from ..models.protocol import CausalLM
+from ..models.llama import Llama
 
 # %% ../../nbs/drafters/12_data.ipynb #61a015e8
 def draw(logits: Tensor,             # [B, V], any float dtype, on any device

@@ -20,10 +20,10 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ..errors import InputError, check
-from ..loading import load_model
-from ..models import find_model, load_tokenizer, pick_dtype, weights_digest
+from ..models.loading import load_model
+from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
 from ..files import written_together
-from ..protocol import CausalLM
+from ..models.protocol import CausalLM
 from .data import SampleConfig, Teacher, answer_marks, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all
 from .student import STUDENTS, DistillConfig

@@ -27,15 +27,15 @@ from tqdm import tqdm
 from ..errors import ModelError, check
 from ..files import append_whole, written_whole
 from ..files import first_line
-from ..models import pick_device, pick_dtype
-from ..rejection import acceptance_probability
+from ..models.hub import pick_device, pick_dtype
+from ..verify import acceptance_probability
 from specdec.train.data import (
     States, Teacher, claim, count_tokens, hash_row, in_answers, shared_prefix, split_rows,
 )
 from specdec.train.student import (
     LOSSES, STUDENTS, DistillConfig, Student, entropies, step_weights,
 )
-from ..transformer import Llama
+from ..models.llama import Llama
 
 # %% ../../nbs/drafters/14_loop.ipynb #2b8f2149
 @lru_cache(maxsize=2)

@@ -21,10 +21,10 @@ from specdec.drafters.head import (
     Head, init_from_target, load_head, output_rows, save_head, why_no_copy, with_vocabulary,
 )
 from ..drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
-from ..loading import load_model
+from ..models.loading import load_model
 from ..files import written_together
 from .data import Count, Number, Seed, Whole, frequent_tokens, settings
-from ..transformer import Llama
+from ..models.llama import Llama
 
 # %% ../../nbs/drafters/13_student.ipynb #28f00481
 def entropies(p: Tensor) -> Tensor: # [..., D] → [...]

@@ -22,7 +22,8 @@ import torch
 
 from .completion import BatchClock, Completion, PairStats, StopChecker
 from .config import Config, PairSection, decoding_of, read_config
-from .core import TorchSource, is_promised
+from .sampling import SamplingParams, SeededRandom
+from .core import is_promised
 from specdec.costs import (
     Costs, KnownCosts, MachineCosts, calibrate, costs_for, costs_of_fewer, set_costs,
     uses_costs, with_costs,
@@ -44,21 +45,21 @@ from specdec.drafters.load import (
 from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
-from .drafters.trees import TreeDrafter
+from .drafters.tree import TreeDrafter
 from .errors import InputError, ModelError, check, require_int
-from .grammars import Grammar, GrammarDrafter, GrammarLM, fits_to_its_end, start_of
-from .layouts import FEW, release_workers
-from .loading import load, memory_free_mb, memory_needed
-from .logprobs import WatchedLM
+from specdec.constraints import (
+    Grammar, GrammarDrafter, GrammarLM, WatchedLM, fits_to_its_end, start_of,
+)
+from .models.linear import FEW, release_workers
+from .models.loading import load, memory_free_mb, memory_needed
 from .loop import Request, serve, speculate_batch
-from .models import encode, find_model, pick_device
+from .models.hub import encode, find_model, pick_device
 from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from .protocol import CausalLM
+from .models.protocol import CausalLM
 from .registry import PairSpec, get_pair
-from .rejection import VerifyRule
+from .verify import VerifyRule
 from .result import Event, GenerationResult
-from .sampling import Transform
-from .transformer import Llama
+from .models.llama import Llama
 
 # %% ../nbs/use/01_pairs.ipynb #1oops0cd
 METHODS = ("speculative", "plain")
@@ -68,7 +69,7 @@ LOOPS = (None, "host", "device")
 class Settings:
     "What a call of `generate` asks for besides its prompt, checked."
     K: int                    # the most that a round may draft
-    transform: Transform
+    sampling: SamplingParams
     max_new_tokens: int
     seed: int
     stops: list[str]
@@ -91,15 +92,15 @@ class Settings:
         "The target under its grammar, and watched, where that is asked for: for one sequence."
         if self.grammar is not None: target = GrammarLM(target, self.grammar)
         if self.logprobs is None: return target
-        return WatchedLM(target, self.transform, self.logprobs)
+        return WatchedLM(target, self.sampling, self.logprobs)
 
 def check_settings(
     target: CausalLM, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
     loop, ignore_eos, logprobs, grammar,
 ) -> Settings:
     "The arguments of `Pair.generate`; raises `InputError` for what can't be served."
-    transform, stops = Transform(temperature, top_k, top_p), stop_strings(stop)
-    seed = TorchSource(seed).seed
+    sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
+    seed = SeededRandom(seed).seed
     check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
     check(target.tokenizer is not None or not stops, NO_TEXT)
@@ -112,7 +113,7 @@ def check_settings(
     else: most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
     max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
     ends = frozenset() if ignore_eos else target.eos_ids
-    settings = dict(K=K if adapts else most, **asdict(transform), max_new_tokens=max_new_tokens,
+    settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
     if rule: settings["verify"] = rule
     if grammar is not None:
@@ -120,10 +121,10 @@ def check_settings(
               "leave out ignore_eos, or take a target that has such a token.")
         settings["grammar"] = str(grammar)
     # no more rows than keep their bits: greedy text is then the very text of plain decoding
-    exact = transform.temperature == 0 and getattr(target, "same_rows", False)
+    exact = sampling.temperature == 0 and getattr(target, "batch_invariant", False)
     if exact and verify is None: most = min(most, FEW - 1)
-    lossless = verify is None or is_promised(verify, transform.temperature)
-    return Settings(most, transform, max_new_tokens, seed, stops, method == "plain", verify, ends,
+    lossless = verify is None or is_promised(verify, sampling.temperature)
+    return Settings(most, sampling, max_new_tokens, seed, stops, method == "plain", verify, ends,
                     loop, logprobs, grammar, adapts, controller,
                     dict(method=method, settings=settings, is_lossless=lossless))
 
@@ -379,7 +380,7 @@ class Pair:
     def _request(self, prompt: Sequence[int], settings: Settings, target: CausalLM,
                  drafter: Drafter) -> Request:
         "What the loop serves."
-        return Request(target, prompt, drafter, settings.transform, TorchSource(settings.seed),
+        return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
                        settings.K, settings.max_new_tokens, settings.ends, settings.verify)
 
     def _plan(self, settings: Settings, size: int = 1) -> Plan: # texts that share a forward
@@ -394,7 +395,7 @@ class Pair:
             alone = self._with_costs(drafter, settings)[1] or costs
             by_size = tuple(costs_of_fewer(alone, costs, size, n) for n in range(1, size + 1))
             return Plan(chooser, loop, by_size[-1], origin, by_size)
-        greedy = settings.transform.temperature == 0 and settings.verify is None
+        greedy = settings.sampling.temperature == 0 and settings.verify is None
         if greedy and size == 1 and not settings.looked_at and settings.controller is None:
             chooser, costs = self._with_tree(chooser, costs, settings.K)
         if settings.grammar is not None:
@@ -417,7 +418,7 @@ class Pair:
         if uses_costs(drafter, adapts):
             known = self.costs_at(drafter, size)
             costs, origin = known.costs, known.origin
-            if costs is not None: costs = costs.at(settings.transform.temperature)
+            if costs is not None: costs = costs.at(settings.sampling.temperature)
         chooser = with_costs(drafter, costs, adapts)
         if settings.controller is not None:
             chooser = AdaptiveDrafter(chooser, settings.controller)
@@ -468,7 +469,7 @@ class Pair:
         plan, timer, decoder = self._plan(settings), PhaseTimer(self.target.device), None
         if plan.loop == "device":
             decoder = self._decoder(plan.drafter)
-            rounds = decoder.speculate(ids, settings.transform, settings.seed, settings.K,
+            rounds = decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
                                        settings.max_new_tokens, settings.ends, timer,
                                        settings.verify)
         else:
@@ -507,7 +508,7 @@ class Pair:
         size = min(size, len(prompts))
         check_truths(raise_interrupt=raise_interrupt)
         # a fresh seed leaves room above it for those of the other prompts
-        if asked["seed"] is None: asked["seed"] = TorchSource().seed >> 1
+        if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
         first = check_settings(self.target, **asked)
         ids: list[list[int]] = []
         each: list[Settings] = []

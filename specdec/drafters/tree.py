@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..batches import ancestry, places
-from ..core import Source
+from ..models.batch import ancestry, places
+from ..sampling import RandomSource, SamplingParams, check_logits
 from .base import Draft
 from .head import FastHead, Head, HeadReader, fast_head
 from ..errors import check, require_int
-from ..kvcache import KVCache
-from ..protocol import CausalLM
-from ..sampling import Transform, check_logits
+from ..cache import KVCache
+from ..models.protocol import CausalLM
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reerank
 Ranks = tuple[int, ...] # a path, by ranks: (0, 2) is the third choice behind the first choice
@@ -123,7 +122,7 @@ class TreeState(HeadReader):
         return self.head.say_all(self.head.read(ids, x, where, self.cache))
 
     @torch.inference_mode()
-    def propose(self, K: int, transform: Transform, source: Source) -> Draft:
+    def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "K nodes, or fewer where the sequence or the head's context ends, or its shape is smaller."
         width, shape = self.drafter.width, self.drafter.shape
         levels = min(self.drafter.depth, K, self.most - self.read - len(self.unread) + 1)
