@@ -53,6 +53,7 @@ check-site: setup           # the longest first, so that `make --jobs 2` has two
 check-code: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 check-texts: setup
 	$(BIN)/python tools/reading.py --check

@@ -23,7 +23,7 @@ import torch
 from .completion import BatchClock, Completion, PairStats, StopChecker
 from .config import Config, PairSection, decoding_of, read_config
 from .sampling import SamplingParams, SeededRandom
-from .core import is_promised
+from .verify import is_promised
 from specdec.costs import (
     Costs, KnownCosts, MachineCosts, calibrate, costs_for, costs_of_fewer, set_costs,
     uses_costs, with_costs,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.core import promises
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.check import (
     Bins,
@@ -31,7 +30,7 @@ from specdec.lossless.check import (
 from specdec.lossless.gallery import GALLERY, Broken
 from specdec.lossless.proof import Language, distance, target_distribution
 from specdec.sampling import SamplingParams, SeededRandom
-from specdec.verify import greedy_match, speculative_sampling
+from specdec.verify import greedy_match, promises, speculative_sampling
 
 V, START = 3, [0]
 

@@ -20,7 +20,6 @@ from scipy import stats
 
 from helpers import examples, result_of
 from specdec import core, errors, profiling, result
-from specdec.core import is_promised, promises
 from specdec.errors import (
     InputError,
     ModelError,
@@ -45,6 +44,7 @@ from specdec.result import (
 )
 from specdec.sampling import SeededRandom
 from specdec.speedup import draft_cost, speedup_of_rounds
+from specdec.verify import is_promised, promises
 
 # --- errors
 

@@ -1,154 +1,117 @@
-"""Imports go one way: each module may use the layers before its own, and in its own layer what stands before it.
+"""Imports go one way: the contracts in pyproject.toml, which import-linter holds (`lint-imports`; `make check-code`).
 
-The order is DESIGN's; reading order (the folders of `nbs/`) is another matter. Imports inside of functions count."""
+The order is that of the package; reading order (the folders of `nbs/`) is another matter. Imports inside of functions
+count, those for type checkers only don't."""
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
+from importlinter.api import read_configuration
 
-from specdec.models import fetch
-
-PACKAGE = Path(__file__).parents[1] / "specdec"
-LAYERS = {  # layer → its modules, in order
-    "minimal": ["minimal"],
-    "core": ["errors", "core", "result"],
-    "models": ["models", "kvcache", "protocol", "drafters.small"],
-    "decoder": ["layouts", "checkpoint", "transformer", "adapter", "loading", "profiling"],
-    "sampling": ["sampling", "autoregressive"],
-    "rules": ["rejection", "lossless.rules", "lossless.block", "lossless.candidates", "logprobs"],
-    "loop": ["drafters.base", "requests", "speculative", "device.ops"],
-    "drafters": [
-        "drafters.lookup", "drafters.skipping", "drafters.heads", "drafters.head_drafter", "drafters.published",
-        "drafters.int4", "drafters.colder", "drafters.hybrid", "drafters.adaptive", "drafters.translation",
-        "drafters.trees", "drafters.tree_hybrid", "batches", "device.drafters", "device.graphs", "device.loop", "gguf",
-        "grammars",
-    ],
-    "lossless": [
-        "lossless.enumerate", "lossless.torch_rng", "lossless.proof", "lossless.gallery", "lossless.check",
-    ],
-    "measures": ["speedup", "costs", "batch_costs"],
-    "pairs": ["registry", "config", "pairs"],
-    "training": [
-        "train.data", "train.student", "train.loop", "train.export",
-    ],
-    "benchmarks": [
-        "bench.alpha", "bench.prompts", "bench.methods", "bench.grid", "bench.run", "bench.peers", "bench.report",
-    ],
-    "applications": [
-        "playground", "playground_server", "ollama", "doctor", "cli", "__main__",
-    ],
-}
-FRONT = {"", "_modidx", "bench", "device", "drafters", "lossless", "playground", "train"}  # the packages themselves
-TRAINING = "train."
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "specdec"
 
 
-def modules(package: Path) -> dict[str, Path]:
-    "Every module of the package by its name from the package on; a sub-package has the name of its folder."
-    names = {}
-    for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
+def contracts() -> dict[str, dict]:
+    "The contracts of the package, by name."
+    read = read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    return {contract["name"]: contract for contract in read}
 
 
-def imports(name: str, path: Path, known: set[str]) -> set[str]:
-    "The package's modules that a module imports, at its top or anywhere inside."
-    package = name.split(".")[:-1] if path.name != "__init__.py" else name.split(".") * bool(name)
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = ["specdec", *package[:len(package) - node.level + 1]] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            inside = {f"{base}.{alias.name}" for alias in node.names}  # a module, or a name in one
-            found |= {name for name in inside if name.removeprefix("specdec.") in known} or {base}
-    return {name.removeprefix("specdec.") for name in found if name.startswith("specdec.")} & known
+def layers() -> list[list[str]]:
+    "The order: the highest layer first."
+    return [[name.strip() for name in layer.split("|")] for layer in contracts()["imports go one way"]["layers"]]
 
 
-def places() -> dict[str, tuple[int, int]]:
-    "Module → its layer, and its place in it."
-    return {name: (i, j) for i, names in enumerate(LAYERS.values()) for j, name in enumerate(names)}
-
-
-def against_the_order(graph: dict[str, set[str]]) -> list[str]:
-    "Each import that goes up, in words; and each module that has no place."
-    place = places()
-    unknown = [f"{name} has no layer" for name in sorted(graph.keys() - place.keys() - FRONT)]
-    up = [f"{name} imports {other}" for name in sorted(graph.keys() & place.keys()) for other in sorted(graph[name])
-          if other in place and place[other] >= place[name]]
-    return unknown + up
+def lint(root: Path) -> tuple[int, str]:
+    "What import-linter says of the package in a folder: its exit status, and its words in one line."
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", root / "pyproject.toml"]
+    environment = os.environ | {"PYTHONPATH": str(root), "COLUMNS": "200", "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
 @pytest.fixture(scope="module")
 def graph():
-    known = modules(PACKAGE)
-    return {name: imports(name, path, set(known)) for name, path in known.items()}
+    return grimp.build_graph("specdec", cache_dir=None, exclude_type_checking_imports=True)
 
 
-def test_imports_go_one_way(graph):
-    assert against_the_order(graph) == []
+@pytest.fixture
+def copy(tmp_path):
+    "The package's code and its contracts, to break."
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(PACKAGE, tmp_path / "specdec", ignore=lambda folder, names: [
+        name for name in names if not (Path(folder, name).is_dir() or name.endswith(".py")) or name == "__pycache__"])
+    return tmp_path
 
 
-def test_every_name_in_the_order_is_a_module(graph):
-    assert sorted(places().keys() - graph.keys()) == []
+def test_the_contracts_hold():
+    status, said = lint(ROOT)
+    assert status == 0, said
 
 
-def test_nothing_that_decodes_imports_training(graph):
-    "Not even through others: training, the command line and the benchmarks may."
-    may = {"cli", "__main__", *(name for name in graph if name.startswith((TRAINING, "bench.")))}
-    for name in sorted(graph.keys() - may):
-        reached, to_do = set(), [name]
-        while to_do:
-            for other in graph[to_do.pop()] - reached:
-                reached.add(other)
-                to_do.append(other)
-        assert not [other for other in reached if other.startswith(TRAINING)], f"{name} reaches the trainer"
+def test_every_module_has_its_place(graph):
+    "The packages themselves are empty; what they hold has a place."
+    placed = {f"specdec.{name}" for layer in layers() for name in layer}
+    assert placed == {name for name in graph.modules if not graph.find_children(name) and name != "specdec._modidx"}
+
+
+def test_packages_are_empty(graph):
+    folders = [name for name in graph.modules if graph.find_children(name) and name != "specdec"]
+    assert folders and not [name for name in folders if graph.find_modules_directly_imported_by(name)]
 
 
 def test_minimal_stands_alone(graph):
-    assert graph.get("minimal") == set()
+    assert graph.find_modules_directly_imported_by("specdec.minimal") == set()
 
 
-HEAVY = """import sys
-def heavy(): return [name for name in ("pandas", "jinja2", "scipy") if name in sys.modules]
-assert not heavy(), heavy()
-assert not heavy(), heavy()
-before = {name for name in sys.modules if name.startswith("specdec.bench")}
-pair = specdec.load_pair("smollm2-head")
-pair.generate([1, 2, 3], max_new_tokens=4)
-# transformers' tokenizers import Jinja2 for their chat formats
-assert heavy() in ([], ["jinja2"]), heavy()
-assert {name for name in sys.modules if name.startswith("specdec.bench")} == before"""
+SPELLINGS = {  # how a module may be imported; each in a module of its own
+    "by its name": "from specdec.pair import Pair",
+    "relative": "from {dots}pair import Pair",
+    "from the package": "from specdec import pair",
+    "from here": "from {dots} import pair",
+    "plain": "import specdec.pair",
+    "in a function": "def late():\n    from {dots}pair import Pair",
+}
 
 
-def test_tables_reports_and_intervals_are_loaded_by_reports_only():
-    fetch()
-    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, cwd=PACKAGE.parent)
-    assert done.returncode == 0, done.stderr
+def test_an_import_upwards_is_seen(copy):
+    "The negative control: the pair, imported by modules below it in every spelling; and what is no import of ours."
+    order = layers()
+    below = [name for layer in order[[("pair" in layer) for layer in order].index(True) + 1:] for name in layer]
+    below = [name for name in below if name != "minimal"][-len(SPELLINGS) - 1:]
+    for name, line in zip(below, [*SPELLINGS.values(), "import torch\nfrom fractions import Fraction"], strict=True):
+        path = copy.joinpath("specdec", *name.split(".")).with_suffix(".py")
+        line = line.format(dots="." * (1 + name.count(".")))
+        path.write_text(f"{path.read_text(encoding='utf-8')}\n{line}\n", encoding="utf-8")
+    status, said = lint(copy)
+    seen = [f"specdec.{name} -> specdec.pair (l." in said for name in below]
+    assert status == 1 and seen == [True] * len(SPELLINGS) + [False]
 
 
-@pytest.mark.parametrize("line, found", [
-    ("from specdec.loop import speculate", "speculative"),
-    ("from .speculative import speculate", "speculative"),
-    ("from specdec import speculative", "speculative"),
-    ("from . import speculative", "speculative"),
-    ("import specdec.loop", "speculative"),
-    ("def late():\n    from .pairs import Pair", "pairs"),
-    ("import torch\nfrom fractions import Fraction", None),
-], ids=["by its name", "relative", "from the package", "from here", "plain", "in a function", "others"])
-def test_an_import_upwards_is_seen(line, found, tmp_path, graph):
-    "The negative control: the same line in the core."
-    path = tmp_path / "core.py"
-    path.write_text(line, encoding="utf-8")
-    wrong = against_the_order(graph | {"core": imports("core", path, set(graph))})
-    assert ([f"core imports {found}"] if found else []) == [w for w in wrong if w.startswith("core ")]
+@pytest.mark.parametrize("module, imported, contract", [
+    ("minimal", "sampling", "imports go one way"),
+    ("loop", "lossless.proof", "nothing that decodes imports the proofs, the training or the benchmarks"),
+    ("doctor", "train.data", "only the command line and the benchmarks import the training"),
+])
+def test_what_must_not_be_imported_is_seen(module, imported, contract, copy):
+    "Negative controls of the contracts, each broken by one line."
+    path = copy.joinpath("specdec", *module.split(".")).with_suffix(".py")
+    path.write_text(f"{path.read_text(encoding='utf-8')}\nimport specdec.{imported}\n", encoding="utf-8")
+    status, said = lint(copy)
+    assert status == 1 and f"{contract} BROKEN" in said
 
 
-def test_a_module_without_a_layer_is_seen(graph):
-    assert "stray has no layer" in against_the_order(graph | {"stray": set()})
+def test_a_module_without_a_place_is_seen(graph):
+    graph.add_module("specdec.stray")
+    try:
+        with pytest.raises(AssertionError): test_every_module_has_its_place(graph)
+    finally: graph.remove_module("specdec.stray")
 
 
 @pytest.mark.xfail(strict=True, reason="each reader of foreign data parses and checks by itself; one place comes with"

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..sampling import RandomSource, SamplingParams
-from ..core import promises
+from ..verify import promises
 from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
 from ..errors import check, require_int
 from ..loop import Request

@@ -8,18 +8,20 @@ __all__ = ['BatchCache', 'ancestry', 'places', 'reads_trees', 'read_tree', 'keep
 # %% ../../nbs/engine/18_batches.ipynb #7169f0e1
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..drafters.base import Draft
 from ..errors import check
 from ..cache import _Buffers, KVCache
 from specdec.models.linear import (
     FEW, VECTOR, hidden_places, invariant_answer, invariant_fold, invariant_unfold,
 )
 from .llama import Llama, Positions, head_size, rotation
+
+if TYPE_CHECKING: from specdec.drafters.base import Draft
 
 # %% ../../nbs/engine/18_batches.ipynb #d7a17e1f
 class BatchCache(_Buffers):
@@ -200,7 +202,7 @@ def reads_trees(target) -> bool:
 @torch.inference_mode()
 def read_tree(target: Llama,
               token: int,       # the sequence's last, which the tree follows
-              tree: Draft,      # n nodes
+              tree: "Draft",    # n nodes
               cache: KVCache,   # holds what stands before the token; grows by n + 1
               layers: Sequence[int] = (), # also return these hidden states
              ) -> tuple[Tensor, Tensor | None]: # logits [n + 1, V], features [n + 1, F] or None
