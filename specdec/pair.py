@@ -10,7 +10,7 @@ __all__ = ['METHODS', 'LOOPS', 'NO_TEXT', 'NOTHING', 'BATCH', 'Prompt', 'Setting
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -52,7 +52,7 @@ from specdec.constraints import (
 )
 from .models.linear import FEW, release_workers
 from .models.loading import load, memory_free_mb, memory_needed
-from .loop import Request, serve, speculate_batch
+from .loop import Request, end_ids, serve, speculate_batch
 from .models.hub import encode, find_model, pick_device
 from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .models.protocol import CausalLM
@@ -95,7 +95,7 @@ class Settings:
         return WatchedLM(target, self.sampling, self.logprobs)
 
 def check_settings(
-    target: CausalLM, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
+    target: CausalLM, eos_ids: Iterable, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
     loop, ignore_eos, logprobs, grammar,
 ) -> Settings:
     "The arguments of `Pair.generate`; raises `InputError` for what can't be served."
@@ -112,7 +112,7 @@ def check_settings(
         K, most, adapts = type(controller).__name__, target.context_length, True
     else: most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
     max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
-    ends = frozenset() if ignore_eos else target.eos_ids
+    ends = frozenset() if ignore_eos else end_ids(eos_ids)
     settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
     if rule: settings["verify"] = rule
@@ -313,7 +313,7 @@ class Pair:
                   "leave it out, or take `results`, which tells of each as it ends.")
             found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
             return [found[i] for i in range(len(prompt))]
-        *_, end = self._one(prompt, check_settings(self.target, **asked), stream, raise_interrupt,
+        *_, end = self._one(prompt, check_settings(self.target, self.eos_ids, **asked), stream, raise_interrupt,
                             tell=False)
         return end.result
 
@@ -356,7 +356,7 @@ class Pair:
         Everything is checked at once, as in `generate`. To leave early, break out of the loop, or
         `close()` what is returned; there is no result then."""
         settings = check_settings(
-            self.target, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
+            self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
             loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
         )
@@ -509,12 +509,12 @@ class Pair:
         check_truths(raise_interrupt=raise_interrupt)
         # a fresh seed leaves room above it for those of the other prompts
         if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
-        first = check_settings(self.target, **asked)
+        first = check_settings(self.target, self.eos_ids, **asked)
         ids: list[list[int]] = []
         each: list[Settings] = []
         for i, prompt in enumerate(prompts):
             with place_named(i, len(prompts)):
-                each.append(check_settings(self.target, **asked | {"seed": first.seed + i}))
+                each.append(check_settings(self.target, self.eos_ids, **asked | {"seed": first.seed + i}))
                 ids.append(encode(self.tokenizer, prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
         first.wrap(self.target)
