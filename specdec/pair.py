@@ -735,6 +735,10 @@ class ConfiguredPair:
     "A pair that decodes as a configuration says, unless a call says otherwise."
     pair: Pair
     config: Config
+    target = property(lambda self: self.pair.target, doc="The pair's target.")
+    tokenizer = property(lambda self: self.pair.tokenizer, doc="The target's tokenizer, or None.")
+    drafter = property(lambda self: self.pair.drafter, doc="What drafts.")
+    stats = property(lambda self: self.pair.stats, doc="Running totals of the pair.")
 
     def generate(self, prompt, **settings): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."
