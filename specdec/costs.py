@@ -575,7 +575,7 @@ def measure_tree(target: CausalLM, drafter: Drafter, # a hybrid whose last membe
     shape = paying_tree(costs.c[-1], costs.c[-1], costs.verify[:MOST])
     if not shape: return None
     tree = TreeDrafter(head, target, shape=shape)
-    lengths = 0, 0, 1, 0, 0, tree.size(MOST)
+    lengths = 0, 0, 1, 0, 0, tree.max_nodes(MOST)
     rounds = timed_rounds(target, tree, lengths * 6, 0.0)[len(lengths):]
     check_steady(rounds)
     return member_cost(rounds, costs.verify, tree.forwards)
