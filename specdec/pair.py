@@ -191,11 +191,12 @@ def check_trees(settings: Settings, drafter: Drafter) -> None:
     if not holds_trees(drafter): return
     around = isinstance(drafter, (WrapperDrafter, HybridDrafter))
     check(isinstance(drafter, TreeHybrid) or not around,
-          f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts trees: "
-          "give the TreeDrafter to the pair as it is, or as the last member of a TreeHybrid.")
+          f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts "
+          "trees: give the TreeDrafter to the pair as it is, or as the last member of a TreeHybrid.")
     plain = settings.verify is None and not settings.adapts and not settings.looked_at
-    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a grammar "
-          "or log-probabilities: leave them out, and give K, the nodes of the tree, as a number.")
+    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a "
+          "grammar or log-probabilities: leave them out, and give K, the nodes of the tree, as a "
+          "number.")
 
 # %% ../nbs/use/01_pairs.ipynb #5erve005
 @dataclass
@@ -265,7 +266,7 @@ class Pair:
             " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
         )
         check(costs is None or callable(getattr(costs, "at", None)),
-              f"costs are MachineCosts, as `measure_costs` gives them, or None, not {named(costs)}.")
+              f"costs must be MachineCosts, as `measure_costs` returns, or None, not {named(costs)}.")
         self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
         self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
         self.costs = costs # None: see `costs_for`
@@ -556,7 +557,8 @@ class Pair:
             if result.finish_reason == "interrupted": break
         for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], result)
 
-    def _unbegun(self, ids: list[int], settings: Settings, last: GenerationResult) -> GenerationResult:
+    def _unbegun(self, ids: list[int], settings: Settings,
+                 last: GenerationResult) -> GenerationResult:
         "The empty result of a prompt that was not begun before an interrupt."
         completion = Completion(StopChecker(self.tokenizer, settings.stops))
         completion.interrupted = True
@@ -776,7 +778,8 @@ class ConfiguredPair:
     def results(self, prompts: Sequence, batch_size: int = BATCH,
                 **settings) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.generate`
         "Decode a list of prompts, and yield each result as it ends; see `Pair.results`."
-        return self.pair.results(prompts, batch_size, **(self.config.decoding.settings() | settings))
+        settings = self.config.decoding.settings() | settings
+        return self.pair.results(prompts, batch_size, **settings)
 
     def stream(self, prompt: Prompt, **settings) -> Generator[Event, None, None]: # of `Pair.stream`
         "Decode a prompt, event by event; see `Pair.stream`."

@@ -221,6 +221,6 @@ def test_equal_weights_and_zeros_are_kept():
 
 
 def test_what_cannot_be_quantised():
-    with pytest.raises(InputError, match="Only our own decoder"): quantised(SimpleNamespace())
+    with pytest.raises(InputError, match="Only a Llama"): quantised(SimpleNamespace())
     for shape in [(16, 48), (24, 64)]:
         with pytest.raises(InputError, match="can't be packed"): Int4Linear(torch.ones(shape))

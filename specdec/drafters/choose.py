@@ -20,38 +20,38 @@ from ..errors import InputError, check, to_number
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #54defa7f
 class Acceptance:
-    """How often draft tokens are accepted when they are tried, by what was known before they were
-    drawn. Those after a rejection were not tried and don't count. Old tries count less and less, so
-    that what hasn't been tried for long drifts back to the prior and gets another chance."""
-    def __init__(self, prior: float | Mapping[Hashable, float], # α by what is known; or one number
-                 weight: float = 4.0,                           # tries that the prior is worth
-                 keep: float = 0.98): # what a try still counts after each further round
+    """Estimates α, how often draft tokens are accepted, for each evidence (see `Informed`). Draft
+    tokens after a rejection were not tried and don't count. Old tries count less and less, so that
+    an estimate returns to the prior if its evidence has not been tried for long."""
+    def __init__(self, prior: float | Mapping[Hashable, float], # α by evidence; or one number
+                 weight: float = 4.0, # the prior counts as much as so many tries
+                 keep: float = 0.98): # a try's weight is multiplied by this in each later round
         priors = prior.values() if isinstance(prior, Mapping) else [prior]
         check(all(0 <= to_number(alpha) <= 1 for alpha in priors),
               f"A prior is a probability, or one for each piece of evidence, not {prior!r}.")
         check(to_number(weight) > 0 and 0 < to_number(keep) <= 1,
-              "The prior must be worth something, and a try keep some of its weight and no more: "
-              f"not weight = {weight} and keep = {keep}.")
+              f"weight must be above 0, and keep above 0 and at most 1: not weight = {weight} and "
+              f"keep = {keep}.")
         self.prior, self.weight, self.keep = prior, weight, keep
         self.counts: dict[Hashable, tuple[float, float]] = {}  # by evidence: accepted, tried
 
     def prior_of(self, evidence: Hashable, before: float | None) -> float: # 0…1
-        "α before anything is seen; without a prior of its own, a token is like the one before it."
+        "α before any try; evidence without a prior gets the estimate of the token before."
         if isinstance(self.prior, Mapping):
             if evidence in self.prior: return self.prior[evidence]
         elif before is None: return self.prior
         return 0.5 if before is None else before
 
     def alpha(self, evidence: Hashable,
-              before: float | None = None, # the estimate for the one before it, if there is one
+              before: float | None = None, # the estimate for the draft token before
              ) -> float: # 0…1
-        "The estimate."
+        "The estimate of α for this evidence."
         prior = self.prior_of(evidence, before)
         accepted, tried = self.counts.get(evidence, (0.0, 0.0))
         return (accepted + self.weight * prior) / (tried + self.weight)
 
     def expected(self, evidence: Sequence[Hashable]) -> list[float]: # τ for 1, 2, … draft tokens
-        "Tokens of a round with the first 1, 2, … of these draft tokens: 1 + Σ Π α."
+        "Expected tokens of a round with the first 1, 2, … of these draft tokens: 1 + Σ Π α."
         tokens: list[float] = []
         alpha, together, total = None, 1.0, 0.0
         for known in evidence:
@@ -62,9 +62,9 @@ class Acceptance:
         return tokens
 
     def observe(self, evidence: Sequence[Hashable], accepted: int, tried: int,
-                rounds: float = 1.0, # for so many rounds old tries fade
+                rounds: float = 1.0, # old tries fade as if so many rounds had passed
                ) -> None:
-        "What became of the draft tokens of a round."
+        "Count a round: how many of its draft tokens were accepted, and how many were tried."
         kept, faded = self.keep ** rounds, self.counts.items()
         self.counts = {known: (kept * a, kept * n) for known, (a, n) in faded}
         for i, known in enumerate(evidence[:tried]):
@@ -73,20 +73,20 @@ class Acceptance:
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #f6fadfa7
 def _evidence_of(state: DraftState, K: int) -> list[Hashable]: # for each token it would draft, ≤ K
-    "What a state knows of its draft tokens before it draws them; else their positions."
+    "The evidence for each draft token of an `Informed` state; for other states its position."
     informed = hasattr(state, "evidence") and hasattr(state, "reach")
     if not informed: return list(range(K))  # `isinstance` with a protocol is slow, in each round
     return [state.evidence(i) for i in range(state.reach(K))]  # type: ignore[attr-defined]
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #eacee06f
 def layers_of(members: Sequence[Drafter]) -> tuple[int, ...]:
-    "The target's layers that any of several drafters wants to see, each once."
+    "The layers that any of several drafters reads, each once."
     return tuple(dict.fromkeys(layer for member in members for layer in member.layers))
 
 def features_for(features: Tensor | None, # [m, F], of the layers `given`, one after the other
                  given: Sequence[int], wanted: Sequence[int],
                 ) -> Tensor | None: # [m, F of the wanted ones]
-    "Those of the target's features that one of several drafters asked for."
+    "The part of the target's features that one of several drafters reads."
     if features is None or not wanted: return None
     if tuple(wanted) == tuple(given): return features
     parts = features.chunk(len(given), -1)
@@ -97,8 +97,8 @@ def most_for_its_cost(
     expected: Sequence[Sequence[float]], # τ with 1, 2, … draft tokens, for each drafter
     prices: Sequence[Sequence[float]],   # what such a round costs, in plain steps
 ) -> tuple[int, int]: # which drafter, how many draft tokens; (0, 0): none
-    """The choice with the most tokens per cost, the first of equals. Nothing to draft is a plain
-    step, which counts as one of the choices."""
+    """The choice with the most expected tokens per cost, the first of several equal ones. A plain
+    step, with one token for the cost 1, is one of the choices."""
     best, chosen = 1.0, (0, 0)
     for who, (offers, price) in enumerate(zip(expected, prices)):
         for n, (tokens, cost) in enumerate(zip(offers, price), start=1):
@@ -138,7 +138,7 @@ def default_prior(drafter: Drafter) -> float | Mapping[Hashable, float]: # see `
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #e01cc17b
 def _check_costs(c: Sequence[Cost], verify: float | Sequence[float], priors: Sequence) -> None:
-    "Raise `InputError` for costs that can't be, or not one cost and one prior for each drafter."
+    "Raise `InputError` for negative costs, or unless there is a cost and a prior for each drafter."
     def is_cost(one) -> bool:
         both = one if isinstance(one, tuple) and len(one) == 2 else (one,)
         return all(to_number(cost) >= 0 for cost in both)
@@ -146,24 +146,25 @@ def _check_costs(c: Sequence[Cost], verify: float | Sequence[float], priors: Seq
     check(listed and len(c) == len(priors) > 0 and all(map(is_cost, c)),
           "Costs must not be negative, and there is one of them and one prior for each drafter: "
           f"not c = {c} and priors = {priors}.")
-    if isinstance(verify, Sequence) and len(verify) > 0: known = all(to_number(v) > 0 for v in verify)
+    if isinstance(verify, Sequence) and len(verify) > 0:
+        known = all(to_number(v) > 0 for v in verify)
     else: known = to_number(verify) >= 0
     check(known, "Costs must not be negative: verify is what each token adds to a forward, or a "
           f"list of what forwards over 1, 2, … draft tokens cost in plain steps; not {verify!r}.")
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #1718e735
 class Chooser:
-    """Which drafter makes the next draft, and how many tokens: the choice that promises most tokens
-    for its cost, and none where none is worth it, but for one token now and then to see whether
-    that has changed. It decides by what is known before anything is drawn, and costs are data, not
-    clock readings: the same seed gives the same tokens. Raises `InputError` for costs that can't
-    be."""
+    """Chooses which drafter makes the next draft, and of how many tokens: the choice with the most
+    expected tokens per cost. If no draft beats a plain step it chooses none, but for one token now
+    and then, to find out whether that has changed. It uses nothing that depends on the draft
+    tokens, so that decoding stays lossless, and costs that were fixed beforehand, so that the same
+    seed gives the same tokens. Raises `InputError` for negative costs."""
     def __init__(self,
                  c: Sequence[Cost],                # of the tokens of each drafter, in plain steps
                  verify: float | Sequence[float],  # what a token adds to a forward; or v(1), v(2)…
                  priors: Sequence,     # α of each to begin with; see `Acceptance`
                  keep: float = 0.98,   # of `Acceptance`
-                 tree: "TreePromise | None" = None): # what the last drafter grows; None: a chain
+                 tree: "TreePromise | None" = None): # the last drafter's tree; None: chains
         if hasattr(verify, "tolist"): verify = verify.tolist()  # as `verification_cost` gives it
         _check_costs(c, verify, priors)
         self.c, self.verify, self.priors, self.keep, self.tree = c, verify, priors, keep, tree
@@ -176,11 +177,11 @@ class Chooser:
         self.rested = 0  # rounds without a draft since the last one that was rejected
 
     def set_costs(self, c: Sequence[Cost], verify: float | Sequence[float]) -> None:
-        "From now on choose by these costs; what was learned stays."
+        "Choose by these costs from now on; the estimates of α stay."
         self.c, self.verify = c, verify
 
     def is_tree(self, who: int) -> bool:
-        "Whether that drafter grows a tree."
+        "Whether this drafter drafts trees."
         return self.tree is not None and who == len(self.priors) - 1
 
     def prices(self, who: int, most: int) -> list[float]: # [most], or fewer
@@ -190,51 +191,52 @@ class Chooser:
 
     def choose(self, known: Sequence[Sequence[Hashable]], # of each drafter's tokens
               ) -> tuple[int, int]: # which drafter, how many tokens; (0, 0): none
-        "The best bargain, or the token that was saved up for."
+        "The best choice; (0, 0) mostly, if that is a plain step."
         prices = [self.prices(who, len(seen)) for who, seen in enumerate(known)]
         some = [seen[:len(price)] for seen, price in zip(known, prices)]
         expected = [estimate.expected(seen) for estimate, seen in zip(self.estimates, some)]
         who, n = most_for_its_cost(expected, prices)
         if n: return who, n
-        # plain steps that a token of each is thought to lose
+        # Nothing pays. Probe one token now and then: when the plain rounds so far, times PROBE,
+        # exceed the time that a token of the best drafter is expected to lose.
         losses = {i: prices[i][0] - expected[i][0] for i, seen in enumerate(some) if len(seen)}
         best = min(losses, key=losses.__getitem__, default=0)
         return (best, 1) if losses and losses[best] < self.rested * PROBE else (0, 0)
 
     def learn(self, who: int, evidence: Sequence[Hashable], accepted: int, tried: int,
-              rounds: float = 1.0, # for so many rounds old tries fade
+              rounds: float = 1.0, # old tries fade as if so many rounds had passed
              ) -> None:
-        "What became of a round. One without a draft tells nothing, and makes nothing forgotten."
+        "Count a round. Rounds without a draft change no estimate, and old tries don't fade."
         if not tried:
             self.rested += 1
             return
         if not accepted: self.rested = 0
-        for i, estimate in enumerate(self.estimates):  # the others' old tries fade, too
+        for i, estimate in enumerate(self.estimates):  # old tries of the other drafters fade, too
             estimate.observe(evidence if i == who else (), accepted, tried, rounds)
 
     def outcome(self, who: int, drafted: list[int], # what it proposed
-                tokens: list[int], # what joined the sequence
+                tokens: list[int], # that joined the sequence
                ) -> tuple[int, int]: # draft tokens that were accepted, and that were tried
-        "What a round tells: of a tree, the path is accepted and all its nodes were tried."
+        "As `outcome`; of a tree, the path was accepted and all nodes were tried."
         if not self.is_tree(who): return outcome(drafted, tokens)
         return min(len(tokens) - 1, len(drafted)), len(drafted)
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #964370af
 class HybridState:
-    "One sequence, as each of several drafters follows it, and who of them drafts next."
+    "One sequence: a state of each drafter, and the `Chooser` between them."
     def __init__(self, drafter: "HybridDrafter | TreeHybrid", chooser: Chooser,
                  states: Sequence[DraftState]):
         self.drafter, self.chooser, self.states = drafter, chooser, states
         self.pending: tuple[int, list[Hashable], list[int]] = (0, [], [])
 
-    def plan(self, K: int) -> tuple[int, list[Hashable]]: # who; what is known of each draft token
-        "What the chooser says of the drafters."
+    def plan(self, K: int) -> tuple[int, list[Hashable]]: # which drafter; for each draft token
+        "The drafter that the chooser takes, and the evidence for the draft tokens it asks for."
         known = [_evidence_of(state, K) for state in self.states]
         who, n = self.chooser.choose(known)
         return who, known[who][:n]
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "The best one's draft; perhaps an empty one."
+        "The draft of the drafter that was chosen; empty if none was."
         who, evidence = self.plan(K)
         draft = Draft([])
         if evidence: draft = self.states[who].propose(len(evidence), sampling, rng)
@@ -242,7 +244,7 @@ class HybridState:
         return draft
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "Learn from what became of the draft, and tell all members."
+        "Count how many draft tokens were accepted, and tell the states of all drafters."
         who, evidence, drafted = self.pending
         self.chooser.learn(who, evidence, *self.chooser.outcome(who, drafted, tokens))
         self.pending = 0, [], []
@@ -250,7 +252,7 @@ class HybridState:
             state.commit(tokens, features_for(features, self.drafter.layers, member.layers))
 
     def set_costs(self, c: Sequence[Cost], verify: float | Sequence[float]) -> None:
-        "From now on choose by these costs."
+        "Choose by these costs from now on."
         self.chooser.set_costs(c, verify)
 
 def start_all(drafter: "HybridDrafter | TreeHybrid", tokens: list[int], features: Tensor | None,
@@ -262,10 +264,10 @@ def start_all(drafter: "HybridDrafter | TreeHybrid", tokens: list[int], features
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #8162c035
 class HybridDrafter:
-    """Any number of drafters, of which the one with most expected tokens per cost proposes, as
-    `Chooser` says: with one, it drafts where that pays, and as far as it pays. It is chosen by what
-    is known before anything is drawn, so the text stays the target's. Each sequence starts from
-    the priors. Raises `InputError` for costs that can't be."""
+    """One or more drafters; in each round the one with the most expected tokens per cost proposes
+    (see `Chooser`). A single drafter drafts where that pays, and as many tokens as pay. The choice
+    doesn't depend on the draft tokens, so decoding stays lossless. Each sequence starts from the
+    priors. Raises `InputError` for negative costs."""
     State = HybridState  # of one sequence
 
     def __init__(self, *members: Drafter,
@@ -275,7 +277,7 @@ class HybridDrafter:
                  verify: float | Sequence[float] = VERIFY, # likewise: what a token adds; or v(1), …
                  priors: Sequence | None = None): # α of each to begin with; None: the default ones
         check(len(members) > 0 and all(hasattr(member, "start") for member in members),
-              "A hybrid is made of drafters, one at least, and other things go by their name: "
+              "A hybrid is made of at least one drafter, and other arguments are given by name: "
               f"HybridDrafter(drafter, other, c=(0, 0.1)), not {members!r}.")
         self.has_default_costs = c is None
         if c is None: c = tuple(default_cost(member) for member in members)
@@ -288,7 +290,7 @@ class HybridDrafter:
         self.layers: tuple[int, ...] = layers_of(members)
 
     def chooser(self) -> Chooser:
-        "The one that chooses for a new sequence."
+        "A new sequence's chooser."
         return Chooser(self.c, self.verify, self.priors)
 
     def set_costs(self, c: Sequence[Cost], verify: float | Sequence[float]) -> None:
@@ -309,27 +311,27 @@ from ..errors import require_int
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #3490aca8
 class Lookahead(Protocol):
-    "A controller: before each round it says how many tokens to draft, and hears what became of it."
+    "A controller of the draft length: gives it before each round, and learns from the outcome."
     @property
     def lookahead(self) -> int: # at least 0
-        "How many tokens to draft in the next round, at most."
+        "Draft tokens of the next round, at most."
 
     def observe_step(self,
                      proposed: int, # tokens that were drafted; 0: none
                      accepted: int, # how many of them were accepted
                     ) -> None:
-        "What became of a round."
+        "Learn from the outcome of a round."
 
     def reset(self) -> None:
-        "A new sequence: forget what was seen."
+        "Forget all rounds, for a new sequence."
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #94df48a1
 def play(
     controller: Lookahead,
-    right: Sequence[int], # at each place of a text: how many tokens in a row would be right
+    right: Sequence[int], # at each position: how many draft tokens would be accepted
 ) -> list[tuple[int, int]]: # of each round: tokens drafted, tokens accepted
-    """The rounds in which a text would be written under a controller, without a model. A draft that
-    reaches beyond the text is cut there."""
+    """The rounds of a sequence under a controller, without a model. A draft that reaches beyond the
+    end of the sequence is cut there."""
     rounds, at = [], 0
     while at < len(right):
         proposed = min(controller.lookahead, len(right) - at - 1)
@@ -341,9 +343,8 @@ def play(
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #d6ed2026
 class AdaptiveLookahead:
-    """A moving average of the accepted tokens, and one token more than that: every
-    `cooldown_steps` + 1 observations the lookahead is set anew. Raises `InputError` for limits and
-    numbers that don't fit."""
+    """The moving average of accepted tokens, plus one: the lookahead is set to it every
+    `cooldown_steps` + 1 observations. Raises `InputError` for numbers out of range."""
     def __init__(self,
                  initial: int = 5,         # tokens of the first drafts, within the limits
                  min: int = 2,             # the shortest draft, at least 1
@@ -367,7 +368,7 @@ class AdaptiveLookahead:
         self.cooldown = self.cooldown_steps      # observations until it is set again
 
     def observe_step(self, proposed: int, accepted: int) -> None:
-        "What became of a round; no more can be accepted than was proposed."
+        "Learn from a round; more accepted tokens than proposed ones don't count."
         proposed = require_int(proposed, "proposed, the tokens of a draft,", 0)
         newest = min(require_int(accepted, "accepted, the tokens that were right,", 0), proposed)
         before = self.mean_accepted if self.observations else newest
@@ -386,9 +387,9 @@ MOST = 16  # the longest draft that a controller of ours asks for
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #434a01fc
 class PayingLookahead:
-    """As many tokens as pay best, by what was seen of draft tokens that were tried, and by what
-    they cost; none where none pays, but for one now and then (see `Chooser`). What was seen fades
-    with the time that drafting takes. The costs are data, so the same seed gives the same tokens.
+    """The draft length with the most expected tokens per cost, by the acceptance so far (see
+    `Chooser`): 0 if no draft pays, but for one token now and then. Old rounds fade with the time
+    that drafting takes. The costs were fixed beforehand, so the same seed gives the same tokens.
     Raises `InputError` for numbers out of range."""
     def __init__(self,
                  # cost of a drafted token, in plain steps, see `draft_cost`; or of the first one,
@@ -404,7 +405,7 @@ class PayingLookahead:
 
     @property
     def lookahead(self) -> int:
-        "How many tokens pay best now."
+        "The draft length that pays best now."
         return self.chooser.choose([range(self.most)])[1]
 
     def observe_step(self, proposed: int, accepted: int) -> None:
@@ -412,7 +413,8 @@ class PayingLookahead:
         proposed = require_int(proposed, "proposed, the tokens of a draft,", 0)
         accepted = require_int(accepted, "accepted, the tokens that were right,", 0, proposed)
         tried = min(accepted + 1, proposed)
-        time = 1 + drafting(self.chooser.c[0], proposed)  # dear mistakes are corrected sooner
+        # longer drafts count as more rounds, so that expensive mistakes are corrected sooner
+        time = 1 + drafting(self.chooser.c[0], proposed)
         self.chooser.learn(0, range(proposed), accepted, tried, time)
 
     def reset(self) -> None:
@@ -422,48 +424,49 @@ class PayingLookahead:
 # %% ../../nbs/drafters/23_adaptive.ipynb #53690a77
 def set_costs_of(controller: Lookahead, inner: Drafter | DraftState,
                  c: Sequence[Cost], verify: float | Sequence[float]) -> None:
-    "Tell the controller what drafting costs, or what it controls where it heeds no costs itself."
+    "Set the costs of a `PayingLookahead`; under any other controller, those of a hybrid inside."
     if isinstance(controller, PayingLookahead): controller.chooser.set_costs(c, verify)
     elif isinstance(inner, (HybridDrafter, HybridState)): inner.set_costs(c, verify)
 
 class AdaptiveState(WrapperState):
-    "One sequence, and the controller that says how long its next draft may be."
+    "One sequence, and the controller of its draft length."
     def __init__(self, inner: DraftState,
-                 controller: Lookahead): # may be read, and replaced, while it is in use
+                 controller: Lookahead): # can be read and replaced while decoding
         super().__init__(inner)
         self.controller = controller
         self.drafted: list[int] = []
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "As many of the drafter's tokens as the controller says; perhaps none."
+        "At most as many draft tokens as the controller says; perhaps none."
         n = min(K, self.controller.lookahead)
         draft = self.inner.propose(n, sampling, rng) if n else Draft([])
         self.drafted = draft.tokens
         return draft
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "Tell the controller what became of the draft, and the drafter what joined the sequence."
+        "Tell the controller the outcome of the draft, and the drafter the new tokens."
         accepted, tried = outcome(self.drafted, tokens)
-        # where the sequence ended inside the draft, the rest was not looked at
+        # if the sequence ended inside the draft, the rest of the draft was not tried
         proposed = len(self.drafted) if accepted < tried else tried
         self.controller.observe_step(proposed, accepted)
         self.drafted = []
         self.inner.commit(tokens, features)
+
     def set_costs(self, c: Sequence[Cost], verify: float | Sequence[float]) -> None:
-        "From now on choose by these costs."
+        "Choose by these costs from now on."
         set_costs_of(self.controller, self.inner, c, verify)
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #e1b50386
 class AdaptiveDrafter(WrapperDrafter):
-    """Any drafter, and a controller that says before each draft how long it may be. The controller
-    is a template: each sequence has a copy of its own, reset. What it goes by is known before
-    anything is drawn, so the text stays the target's."""
+    """A drafter whose draft length is set by a controller before each round. The controller is a
+    template: each sequence gets a copy of it, reset. The length doesn't depend on the draft tokens,
+    so decoding stays lossless."""
     def __init__(self, drafter: Drafter, controller: Lookahead):
         super().__init__(drafter)
         self.controller = controller
 
     def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> AdaptiveState:
-        "A copy of the controller watches this sequence."
+        "The inner state with a new copy of the controller."
         controller = copy.deepcopy(self.controller)
         controller.reset()
         return AdaptiveState(inner, controller)
@@ -478,7 +481,7 @@ def adaptive(drafter: Drafter,
              c: Cost | None = None,
              verify: float | Sequence[float] = VERIFY, # what a token adds to a forward; or v(1), …
             ) -> Drafter:
-    "The drafter with as many tokens as pay; one that chooses by itself already stays as it is."
+    "The drafter with adaptive draft length; a hybrid or an adaptive drafter as it is."
     if isinstance(drafter, (AdaptiveDrafter, HybridDrafter)): return drafter
     cost = default_cost(drafter) if c is None else c
     if isinstance(drafter, SuffixDrafter): return HybridDrafter(drafter, c=(cost,), verify=verify)
@@ -489,9 +492,9 @@ def paying_shape(chances: Sequence[Sequence[float]], # as for `best_tree`; one r
                  c: Cost,                   # of the first level, and each further; in plain steps
                  verify: Sequence[float],   # v(1), v(2), …: forwards over so many tokens
                 ) -> tuple[list[Ranks], float]: # the tree, empty if none pays; tokens a plain step
-    """The tree with most tokens for what it costs: τ / (v + c), as in Chen et al. 2024, Sequoia,
-    section 3.3. A plain step brings one token for the cost of one. Raises `InputError` if v isn't
-    known for one draft token at least."""
+    """The tree with the most expected tokens per cost: τ / (v + c), as in Chen et al. 2024,
+    Sequoia, section 3.3. A plain step brings one token for the cost 1. Raises `InputError` if v is
+    empty."""
     check(len(verify) > 0, "verify is empty: give v(1), v(2), …, such as `Costs.verify`.")
     best: tuple[list[Ranks], float] = [], 1.0
     for depth in range(1, len(verify) + 1):
@@ -525,12 +528,12 @@ CHANCES = ((.44, .13, .07, .04, .03, .02, .01, .01),
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #7d0ee22e
 def head_of(drafter: Drafter) -> FastHead | None:
-    "The head that drafts, also inside wrappers; None if no head does."
+    "The head of a `HeadDrafter`, also inside wrappers; None for other drafters."
     while isinstance(drafter, WrapperDrafter): drafter = drafter.drafter
     return drafter.head if isinstance(drafter, HeadDrafter) else None
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #cle0rly1
-CLEARLY = 1.05  # by how much the better promise must be better
+CLEARLY = 1.05  # a tree must promise so many times the tokens per cost of the best chain
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #5a1c2cb9
 def paying_tree(chain: Cost,              # c of a chain's draft tokens, in plain steps
@@ -538,31 +541,31 @@ def paying_tree(chain: Cost,              # c of a chain's draft tokens, in plai
                 verify: Sequence[float],  # v(1), v(2), …; no tree is larger than this list is long
                 chances: Sequence[Sequence[float]] = CHANCES, # by depth and rank
                ) -> list[Ranks]: # its shape; empty where a chain does as well
-    """The tree that promises clearly more tokens a plain step than any chain (and than plain
-    decoding). Raises `InputError` if v isn't known for one draft token at least."""
+    """The tree that promises clearly more tokens per cost than any chain, and than plain decoding.
+    Raises `InputError` if v is empty."""
     _, of_chains = paying_shape([row[:1] for row in chances], chain, verify)
     shape, of_trees = paying_shape(chances, tree, verify)
     return shape if of_trees > CLEARLY * of_chains else []
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #e127e424
 class Promise:
-    "What a tree's first nodes bring: their chances, times what has come of such promises so far."
+    "Expected tokens of a tree: the chances of its nodes, times accepted / expected tokens so far."
     def __init__(self, chances: Sequence[float], # of each node to be passed, in the tree's order
-                 weight: float = 4.0,            # tokens that the chances are worth
-                 keep: float = 0.98): # what a round still counts after each further one
+                 weight: float = 4.0, # the chances count as much as so many expected tokens
+                 keep: float = 0.98): # a round's weight is multiplied by this in each later round
         self.hoped = list(accumulate(chances))
         self.weight, self.keep, self.counts = weight, keep, (0.0, 0.0)
 
     def expected(self, evidence: Sequence[Hashable]) -> list[float]: # τ for 1, 2, … nodes
-        "Tokens of a round; of the evidence, only its length counts."
+        "Expected tokens of a round; only the length of the evidence counts."
         came, was_hoped = self.counts
         share = (came + self.weight) / (was_hoped + self.weight)
         return [1 + share * hoped for hoped in self.hoped[:len(evidence)]]
 
     def observe(self, evidence: Sequence[Hashable], accepted: int, tried: int,
-                rounds: float = 1.0, # for so many rounds old ones fade
+                rounds: float = 1.0, # old rounds fade as if so many had passed
                ) -> None:
-        "What became of the nodes of a round; if there were none, old rounds just fade."
+        "Count a round with a tree; without evidence, old rounds just fade."
         came, was_hoped = (self.keep ** rounds * count for count in self.counts)
         hoped = self.hoped[len(evidence) - 1] if evidence else 0.0
         self.counts = came + accepted, was_hoped + hoped
@@ -570,30 +573,30 @@ class Promise:
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #97555eae
 @dataclass(frozen=True)
 class TreePromise:
-    "A tree as a `Chooser` weighs it: its nodes are hoped for, and its levels cost."
+    "A tree as a `Chooser` weighs it: chances of its nodes, costs of its levels."
     tree: TreeDrafter          # with a shape
     passed: tuple[float, ...]  # the chance that each of its nodes is passed, in the tree's order
 
     def estimate(self, keep: float) -> Promise:
-        "What its nodes promise, before any tree was grown."
+        "A new sequence's estimate."
         return Promise(self.passed, keep=keep)
 
     def prices(self, c: Cost, verify: float | Sequence[float], most: int) -> list[float]:
-        "What rounds with 1, 2, … of its nodes cost, in plain steps: v, and c for each level."
+        "The cost of rounds with 1, 2, … of its nodes, in plain steps: v, and c for each level."
         v = verify if isinstance(verify, Sequence) else [1 + verify * n for n in range(1, most + 1)]
         nodes = range(1, 1 + min(self.tree.max_nodes(most), len(v)))
         return [v[n - 1] + drafting(c, self.tree.forwards(n)) for n in nodes]
 
 def chance_of(path: Ranks, chances: Sequence[Sequence[float]]) -> float:
-    "How probably the target passes a node, given by its ranks: the product along its path."
+    "How likely the target's tokens lead to a node: the product of the chances along its path."
     rows = (chances[min(i, len(chances) - 1)] for i in range(len(path)))
     return math.prod(row[rank] if rank < len(row) else 0.0 for row, rank in zip(rows, path))
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #cd553373
 class TreeHybrid:
-    """Drafters of certain chains, such as lookup, and a tree: in each round the one with most
-    expected tokens per cost proposes. Raises `InputError` for
-    costs that can't be, and for a tree without a `shape`."""
+    """Drafters of chains without q, such as lookup, and a tree: in each round the one with the most
+    expected tokens per cost proposes. Raises `InputError` for negative costs, and for a tree
+    without a `shape`."""
     State = HybridState  # of one sequence
 
     def __init__(self, *members: Drafter, # the last one grows the tree
@@ -614,11 +617,11 @@ class TreeHybrid:
         self.verify = self.chooser().verify  # raises for costs that can't be
 
     def max_nodes(self, K: int) -> int:
-        "How many nodes its trees can have, asked for K."
+        "The most nodes of its trees for this K."
         return self.tree.max_nodes(K)
 
     def chooser(self) -> Chooser:
-        "The one that chooses for a new sequence."
+        "A new sequence's chooser."
         return Chooser(self.c, self.verify, self.priors, tree=self.promise)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
@@ -628,5 +631,6 @@ class TreeHybrid:
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #c154962a
 def gives_trees(target: CausalLM) -> bool:
-    "Whether nothing is lost with a tree: not where chains have the very bits of plain decoding."
+    """Whether a tree can replace a chain: the target reads trees, and isn't batch-invariant (there
+    a chain gives the bits of plain decoding, and a tree does not)."""
     return isinstance(target, Llama) and reads_trees(target) and not target.batch_invariant

@@ -195,7 +195,8 @@ class HeadAttention(nn.Module):
         B, n, _ = x.shape
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (projection(x).view(B, n, -1, self.head_dim) for projection in projections)
-        if self.q_norm is not None and self.k_norm is not None: q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         keys.append(rotate(k, cos, sin).transpose(1, 2))
         values.append(v.transpose(1, 2))
         y = unrolled_attention(rotate(q, cos, sin).transpose(1, 2), keys, values)
