@@ -192,7 +192,7 @@ def check_trees(settings: Settings, drafter: Drafter) -> None:
     around = isinstance(drafter, (WrapperDrafter, HybridDrafter))
     check(isinstance(drafter, TreeHybrid) or not around,
           f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts "
-          "trees: give the TreeDrafter to the pair as it is, or as the last member of a TreeHybrid.")
+          "trees: give the pair the TreeDrafter alone, or as the last member of a TreeHybrid.")
     plain = settings.verify is None and not settings.adapts and not settings.looked_at
     check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a "
           "grammar or log-probabilities: leave them out, and give K, the nodes of the tree, as a "
@@ -266,7 +266,7 @@ class Pair:
             " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
         )
         check(costs is None or callable(getattr(costs, "at", None)),
-              f"costs must be MachineCosts, as `measure_costs` returns, or None, not {named(costs)}.")
+              f"costs must be MachineCosts, from `measure_costs`, or None, not {named(costs)}.")
         self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
         self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
         self.costs = costs # None: see `costs_for`
