@@ -161,7 +161,7 @@ class BatchClock:
     "The times of the sequences of a batch, each from the moment when it joins."
     def __init__(self, timer: PhaseTimer): # of the whole batch
         self.timer = timer
-        self.first: dict[int, int] = {}    # of each sequence: the timer's first span since it joined
+        self.first: dict[int, int] = {}    # of each sequence: the first span after it joined
         self.last: dict[int, float] = {}   # when its last round ended
         self.now, self.spans = time.perf_counter(), len(timer.spans)
 

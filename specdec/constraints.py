@@ -91,7 +91,7 @@ class GrammarLM(WrapperLM):
 def mask(row: Tensor, # logits, [V]
          state: GrammarState | None, # None: the row is not used, and stays as it is
         ) -> Tensor: # logits, [V]
-    """The row with minus infinity for the tokens that the grammar forbids; raises `ModelError` if it
+    """The row with minus infinity for tokens that the grammar forbids; raises `ModelError` if it
     forbids all."""
     if state is None: return row
     allowed = state.allowed()

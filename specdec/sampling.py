@@ -129,7 +129,7 @@ class SamplingParams:
 def check_logits(logits: Tensor, # [..., V]
                  where: str, # named in the error: whose logits, at which step
                 ) -> Tensor: # the logits; on a CPU in float32 or float64
-    """Raise `NumericalError` if a row holds NaN or +inf, or only -inf, so that it has no softmax."""
+    "Raise `NumericalError` if a row holds NaN or +inf, or only -inf: it has no softmax then."
     on_cpu = isinstance(logits, Tensor) and logits.device.type == "cpu"
     if on_cpu: logits = wide(logits)
     # NaN if any is NaN

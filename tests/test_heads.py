@@ -216,7 +216,7 @@ def test_maps_lead_back_and_forth(target):
     assert whole.d2t is None and whole.draft_tokens.tolist() == list(range(V))
     for bad in ([3, 2], [2, 2], [], [V], [-1, 2], [[1, 2]]):
         with pytest.raises(InputError, match="rising"): vocabulary_maps(torch.tensor(bad), V)
-    with pytest.raises(InputError, match="which tokens"): Head(head.config)
+    with pytest.raises(InputError, match="ids in it"): Head(head.config)
     with pytest.raises(InputError, match="config says"): Head(head.config, DRAFT[:3])
 
 
