@@ -330,8 +330,8 @@ def move_rows(cache: StaticCache, start: Tensor, # where the first row of a tree
 
 # %% ../../nbs/engine/14_device_loop.ipynb #22efa48a
 class DeviceDecoder:
-    """Experimental: no GPU has run it yet. Speculative decoding on the target's device, one sequence
-    at a time. It keeps the loops that it makes, with their CUDA graphs, for later sequences. Raises
+    """Experimental: no GPU has run it yet. Speculative decoding on the target's device, for one
+    sequence at a time. Loops and their CUDA graphs are kept for later sequences. Raises
     `InputError` for a pair that can't run there."""
     def __init__(self, target: Llama,
                  drafter: Drafter,    # one without an `unsupported_reason`

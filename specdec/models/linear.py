@@ -194,8 +194,8 @@ def invariant_attention(q: Tensor, # queries of the new tokens, [B, heads, T, he
                     v: Tensor,    # all values, [B, kv_heads, S or more, head_dim]
                     mask: Tensor, # added to the scores, [T, 1, 1, S]; S is a multiple of `VECTOR`
                    ) -> Tensor: # [B, heads, T, head_dim]
-    """Batch-invariant attention over the first S positions: each new token is computed as a separate
-    sequence, so that its bits don't depend on the others."""
+    """Batch-invariant attention over the first S positions: each new token is a separate sequence,
+    so that its bits don't depend on the others."""
     y = invariant_answer(invariant_fold(q, k.shape[1]), k, v, mask)
     return invariant_unfold(y, *q.shape[:2])
 
