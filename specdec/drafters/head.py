@@ -385,8 +385,8 @@ def output_rows(target: CausalLM,
 # %% ../../nbs/drafters/06_head.ipynb #c13da58a
 @torch.no_grad()
 def share_embedding(head: Head, target: CausalLM) -> Head: # the same head
-    """Copy the target's embedding table, [V, hidden], into a head, for training; it is not saved with
-    the head. Raises `InputError` for a target that is neither a `Llama` nor a `TransformersLM`."""
+    """Copy the target's embedding table, [V, hidden], into a head, for training; it isn't saved.
+    Raises `InputError` for a target that is neither a `Llama` nor a `TransformersLM`."""
     ids = torch.arange(target.vocab_size, device=target.device)
     table = target_embedding(target)(ids).detach()
     head.shared_embedding = table.to(head.fc.weight.device, head.fc.weight.dtype)
