@@ -44,7 +44,7 @@ def test_what_cannot_be_narrow():
     model = packable_llama()
     with pytest.raises(InputError, match="stands for the others"): NarrowLM(model, torch.arange(96), 200)
     narrow = NarrowLM(model, torch.arange(95), 200)
-    with pytest.raises(InputError, match="not asked for"):
+    with pytest.raises(InputError, match="no hidden states"):
         narrow.forward(torch.tensor([[1]]), narrow.new_cache(2), layers=(1,))
 
 

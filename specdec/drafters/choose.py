@@ -30,8 +30,8 @@ class Acceptance:
         check(all(0 <= to_number(alpha) <= 1 for alpha in priors),
               f"A prior is a probability, or one for each piece of evidence, not {prior!r}.")
         check(to_number(weight) > 0 and 0 < to_number(keep) <= 1,
-              f"weight must be above 0, and keep above 0 and at most 1: not weight = {weight} and "
-              f"keep = {keep}.")
+              "weight, of the prior, must be above 0, and keep above 0 and at most 1: not weight = "
+              f"{weight} and keep = {keep}.")
         self.prior, self.weight, self.keep = prior, weight, keep
         self.counts: dict[Hashable, tuple[float, float]] = {}  # by evidence: accepted, tried
 

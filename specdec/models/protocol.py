@@ -142,8 +142,8 @@ def truncate_cache(cache: KVCache,
 
 # %% ../../nbs/engine/03_protocol.ipynb #a0932a29
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (tested only on
-    the CPU: on a GPU it would be a synchronisation)."""
+    """Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (looked at on
+    the CPU only: on a GPU it would be a synchronisation)."""
     check(ids.ndim == 2 and ids.numel() > 0,
           f"Token ids must have the shape [B, T] with at least one token, not {list(ids.shape)}.")
     if ids.device.type == "cpu":
