@@ -52,7 +52,7 @@ from specdec.constraints import (
 )
 from .models.linear import FEW, release_workers
 from .models.loading import load, memory_free_mb, memory_needed
-from .loop import Request, serve, speculate_batch
+from .loop import Request, end_ids, serve, speculate_batch
 from .models.hub import encode, find_model, pick_device
 from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .models.protocol import CausalLM
@@ -97,7 +97,7 @@ class Settings:
         return WatchedLM(target, self.sampling, self.logprobs)
 
 def check_settings(
-    target: CausalLM, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
+    target: CausalLM, eos_ids: Iterable, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
     loop, ignore_eos, logprobs, grammar,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
@@ -114,7 +114,7 @@ def check_settings(
         K, most, adapts = type(controller).__name__, target.context_length, True
     else: most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
     max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
-    ends = frozenset() if ignore_eos else target.eos_ids
+    ends = frozenset() if ignore_eos else end_ids(eos_ids)
     settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
     if rule: settings["verify"] = rule
@@ -335,7 +335,7 @@ class Pair:
                   "leave it out, or use `results`, which yields each result as it ends.")
             found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
             return [found[i] for i in range(len(prompt))]
-        settings = check_settings(self.target, **asked)
+        settings = check_settings(self.target, self.eos_ids, **asked)
         return last_result(self._one(prompt, settings, stream, raise_interrupt, tell=False))
 
     def results(self, prompts: Sequence, # as for `generate`
@@ -378,7 +378,7 @@ class Pair:
         at once, as in `generate`. To stop early, break out of the loop or `close()` the generator;
         there is no result then."""
         settings = check_settings(
-            self.target, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
+            self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
             loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
         )
@@ -532,12 +532,12 @@ class Pair:
         check_truths(raise_interrupt=raise_interrupt)
         # a random seed with room above it for the seeds of the other prompts
         if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
-        first = check_settings(self.target, **asked)
+        first = check_settings(self.target, self.eos_ids, **asked)
         ids: list[list[int]] = []
         each: list[Settings] = []
         for i, prompt in enumerate(prompts):
             with place_named(i, len(prompts)):
-                each.append(check_settings(self.target, **asked | {"seed": first.seed + i}))
+                each.append(check_settings(self.target, self.eos_ids, **asked | {"seed": first.seed + i}))
                 ids.append(encode(self.tokenizer, prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
         first.wrap(self.target)
@@ -770,6 +770,10 @@ class ConfiguredPair:
     "A pair with the decoding settings of a configuration, which the arguments of a call override."
     pair: Pair
     config: Config
+    target = property(lambda self: self.pair.target, doc="The pair's target.")
+    tokenizer = property(lambda self: self.pair.tokenizer, doc="The target's tokenizer, or None.")
+    drafter = property(lambda self: self.pair.drafter, doc="What drafts.")
+    stats = property(lambda self: self.pair.stats, doc="Running totals of the pair.")
 
     def generate(self, prompt, **settings): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."

@@ -218,7 +218,7 @@ class Session:
         self.rng, self.timer = RecordingRandom(seed), PhaseTimer(target.device)
         self.tokenizer, self.stream = tokenizer, TextStream(tokenizer)
         self.loop = speculate(
-            target, LiveDrafter(drafter, lambda: self.current), self.prompt, self.sampling,
+            target, LiveDrafter(drafter, lambda: self.current), self.prompt, self,
             self.rng, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer,
         )
 
@@ -232,7 +232,12 @@ class Session:
         "The rounds under the current settings, without the prompt's."
         return self.rounds[self.since:]
 
-    def sampling(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
+    @property
+    def temperature(self) -> float:
+        "Of this round: the loop asks for it, and for `probs`, as of `SamplingParams`."
+        return self.current.temperature
+
+    def probs(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
         "Logits to p, under the settings of this round."
         self.p = self.current.sampling.probs(logits)
         return self.p

@@ -199,6 +199,7 @@ def test_a_torch_inside_of_its_range(quick, monkeypatch, version):
 def test_libraries_that_cannot_be_imported():
     "In a process of its own, where torch is a file that fails; the other questions aren't asked."
     code = """import sys
+from specdec.cli import main
 sys.modules["torch"] = None
 sys.argv = ["specdec", "doctor"]
 main()"""
@@ -397,12 +398,12 @@ def test_a_device_loop_with_another_text(quick, monkeypatch):
 
 
 def test_a_host_loop_with_another_text(quick, monkeypatch):
-    right = pairs.speculate
+    right = pairs.serve
     def other(*arguments):
         for r in right(*arguments):
             r.emitted = [min(token, 40) for token in r.emitted]
             yield r
-    monkeypatch.setattr(pairs, "speculate", other)
+    monkeypatch.setattr(pairs, "serve", other)
     is_ill("another greedy text")
 
 
