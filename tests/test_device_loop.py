@@ -49,7 +49,6 @@ from specdec.device.loop import (
     walk_on_device,
 )
 from specdec.device.ops import (
-    StateDict,
     StaticCache,
     as_llama,
     block_on_device,
@@ -83,6 +82,7 @@ from specdec.lossless.proof import (
     target_distribution,
 )
 from specdec.lossless.torch_rng import drawn_from, torch_distribution
+from specdec.models.checkpoint import Checkpoint
 from specdec.models.hub import encode, fetch, load_tokenizer
 from specdec.models.llama import Positions
 from specdec.models.loading import load_model
@@ -1190,8 +1190,8 @@ def test_fused_layers_are_compiled_once_for_each_number_of_tokens():
 
 
 def test_weights_in_memory_are_checked():
-    with pytest.raises(ModelError, match="no tensor"): StateDict({}, torch.float32, CPU)("model.norm.weight", 4)
-    with pytest.raises(ModelError, match="shape"): StateDict({"a": torch.ones(3)}, torch.float32, CPU)("a", 4)
+    with pytest.raises(ModelError, match="no tensor"): Checkpoint({}, torch.float32, CPU)("model.norm.weight", 4)
+    with pytest.raises(ModelError, match="shape"): Checkpoint({"a": torch.ones(3)}, torch.float32, CPU)("a", 4)
     from transformers import LlamaConfig, LlamaForCausalLM
     for tied in (True, False):
         torch.manual_seed(0)

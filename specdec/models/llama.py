@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -38,15 +39,15 @@ def rms_norm(x: Tensor,      # [..., n]
 
 # %% ../../nbs/engine/04_transformer.ipynb #49c21d72
 def head_size(config) -> int: # numbers per head
-    "What the config says, or the hidden size shared out among the heads."
+    "`head_dim` of the config; without one, hidden size / number of heads."
     named = getattr(config, "head_dim", None)
     return named or config.hidden_size // config.num_attention_heads
 
 def rope_frequencies(config, # a transformers config
                      device: torch.device = torch.device("cpu"),
                     ) -> tuple[Tensor, float]: # radians per position [rotary_dim / 2]; scale
-    """Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the
-    checkpoint's config says, and what cosines and sines are multiplied with."""
+    """Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the config
+    says, and the factor on cosines and sines."""
     rope = config.rope_parameters
     if rope["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -69,18 +70,33 @@ def rotate(x: Tensor,   # [B, T, heads, head_dim]
     return x * cos + x.roll(dim // 2, -1) * sin
 
 # %% ../../nbs/engine/04_transformer.ipynb #edfb83d5
+class TokenPositions(Protocol):
+    "Where the new tokens of one forward stand, and how they attend to what is cached."
+    cos: Tensor  # [T, 1, rotary_dim]
+    sin: Tensor  # [T, 1, rotary_dim]
+
+    def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
+               k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
+               windowed: bool) -> Tensor:  # [B, heads, T, head_dim]
+        "A layer's attention; `windowed`: whether the layer has a sliding window."
+
+class LayerCache(Protocol):
+    "Where layers keep keys and values, such as a `KVCache`."
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        "Write those of the new tokens; returns all that the layer holds."
+
 @dataclass
 class Positions:
-    "Where the new tokens of one forward stand, and what layers let them see."
+    "`TokenPositions` of T tokens of one sequence."
     cos: Tensor         # [T, 1, rotary_dim]
     sin: Tensor         # [T, 1, rotary_dim]
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
     fold: int           # how many query heads share one matrix product in attention
-    apart: tuple[Tensor, ...] = () # masks of the pieces in which each token asks on its own
+    apart: tuple[Tensor, ...] = () # masks for attention token by token; see `attention_plan`
     near: Plan | None = None # of layers with a sliding window; None: as of the others
 
     def plan(self, windowed: bool) -> Plan: # whether the layer has a sliding window
-        "How a layer's tokens ask."
+        "The arguments of `grouped_attention` for a layer."
         if windowed and self.near: return self.near
         return self.mask, self.fold, self.apart
 
@@ -95,7 +111,7 @@ def rotation(frequencies: Tensor, # radians per position, [rotary_dim / 2]
              at: Tensor,          # positions, [T]
              dtype: torch.dtype,
             ) -> tuple[Tensor, Tensor]: # cos and sin for `rotate`, [T, 1, rotary_dim]
-    "Angles of tokens that stand anywhere."
+    "Cosines and sines of any positions."
     angles = at.float()[:, None, None] * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
@@ -106,7 +122,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               groups: int,             # query heads per key-value head
               dtype: torch.dtype,
               span: int | None = None, # S, positions that the cache's views have; None: start + T
-              apart: bool = False,     # whether each new token shall ask on its own, if few
+              apart: bool = False,     # attention token by token, if T is small
               window: int | None = None, # positions that a token sees in some layers; None: all
              ) -> Positions:
     "Angles and masks for T new tokens."
@@ -119,7 +135,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
 
 # %% ../../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
-    "Grouped-query attention of new tokens over the cache, as far as their window reaches."
+    "Grouped-query attention of new tokens over the cache, within the sliding window if any."
     windowed = False # whether it has a sliding window
 
     def __init__(self, config, tensor: Checkpoint,
@@ -139,8 +155,8 @@ class Attention:
             self.norm = torch.cat((q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)))
 
     def __call__(self, x: Tensor,        # [B, T, hidden]
-                 where: Positions,       # of the T tokens
-                 cache: KVCache, i: int, # where layer i's keys and values are kept
+                 where: TokenPositions,     # of the T tokens
+                 cache: LayerCache, i: int, # where layer i's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
         B, T, _ = x.shape
         both = self.heads + self.kv_heads
@@ -169,7 +185,7 @@ class MLP:
 
 # %% ../../nbs/engine/04_transformer.ipynb #656b6a71
 class Layer:
-    "One decoder layer: attention with memory, then a gated perceptron, each added to what came in."
+    "One decoder layer: attention and gated MLP, each after a norm and with a residual connection."
     def __init__(self, config, tensor: Checkpoint, prefix: str): # such as "model.layers.0."
         self.attention = Attention(config, tensor, f"{prefix}self_attn.")
         self.mlp = MLP(config, tensor, f"{prefix}mlp.")
@@ -178,8 +194,8 @@ class Layer:
         self.eps = config.rms_norm_eps
 
     def __call__(self, x: Tensor,        # [B, T, hidden]
-                 where: Positions,       # of the T tokens
-                 cache: KVCache, i: int, # where this layer's keys and values are kept
+                 where: TokenPositions,     # of the T tokens
+                 cache: LayerCache, i: int, # where this layer's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
         x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), where, cache, i)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
@@ -200,8 +216,8 @@ def sliding_window(config) -> int | None: # positions, or None if every token se
 # %% ../../nbs/engine/04_transformer.ipynb #2e2df540
 def weight_counts(config, layers: int | None = None, # None: as many as the config says
                  ) -> tuple[int, int, int]: # numbers, together all that there are
-    """How many numbers the matrices of a decoder have, the head included; its embedding, 0 if that
-    is the head; and the rest, norms and biases."""
+    """Parameters of a decoder: in matrices, the LM head included; in the embedding, 0 if it is tied
+    to the head; in norms and biases."""
     layers = config.num_hidden_layers if layers is None else layers
     hidden, inner, size = config.hidden_size, config.intermediate_size, head_size(config)
     q, kv = config.num_attention_heads * size, config.num_key_value_heads * size
@@ -215,7 +231,7 @@ def weight_counts(config, layers: int | None = None, # None: as many as the conf
     return layers * matrices + vocabulary, embedding, layers * (norms + biases) + hidden
 
 def held_tensors(part) -> dict[int, Tensor]: # by identity
-    "The tensors that a part of a decoder holds, at any depth."
+    "All tensors inside a part of a decoder."
     if isinstance(part, Tensor): return {id(part): part}
     if isinstance(part, partial): inside = list(part.keywords.values())
     elif isinstance(part, list): inside = part
@@ -233,8 +249,11 @@ class FourBits:
     share: float   # of their weights, 0…1
     step_mb: float # MB (10⁶ bytes) of weights that a step reads
 
-class _Decoder(CausalLM):
-    "What a decoder consists of, and its arithmetic."
+# %% ../../nbs/engine/04_transformer.ipynb #61a87d98
+class Llama(CausalLM):
+    """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
+    needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
+    the weights don't fit the config."""
     def __init__(self, config,        # a transformers config that `is_native` accepts
                  tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
@@ -258,10 +277,10 @@ class _Decoder(CausalLM):
 
     @property
     def param_count(self) -> int:
-        "How many numbers it has learned."
+        "The number of parameters."
         return sum(weight_counts(self.config, len(self.layers)))
 
-    def four_bits(self) -> "FourBits":
+    def four_bits(self) -> FourBits:
         "Which of its matrices are in four bits."
         matrices = [self.head]
         for layer in self.layers:
@@ -279,10 +298,10 @@ class _Decoder(CausalLM):
         parts = [self.embed, self.head, self.norm, *self.layers]
         return sum(tensor.nbytes for tensor in held_tensors(parts).values()) / 1e6
 
-    def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
-                layers: Sequence[int] = ()):
-        """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where`
-        and the cache."""
+    def compute(self, ids: Tensor, where: TokenPositions, cache: LayerCache,
+                last: int | None = None, layers: Sequence[int] = ()):
+        """The arithmetic of `forward`. Positions enter through `where` and the cache only, so that
+        batches, trees and the device's loop use it too."""
         x = self.embed(ids)
         states = {0: x}
         for i, layer in enumerate(self.layers):
@@ -292,11 +311,6 @@ class _Decoder(CausalLM):
         logits = self.head(x[:, -last:] if last else x)
         return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
 
-# %% ../../nbs/engine/04_transformer.ipynb #61a87d98
-class Llama(_Decoder):
-    """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
-    needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
-    the weights don't fit the config."""
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
         return KVCache(len(self.layers), capacity, VECTOR if self.batch_invariant else 1)
