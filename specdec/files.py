@@ -276,15 +276,17 @@ def locked(path: Path,        # the file or folder that is made; links are follo
            wait: bool = True, # False: raise `InputError` if another process has it
           ) -> Iterator[None]:
     """One process at a time makes this file or folder; others wait, and say so. Raises `ModelError`
-    (where nothing is waited for, `InputError`) if its folder can't be written."""
+    if its folder can't be made or written; without waiting, `InputError`, also for a folder that
+    isn't there."""
     path = Path(os.path.realpath(path))  # one file has one lock, by any of its names
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         if wait: path.parent.mkdir(parents=True, exist_ok=True)
+        elif not path.parent.is_dir(): raise OSError(f"there is no folder {path.parent}")
         try: lock.acquire(timeout=0)
         except Timeout:
             if not wait: raise InputError(f"Another run is writing to {path}: wait until it has "
-                                          "ended, or give another file.") from None
+                                          "ended, or give another place.") from None
             say(f"Another process is preparing {path.name}: waiting for it.")
             lock.acquire()
     except OSError as error:

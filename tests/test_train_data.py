@@ -9,6 +9,7 @@ from scipy import stats
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target
+from specdec.answers import read_prompts
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import load_tokenizer
 from specdec.models.loading import load_model
@@ -25,7 +26,6 @@ from specdec.train.data import (
     frequent_tokens,
     in_answers,
     question_starts,
-    read_prompts,
     read_rows,
     sample,
     sample_rows,

@@ -38,6 +38,7 @@ from ..drafters.load import shipped
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, quantised
 from ..errors import InputError, ModelError, check
+from ..files import parse_json
 from ..models.gguf import export_gguf, export_head, original_gguf
 from ..models.loading import fits_plain, load
 from ..models.hub import find_model, load_transformers, pick_device, pick_dtype, prompts
@@ -255,7 +256,8 @@ class LlamaCpp:
         request = Request(self.address + path, json.dumps(question).encode(),
                           {"Content-Type": "application/json"})
         try:
-            with build_opener(ProxyHandler({})).open(request) as answer: return json.load(answer)
+            with build_opener(ProxyHandler({})).open(request) as answer:
+                return parse_json(answer.read(), "llama.cpp's answer")
         except HTTPError as error:
             words = error.read().decode(errors="replace")
             raise ModelError(f"llama.cpp refused {path}: {words}") from error
@@ -312,7 +314,7 @@ class LlamaCppModes:
         else: self.model = export_gguf(name, folder / "model.gguf", dtype)
         self.draft = None
         head = shipped("smollm2-head")
-        made_for = json.loads((head / "config.json").read_text())["specdec"]["target_digest"]
+        made_for = parse_json((head / "config.json").read_text())["specdec"]["target_digest"]
         if target.digest == made_for: self.draft = export_head(head, target, folder / "head.gguf")
 
     def __iter__(self):
@@ -479,7 +481,7 @@ def memory_in_child(model: str, device: str, dtype: str, tokens: int = 128) -> d
         if done.returncode:
             last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ModelError(f"The process that measures memory failed: {last_line}")
-        figures, modules = json.loads(done.stdout.splitlines()[-1])
+        figures, modules = parse_json(done.stdout.splitlines()[-1])
     return figures
 
 def memory_probe(model: str, device: str, dtype: str, tokens: int = 128) -> Probe:

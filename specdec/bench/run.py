@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
@@ -31,7 +31,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
@@ -39,8 +38,7 @@ from specdec.models.hub import (
     GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
 )
 from ..models.transformers import context_length
-from ..files import fingerprint
-from ..files import append_whole
+from ..files import append_whole, fingerprint, locked, parse_json
 from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells
 from specdec.bench.methods import (
     PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
@@ -50,7 +48,7 @@ from specdec.bench.methods import (
 )
 from .prompts import prompt_ids
 from ..errors import InputError, ModelError, check, preserve_interrupts
-from ..result import GenerationResult, finite_float, result_from_data
+from ..result import GenerationResult, result_from_data
 from ..costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
 from ..models.linear import GROUP
@@ -103,7 +101,7 @@ class Record:
     def from_json(cls, line: str | bytes) -> "Record":
         "The record back from its line; raises `InputError` if it is damaged or something else."
         try:
-            data = json.loads(line, parse_constant=finite_float, parse_float=finite_float)
+            data = parse_json(line, "it", allow_nan=False)
             found = parsed(data)
             result = result_from_data(found.result | {"token_text": {}})
             record = cls(found.config, found.weights, data["environment"], result, found.parted)
@@ -114,7 +112,7 @@ class Record:
             check(at is None or result.generated_ids[at.position:at.position + 1] == [at.ours],
                   "parted names a token that isn't at its position of the text")
             return record
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"not a record ({' '.join(str(error).split())[:300]})") from error
 
 # %% ../../nbs/bench/07_run.ipynb #55e322cb
@@ -174,8 +172,8 @@ def is_torn(line: bytes,  # a file's last one, without its line break
            ) -> bool:
     "Whether it is the beginning of such a line."
     if not line or line[:len(begin)] != begin[:len(line)]: return False
-    try: json.loads(line)
-    except ValueError: return True
+    try: parse_json(line)
+    except InputError: return True
     return False
 
 def unusable(file: Path, error: Exception) -> InputError:
@@ -210,23 +208,6 @@ def mend(file: Path, torn: int) -> None: # torn: bytes of a last line that a kil
         ended = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
         append_whole(file, "" if ended else "\n")
     except OSError as error: raise unusable(file, error) from error
-
-@contextmanager
-def locked(file: Path | None) -> Iterator[None]:
-    "Meanwhile, no other process can; raises `InputError` if another one has it."
-    if file is None:
-        yield
-        return
-    file = Path(os.path.realpath(file))  # one file has one lock, also where links name it
-    try:
-        if not file.parent.is_dir(): raise FileNotFoundError(f"there is no folder {file.parent}")
-        lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)
-    except Timeout:
-        raise InputError(
-            f"Another run is writing to {file}: wait until it has ended, or give another file."
-        ) from None
-    except (OSError, ValueError) as error: raise unusable(file, error) from error
-    with lock: yield
 
 # %% ../../nbs/bench/07_run.ipynb #357aa2d5
 def environment(device: str, dtype: str) -> dict: # names and numbers; nothing about who or where
@@ -739,7 +720,7 @@ def measure(every: Iterable[Cell],
     """Measure cells. An interrupt returns what there is. Raises `InputError` for a file that can't
     be used, that another process writes to, or that was measured with other code or elsewhere."""
     outcome = Measured()
-    with locked(out):
+    with locked(out, wait=False) if out else nullcontext():
         records = Records(out)
         outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)

@@ -31,6 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..sampling import RandomSource, SamplingParams, SeededRandom, check_logits
+from ..files import parse_json
 from ..errors import ModelError, SpecdecError, check, require_int, to_int, to_number
 from ..result import Round
 from .enumerate import exact_distribution
@@ -914,7 +915,7 @@ def practice_server(said: Distribution,  # texts that it says, all as long as th
     "An OpenAI-compatible server with a known law, while the `with` block runs."
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            question = parse_json(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize": answer = {"tokens": [0]}
             else: answer = practice_answer(question, said, distribution, form)
             body = json.dumps(answer).encode()
@@ -1036,10 +1037,10 @@ def _object(body: bytes, where: str, kind: str) -> dict:
     if len(body) > LARGEST: raise ModelError(
         f"The answer of {where} is larger than {LARGEST >> 20} MB, and was not read to its end.")
     try:
-        found = json.loads(body)
+        found = parse_json(body, "it")
         if not isinstance(found, dict): raise ValueError("no object")
         return found
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"What answers at {where} is no {kind} "
                          f"({printable(str(error))}).") from error
 

@@ -30,8 +30,8 @@ from ..drafters.model import narrow_ids
 from ..cache import KVCache
 from ..models.linear import Linear
 from ..models.loading import load_model
-from ..files import first_line, numbered_lines, write_json
-from ..files import written_whole
+from ..answers import as_chat, read_prompts
+from ..files import first_line, parse_json, write_json, written_whole
 from ..models.hub import encode, find_model, load_tokenizer, pick_device, pick_dtype
 from ..models.protocol import CausalLM
 from ..models.llama import Llama
@@ -93,22 +93,11 @@ def sample_rows(model: CausalLM,
     return ids
 
 # %% ../../nbs/drafters/12_data.ipynb #fee1f218
-def read_prompts(path: Path) -> list[str]:
-    """Questions to answer, from a file of JSON lines such as `{"prompt": "What is a leap year?"}`;
-    raises `InputError` for anything else."""
-    prompts = []
-    for n, line in numbered_lines(path):
-        try: prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError, RecursionError): prompt = None
-        check(isinstance(prompt, str) and prompt.strip(),
-              f'Line {n} of {path} must be JSON with a text named "prompt", not {line[:60]!r}.')
-        prompts.append(prompt)
-    return prompts
-
-def question_starts(tokenizer, prompts: Sequence[str], length: int) -> list[list[int]]: # token ids
+def question_starts(tokenizer, prompts: Sequence[str | list[dict]], # texts, or chats
+                    length: int) -> list[list[int]]: # token ids
     """Each question as a chat, up to where its answer begins. Those that fill more than half a row
     are left out; raises `InputError` if that is all of them."""
-    starts = [encode(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    starts = [encode(tokenizer, as_chat(prompt)) for prompt in prompts]
     short = [start for start in starts if len(start) <= length // 2]
     check(len(short) > 0, f"Every prompt fills more than half a row of {length} tokens: "
           "make the rows longer, or the prompts shorter.")
@@ -119,10 +108,10 @@ def claim(path: Path, settings: dict) -> None:
     """Record the settings in a file; raises `InputError` if it records others, `ModelError` if it
     is damaged."""
     try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
+        recorded = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(recorded, dict): raise TypeError("it is no JSON object")
     except FileNotFoundError: return write_json(path, settings)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ModelError(f"The settings in {path} can't be read ({error}): take another folder, or "
                          "delete this one to begin again.") from error
     changes = []
@@ -165,7 +154,7 @@ class SampleConfig:
     target: str = "smollm2"    # a name for `find_model`
     out: str = "samples"       # the folder of the shards
     tokens: Count = 1_000_000  # how many to write, rounded up to whole shards
-    prompts: str | None = None # a file for `read_prompts`; None: it writes the questions too
+    prompts: str | None = None # a file for `specdec.answers.read_prompts`; None: it writes the questions too
     # of the shards, in turn, 0 until each start had its turn; None: 0.7 and 1, and 0 with prompts
     temperatures: Annotated[tuple[Annotated[Number, Field(ge=0)], ...],
                             Field(min_length=1)] | None = None

@@ -12,17 +12,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ..errors import InputError, check
 from ..models.loading import load_model
 from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
-from ..files import written_together
+from ..files import locked, written_together
 from ..models.protocol import CausalLM
 from .data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all
@@ -55,18 +54,12 @@ def _alone(folder: Path, process: Process) -> Iterator[None]: # the drafter's
     """One run at a time writes to a folder; what killed ones left half-written there is swept away.
     Raises `InputError` while another is at work."""
     training = folder / "training"
-    if process.rank == 0:
-        lock = FileLock(training / "run.lock")
-        try: lock.acquire(timeout=0)
-        except Timeout as error:
-            raise InputError(f"Another run writes to {folder}: wait until it has ended, or take "
-                             "another folder.") from error
-        for half in folder.glob(".partial-*"): shutil.rmtree(half)
-        for half in training.rglob("*.partial"): half.unlink()
-    wait_for_all(process)
-    try: yield
-    finally:
-        if process.rank == 0: lock.release()
+    with locked(training, wait=False) if process.rank == 0 else nullcontext():
+        if process.rank == 0:
+            for half in folder.glob(".partial-*"): shutil.rmtree(half)
+            for half in training.rglob("*.partial"): half.unlink()
+        wait_for_all(process)
+        yield
 
 def _training_texts(config: DistillConfig, target: CausalLM, process: Process) -> Path:
     """The folder of the texts to train on: what is given, or what the target has written or writes

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import ModelError, check
-from ..files import append_whole, written_whole
+from ..files import append_whole, parse_json, written_whole
 from ..files import first_line
 from ..models.hub import pick_device, pick_dtype
 from ..verify import acceptance_probability
@@ -257,7 +257,7 @@ def load_checkpoint(path: Path, module: nn.Module,
                     optimizers: dict[str, torch.optim.Optimizer]) -> dict: # the counters
     "Put everything back; raises `ModelError` if the file is damaged or belongs to another drafter."
     try:
-        with safe_open(path, "pt") as file: state = json.loads(file.metadata()["state"])
+        with safe_open(path, "pt") as file: state = parse_json(file.metadata()["state"])
         whole_step = isinstance(state, dict) and type(state.get("step")) is int
         if not whole_step or state["step"] < 0: raise ValueError("it does not say which step it is")
         _put_back(load_file(path), module, optimizers)
@@ -340,10 +340,10 @@ def _logged(log: Path) -> list[dict]:
     found = []
     for number, line in enumerate(finished, 1):
         try:
-            found.append(json.loads(line))
+            found.append(parse_json(line))
             if not isinstance(found[-1], dict) or type(found[-1].get("step")) is not int:
                 raise ValueError('it has no whole number "step"')
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ModelError(f"{log}, line {number} is not a measurement ({error}): "
                              "delete that line.") from error
     return found

@@ -74,7 +74,7 @@ class DistillConfig:
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
     data: str | None = None
-    # without data: a file of questions to answer, see `read_prompts`; None: the target asks, too
+    # without data: a file of questions to answer, as `specdec generate --prompts` takes; None: the target asks, too
     prompts: str | None = None
     # tokens to sample if there is no data; None: as many as `tokens`
     samples: Count | None = None
