@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['METHODS', 'LOOPS', 'NO_TEXT', 'NOTHING', 'BATCH', 'Prompt', 'Settings', 'check_settings', 'is_controller',
            'check_truths', 'stop_strings', 'rule_name', 'chosen_loop', 'holds_trees', 'check_trees', 'Plan', 'is_list',
-           'place_named', 'Pair', 'finish_reason', 'device_name', 'load_pair', 'section_of', 'ConfiguredPair',
-           'load_config']
+           'place_named', 'GenerateArguments', 'Pair', 'last_result', 'finish_reason', 'device_name', 'load_pair',
+           'section_of', 'ConfiguredPair', 'load_config']
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 
@@ -60,6 +60,8 @@ from .registry import PairSpec, get_pair
 from .verify import VerifyRule
 from .result import Event, GenerationResult
 from .models.llama import Llama
+
+if TYPE_CHECKING: from typing_extensions import Unpack  # of Python 3.11
 
 # %% ../nbs/use/01_pairs.ipynb #1oops0cd
 METHODS = ("speculative", "plain")
@@ -229,6 +231,25 @@ NOTHING = NoDrafter()
 BATCH = 16 # texts that are decoded together, unless told otherwise
 Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
 
+class GenerateArguments(TypedDict, total=False):
+    "The keyword arguments of `Pair.generate`, for type checkers."
+    K: int | str | Lookahead
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    max_new_tokens: int
+    seed: int | None
+    stop: str | Sequence[str]
+    stream: Callable[[str], None] | None
+    method: str
+    verify: VerifyRule | None
+    loop: str | None
+    ignore_eos: bool
+    logprobs: int | None
+    grammar: Grammar | None
+    raise_interrupt: bool
+    batch_size: int
+
 class Pair:
     "A target and what drafts for it; `generate` decodes with them, one text or a list of them."
     def __init__(self, target: CausalLM,
@@ -253,7 +274,7 @@ class Pair:
         self.decoders: dict[int, list[DeviceDecoder]] = {}
         # what it was loaded by; None: it was put together by hand
         self.origin: PairSection | None = None
-        self.named = draft is not None  # whether the caller said what drafts
+        self.named = draft is not None  # whether the caller gave a draft
         if draft is not None:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
         release_workers()  # loading has used them, and another thread may decode
@@ -268,10 +289,11 @@ class Pair:
         self.stats = PairStats()
 
     @overload
-    def generate(self, prompt: Prompt, **settings) -> GenerationResult: ...
+    def generate(self, prompt: Prompt,
+                 **arguments: "Unpack[GenerateArguments]") -> GenerationResult: ...
     @overload
     def generate(self, prompt: list[str] | list[list[dict]] | list[list[int]],
-                 **settings) -> list[GenerationResult]: ...
+                 **arguments: "Unpack[GenerateArguments]") -> list[GenerationResult]: ...
     def generate(self, prompt, # raw text, chat messages or token ids; or a list of such prompts
                  # draft tokens per round, at most; or "adaptive": as many as pay; or a controller,
                  # of which each sequence gets a copy, such as `AdaptiveLookahead(initial=8)`
@@ -313,9 +335,8 @@ class Pair:
                   "leave it out, or take `results`, which tells of each as it ends.")
             found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
             return [found[i] for i in range(len(prompt))]
-        *_, end = self._one(prompt, check_settings(self.target, **asked), stream, raise_interrupt,
-                            tell=False)
-        return end.result
+        settings = check_settings(self.target, **asked)
+        return last_result(self._one(prompt, settings, stream, raise_interrupt, tell=False))
 
     def results(self, prompts: Sequence, # as for `generate`
                 batch_size: int = BATCH, # how many texts share a forward
@@ -414,11 +435,12 @@ class Pair:
         """The drafter, choosing by what is known of costs, or under the controller that was given
         as K; these costs, and their origin."""
         adapts = settings.adapts and settings.controller is None
-        costs, origin = None, None
+        costs: Costs | None = None
+        origin: str | None = None
         if uses_costs(drafter, adapts):
             known = self.costs_at(drafter, size)
-            costs, origin = known.costs, known.origin
-            if costs is not None: costs = costs.at(settings.sampling.temperature)
+            origin = known.origin
+            if known.costs is not None: costs = known.costs.at(settings.sampling.temperature)
         chooser = with_costs(drafter, costs, adapts)
         if settings.controller is not None:
             chooser = AdaptiveDrafter(chooser, settings.controller)
@@ -529,10 +551,10 @@ class Pair:
                     raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "One text after the other, up to an interrupt."
         for i, settings in enumerate(each):
-            *_, end = self._one(ids[i], settings, None, raise_interrupt, tell=False)
-            yield i, end.result
-            if end.result.finish_reason == "interrupted": break
-        for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], end.result)
+            result = last_result(self._one(ids[i], settings, None, raise_interrupt, tell=False))
+            yield i, result
+            if result.finish_reason == "interrupted": break
+        for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], result)
 
     def _unbegun(self, ids: list[int], settings: Settings, last: GenerationResult) -> GenerationResult:
         "The result of a text that an interrupt kept from beginning."
@@ -565,7 +587,7 @@ class Pair:
                     if texts[i].checker.end is None and not requests[i].is_over: continue
                     requests.pop(i).ended = True  # also where a stop string has ended it
                     if requests and len(requests) < len(plan.by_size):
-                        states = [request.state for request in requests.values()]
+                        states = [one.state for one in requests.values() if one.started]
                         set_costs(plan.drafter, states, plan.by_size[len(requests) - 1])
                     if of_this_run: peak = peak_memory_mb(device)
                     found = result(i)
@@ -591,7 +613,8 @@ class Pair:
         with self.adding: self.stats.add(result, seconds)
 
     def _decoder(self, drafter: Drafter) -> DeviceDecoder:
-        "A free decoder on the target's device, with its recordings; else a new one."
+        "A decoder on the device that is free, with its CUDA graphs; else a new one."
+        assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
         free = self.decoders.setdefault(id(drafter), [])
         try: return free.pop()
         except IndexError: return DeviceDecoder(self.target, drafter)
@@ -603,7 +626,7 @@ class Pair:
         odds = completion.logprobs and completion.logprobs[:len(generated)]
         seen = {*generated, *(token for r in rounds for token in r.drafted)}
         for of_one in odds or (): seen |= of_one.keys()
-        known = {}
+        known: dict[str, Any] = {}
         if self.tokenizer:
             known["token_text"] = {token: self.tokenizer.decode([token]) for token in sorted(seen)}
         if settings.grammar is not None:  # what a stop string has cut doesn't fit
@@ -634,6 +657,12 @@ class Pair:
         )
 
 # %% ../nbs/use/01_pairs.ipynb #dcd769d8
+def last_result(events: Iterable[Event]) -> GenerationResult:
+    "Decode to the end; the result that the last event holds."
+    *_, end = events
+    assert end.result is not None
+    return end.result
+
 def finish_reason(completion: Completion, settings: Settings) -> str:
     "Why a text ended, in a word."
     if completion.interrupted: return "interrupted"
@@ -683,7 +712,10 @@ def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
         trained = load_drafter(folder, target)
         both = spec.lookup and spec.drafter
         return Pair(target, HybridDrafter(SuffixDrafter(), trained) if both else trained)
-    if spec.skip and not plain: return Pair(target, target.skip(spec.skip))
+    if spec.skip and not plain:
+        if not isinstance(target, Llama): raise InputError(
+            f"Only a Llama can skip layers, and {spec.target} is a {type(target).__name__}.")
+        return Pair(target, target.skip(spec.skip))
     if draft: return Pair(target, load(draft, device, spec.draft_dtype or dtype, use="draft"))
     if plain: return Pair(target, NoDrafter())
     return Pair(target, NGramDrafter() if spec.lookup else None)
@@ -713,7 +745,8 @@ def section_of(pair: Pair) -> PairSection:
     """What a pair that was put together by hand is made of; raises `InputError` if a part has no
     name."""
     target, drafter = pair.target, pair.drafter if pair.named else None
-    parts = dict(target=target.name, device=str(target.device), dtype=target.precision)
+    parts: dict[str, Any] = dict(target=target.name, device=str(target.device),
+                                 dtype=target.precision)
     draft = drafter.model if type(drafter) is ModelDrafter else None
     if type(drafter) is TokenIntersectionDrafter: draft = drafter.model
     if draft:
@@ -758,10 +791,11 @@ def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
     "Load the pair of a configuration; see `Pair.from_config`."
     if not isinstance(config, Config): config = read_config(config)
     section = config.pair
-    spec = get_pair(section.name) if section.name else PairSpec(
-        section.target, section.draft, section.drafter, section.lookup, tuple(section.skip),
-        section.draft_dtype,
-    )
+    if section.name: spec = get_pair(section.name)
+    else:
+        assert section.target is not None  # a section has a name or a target
+        spec = PairSpec(section.target, section.draft, section.drafter, section.lookup,
+                        tuple(section.skip), section.draft_dtype)
     pair = load_spec(spec, section.device, section.dtype, config.decoding.method, section.drafter)
     pair.origin = section
     return ConfiguredPair(pair, config)
