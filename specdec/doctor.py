@@ -350,7 +350,7 @@ def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
         result = Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=TOKENS, loop=loop,
                                                 ignore_eos=True)
     said = (str(warning.message) for warning in warned)
-    why = next((words for words in said if "can't be recorded" in words), "")
+    why = next((words for words in said if "can't be captured" in words), "")
     return result.generated_ids, result.loop, why
 
 # %% ../nbs/use/10_doctor.ipynb #d2f04ab9

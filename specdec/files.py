@@ -25,7 +25,6 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from .errors import InputError, ModelError, check
-from .result import finite_float
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11
@@ -103,6 +102,11 @@ LEVELS = 200    # of lists and objects in each other
 LARGEST_CONFIG = 100_000 # bytes of a configuration; ours have some hundred
 VALUES = 10_000 # keys and values of a configuration; those of an alias count wherever it stands
 Lines = dict[tuple[str, ...], int] # path of keys → line
+
+def finite_float(number: str) -> float:
+    "The float a JSON number stands for; raises `ValueError` for NaN, Infinity and what overflows."
+    if not abs(float(number)) < float("inf"): raise ValueError(f"{number} is not a finite number")
+    return float(number)
 
 def parse_json(text: str | bytes,
                what: str = "This",        # begins the message, such as the file's name
