@@ -76,8 +76,8 @@ class Settings:
 
 # %% ../nbs/use/06_panel.ipynb #4abe8885
 class RecordingRandom(SeededRandom):
-    """A seeded source that remembers the uniform numbers it drew. Everything it draws is made of
-    one uniform number, so nothing escapes it."""
+    """A `SeededRandom` that remembers the uniform numbers it drew. Each of its draws is made of one
+    uniform number, so none is missed."""
     def __init__(self, seed: int | None = None): # as for `SeededRandom`
         super().__init__(seed)
         self.drawn: list[float] = []  # [draws], in order

@@ -85,7 +85,8 @@ def estimate_alpha(rounds: Iterable[Round],
     effect = max(1.0, float(in_range(design_effect, "The design effect", 0)))
     ends = wilson_interval(accepted / effect, tried / effect, confidence)
     alpha = accepted / tried
-    low, high = min(alpha, float(ends[0])), max(alpha, float(ends[1]))  # rounding must not shut α out
+    # rounding must not shut α out
+    low, high = min(alpha, float(ends[0])), max(alpha, float(ends[1]))
     return AlphaEstimate(alpha, low, high, accepted, tried, confidence, effect)
 
 # %% ../../nbs/bench/03_alpha.ipynb #96068802

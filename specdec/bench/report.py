@@ -905,7 +905,8 @@ def throughput(study: Study) -> Picture | None:
         if plain and plain.speed:
             handles["plain"] = axis.axhline(plain.speed.value, color=INK, linewidth=1)
             low, high = plain.speed.low, plain.speed.high
-            if low is not None and high is not None: axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
+            if low is not None and high is not None:
+                axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
             said.append(f"plain: {plain.speed.value:.1f}")
         axis.set(xticks=range(len(Ks)), xticklabels=Ks, ylim=(0, None))
     legend(figure, handles)

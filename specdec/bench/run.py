@@ -596,7 +596,8 @@ def do_cell(cell: Cell,
     for run in cell.runs:
         if keys.get(run) in known: continue
         try:
-            with preserve_interrupts(): record = recorded(bench_of(cell, run.dtype), cell, run, known)
+            with preserve_interrupts():
+                record = recorded(bench_of(cell, run.dtype), cell, run, known)
         except Exception as error: yield Failure(run.pair, run.dtype, run.method, reason(error))
         else: yield record
 
@@ -1021,7 +1022,8 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
     try: import ray
     except ImportError as error:
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
-    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR,
+                  configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
     with redirect_stdout(sys.stderr):  # Ray prints where results belong
         try: yield ray

@@ -38,7 +38,8 @@ from .enumerate import exact_distribution
 from .gallery import GALLERY, Broken
 from specdec.lossless.proof import (
     Distribution, Drafting, Exact, Language, Next, Text, completed, distance,
-    distribution_of_rounds, language_pairs, memory_of, one_round, sampled, sure, target_distribution,
+    distribution_of_rounds, language_pairs, memory_of, one_round, sampled, sure,
+    target_distribution,
 )
 from .torch_rng import drawn_from
 from ..verify import VerifyRule, delta

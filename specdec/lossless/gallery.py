@@ -21,8 +21,8 @@ from ..errors import InputError, require_int
 from ..cache import KVCache
 from ..models.linear import hidden_places
 from specdec.lossless.proof import (
-    Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel, Language, Loop, Next, Pages, Proven,
-    batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
+    Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel, Language, Loop, Next, Pages,
+    Proven, batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
     recursive_rejection, round_error, sampled, take_likeliest,
 )
 from ..verify import VerifyRule, delta, residual, speculative_sampling

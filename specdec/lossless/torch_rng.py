@@ -395,7 +395,8 @@ def _places(tensor: Tensor, size: int) -> Tensor: # of its shape
 def _known(whole: Tensor, size: int) -> np.ndarray: # of Number, [size]
     "All that a tensor's memory holds, as numbers that are known."
     memory = whole.as_strided((size,), (1,), 0).detach().cpu().double().numpy()
-    def known(x): return Number(SymbolicUniform(Enumerator()), (("scale", 0), ("shift", as_fraction(x))))
+    def known(x):
+        return Number(SymbolicUniform(Enumerator()), (("scale", 0), ("shift", as_fraction(x))))
     return _each(known, memory.astype(object))
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #ef0ed3e7

@@ -154,7 +154,8 @@ class SampleConfig:
     target: str = "smollm2"    # a name for `find_model`
     out: str = "samples"       # the folder of the shards
     tokens: Count = 1_000_000  # how many to write, rounded up to whole shards
-    prompts: str | None = None # a file for `specdec.answers.read_prompts`; None: it writes the questions too
+    # a file of prompts, see `specdec.answers.read_prompts`; None: it writes the questions too
+    prompts: str | None = None
     # of the shards, in turn, 0 until each start had its turn; None: 0.7 and 1, and 0 with prompts
     temperatures: Annotated[tuple[Annotated[Number, Field(ge=0)], ...],
                             Field(min_length=1)] | None = None

@@ -281,8 +281,8 @@ class Training:
         # together: rows held out without an answer must not count as a whole where others have some
         inside = in_answers(np.concatenate((train, held)), marks)
         learned, measured = inside[:len(train)], inside[len(train):]
-        check(bool(learned.any()), "No row to train on has an answer, so there is nothing to learn from: "
-              "give more rows.")
+        check(bool(learned.any()), "No row to train on has an answer, so there is nothing to learn "
+              "from: give more rows.")
         self.counts = torch.from_numpy(learned).to(self.device)
         counts = count_tokens(train, target.vocab_size)
         self.student = STUDENTS[config.kind](config, target, counts)

@@ -74,7 +74,8 @@ class DistillConfig:
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
     data: str | None = None
-    # without data: a file of questions to answer, as `specdec generate --prompts` takes; None: the target asks, too
+    # without data: a file of prompts to answer, as `specdec generate --prompts` takes it; None: the
+    # target writes the questions, too
     prompts: str | None = None
     # tokens to sample if there is no data; None: as many as `tokens`
     samples: Count | None = None
