@@ -294,7 +294,7 @@ def says_whose(about: dict | None) -> bool:
     return named and isinstance((about or {}).get("threads"), int)
 
 def costs_line(facts: dict) -> str:
-    "What drafting costs one pair, in words; v and c in plain steps, of greedy text."
+    "What drafting costs one pair, in words; v and c in plain steps, of greedy decoding."
     if not facts["costs"]: return f"{facts['file']} is damaged: calibrate again"
     about, found = facts["about"], facts["costs"]["greedy"]
     known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
@@ -343,7 +343,7 @@ def tiny_drafters(target) -> dict[str, Any]: # of `tiny_model` → what drafts, 
 def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
                 loop: str | None = None, # None: the one that the pair takes
                ) -> tuple[list[int], str, str]: # token ids; the loop; why nothing was recorded
-    "The greedy text of a pair, by which loop, and what that warned of."
+    "The greedy sequence of a pair, the loop that ran, and its warning."
     from specdec.pair import Pair
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

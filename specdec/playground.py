@@ -165,7 +165,7 @@ def look_at_round(p: Tensor,              # [n + 1, V]
 # %% ../nbs/use/06_panel.ipynb #04c31b38
 class LiveDrafter:
     """A drafter whose K is asked for anew before each round. Drafting fewer or more tokens never
-    changes what the text is distributed as. It follows one session, so it is its own state."""
+    changes the distribution of the sequence. It follows one session, so it is its own state."""
     def __init__(self, drafter: Drafter,
                  settings: Callable[[], Settings]): # of the round at hand
         self.drafter, self.settings, self.layers = drafter, settings, drafter.layers

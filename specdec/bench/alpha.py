@@ -39,7 +39,7 @@ def _tried(r: Round) -> int:
     "How many of a round's drafts were tried: the accepted ones, and the one that was rejected."
     return min(r.accepted + 1, len(r.drafted))
 
-def design_effect(groups: Iterable[Iterable[Round]], # two or more, such as the rounds of each text
+def design_effect(groups: Iterable[Iterable[Round]], # two or more: a sequence's rounds
                  ) -> float: # 1: as good as independent tries; 4: worth a quarter of them
     """The variance of α̂ that the groups show, relative to independent tries (Kish 1965; the
     linearised variance of a ratio). Raises `InputError` for fewer than two groups with drafts."""

@@ -604,7 +604,7 @@ def prove_batches(batch: Callable, model_drafter: Callable, # as for `batch_erro
     for K, V in sizes:
         for case, p, q in language_pairs(V, f"{seed} {K}", most=2, halves=True):
             yield batch_error(batch, model_drafter, p, q, K, V, case)
-            alone = f"{case}, rows apart"
+            alone = f"{case}, batch-invariant"
             yield batch_error(batch, model_drafter, p, q, K, V, alone, ExactRows)
 
 # %% ../../nbs/lossless/01_proof.ipynb #forked9

@@ -54,7 +54,7 @@ def draw(logits: Tensor,             # [B, V], any float dtype, on any device
 # %% ../../nbs/drafters/12_data.ipynb #771aa7b4
 def chat_prefix(tokenizer) -> list[int]: # token ids
     """A chat up to where the user's first word would stand; without a chat template, the token that
-    begins or ends a text. Raises `InputError` if there is neither."""
+    begins or ends a sequence. Raises `InputError` if there is neither."""
     if not tokenizer.chat_template:
         start = tokenizer.bos_token_id
         if start is None: start = tokenizer.eos_token_id
@@ -320,7 +320,7 @@ def frequent_tokens(counts: np.ndarray, # of each token, [V]
     return torch.from_numpy(np.sort(order[:size or len(counts)]))
 
 def coverage(counts: np.ndarray, size: int) -> float: # share of the occurrences
-    "How much of the text the most frequent tokens are."
+    "How much of the sequence the most frequent tokens are."
     most_frequent = np.sort(counts)[::-1][:size]
     return float(most_frequent.sum() / counts.sum())
 
@@ -346,7 +346,8 @@ class Teacher:
         self.head = Linear(output_rows(target, tokens).to(target.dtype))
 
     def read(self, ids: Tensor) -> Tensor: # [B, T] → [B, T, F + hidden]
-        "One forward over whole texts, without gradient: the features, then the last hidden state."
+        """One forward over whole sequences, without gradient: the features, then the last hidden
+        state."""
         rows, length = ids.shape
         cache = self.cache  # the last one, if it fits
         held = None if cache is None else cache.keys[0]

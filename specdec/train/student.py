@@ -79,7 +79,7 @@ class DistillConfig:
     prompts: str | None = None
     # tokens to sample if there is no data; None: as many as `tokens`
     samples: Count | None = None
-    # a drafter's folder to go on from, with its shape; a head learns the new texts' frequent tokens
+    # a drafter's folder to go on from, with its shape; a head learns the tokens frequent now
     weights: str | None = None
     seed: Seed = 0
     layers: Count = 1             # decoder layers of the drafter
@@ -125,7 +125,7 @@ class Student(Protocol):
     @property
     def module(self) -> nn.Module: "What has parameters."
 
-    def predictions(self, ids: Tensor,      # texts, [B, T]
+    def predictions(self, ids: Tensor,      # sequences, [B, T]
                     features: Tensor,       # the target's, [B, T, F]
                     steps: int,
                     start: int,             # the first place asked for, at least `steps`
@@ -138,7 +138,7 @@ class Student(Protocol):
 
 # %% ../../nbs/drafters/13_student.ipynb #a63048ad
 def _first_head(config: DistillConfig, target: Llama,
-                counts: np.ndarray, # how often the texts have each of the target's tokens, [V]
+                counts: np.ndarray, # how often the sequences have each of the target's tokens, [V]
                ) -> Head:
     """What training begins with: a head that was trained before, on the tokens that are frequent
     now, or one as `init` says."""
