@@ -24,6 +24,7 @@ import specdec
 from specdec import answers, cli, errors, registry
 from specdec import pair as pairs
 from specdec.cli import ExitCode, app
+from specdec.drafters.load import shipped
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
 from specdec.models import hub, loading
