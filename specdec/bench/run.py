@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
@@ -31,7 +31,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
@@ -39,8 +38,7 @@ from specdec.models.hub import (
     GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
 )
 from ..models.transformers import context_length
-from ..files import fingerprint
-from ..files import append_whole
+from ..files import append_whole, fingerprint, locked, parse_json
 from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells
 from specdec.bench.methods import (
     PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
@@ -50,7 +48,7 @@ from specdec.bench.methods import (
 )
 from .prompts import prompt_ids
 from ..errors import InputError, ModelError, check, preserve_interrupts
-from ..result import GenerationResult, finite_float, result_from_data
+from ..result import GenerationResult, result_from_data
 from ..costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
 from ..models.linear import GROUP
@@ -103,7 +101,7 @@ class Record:
     def from_json(cls, line: str | bytes) -> "Record":
         "The record back from its line; raises `InputError` if it is damaged or something else."
         try:
-            data = json.loads(line, parse_constant=finite_float, parse_float=finite_float)
+            data = parse_json(line, "it", allow_nan=False)
             found = parsed(data)
             result = result_from_data(found.result | {"token_text": {}})
             record = cls(found.config, found.weights, data["environment"], result, found.parted)
@@ -114,7 +112,7 @@ class Record:
             check(at is None or result.generated_ids[at.position:at.position + 1] == [at.ours],
                   "parted names a token that isn't at its position of the text")
             return record
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"not a record ({' '.join(str(error).split())[:300]})") from error
 
 # %% ../../nbs/bench/07_run.ipynb #55e322cb
@@ -174,8 +172,8 @@ def is_torn(line: bytes,  # a file's last one, without its line break
            ) -> bool:
     "Whether it is the beginning of such a line."
     if not line or line[:len(begin)] != begin[:len(line)]: return False
-    try: json.loads(line)
-    except ValueError: return True
+    try: parse_json(line)
+    except InputError: return True
     return False
 
 def unusable(file: Path, error: Exception) -> InputError:
@@ -210,23 +208,6 @@ def mend(file: Path, torn: int) -> None: # torn: bytes of a last line that a kil
         ended = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
         append_whole(file, "" if ended else "\n")
     except OSError as error: raise unusable(file, error) from error
-
-@contextmanager
-def locked(file: Path | None) -> Iterator[None]:
-    "Meanwhile, no other process can; raises `InputError` if another one has it."
-    if file is None:
-        yield
-        return
-    file = Path(os.path.realpath(file))  # one file has one lock, also where links name it
-    try:
-        if not file.parent.is_dir(): raise FileNotFoundError(f"there is no folder {file.parent}")
-        lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)
-    except Timeout:
-        raise InputError(
-            f"Another run is writing to {file}: wait until it has ended, or give another file."
-        ) from None
-    except (OSError, ValueError) as error: raise unusable(file, error) from error
-    with lock: yield
 
 # %% ../../nbs/bench/07_run.ipynb #357aa2d5
 def environment(device: str, dtype: str) -> dict: # names and numbers; nothing about who or where
@@ -281,7 +262,8 @@ class Records:
     damaged, and if the file can't be read or written."""
     def __init__(self, file: Path | None = None, # JSON Lines; None: they are only kept in memory
                  writes: bool = True):           # False: the file is left as it is
-        self.file, self.by_key, self.torn = file, {}, 0
+        self.file, self.torn = file, 0
+        self.by_key: dict[str, Record] = {}
         self.state: tuple[int, ...] | None = None # of the file, after the last line of ours
         if file is None: return
         lines, self.torn = read_lines(file, b'{"version": ')
@@ -337,13 +319,14 @@ def set_seeds(seed: int) -> None: # 0 or above, below 2**32
     torch.manual_seed(seed)  # of all devices
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it takes time, and finds bugs
+    # it takes time, and finds bugs
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False  # no choice of algorithms by a race
 
 # %% ../../nbs/bench/07_run.ipynb #b1597813
 OURS = {"head": "smollm2-head", "model": "smollm2-draft"}  # that come with the package
 
-def trained_folder(spec: PairSpec, kind: str) -> Path | None: # kind: "head" or "model"
+def trained_folder(spec: PairSpec, kind: str) -> Path: # kind: "head" or "model"
     "What drafts for a target; raises `InputError` where the pair has none of that kind."
     named = spec.drafter if kind == "head" else spec.draft
     if named: return find_drafter(named) if kind == "head" else find_model(named)
@@ -401,7 +384,7 @@ class Bench:
         self.compiled: dict[int, Peer] = {}       # positions → the compiled peer
         self.warm: set[tuple] = set()             # ways that have run
         self.broken: dict[tuple, Exception] = {}  # ways that can't, and why
-        self.greedy: dict[tuple, list[int]] = {}  # (prompt, n) → the plain text
+        self.greedy: dict[tuple, list[int]] = {}  # (prompt, n) → the plain sequence
 
     def small(self) -> Drafter:
         "The small model that drafts."
@@ -440,7 +423,7 @@ class Bench:
         return made
 
     def llamacpp(self, positions: int) -> LlamaCppModes:
-        "The target in llama.cpp, with room for texts of so many positions."
+        "The target in llama.cpp, with room for sequences of so many positions."
         if self.engines is not None and self.engines.context < positions: self.close()
         if self.engines is None:
             self.engines = LlamaCppModes(self.target, self.dtype, max(2048, positions))
@@ -474,7 +457,7 @@ def put_away() -> None:
 
 # %% ../../nbs/bench/07_run.ipynb #86408232
 def our_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "A text by one of our methods."
+    "A sequence by one of our methods."
     plain = run.method == "plain"
     return bench.pair(run.method).generate(
         ids, K=run.K or 1, temperature=run.temperature, max_new_tokens=run.max_new_tokens,
@@ -494,7 +477,7 @@ def bare_result(run: BenchmarkConfig, ids: list[int], made: list[int], # of the 
 
 # %% ../../nbs/bench/07_run.ipynb #b7a36b76
 def longest(run: BenchmarkConfig, ids: list[int], step: int = 512) -> int: # positions
-    "Room for the text, in steps: a compiled peer has one compilation for each."
+    "Room for the sequence, in steps: a compiled peer has one compilation for each."
     return -(-(len(ids) + run.max_new_tokens) // step) * step
 
 def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
@@ -504,7 +487,7 @@ def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
         if positions not in bench.compiled:
             bench.compiled[positions] = compiled_peer(bench.theirs, positions)
         return bench.compiled[positions]
-    options = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
+    options: dict[str, dict] = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
                "prompt_lookup": {"prompt_lookup_num_tokens": run.K}}
     return transformers_peer(bench.theirs, run.temperature, **options[run.method])
 
@@ -513,7 +496,7 @@ def llamacpp_mode(method: str) -> str: # such as "eagle3" of "llamacpp-eagle3"
     return method.partition("-")[2] or "plain"
 
 def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "A text by one of the peers."
+    "A sequence by one of the peers."
     settings = {"temperature": run.temperature, "max_new_tokens": run.max_new_tokens,
                 "seed": run.seed}
     if run.method in LLAMACPP:
@@ -525,7 +508,9 @@ def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Generatio
     start = time.perf_counter()
     made = peer(ids, run.max_new_tokens, run.seed)
     seconds = time.perf_counter() - start
-    return bare_result(run, ids, made, seconds, bench.target.tokenizer.decode(made), **settings)
+    tokenizer = bench.target.tokenizer
+    text = tokenizer.decode(made) if tokenizer else ""
+    return bare_result(run, ids, made, seconds, text, **settings)
 
 # %% ../../nbs/bench/07_run.ipynb #1e6c3984
 def probe_of(bench: Bench, method: str) -> Probe:
@@ -537,12 +522,12 @@ def probe_of(bench: Bench, method: str) -> Probe:
     return specdec_probes(bench.target, nbytes)[method]
 
 def probe_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "What a probe found, under `settings`; there is no text."
+    "What a probe found, under `settings`; there is no sequence."
     found = probe_of(bench, run.method)(ids)
     return bare_result(run, ids, [], found.seconds, tokens=found.tokens, **found.details)
 
 def decoded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "One text, or probe; raises `ModelError` if a text is not as long as was asked for."
+    "One sequence, or probe; raises `ModelError` if a sequence is not as long as was asked for."
     set_seeds(run.seed)
     if run.method in PROBES: return probe_result(bench, run, ids)
     ours = run.method in ("plain", *DRAFTING)
@@ -564,7 +549,7 @@ def rounded(result: GenerationResult) -> GenerationResult:
 
 # %% ../../nbs/bench/07_run.ipynb #1069fcc6
 def plain_text(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> list[int]:
-    "The greedy plain text for a prompt, made if it isn't known."
+    "The greedy plain sequence for a prompt, made if it isn't known."
     which = (tuple(ids), run.max_new_tokens)
     if which not in bench.greedy:
         alone = run.model_copy(update={"method": "plain", "K": None})
@@ -573,8 +558,8 @@ def plain_text(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> list[int]:
 
 @torch.inference_mode()
 def where_parted(bench: Bench, run: BenchmarkConfig, result: GenerationResult) -> Parted | None:
-    """Where a greedy text of ours or llama.cpp's leaves the plain one; None if it doesn't, and for
-    all others."""
+    """Where a greedy sequence of ours or llama.cpp's leaves the plain one; None if it doesn't, and
+    for all others."""
     if run.temperature or run.method not in (*DRAFTING, *LLAMACPP): return None
     ids, ours = result.prompt_ids, result.generated_ids
     if run.method in LLAMACPP:
@@ -611,7 +596,8 @@ def do_cell(cell: Cell,
     for run in cell.runs:
         if keys.get(run) in known: continue
         try:
-            with preserve_interrupts(): record = recorded(bench_of(cell, run.dtype), cell, run, known)
+            with preserve_interrupts():
+                record = recorded(bench_of(cell, run.dtype), cell, run, known)
         except Exception as error: yield Failure(run.pair, run.dtype, run.method, reason(error))
         else: yield record
 
@@ -623,7 +609,7 @@ def failures(cell: Cell, why: str) -> list[Failure]:
 
 # %% ../../nbs/bench/07_run.ipynb #f15a698e
 def remember(bench: Bench, record: Record) -> None:
-    "Greedy plain texts are compared with."
+    "Greedy plain sequences are compared with."
     run = record.config
     if run.method == "plain" and not run.temperature and run.dtype == bench.dtype:
         which = (tuple(record.result.prompt_ids), run.max_new_tokens)
@@ -735,7 +721,7 @@ def measure(every: Iterable[Cell],
     """Measure cells. An interrupt returns what there is. Raises `InputError` for a file that can't
     be used, that another process writes to, or that was measured with other code or elsewhere."""
     outcome = Measured()
-    with locked(out):
+    with locked(out, wait=False) if out else nullcontext():
         records = Records(out)
         outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)
@@ -767,7 +753,7 @@ def planned(every: Iterable[Cell]) -> Iterator[Cell]:
 
 # %% ../../nbs/bench/07_run.ipynb #2d62bab3
 def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
-    "Raise `InputError` for a text that the target has no room for, or four bits it can't have."
+    "Raise `InputError` for a sequence that the target has no room for, or four bits it can't have."
     target = cell.pair.target
     room, tokens = room_of(target, run.dtype), len(prompt_ids(tokenizer_of(target), cell.prompt))
     check(tokens + run.max_new_tokens <= room,
@@ -778,7 +764,7 @@ def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
 # %% ../../nbs/bench/07_run.ipynb #556d9c35
 @lru_cache
 def room_of(target: str, dtype: str) -> int: # positions
-    "How long its texts can be; raises `InputError` if its weights can't be kept in that dtype."
+    "Its context length in tokens; raises `InputError` if its weights can't be kept in that dtype."
     folder = find_model(target)
     config, native = read_config(folder)
     if dtype == "int4":
@@ -1036,7 +1022,8 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
     try: import ray
     except ImportError as error:
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
-    try: ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
+    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR,
+                  configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
     with redirect_stdout(sys.stderr):  # Ray prints where results belong
         try: yield ray
@@ -1103,6 +1090,6 @@ def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the on
 def outcome_of(ray: ModuleType, ref, cell: Cell) -> list[Record | Failure]:
     "What came of a cell, or why nothing did."
     try: return ray.get(ref)
-    except ray.exceptions.RayTaskError as error: return failures(cell, reason(error.cause))
+    except ray.exceptions.RayTaskError as error: return [*failures(cell, reason(error.cause))]
     except ray.exceptions.RayError as error: # after its retries
-        return failures(cell, f"its worker died {RETRIES + 1} times ({reason(error, 120)})")
+        return [*failures(cell, f"its worker died {RETRIES + 1} times ({reason(error, 120)})")]

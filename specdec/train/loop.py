@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import ModelError, check
-from ..files import append_whole, written_whole
+from ..files import append_whole, parse_json, written_whole
 from ..files import first_line
 from ..models.hub import pick_device, pick_dtype
 from ..verify import acceptance_probability
@@ -89,7 +89,7 @@ def update_weights(optimizers: dict[str, torch.optim.Optimizer],
 
 # %% ../../nbs/drafters/14_loop.ipynb #19628972
 def distillation_loss(student: Student, teacher: Teacher,
-                      ids: Tensor,      # texts, [B, T]
+                      ids: Tensor,      # sequences, [B, T]
                       states: Tensor,   # of the teacher, [B, T, F + hidden]
                       config: DistillConfig,
                       start: int,       # the first place that counts, at least the number of steps
@@ -131,12 +131,13 @@ def wait_for_all(process: Process) -> None:
     from accelerate import PartialState
     PartialState().wait_for_everyone()
 
-def average_gradients(parameters: list[Tensor]) -> None:
+def average_gradients(parameters: list[nn.Parameter]) -> None:
     "The mean over all processes, in place: one exchange for all of them."
     from accelerate.utils import reduce
-    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
-    means = reduce(flat, reduction="mean").split([p.numel() for p in parameters])
-    for p, mean in zip(parameters, means): p.grad.copy_(mean.view_as(p))
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    means = reduce(flat, reduction="mean").split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means): gradient.copy_(mean.view_as(gradient))
 
 # %% ../../nbs/drafters/14_loop.ipynb #7be00b17
 def tokens_of_round(alphas: Tensor, # chance at each step, if it is tried, [..., K]
@@ -160,7 +161,7 @@ def rows_to_evaluate(held: np.ndarray,   # held-out rows, [N, T]
     held, counts = held[some], counts[some]
     rounds = sliding_window_view(counts[:, start:], DRAFTED, 1).all(-1)
     check(
-        rounds.any(),
+        bool(rounds.any()),
         f"No held-out row has {DRAFTED} tokens of an answer after its first {start} "
         "tokens, so there is nothing to measure on: make the rows longer, or give more of them.",
     )
@@ -169,7 +170,7 @@ def rows_to_evaluate(held: np.ndarray,   # held-out rows, [N, T]
 # %% ../../nbs/drafters/14_loop.ipynb #0741e933
 @dataclass
 class HeldOut:
-    "Texts to measure on, with all that the teacher says about them."
+    "Sequences to measure on, with all that the teacher says about them."
     ids: Tensor         # [B, T]
     states: Tensor      # of the teacher, [B, T, F + hidden]
     normalisers: Tensor # log Σ exp of the target's logits, [B, T]
@@ -187,7 +188,7 @@ def read_held_out(teacher: Teacher, rows: np.ndarray, counts: np.ndarray, # both
 # %% ../../nbs/drafters/14_loop.ipynb #0f772488
 def _accepted(student: Student, teacher: Teacher, texts: HeldOut, i: int, start: int, steps: int,
              ) -> Tensor: # [2, steps, T - start]
-    "Of text i: the chance that what is drafted is accepted, sampled and greedily."
+    "Of sequence i: the chance that what is drafted is accepted, sampled and greedily."
     ids, states = texts.ids[i:i + 1], texts.states[i:i + 1]
     normaliser = texts.normalisers[i, :, None]
     p = (teacher.logits(states) - normaliser).exp()[0, start:]  # [T - start, D]
@@ -204,11 +205,11 @@ def evaluate(student: Student, teacher: Teacher, texts: HeldOut,
              start: int,          # the first place that counts
              steps: int = DRAFTED) -> dict:
     """What a round would accept, exactly, at temperature 1 and greedily, at each of the first draft
-    positions: α by position, and τ for drafts of that length. The drafts follow the target's text.
-    """
+    positions: α by position, and τ for drafts of that length. The drafts follow the target's
+    sequence."""
     each = [_accepted(student, teacher, texts, i, start, steps) for i in range(len(texts.ids))]
     chances, where = torch.stack(each, 2), texts.counts[:, start:]  # [2, steps, B, T - start]
-    n = chances.shape[-1] - steps + 1  # rounds that fit into a text
+    n = chances.shape[-1] - steps + 1  # rounds that fit into a sequence
     # step s of a round stands s places later
     same_round = torch.stack([chances[:, s, :, s:s + n] for s in range(steps)], -1)
     whole = torch.stack([where[:, s:s + n] for s in range(steps)]).all(0)
@@ -256,7 +257,7 @@ def load_checkpoint(path: Path, module: nn.Module,
                     optimizers: dict[str, torch.optim.Optimizer]) -> dict: # the counters
     "Put everything back; raises `ModelError` if the file is damaged or belongs to another drafter."
     try:
-        with safe_open(path, "pt") as file: state = json.loads(file.metadata()["state"])
+        with safe_open(path, "pt") as file: state = parse_json(file.metadata()["state"])
         whole_step = isinstance(state, dict) and type(state.get("step")) is int
         if not whole_step or state["step"] < 0: raise ValueError("it does not say which step it is")
         _put_back(load_file(path), module, optimizers)
@@ -280,8 +281,8 @@ class Training:
         # together: rows held out without an answer must not count as a whole where others have some
         inside = in_answers(np.concatenate((train, held)), marks)
         learned, measured = inside[:len(train)], inside[len(train):]
-        check(learned.any(), "No row to train on has an answer, so there is nothing to learn from: "
-              "give more rows.")
+        check(bool(learned.any()), "No row to train on has an answer, so there is nothing to learn "
+              "from: give more rows.")
         self.counts = torch.from_numpy(learned).to(self.device)
         counts = count_tokens(train, target.vocab_size)
         self.student = STUDENTS[config.kind](config, target, counts)
@@ -324,7 +325,8 @@ class Training:
         return loss.item()
 
     def evaluate(self) -> dict:
-        "α and τ on held-out rows."
+        "α and τ on held-out rows; the first process alone has them."
+        assert self.held is not None
         with self.autocast(): return evaluate(self.student, self.teacher, self.held, self.start)
 
 # %% ../../nbs/drafters/14_loop.ipynb #9c74c94b
@@ -338,10 +340,10 @@ def _logged(log: Path) -> list[dict]:
     found = []
     for number, line in enumerate(finished, 1):
         try:
-            found.append(json.loads(line))
+            found.append(parse_json(line))
             if not isinstance(found[-1], dict) or type(found[-1].get("step")) is not int:
                 raise ValueError('it has no whole number "step"')
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ModelError(f"{log}, line {number} is not a measurement ({error}): "
                              "delete that line.") from error
     return found
