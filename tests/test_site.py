@@ -238,7 +238,7 @@ def test_examples_are_true(reference):
     names, *_ = reference
     modules = {module: vars(importlib.import_module(f"specdec.{module}")) for module in names["NAMES"]}
     public = {name: modules[module][name] for module, words in names["NAMES"].items() for name in words}
-    words = "torch target draft text ids drafter pair result p q P Q greedy sampled source Transform"
+    words = "torch target draft text ids drafter pair result p q P Q greedy sampled rng timer"
     given = {name: names[name] for name in words.split()}
     wrong = {}
     for _, parts in names["reference"]():
