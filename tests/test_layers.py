@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import grimp
@@ -112,6 +113,17 @@ def test_a_module_without_a_place_is_seen(graph):
     try:
         with pytest.raises(AssertionError): test_every_module_has_its_place(graph)
     finally: graph.remove_module("specdec.stray")
+
+
+def test_the_picture_of_the_layers_is_the_contract():
+    "nbs/images/map.svg, on the front page."
+    spec = spec_from_file_location("pictures", ROOT / "tools" / "pictures.py")
+    pictures = module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    drawn = [module for modules in pictures.layers().values() for module in modules]
+    assert drawn == [name for layer in reversed(layers()) for name in reversed(layer)]
+    stored = (ROOT / "nbs" / "images" / "map.svg").read_text(encoding="utf-8")
+    assert stored == pictures.draw_map(pictures.layers()), "run python tools/pictures.py map"
 
 
 @pytest.mark.xfail(strict=True, reason="each reader of foreign data parses and checks by itself; one place comes with"
