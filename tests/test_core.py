@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from helpers import examples, result_of
-from specdec import core, errors, profiling, result
+from specdec import errors, profiling, result, sampling
 from specdec.errors import (
     InputError,
     ModelError,
@@ -593,11 +593,11 @@ def test_every_status_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() ==
 
 def test_core_is_light_to_import():
     code = (
-        "import sys, specdec.core, specdec.errors, specdec.profiling, specdec.result; "
+        "import sys, specdec.sampling, specdec.errors, specdec.profiling, specdec.result; "
         "assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    for module in (core, errors, profiling, result): assert importlib.import_module(module.__name__) is module
+    for module in (sampling, errors, profiling, result): assert importlib.import_module(module.__name__) is module
 
 
 # Interrupts

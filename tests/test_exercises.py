@@ -56,10 +56,10 @@ def synthetic(solution="    return 2 * x", check="assert double(4) == 8"):
 
 
 def test_an_import_of_what_is_not_there_is_seen():
-    cells = [CODE("from specdec.result import Round; from specdec.core import Square"),
-             CODE("%time 1 + 1\nfrom specdec import core, nothing"),
+    cells = [CODE("from specdec.result import Round; from specdec.errors import Square"),
+             CODE("%time 1 + 1\nfrom specdec import errors, nothing"),
              CODE("def f():\n    from specdec.nowhere import x\nimport torch")]
-    assert missing(cells) == ["specdec.core.Square", "specdec.nothing", "specdec.nowhere"]
+    assert missing(cells) == ["specdec.errors.Square", "specdec.nothing", "specdec.nowhere"]
 
 
 def test_a_right_solution_passes(shell): assert solve(synthetic(), shell) == 1

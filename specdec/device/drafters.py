@@ -474,12 +474,12 @@ class TreeOnDevice:
 
 def bounded_tree(drafter: TreeDrafter, K: int, limit: int) -> int:
     "A sequence that is shorter than K has no use for more nodes than the tree can grow."
-    return K if K <= limit else min(K, max(limit, len(drafter.shape or ()), drafter.size(K)))
+    return K if K <= limit else min(K, max(limit, len(drafter.shape or ()), drafter.max_nodes(K)))
 
 register(TreeDrafter, lambda drafter, target, K, capacity: TreeOnDevice(drafter, K, capacity),
          problem=lambda drafter, target:
              "" if target.window is None else "a tree is read over all of the text",
-         places=lambda drafter, K: drafter.size(K), bounded=bounded_tree)
+         places=lambda drafter, K: drafter.max_nodes(K), bounded=bounded_tree)
 
 # %% ../../nbs/engine/13_device_drafters.ipynb #80296472
 class ColderOnDevice:
