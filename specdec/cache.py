@@ -22,7 +22,7 @@ def _check_room(capacity: int, length: int, end: int) -> None:
                          f"for, room for {capacity}. Make it larger, or roll back.")
 
 def _zeros(t: Tensor, size: int) -> Tensor: # [B, kv_heads, size, head_dim]
-    "A buffer for what lies as `t` does; raises `CacheFullError` if there is no memory for it."
+    "A zero buffer for tensors like `t`; raises `CacheFullError` if there is no memory for it."
     shape = *t.shape[:2], size, t.shape[3]
     try: return t.new_zeros(shape)
     except (RuntimeError, TypeError) as error:  # the allocator's; TypeError: not even a 64-bit size
@@ -44,11 +44,11 @@ def _check_fits(keys: Tensor, values: Tensor, held_keys: Tensor, held_values: Te
         f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for them.")
 
 # %% ../nbs/path/02_kvcache.ipynb #18c10e5b
-class _Buffers:
-    "One pair of buffers for each layer, made by the layer's first append."
+class LayerBuffers:
+    "Two buffers for each layer, for keys and for values, allocated by the layer's first append."
     def __init__(self, layers: int,   # how many layers will append
                  capacity: int,       # positions there is room for
-                 multiple: int = 1,   # views are as long as the text, rounded up to this multiple
+                 multiple: int = 1,   # a view's length is rounded up to a multiple of this
                 ) -> None:
         sizes = dict(layers=layers, capacity=capacity, multiple=multiple)
         layers, capacity, multiple = (
@@ -58,11 +58,12 @@ class _Buffers:
         self.capacity, self.multiple = capacity, multiple
 
     def span(self, length: int) -> int: # positions
-        "How long the views of a text of that length are."
+        "The length of views that hold `length` positions."
         return -(-length // self.multiple) * self.multiple
 
     def of_layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        "The layer's buffers for keys and values like these; raises `InputError` if they don't fit."
+        """The layer's two buffers, allocated if need be; raises `InputError` unless these keys and
+        values fit them."""
         held_keys, held_values = self.keys[layer], self.values[layer]
         if held_keys is None or held_values is None:
             _check_fits(keys, values, keys, keys.new_empty(*keys.shape[:3], values.shape[3]))
@@ -74,11 +75,11 @@ class _Buffers:
 
     @property
     def nbytes(self) -> int: # bytes
-        "What the buffers take; 0 before the first append."
+        "Memory of the buffers; 0 before the first append."
         return sum(t.nbytes for t in self.keys + self.values if t is not None)
 
 # %% ../nbs/path/02_kvcache.ipynb #fbbcc11c
-class KVCache(_Buffers):
+class KVCache(LayerBuffers):
     """Keys and values of every layer, in buffers of a fixed capacity; the first append of a layer
     allocates its buffer. All sequences of a batch have the same length."""
     length = 0 # positions held
@@ -88,8 +89,8 @@ class KVCache(_Buffers):
                values: Tensor,       # [B, kv_heads, T, head_dim]; head_dim may be another
               ) -> tuple[Tensor, Tensor]: # views, [B, kv_heads, span(length + T), head_dim]
         """Write T positions after `length` and return all of the layer's. The last layer's append
-        moves `length`, so a forward that is interrupted before it leaves no trace. Views that reach
-        beyond the text have finite numbers there: zeros, or what was rolled back. Raises
+        moves `length`, so a forward that is interrupted before it leaves no trace. Positions of a
+        view past `length` hold finite numbers: zeros, or what was rolled back. Raises
         `CacheFullError` if there is no room or memory, `InputError` for another batch, number of
         heads, head size or dtype than the buffers'; nothing is written then."""
         end = self.length + keys.shape[2]

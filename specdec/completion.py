@@ -34,14 +34,15 @@ class StopChecker:
 
     def read(self, tokens: list[int]) -> int: # how many of them belong to the text
         "Decode tokens, up to the one that completes a stop string."
-        for i, token in enumerate(tokens if self.decoder else [], start=1):
-            if self.stopped(self.decoder.step(token)): return i
+        if self.decoder is None: return len(tokens)
+        for i, token in enumerate(tokens, start=1):
+            piece = self.decoder.step(token)
+            if self.stopped(self.decoder.text, piece): return i
         return len(tokens)
 
-    def stopped(self, piece: str) -> bool: # whether a stop string is complete
-        """Look for stop strings that end in the newest piece; the one that begins first cuts the
-        text."""
-        text = self.decoder.text
+    def stopped(self, text: str, piece: str) -> bool: # whether a stop string is complete
+        """Look for stop strings that end in the newest piece of the text; the one that begins first
+        cuts it."""
         for stop in self.stops if piece else ():
             at = text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1))
             if at >= 0: self.end = at if self.end is None else min(at, self.end)

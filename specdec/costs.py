@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -576,7 +576,7 @@ def measure_tree(target: CausalLM, drafter: Drafter, # a hybrid whose last membe
     shape = paying_tree(costs.c[-1], costs.c[-1], costs.verify[:MOST])
     if not shape: return None
     tree = TreeDrafter(head, target, shape=shape)
-    lengths = 0, 0, 1, 0, 0, tree.size(MOST)
+    lengths = 0, 0, 1, 0, 0, tree.max_nodes(MOST)
     rounds = timed_rounds(target, tree, lengths * 6, 0.0)[len(lengths):]
     check_steady(rounds)
     return member_cost(rounds, costs.verify, tree.forwards)
@@ -621,8 +621,8 @@ def costs_of_fewer(one: Costs,  # of a sequence by itself
     return costs_between(one, many, float(np.log(left) / np.log(size)))
 
 def set_costs(drafter: Drafter, # one that chooses by costs, as `with_costs` makes it
-              states: Iterable[DraftState | None], # of the sequences that it drafts for
+              states: Iterable[DraftState], # of the sequences that it drafts for
               costs: Costs) -> None:
     "From now on all of them choose by these costs; what was learned of a sequence stays."
-    for one in (drafter, *states):
-        if one is not None: one.set_costs(costs.c, costs.verify) # type: ignore[union-attr]
+    choosers: list[Any] = [drafter, *states]  # a hybrid or an adaptive drafter, and its states
+    for chooser in choosers: chooser.set_costs(costs.c, costs.verify)

@@ -27,7 +27,8 @@ from .verify import VerifyRule, default_rule, greedy_match, walk
 # %% ../nbs/path/04_speculative.ipynb #f0a686d0
 def _read(target: CausalLM, tokens: list[int], cache: KVCache, layers: Iterable[int],
           last: int | None = None) -> tuple[Tensor, Tensor | None]:
-    "One forward: logits [n, V], or those of the `last`; features [n, F] after those layers."
+    """One forward over the new tokens: logits [n, V], or the `last` rows of them; the hidden states
+    after those layers side by side, [n, F], or None if there are no layers."""
     layers = tuple(layers)
     output = target.forward(torch.tensor([tokens]), cache, last=last, layers=layers)
     if not layers: return output[0], None
@@ -35,17 +36,22 @@ def _read(target: CausalLM, tokens: list[int], cache: KVCache, layers: Iterable[
     return logits[0], features[0]
 
 # %% ../nbs/path/04_speculative.ipynb #93abe4aa
-def _until(tokens: list[int], ends: Set[int]) -> list[int]:
-    "The tokens up to and with the first that ends the text."
+def up_to_end(tokens: list[int], eos_ids: Set[int]) -> list[int]:
+    "The tokens up to the first end-of-sequence token, which is kept."
     for i, token in enumerate(tokens):
-        if token in ends: return tokens[:i + 1]
+        if token in eos_ids: return tokens[:i + 1]
     return tokens
 
 # %% ../nbs/path/04_speculative.ipynb #5equence
 #| code-fold: true
 class Request:
-    """One sequence while it grows. Between rounds the target's cache holds every token but the
-    last. Raises `InputError` for what can't be served; see `speculate`."""
+    """One sequence, its settings, its cache and its drafter's state. Between steps the target's
+    cache holds all tokens but the last: the next forward reads that one together with the draft.
+    Raises `InputError` for arguments that can't be served; see `speculate`."""
+    cache: KVCache     # the target's; set by `start`
+    state: DraftState  # the drafter's; set by `start`
+    started = False    # whether `start` has set both
+    ended = False      # set it between steps to end the sequence early
     def __init__(
         self,
         target: CausalLM,
@@ -55,44 +61,43 @@ class Request:
         rng: RandomSource,                # all random draws
         K: int = 5,                       # draft tokens per round, at most; of a tree, nodes
         max_new_tokens: int = 128,        # fewer where the target's context ends
-        eos_ids: Set[int] = frozenset(),  # it ends after one of these
+        eos_ids: Set[int] = frozenset(),  # the sequence ends after one of these
         verify: VerifyRule | None = None, # None: `default_rule`
     ):
         self.branches = isinstance(drafter, DraftsTrees) # its drafts may be trees
         check(not self.branches or reads_trees(target),
-              "Trees are read by our own decoder, over all of the text: this target, "
-              f"{type(target).__name__}, can't. Draft chains for it (HeadDrafter).")
-        check(not self.branches or verify is None, "There is no verify rule for trees: the "
-              "target's own tokens are followed down the tree. Leave `verify` out, or draft chains.")
+              "Only a Llama without a sliding window can read trees of draft tokens, and this "
+              f"target is a {type(target).__name__}. Draft chains for it (HeadDrafter).")
+        check(not self.branches or verify is None, "Trees have no verify rule: the target's "
+              "tokens are followed down the tree. Leave `verify` out, or draft chains.")
         self.prompt = token_ids(prompt)
         checked = check_request(target, self.prompt, K, max_new_tokens, eos_ids)
         self.K, max_new_tokens, self.eos_ids = checked
         self.drafter, self.sampling, self.rng = drafter, sampling, rng
         self.verify = verify or default_rule(sampling)
+        # tokens that the sequence can have in the end, prompt included
         self.limit = min(len(self.prompt) + max_new_tokens, target.context_length)
         self.vocab_size = target.vocab_size
         self.capacity = self.limit  # positions that the target's cache needs
         if isinstance(drafter, DraftsTrees):
             self.capacity += drafter.max_nodes(self.K)
-            self.K = min(self.K, self.capacity)  # of a chain no sequence holds more
-        self.ended = False  # set it between rounds to end the sequence
+            self.K = min(self.K, self.capacity)  # more nodes than that are never of use
         self.tokens: list[int] = self.prompt.copy()
-        self.cache: KVCache | None = None     # the target's; both are there from `start` on
-        self.state: DraftState | None = None  # the drafter's
 
     @property
     def is_over(self) -> bool:
-        "Whether it has ended, or may not grow."
+        "Whether it has ended or reached its limit."
         return self.ended or len(self.tokens) >= self.limit or self.tokens[-1] in self.eos_ids
 
 # %% ../nbs/path/04_speculative.ipynb #313150ae
 def step(target: CausalLM,
          requests: list[Request],
          timer: PhaseTimer,
-         buffers: BatchCache | None = None, # where their caches lie, if they share buffers
-        ) -> list[Round]: # of each
-    "One round of one or several requests: one forward of the target checks what was drafted."
-    with timer.phase("draft"): drafts = [draft(one) for one in requests]
+         buffers: BatchCache | None = None, # that hold their caches, in the order of the requests
+        ) -> list[Round]: # one for each request
+    """One round of speculative decoding, for one request or a batch of them: the drafters propose,
+    one forward of the target reads all the drafts, and the verify rule decides what stays."""
+    with timer.phase("draft"): drafts = [draft(request) for request in requests]
     with timer.phase("verify"): outputs = verify(target, requests, drafts, buffers)
     each = list(zip(requests, drafts, outputs))
     with timer.phase("sample"): verdicts = [decide(*parts) for parts in each]
@@ -102,66 +107,75 @@ def step(target: CausalLM,
 Output = tuple[Tensor, Tensor | None] # logits [n + 1, V] and features [n + 1, F] of a forward
 
 def draft(request: Request) -> Draft:
-    "Ask the drafter what may follow; one place is kept for the target's own token."
+    "At most K draft tokens. A round emits one more token than it accepts: keep room for that one."
     room = request.limit - len(request.tokens) - 1
     if room == 0: return Draft([])
-    n = request.K if request.branches else min(request.K, room) # a tree's K counts nodes
+    # K counts the nodes of a tree, room its levels
+    n = request.K if request.branches else min(request.K, room)
     proposal = ask(request.state, n, request.sampling, request.rng, request.vocab_size,
                    request.branches)
     return proposal.up_to(room)
 
 def verify(target: CausalLM, requests: list[Request], drafts: list[Draft],
            buffers: BatchCache | None = None) -> list[Output]:
-    "The target reads the last token of each, which it has not read yet, and all draft tokens."
+    """The target reads each sequence's last token, which is not in the cache yet, and its draft.
+    Row 0 of the logits says what follows the last token, row i + 1 what follows draft token i."""
     chains = all(draft.is_chain for draft in drafts)
-    if buffers is not None and len(requests) > 1 and chains: # several share a forward
+    if buffers is not None and len(requests) > 1 and chains: # one forward for the whole batch
         new = [[request.tokens[-1], *draft.tokens] for request, draft in zip(requests, drafts)]
-        return read_batch(target, new, buffers, [request.drafter.layers for request in requests])
+        layers = [request.drafter.layers for request in requests]
+        return read_batch(buffers.model, new, buffers, layers)
     outputs = []
     for request, draft in zip(requests, drafts):
-        last, cache, layers = request.tokens[-1], request.cache, request.drafter.layers
-        if draft.is_chain: output = _read(target, [last, *draft.tokens], cache, layers)
-        else: output = read_tree(target, last, draft, cache, layers)
+        last, cache = request.tokens[-1], request.cache
+        if draft.is_chain:
+            output = _read(target, [last, *draft.tokens], cache, request.drafter.layers)
+        else:
+            assert reads_trees(target)  # `Request` has checked it
+            output = read_tree(target, last, draft, cache, request.drafter.layers)
         outputs.append(output)
     return outputs
 
 def decide(request: Request, draft: Draft, output: Output) -> tuple[list[int], list[int]]:
-    "Which draft tokens are accepted, by their places, and what joins the sequence."
+    "Places of the accepted draft tokens in the draft, and the tokens that join the sequence."
     logits = check_logits(output[0], f"The target, after {len(request.tokens)} tokens")
     rule, sampling, rng = request.verify, request.sampling, request.rng
     if draft.is_chain:
-        p = logits if rule is greedy_match else sampling.probs(logits)  # the same verdict
+        # greedy_match looks for the largest entry only, which logits and p have in the same place
+        p = logits if rule is greedy_match else sampling.probs(logits)
         num_accepted, next_token = apply_rule(rule, p, draft.q, draft.tokens, rng)
         path = list(range(num_accepted))
-    elif sampling.temperature == 0: # a tree, walked by the target's likeliest tokens
+    elif sampling.temperature == 0: # a tree: follow the target's likeliest tokens
         best = likeliest(logits).tolist()
         path, next_token = walk(draft, lambda node: best[node + 1])
-    else: # a tree, walked by tokens drawn from p
+    else: # a tree: follow tokens that are drawn from p
         path, next_token = walk(
             draft, lambda node: rng.categorical(sampling.probs(logits[node + 1])))
     emitted = [*(draft.tokens[place] for place in path), next_token]
-    return path, _until(emitted, request.eos_ids)
+    return path, up_to_end(emitted, request.eos_ids)
 
 def commit(request: Request, draft: Draft, output: Output,
            verdict: tuple[list[int], list[int]]) -> Round:
-    "The sequence grows; the target's cache forgets what was rejected; the drafter is told."
+    """Append the emitted tokens, roll the target's cache back to what was accepted, and tell the
+    drafter, with the features of the positions before each emitted token."""
     path, emitted = verdict
-    # rows of the forward that stay: the last token's, and those of accepted draft tokens
+    # Rows of the forward that stay in the cache: the last token's (row 0) and those of accepted
+    # draft tokens. The last emitted token was not read: the next forward reads it.
     rows = [0, *(place + 1 for place in path)][:len(emitted)]
     keep_rows(request.cache, len(request.tokens) - 1, rows)
     request.tokens += emitted
     features = output[1]
     request.state.commit(emitted, None if features is None else features[rows])
     if draft.parents is None: return Round(draft.tokens, len(path), emitted)
-    # of a tree, the path and the first token that failed behind it
+    # a round of a tree shows the accepted path, and the first rejected token after it
     end = path[-1] if path else -1
     failed = [i for i, parent in enumerate(draft.parents or ()) if parent == end][:1]
     return Round([draft.tokens[i] for i in path + failed], len(path), emitted)
 
 # %% ../nbs/path/04_speculative.ipynb #8ddafd32
 def start(target: CausalLM, request: Request, cache: KVCache,
-          timer: PhaseTimer) -> Iterator[Round]: # one
-    "Read the prompt: its forward gives the first token. Then the drafter starts from both."
+          timer: PhaseTimer) -> Iterator[Round]: # a single one, with the first token
+    "The prompt's forward gives the first token; then the drafter starts from prompt and token."
     request.cache = cache
     with timer.phase("prefill"):
         logits, features = _read(target, request.prompt, cache, request.drafter.layers, last=1)
@@ -173,6 +187,7 @@ def start(target: CausalLM, request: Request, cache: KVCache,
         request.state = request.drafter.start(
             request.tokens, features, request.limit, request.eos_ids)
         check_state(request.state, request.drafter)
+    request.started = True
 
 # %% ../nbs/path/04_speculative.ipynb #fb965c31
 def speculate(
@@ -183,20 +198,20 @@ def speculate(
     rng: RandomSource,                # all random draws
     K: int = 5,                       # draft tokens per round, at most; of a tree, nodes
     max_new_tokens: int = 128,        # fewer where the target's context ends
-    eos_ids: Set[int] = frozenset(),  # the text ends after one of these
+    eos_ids: Set[int] = frozenset(),  # the sequence ends after one of these
     verify: VerifyRule | None = None, # None: `default_rule`
     timer: PhaseTimer | None = None,  # gets the phases prefill, draft, verify and sample
-) -> Iterator[Round]: # first the token that the prompt's forward gives, then round after round
+) -> Iterator[Round]: # the first holds the token after the prompt, each further one is a step
     """Speculative decoding (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2; with
-    trees SpecInfer, Miao et al. 2023): the tokens are distributed exactly as the target's own.
-    Raises `InputError` at once; while it runs `NumericalError`, which names the step, `ModelError`
-    for a wrong proposal or verdict, and `InputError` for a q that can't be true."""
-    request = Request(target, prompt, drafter, sampling, rng, K, max_new_tokens, eos_ids,
-                      verify)
+    trees SpecInfer, Miao et al. 2023): the tokens have exactly the distribution of plain decoding.
+    Arguments are checked at once (`InputError`). While it runs it raises `NumericalError` for NaN
+    or infinite logits, `ModelError` for a proposal or verdict of a wrong form, and `InputError` for
+    a draft token that can't have been drawn from its q."""
+    request = Request(target, prompt, drafter, sampling, rng, K, max_new_tokens, eos_ids, verify)
     return serve(target, request, timer or PhaseTimer(target.device))
 
 def serve(target: CausalLM, request: Request, timer: PhaseTimer) -> Iterator[Round]:
-    "A sequence from its prompt to its end."
+    "Decode one request, from its prompt to its end."
     yield from start(target, request, target.new_cache(request.capacity), timer)
     while not request.is_over: yield from step(target, [request], timer)
 
@@ -207,8 +222,8 @@ from .errors import InputError, require_int, to_int
 
 # %% ../nbs/engine/12_requests.ipynb #ed3ef92b
 def token_ids(prompt: Iterable) -> list[int]:
-    """A prompt as plain numbers, whatever holds them; raises `InputError` for anything that isn't a
-    flat list of whole numbers."""
+    """A prompt (a list, an array or a tensor) as a list of ints; raises `InputError` unless it is
+    flat and holds whole numbers."""
     try: return [to_int(token) for token in prompt]
     except TypeError as error:
         message = f"The prompt must be a flat list of token ids, whole numbers ({error})."
@@ -216,7 +231,7 @@ def token_ids(prompt: Iterable) -> list[int]:
 
 # %% ../nbs/engine/12_requests.ipynb #d62dcafb
 def end_ids(eos_ids: Iterable) -> frozenset[int]:
-    "Tokens that end a text, as plain numbers; raises `InputError` for anything else."
+    "End-of-sequence tokens as a set of ints; raises `InputError` unless they are whole numbers."
     try: return frozenset(to_int(token) for token in eos_ids)
     except TypeError as error:
         message = f"eos_ids must be a set of token ids, not {eos_ids!r}."
@@ -227,9 +242,9 @@ def check_request(
     prompt: Sequence[int],               # token ids
     K: int,                              # draft tokens per round, at most
     max_new_tokens: int,
-    eos_ids: Set[int] = frozenset(),     # tokens that end a text
-) -> tuple[int, int, frozenset[int]]:    # K, max_new_tokens and eos_ids as plain numbers
-    "Raise `InputError` for what can't be served, before any model runs."
+    eos_ids: Set[int] = frozenset(),     # tokens that end a sequence
+) -> tuple[int, int, frozenset[int]]:    # K, max_new_tokens and eos_ids as ints
+    "Raise `InputError` for a request that can't be served, before any model runs."
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")
     check(all(0 <= token < target.vocab_size for token in prompt),
           f"The prompt has token ids outside 0…{target.vocab_size - 1}: "
@@ -248,29 +263,29 @@ from .models.llama import Llama
 # %% ../nbs/engine/18_batches.ipynb #a6590a0d
 @dataclass
 class Batch:
-    "Sequences that take their steps together, in the order in which shared buffers hold them."
+    "Requests whose steps share a forward, in the order in which the buffers hold their caches."
     target: CausalLM
-    size: int                   # how many may share a forward
-    cache: BatchCache | None    # the buffers they share; None: each has a cache of its own
+    cache: BatchCache | None    # the shared buffers; None: each request has a separate cache
     timer: PhaseTimer
     running: list[tuple[int, Request]] = field(default_factory=list) # each with its number
 
     def join(self, i: int, request: Request) -> Iterator[tuple[int, Round]]:
-        "Read the prompt of one more; its first token."
-        own = self.cache.join() if self.cache else self.target.new_cache(request.capacity)
-        for r in start(self.target, request, own, self.timer): yield i, r
+        "Read the prompt of another request, whose number is i, and yield its first round."
+        cache = self.cache.join() if self.cache else self.target.new_cache(request.capacity)
+        for r in start(self.target, request, cache, self.timer): yield i, r
         self.running.append((i, request))
-        self.part()
+        self.remove_finished()
 
     def step(self) -> Iterator[tuple[int, Round]]:
-        "A round of each."
+        "One step; yields each request's round."
         requests = [request for _, request in self.running]
         rounds = step(self.target, requests, self.timer, self.cache)
         yield from [(i, r) for (i, _), r in zip(self.running, rounds)]
-        self.part()
+        self.remove_finished()
 
-    def part(self) -> None:
-        "Those that are over leave; from the last one on, so that none moves that is still to go."
+    def remove_finished(self) -> None:
+        """The last request moves into the place of one that is over, here and in the buffers.
+        Backwards, so that the one that moves has been looked at already."""
         for place in reversed(range(len(self.running))):
             if not self.running[place][1].is_over: continue
             last = self.running.pop()
@@ -281,19 +296,19 @@ class Batch:
 def speculate_batch(
     target: CausalLM,
     requests: Iterable[Request],
-    size: int,                        # how many share a forward, at most
+    size: int,                        # requests that share a forward, at most
     timer: PhaseTimer | None = None,  # gets the phases prefill, draft, verify and sample
-) -> Iterator[tuple[int, Round]]: # which request, counted from 0, and its next round
-    """`speculate` for several requests at once: each is distributed as the target's own, and in
-    float32 on an x86 CPU it is what `speculate` writes with the same random draws. They join in
-    their order, as others end; to end one between its rounds, set its `ended`. A target that isn't
-    our own decoder reads them one after the other. Raises as `speculate` does."""
+) -> Iterator[tuple[int, Round]]: # the request's number, from 0 on, and its next round
+    """`speculate` for several requests in one batch. Each has the distribution of plain decoding,
+    and in float32 on an x86 CPU it has the very tokens that `speculate` gives with the same random
+    draws. When a request ends, the next one joins; to end one early, set its `ended`. A target that
+    isn't a `Llama` reads them one by one. Raises what `speculate` raises."""
     waiting = deque(enumerate(requests))
     size = require_int(size, "size, how many sequences share a forward,", 1)
     size, cache = min(size, len(waiting)), None
     if waiting and isinstance(target, Llama):
         cache = BatchCache(target, size, max(request.capacity for _, request in waiting))
-    batch = Batch(target, size, cache, timer or PhaseTimer(target.device))
+    batch = Batch(target, cache, timer or PhaseTimer(target.device))
     def rounds() -> Iterator[tuple[int, Round]]:
         while waiting or batch.running:
             while waiting and len(batch.running) < size: yield from batch.join(*waiting.popleft())

@@ -7,13 +7,13 @@ __all__ = ['Pair', 'load_pair', 'ConfiguredPair', 'load_config']
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 
@@ -58,35 +58,37 @@ from .verify import VerifyRule
 from .result import Event, GenerationResult
 from .models.llama import Llama
 
+if TYPE_CHECKING: from typing_extensions import Unpack  # of Python 3.11
+
 # %% ../nbs/use/01_pairs.ipynb #1oops0cd
 METHODS = ("speculative", "plain")
 LOOPS = (None, "host", "device")
 
 @dataclass(frozen=True)
 class Settings:
-    "What a call of `generate` asks for besides its prompt, checked."
-    K: int                    # the most that a round may draft
+    "The checked arguments of `generate`, without the prompt."
+    K: int                    # draft tokens of a round, at most
     sampling: SamplingParams
     max_new_tokens: int
     seed: int
     stops: list[str]
-    plain: bool               # plain decoding: nothing is drafted
+    plain: bool               # plain decoding, without draft tokens
     verify: VerifyRule | None # None: the default rule
-    ends: frozenset[int]      # tokens that end the text
+    ends: frozenset[int]      # end-of-sequence tokens; empty with `ignore_eos`
     loop: str | None
     logprobs: int | None
     grammar: Grammar | None
     adapts: bool              # whether K changes from round to round
-    controller: Lookahead | None # that was given as K
-    known: dict               # what the result will tell of them
+    controller: Lookahead | None # if K is one
+    known: dict               # method, settings and is_lossless of the result
 
     @property
     def looked_at(self) -> bool:
-        "Whether each round's logits are masked or noted, on the host."
+        "Whether each round's logits are masked or recorded, on the host."
         return self.logprobs is not None or self.grammar is not None
 
     def wrap(self, target: CausalLM) -> CausalLM:
-        "The target under its grammar, and watched, where that is asked for: for one sequence."
+        "The target, for one sequence, with the grammar and the log-probabilities asked for."
         if self.grammar is not None: target = GrammarLM(target, self.grammar)
         if self.logprobs is None: return target
         return WatchedLM(target, self.sampling, self.logprobs)
@@ -95,7 +97,7 @@ def check_settings(
     target: CausalLM, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
     loop, ignore_eos, logprobs, grammar,
 ) -> Settings:
-    "The arguments of `Pair.generate`; raises `InputError` for what can't be served."
+    "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
     seed = SeededRandom(seed).seed
     check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
@@ -114,10 +116,10 @@ def check_settings(
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
     if rule: settings["verify"] = rule
     if grammar is not None:
-        check(ends != frozenset(), "A text under a grammar ends with a token that ends a text: "
+        check(ends != frozenset(), "A grammar needs an end-of-sequence token to end the text: "
               "leave out ignore_eos, or take a target that has such a token.")
         settings["grammar"] = str(grammar)
-    # no more rows than keep their bits: greedy text is then the very text of plain decoding
+    # so few rows that a forward is batch-invariant: greedy text then equals that of plain decoding
     exact = sampling.temperature == 0 and getattr(target, "batch_invariant", False)
     if exact and verify is None: most = min(most, FEW - 1)
     lossless = verify is None or is_promised(verify, sampling.temperature)
@@ -126,7 +128,7 @@ def check_settings(
                     dict(method=method, settings=settings, is_lossless=lossless))
 
 def is_controller(K) -> bool:
-    "Whether K is a `Lookahead` and no class of such."
+    "Whether K is a `Lookahead`, and not a class."
     parts = "observe_step", "lookahead", "reset"
     return not isinstance(K, type) and all(hasattr(K, part) for part in parts)
 
@@ -139,7 +141,7 @@ def check_truths(**values) -> None:
         check(isinstance(value, bool), f"{name} must be True or False, not {value!r}.")
 
 def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
-    "The stop strings as a list; raises `InputError` for anything that isn't text."
+    "The stop strings as a list; raises `InputError` unless they are strings and not empty."
     stops = [stop] if isinstance(stop, str) else stop if stop is not None else []
     check(
         isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops),
@@ -149,11 +151,11 @@ def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
 
 # its name and parameters; None for None
 def rule_name(verify: VerifyRule | None, method: str) -> str | None:
-    "How a result calls its verify rule; raises `InputError` for what can't be one."
+    "The name of a verify rule in a result; raises `InputError` for anything that is none."
     if verify is None: return None
     check(
         callable(verify) and not isinstance(verify, type),
-        f"verify must be a function (p, q, tokens, source) or None, not {verify!r}. A rule with"
+        f"verify must be a function (p, q, tokens, rng) or None, not {verify!r}. A rule with"
         " parameters is given as LossyLenience(0.5).",
     )
     check(
@@ -164,20 +166,20 @@ def rule_name(verify: VerifyRule | None, method: str) -> str | None:
     return getattr(verify, "__name__", str(verify))
 
 def chosen_loop(settings: Settings, target: CausalLM, drafter: Drafter) -> str: # "host", "device"
-    """The loop that decodes, unless told otherwise: on a GPU the device's, where the pair has no
-    `unsupported_reason`; on a CPU the host's, where nothing waits. Raises `InputError` for the
-    device's loop where it can't be."""
+    """The loop of `settings`, if it names one; else the device's loop on a GPU, where the pair has
+    no `unsupported_reason`, and the host's loop on a CPU. Raises `InputError` if the settings name
+    the device's loop and the pair can't use it."""
     on_host = unsupported_reason(target, drafter, settings.verify)
     if settings.adapts: on_host = "a K that changes would need a CUDA graph for each"
     if settings.looked_at:
-        on_host = "log-probabilities and grammars want each round's logits on the host"
+        on_host = "log-probabilities and grammars need each round's logits on the host"
     check(not (settings.loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if settings.loop: return settings.loop
     return "host" if on_host or not is_capturable(target.device) else "device"
 
 def holds_trees(drafter: object) -> bool:
-    "Whether it drafts trees, or holds a drafter that does."
+    "Whether a drafter, or one inside it, drafts trees."
     held = getattr(drafter, "drafter", None), *getattr(drafter, "members", ())
     return isinstance(drafter, DraftsTrees) or any(holds_trees(one) for one in held if one)
 
@@ -186,54 +188,74 @@ def check_trees(settings: Settings, drafter: Drafter) -> None:
     if not holds_trees(drafter): return
     around = isinstance(drafter, (WrapperDrafter, HybridDrafter))
     check(isinstance(drafter, TreeHybrid) or not around,
-          f"A {type(drafter).__name__} hands on chains only, and what it holds drafts trees: give "
-          "the TreeDrafter to the pair as it is, or as the last member of a TreeHybrid.")
+          f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts trees: "
+          "give the TreeDrafter to the pair as it is, or as the last member of a TreeHybrid.")
     plain = settings.verify is None and not settings.adapts and not settings.looked_at
-    check(plain, "With a tree of guesses there is no verify rule, adaptive K, grammar or "
-          "log-probability: leave them out, and give K, the nodes of the tree, as a number.")
+    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a grammar "
+          "or log-probabilities: leave them out, and give K, the nodes of the tree, as a number.")
 
 # %% ../nbs/use/01_pairs.ipynb #5erve005
 @dataclass
 class Plan:
-    "What a pair decides before it decodes."
+    "Which drafter and which loop decode, and the costs by which the drafter chooses."
     drafter: Drafter
     loop: str                  # "host" or "device"
-    costs: Costs | None = None # by which the drafter chooses
-    origin: str | None = None  # of these; None: nothing is chosen by costs
-    # of a batch: the costs with 1, 2, … texts that are left; empty: they don't change
+    costs: Costs | None = None
+    origin: str | None = None  # of the costs; None: the drafter doesn't choose by costs
+    # of a batch: the costs while 1, 2, … sequences are left; empty: they don't change
     by_size: tuple[Costs, ...] = ()
 
     def costs_told(self) -> dict | None:
-        "What a result tells of the costs; None: nothing was chosen by costs."
+        "The costs as a result records them; None: the drafter doesn't choose by costs."
         if self.origin is None: return None
         return (self.costs.as_dict() if self.costs else {}) | {"origin": self.origin}
 
 # %% ../nbs/use/01_pairs.ipynb #5erve006
 def is_list(prompt: object) -> bool:
-    "Whether it is a list of prompts: texts, chats or lists of ids, and not one of these."
+    "Whether it is a list of prompts, and not a single text, chat or list of ids."
     if not isinstance(prompt, (list, tuple)): return False
     return any(isinstance(one, (str, list, tuple)) or getattr(one, "ndim", 0) for one in prompt)
 
 @contextmanager
 def place_named(i: int, count: int) -> Iterator[None]:
-    "What is wrong with one of several prompts says which."
+    "Put the prompt's number into the message of an `InputError`."
     try: yield
     except InputError as error:
         raise InputError(f"Prompt {i + 1} of {count}: {error}") from error
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d
 NOTHING = NoDrafter()
-BATCH = 16 # texts that are decoded together, unless told otherwise
+BATCH = 16 # sequences that share a forward, unless told otherwise
 Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
 
 # %% ../nbs/use/01_pairs.ipynb #ca52724c
+class GenerateArguments(TypedDict, total=False):
+    "The keyword arguments of `Pair.generate`, for type checkers."
+    K: int | str | Lookahead
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    max_new_tokens: int
+    seed: int | None
+    stop: str | Sequence[str]
+    stream: Callable[[str], None] | None
+    method: str
+    verify: VerifyRule | None
+    loop: str | None
+    ignore_eos: bool
+    logprobs: int | None
+    grammar: Grammar | None
+    raise_interrupt: bool
+    batch_size: int
+
+# %% ../nbs/use/01_pairs.ipynb #e06796ef
 class Pair:
-    "A target and what drafts for it; `generate` decodes with them, one text or a list of them."
+    "A target and a drafter for it; `generate` decodes one prompt or a list of them."
     def __init__(self, target: CausalLM,
-                 # a model (one with another vocabulary is translated), any drafter, or None for the
-                 # best there is
+                 # a draft model (also one with another vocabulary), or any drafter; None:
+                 # `best_drafter`
                  draft: CausalLM | Drafter | None = None,
-                 # what drafting costs, for a drafter that chooses; None: as `costs_for` says
+                 # what drafting costs, for a drafter that chooses by it; None: see `costs_for`
                  costs: MachineCosts | None = None,
                 ):
         check(
@@ -245,78 +267,77 @@ class Pair:
               f"costs are MachineCosts, as `measure_costs` gives them, or None, not {named(costs)}.")
         self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
         self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
-        self.costs = costs # as given; None: `costs_for` says
+        self.costs = costs # None: see `costs_for`
         self.known_costs: dict[int, KnownCosts] = {} # by how many sequences share a forward
-        # by id of the drafter: decoders on the device that are free, with their recordings
+        # by id of the drafter: free decoders on the device, with their CUDA graphs
         self.decoders: dict[int, list[DeviceDecoder]] = {}
-        # what it was loaded by; None: it was put together by hand
+        # the names it was loaded by; None: it was made from objects
         self.origin: PairSection | None = None
-        self.named = draft is not None  # whether the caller said what drafts
+        self.named = draft is not None  # whether the caller gave a draft
         if draft is not None:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
         release_workers()  # loading has used them, and another thread may decode
 
     @cached_property
     def drafter(self) -> Drafter:
-        "What drafts: what was given, else `best_drafter`, loaded when it is first needed."
+        "The drafter that was given; else `best_drafter`, loaded when it is first needed."
         return best_drafter(self.target)
 
     def reset_stats(self) -> None:
-        "Begin the running totals anew."
+        "Set the running totals to zero."
         self.stats = PairStats()
 
     @overload
-    def generate(self, prompt: Prompt, **settings) -> GenerationResult: ...
+    def generate(self, prompt: Prompt,
+                 **arguments: "Unpack[GenerateArguments]") -> GenerationResult: ...
     @overload
     def generate(self, prompt: list[str] | list[list[dict]] | list[list[int]],
-                 **settings) -> list[GenerationResult]: ...
+                 **arguments: "Unpack[GenerateArguments]") -> list[GenerationResult]: ...
     def generate(self, prompt, # raw text, chat messages or token ids; or a list of such prompts
-                 # draft tokens per round, at most; or "adaptive": as many as pay; or a controller,
-                 # of which each sequence gets a copy, such as `AdaptiveLookahead(initial=8)`
+                 # draft tokens per round, at most; or "adaptive": as many as pay off; or a
+                 # controller such as `AdaptiveLookahead(initial=8)`, copied for each sequence
                  *, K: int | str | Lookahead = 5,
                  temperature: float = 0.0,                    # 0 is greedy
                  top_k: int | None = None, top_p: float | None = None,
                  max_new_tokens: int = 128,
-                 # None: a fresh one, recorded in the result; prompt i of a list has seed + i
+                 # None: a random one, recorded in the result; prompt i of a list has seed + i
                  seed: int | None = None,
                  stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
-                 # None: `default_rule`, which is lossless; of any other, the result says what the
-                 # rule itself says
+                 # None: `default_rule`, which is lossless; the result says whether the rule is
                  verify: VerifyRule | None = None,
                  loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
-                 # tell of each token, and of so many of the likeliest, how likely the target
-                 # found them: the `logprobs` of the result
+                 # record log-probabilities in the result: of each token, and of so many of the
+                 # likeliest ones
                  logprobs: int | None = None,
                  grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
-                 batch_size: int = BATCH,       # of a list: how many texts share a forward
+                 batch_size: int = BATCH,       # of a list: sequences that share a forward
                 ):
         """Decode a prompt, or each of a list (see `results`), whose results come in order.
-        Everything is checked before any model runs (`InputError`); later errors name the step
-        (`NumericalError`, `ModelError`). Threads, and texts inside texts, may share a pair.
+        Arguments are checked before any model runs (`InputError`); later errors name the step
+        (`NumericalError`, `ModelError`). Threads may share a pair, and `stream` may call it again.
 
-        An interrupt (Ctrl-C, or a `KeyboardInterrupt` that `stream` raises) ends the text: the
-        result so far is returned, with the finish reason "interrupted". A program that wants the
-        exception asks for it by `raise_interrupt=True`."""
+        An interrupt (Ctrl-C, or a `KeyboardInterrupt` that `stream` raises) ends the completion:
+        the result so far is returned, with the finish reason "interrupted". With
+        `raise_interrupt=True` the `KeyboardInterrupt` is raised instead."""
         asked = dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
             seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
             logprobs=logprobs, grammar=grammar,
         )
         if is_list(prompt):
-            check(stream is None, "stream tells of one text while it grows, and these are several: "
-                  "leave it out, or take `results`, which tells of each as it ends.")
+            check(stream is None, "stream follows a single text, and this is a list of prompts: "
+                  "leave it out, or use `results`, which yields each result as it ends.")
             found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
             return [found[i] for i in range(len(prompt))]
-        *_, end = self._one(prompt, check_settings(self.target, **asked), stream, raise_interrupt,
-                            tell=False)
-        return end.result
+        settings = check_settings(self.target, **asked)
+        return last_result(self._one(prompt, settings, stream, raise_interrupt, tell=False))
 
     def results(self, prompts: Sequence, # as for `generate`
-                batch_size: int = BATCH, # how many texts share a forward
+                batch_size: int = BATCH, # sequences that share a forward
                 *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
                 top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
                 stop: str | Sequence[str] = (), method: str = "speculative",
@@ -324,17 +345,18 @@ class Pair:
                 ignore_eos: bool = False, logprobs: int | None = None,
                 grammar: Grammar | None = None, raise_interrupt: bool = False,
                ) -> Iterator[tuple[int, GenerationResult]]:
-        """Decode a list of prompts, and tell of each as it ends: its place in the list, from 0 on,
-        and the result. When a text ends, the next takes its place in the forward. Everything is
-        checked at once, as in `generate`; what is wrong with a prompt says which.
+        """Decode a list of prompts in a batch, and yield each result as it ends, with its number in
+        the list, from 0 on. When a sequence ends, the next one joins the batch. Arguments are
+        checked at once, as in `generate`; errors name the prompt.
 
-        Text i has the seed `seed + i`. In float32 it is what `generate(prompts[i], seed=seed + i)`
-        writes: greedy text always, sampled text where the same drafts are chosen. A pair chooses by
-        what drafts cost, and in a batch that is something else; to have the same, give it `costs`.
+        Prompt i has the seed `seed + i`. In float32 its result has the tokens of
+        `generate(prompts[i], seed=seed + i)`: greedy tokens always, sampled ones if the same drafts
+        are made. A drafter that chooses by costs may draft differently in a batch, where costs
+        differ; give the pair `costs` to prevent that.
 
-        An interrupt ends the texts that are under way; those that have not begun are empty. Texts
-        come one after the other with a grammar, log-probabilities, a tree, `loop="device"`, or a
-        target that isn't our own decoder."""
+        An interrupt ends the sequences that have begun; the others have empty results. Prompts are
+        decoded one by one with a grammar, log-probabilities, a tree, `loop="device"`, or a target
+        that isn't a `Llama`."""
         return self._list(prompts, batch_size, raise_interrupt, dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
             seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
@@ -349,10 +371,10 @@ class Pair:
                ignore_eos: bool = False, logprobs: int | None = None,
                grammar: Grammar | None = None, raise_interrupt: bool = False,
               ) -> Generator[Event, None, None]:
-        """Decode a prompt, and tell of it as it grows: an `Event` for each token and each rejected
-        draft, round by round, then one that holds the `result` and what was held back of the text.
-        Everything is checked at once, as in `generate`. To leave early, break out of the loop, or
-        `close()` what is returned; there is no result then."""
+        """Decode a prompt, and yield an `Event` for each token and each rejected draft token, round
+        by round; the last event holds the `result` and the end of the text. Arguments are checked
+        at once, as in `generate`. To stop early, break out of the loop or `close()` the generator;
+        there is no result then."""
         settings = check_settings(
             self.target, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
@@ -363,30 +385,30 @@ class Pair:
     @classmethod
     def from_config(cls, config: str | Path | Config, # or a .yaml, .yml or .toml file
                    ) -> "ConfiguredPair":
-        """Load the pair of a configuration, which then decodes as it says; raises `InputError` with
-        the line of each mistake, and what loading raises."""
+        """Load the pair of a configuration, which decodes with the settings there. Raises
+        `InputError` with the line of each mistake, and what loading raises."""
         return load_config(config)
 
     def to_config(self, **settings, # arguments of `generate`, or a result's `settings`
                  ) -> Config:
-        """The pair and its settings, for `save_config`, with the dtype that `auto` became; raises
-        `InputError` for parts without names."""
+        """The pair and these settings, for `save_config`; a dtype "auto" becomes the one that was
+        chosen. Raises `InputError` for parts without names."""
         pair = self.origin or section_of(self)
         if pair.dtype == "auto": pair = pair.model_copy(update={"dtype": self.target.precision})
         return Config(pair=pair, decoding=decoding_of(settings))
 
     def _request(self, prompt: Sequence[int], settings: Settings, target: CausalLM,
                  drafter: Drafter) -> Request:
-        "What the loop serves."
+        "The `Request` of a prompt; raises `InputError` if it can't be served."
         return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
                        settings.K, settings.max_new_tokens, settings.ends, settings.verify)
 
-    def _plan(self, settings: Settings, size: int = 1) -> Plan: # texts that share a forward
-        "What drafts, on which loop, and by which costs it chooses."
+    def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
+        "The drafter, the loop and the costs for these settings."
         drafter = NOTHING if settings.plain else self.drafter
         check_trees(settings, drafter)
         loop = chosen_loop(settings, self.target, drafter)
-        if size > 1: loop = "host"  # one text at a time is what the device's serves
+        if size > 1: loop = "host"  # the device's loop decodes one sequence at a time
         if settings.plain or loop == "device": return Plan(drafter, loop)
         chooser, costs, origin = self._with_costs(drafter, settings, size)
         if size > 1 and costs is not None:
@@ -401,7 +423,7 @@ class Pair:
         return Plan(chooser, loop, costs, origin)
 
     def costs_at(self, drafter: Drafter, size: int) -> KnownCosts:
-        "What drafting costs where so many sequences share a forward; nothing is timed."
+        "What drafting costs in a batch of this size, as known already; nothing is timed."
         if self.costs is not None: return KnownCosts(self.costs, "given")
         if size not in self.known_costs:
             self.known_costs.setdefault(size, costs_for(self.target, drafter, size))
@@ -409,14 +431,15 @@ class Pair:
 
     def _with_costs(self, drafter: Drafter, settings: Settings, size: int = 1,
                    ) -> tuple[Drafter, Costs | None, str | None]:
-        """The drafter, choosing by what is known of costs, or under the controller that was given
-        as K; these costs, and their origin."""
+        """The drafter, choosing by the costs that are known, or under the controller given as K;
+        these costs, and their origin."""
         adapts = settings.adapts and settings.controller is None
-        costs, origin = None, None
+        costs: Costs | None = None
+        origin: str | None = None
         if uses_costs(drafter, adapts):
             known = self.costs_at(drafter, size)
-            costs, origin = known.costs, known.origin
-            if costs is not None: costs = costs.at(settings.sampling.temperature)
+            origin = known.origin
+            if known.costs is not None: costs = known.costs.at(settings.sampling.temperature)
         chooser = with_costs(drafter, costs, adapts)
         if settings.controller is not None:
             chooser = AdaptiveDrafter(chooser, settings.controller)
@@ -425,14 +448,14 @@ class Pair:
     def _with_tree(self, drafter: Drafter, costs: Costs | None, # as `_with_costs` gives them
                    most: int, # tokens of a draft
                   ) -> tuple[Drafter, Costs | None]:
-        """For greedy text, a tree in place of a head's chains, where it promises clearly more by
-        costs that were given or calibrated."""
+        """For greedy decoding: a tree in place of a head's chains, if by costs that were given or
+        calibrated it promises clearly more tokens per time."""
         if not isinstance(drafter, HybridDrafter) or costs is None: return drafter, costs
         head, known = head_of(drafter.members[-1]), self.costs_at(drafter, 1)
         if head is None or not gives_trees(self.target): return drafter, costs
         chain, verify = costs.c[-1], costs.verify[:most]
         level = known.costs.tree if known.costs else None # of a tree
-        if known.origin == "given": level = level or chain # no other is known
+        if known.origin == "given": level = level or chain # a chain's, if no other is known
         if known.origin not in ("given", "calibrated") or level is None: return drafter, costs
         shape = paying_tree(chain, level, verify)
         if not shape: return drafter, costs
@@ -442,10 +465,10 @@ class Pair:
 
     def calibrate(self, batch_sizes: Sequence[int] = (1,), # sequences that share a forward
                  ) -> dict[int, KnownCosts]: # by batch size
-        """Measure what drafting costs on this machine, some seconds for each size, and keep it;
-        from now on this pair chooses by it, and so does every new one of the same parts. Raises
-        `BusyError` while other programs are at work, `InputError` for sizes that can't be, and for
-        a target that isn't on the CPU."""
+        """Measure what drafting costs on this machine, some seconds for each size, and save it:
+        this pair chooses by it from now on, and so does every new pair of the same models. Raises
+        `BusyError` while other programs use the CPU, `InputError` for a size below 1 and for a
+        target that isn't on the CPU."""
         sizes = [require_int(size, "A batch size, how many sequences share a forward,", 1)
                  for size in batch_sizes]
         found = {size: calibrate(self.target, self.drafter, size) for size in sizes}
@@ -455,15 +478,15 @@ class Pair:
 
     def _one(self, prompt: Prompt, settings: Settings,
              stream: Callable[[str], None] | None, raise_interrupt: bool,
-             tell: bool = True, # whether each token is asked for
+             tell: bool = True, # whether the caller looks at the events of tokens
             ) -> Generator[Event, None, None]:
-        "Check a prompt; what is returned decodes it."
+        "Check a prompt; the generator that is returned decodes it."
         check(stream is None or self.tokenizer is not None, NO_TEXT)
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
         check_truths(raise_interrupt=raise_interrupt)
         ids, target = encode(self.tokenizer, prompt), settings.wrap(self.target)
-        self._request(ids, settings, target, NOTHING)  # what is wrong with it is said here
+        self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
         plan, timer, decoder = self._plan(settings), PhaseTimer(self.target.device), None
         if plan.loop == "device":
             decoder = self._decoder(plan.drafter)
@@ -481,9 +504,9 @@ class Pair:
 
     def _decoded(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
                  events: Iterator[Event], timer: PhaseTimer,
-                 decoder: DeviceDecoder | None, # what decodes on the device; free afterwards
+                 decoder: DeviceDecoder | None, # of the device's loop; free afterwards
                 ) -> Generator[Event, None, None]:
-        "The events, and at the end the result."
+        "Pass the events on, and add one with the result."
         device, peak = self.target.device, None
         try:
             of_this_run = reset_peak_memory(device)
@@ -491,7 +514,7 @@ class Pair:
             if of_this_run: peak = peak_memory_mb(device)
         finally:
             if decoder: self.decoders[id(decoder.drafter)].append(decoder)
-            release_workers()  # else they slow down the next text, in another thread
+            release_workers()  # else they slow down a call in another thread
         result = self._result(ids, settings, plan, completion, timer, peak)
         self._count(result)
         yield Event(None, None, completion.rest, result)
@@ -499,13 +522,13 @@ class Pair:
     def _list(self, prompts: Sequence, batch_size: int, raise_interrupt: bool,
               asked: dict, # arguments of `check_settings`
              ) -> Iterator[tuple[int, GenerationResult]]:
-        "Check a list; what is returned decodes it."
+        "Check a list of prompts; the iterator that is returned decodes it."
         check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
               "There are no prompts: expected a list of at least one.")
-        size = require_int(batch_size, "batch_size, how many texts share a forward,", 1)
+        size = require_int(batch_size, "batch_size, how many sequences share a forward,", 1)
         size = min(size, len(prompts))
         check_truths(raise_interrupt=raise_interrupt)
-        # a fresh seed leaves room above it for those of the other prompts
+        # a random seed with room above it for the seeds of the other prompts
         if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
         first = check_settings(self.target, **asked)
         ids: list[list[int]] = []
@@ -519,21 +542,21 @@ class Pair:
         alone = size == 1 or first.looked_at or first.loop == "device"
         alone = alone or isinstance(self.drafter, DraftsTrees) and not first.plain
         if alone or not isinstance(self.target, Llama):
-            self._plan(first)  # what can't be is said now
+            self._plan(first)  # raises for settings that can't be combined
             return self._one_by_one(ids, each, raise_interrupt)
         return self._together(ids, each, self._plan(first, size), size, raise_interrupt)
 
     def _one_by_one(self, ids: list[list[int]], each: list[Settings],
                     raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
-        "One text after the other, up to an interrupt."
+        "Decode the prompts one after another, up to an interrupt."
         for i, settings in enumerate(each):
-            *_, end = self._one(ids[i], settings, None, raise_interrupt, tell=False)
-            yield i, end.result
-            if end.result.finish_reason == "interrupted": break
-        for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], end.result)
+            result = last_result(self._one(ids[i], settings, None, raise_interrupt, tell=False))
+            yield i, result
+            if result.finish_reason == "interrupted": break
+        for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], result)
 
     def _unbegun(self, ids: list[int], settings: Settings, last: GenerationResult) -> GenerationResult:
-        "The result of a text that an interrupt kept from beginning."
+        "The empty result of a prompt that was not begun before an interrupt."
         completion = Completion(StopChecker(self.tokenizer, settings.stops))
         completion.interrupted = True
         plan = Plan(NOTHING, last.loop)
@@ -542,7 +565,7 @@ class Pair:
 
     def _together(self, ids: list[list[int]], each: list[Settings], plan: Plan, size: int,
                   raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
-        "So many texts share a forward; each result as its text ends."
+        "Decode the prompts in batches of `size`; yields each result when its sequence ends."
         device, timer = self.target.device, PhaseTimer(self.target.device)
         requests = {i: self._request(ids[i], settings, self.target, plan.drafter)
                     for i, settings in enumerate(each)}
@@ -550,7 +573,7 @@ class Pair:
                  for settings in each]
         clock, peak = BatchClock(timer), None
         def result(i: int) -> GenerationResult:
-            "What became of text i."
+            "The result of prompt i."
             texts[i].finish()
             texts[i].total_time = sum(texts[i].seconds)
             return self._result(ids[i], each[i], plan, texts[i], clock.own(i), peak)
@@ -561,9 +584,9 @@ class Pair:
                 for i, r in rounds:
                     texts[i].add(r, clock.tick(i))
                     if texts[i].checker.end is None and not requests[i].is_over: continue
-                    requests.pop(i).ended = True  # also where a stop string has ended it
+                    requests.pop(i).ended = True  # a stop string may have ended it
                     if requests and len(requests) < len(plan.by_size):
-                        states = [request.state for request in requests.values()]
+                        states = [one.state for one in requests.values() if one.started]
                         set_costs(plan.drafter, states, plan.by_size[len(requests) - 1])
                     if of_this_run: peak = peak_memory_mb(device)
                     found = result(i)
@@ -575,36 +598,37 @@ class Pair:
             except KeyboardInterrupt:
                 if raise_interrupt: raise
                 shared = time.perf_counter() - before
-                for i in list(requests):  # all that is unfinished, or not begun
+                for i in list(requests):  # unfinished ones, and those that were not begun
                     texts[i].interrupted = True
                     found = result(i)
                     if found.num_tokens:
                         self._count(found, shared)
                         shared = 0.0
                     yield i, found
-        finally: release_workers()  # else they slow down the next text, in another thread
+        finally: release_workers()  # else they slow down a call in another thread
 
     def _count(self, result: GenerationResult, seconds: float | None = None) -> None:
-        "Add to the totals; seconds: this text's share of what all took."
+        "Add a result to the totals; seconds: its share of the batch's time."
         with self.adding: self.stats.add(result, seconds)
 
     def _decoder(self, drafter: Drafter) -> DeviceDecoder:
-        "A free decoder on the target's device, with its recordings; else a new one."
+        "A decoder on the device that is free, with its CUDA graphs; else a new one."
+        assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
         free = self.decoders.setdefault(id(drafter), [])
         try: return free.pop()
         except IndexError: return DeviceDecoder(self.target, drafter)
 
     def _result(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
                 timer: PhaseTimer, peak: float | None) -> GenerationResult:
-        "The record of a text."
+        "The result of a completion."
         generated, rounds = completion.ids, completion.rounds
         odds = completion.logprobs and completion.logprobs[:len(generated)]
         seen = {*generated, *(token for r in rounds for token in r.drafted)}
         for of_one in odds or (): seen |= of_one.keys()
-        known = {}
+        known: dict[str, Any] = {}
         if self.tokenizer:
             known["token_text"] = {token: self.tokenizer.decode([token]) for token in sorted(seen)}
-        if settings.grammar is not None:  # what a stop string has cut doesn't fit
+        if settings.grammar is not None:  # a text that a stop string has cut doesn't fit
             fits = completion.checker.end is None
             known["fits_grammar"] = fits and fits_to_its_end(
                 settings.grammar, self.target, generated)
@@ -632,8 +656,15 @@ class Pair:
         )
 
 # %% ../nbs/use/01_pairs.ipynb #dcd769d8
+def last_result(events: Iterable[Event]) -> GenerationResult:
+    "Decode to the end; the result that the last event holds."
+    *_, end = events
+    assert end.result is not None
+    return end.result
+
+# %% ../nbs/use/01_pairs.ipynb #9d303541
 def finish_reason(completion: Completion, settings: Settings) -> str:
-    "Why a text ended, in a word."
+    "Why a completion ended, in a word."
     if completion.interrupted: return "interrupted"
     if completion.checker.end is not None: return "stop"
     if completion.ids[-1] in settings.ends: return "eos"
@@ -660,12 +691,12 @@ def check_room(spec: PairSpec, device: str, dtype: str, revision: str | None) ->
 # %% ../nbs/use/01_pairs.ipynb #d76821e8
 def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
               method: str = "speculative",       # or "plain": the target alone, laid out for that
-              drafter: str | Path | None = None, # in place of the pair's own: a trained one
-              target: CausalLM | None = None,    # where it is loaded already
+              drafter: str | Path | None = None, # a trained one, in place of the pair's drafter
+              target: CausalLM | None = None,    # if it is loaded already
               revision: str | None = None,       # of a target on the hub
              ) -> Pair:
-    """Load what a specification names, what drafts first: what can't be had is known before the
-    larger part is fetched. Raises `InputError` or `ModelError` with what to do."""
+    """Load the models of a pair, the draft first, so that a missing one is known before the larger
+    target is downloaded. Raises `InputError` or `ModelError` with what to do."""
     check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
     check(
         target is None or revision is None,
@@ -681,7 +712,10 @@ def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
         trained = load_drafter(folder, target)
         both = spec.lookup and spec.drafter
         return Pair(target, HybridDrafter(SuffixDrafter(), trained) if both else trained)
-    if spec.skip and not plain: return Pair(target, target.skip(spec.skip))
+    if spec.skip and not plain:
+        if not isinstance(target, Llama): raise InputError(
+            f"Only a Llama can skip layers, and {spec.target} is a {type(target).__name__}.")
+        return Pair(target, target.skip(spec.skip))
     if draft: return Pair(target, load(draft, device, spec.draft_dtype or dtype, use="draft"))
     if plain: return Pair(target, NoDrafter())
     return Pair(target, NGramDrafter() if spec.lookup else None)
@@ -689,16 +723,16 @@ def load_spec(spec: PairSpec, device: str = "auto", dtype: str = "auto",
 # %% ../nbs/use/01_pairs.ipynb #09198ccc
 def load_pair(name: str, device: str = "auto", dtype: str = "auto",
               method: str = "speculative",  # or "plain": the target alone, laid out for that
-              # a folder that `specdec distill` wrote, or an EAGLE-3 head on the hub: in place of
-              # the pair's own trained drafter or draft
+              # a folder that `specdec distill` wrote, or an EAGLE-3 head on the hub, in place of
+              # the pair's drafter
               drafter: str | Path | None = None,
-              # the pair's target, where it is loaded already
+              # the pair's target, if it is loaded already
               target: CausalLM | None = None,
               # of a target on the hub: a branch, a tag or a commit
               revision: str | None = None,
              ) -> Pair:
-    """Load a registered pair; raises `InputError` with the nearest names if there is none of that
-    name."""
+    """Load a registered pair; raises `InputError` with the most similar names if the name is
+    unknown."""
     pair = load_spec(get_pair(name), device, dtype, method, drafter, target, revision)
     pair.origin = PairSection(
         name=name, drafter=None if drafter is None else str(drafter), device=str(device),
@@ -708,10 +742,11 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
 
 # %% ../nbs/use/01_pairs.ipynb #bfd26aba
 def section_of(pair: Pair) -> PairSection:
-    """What a pair that was put together by hand is made of; raises `InputError` if a part has no
-    name."""
+    """The names of the models in a pair that was made from objects; raises `InputError` if one has
+    no name."""
     target, drafter = pair.target, pair.drafter if pair.named else None
-    parts = dict(target=target.name, device=str(target.device), dtype=target.precision)
+    parts: dict[str, Any] = dict(target=target.name, device=str(target.device),
+                                 dtype=target.precision)
     draft = drafter.model if type(drafter) is ModelDrafter else None
     if type(drafter) is TokenIntersectionDrafter: draft = drafter.model
     if draft:
@@ -730,7 +765,7 @@ def section_of(pair: Pair) -> PairSection:
 # %% ../nbs/use/01_pairs.ipynb #74e42a12
 @dataclass
 class ConfiguredPair:
-    "A pair that decodes as a configuration says, unless a call says otherwise."
+    "A pair with the decoding settings of a configuration, which the arguments of a call override."
     pair: Pair
     config: Config
 
@@ -740,7 +775,7 @@ class ConfiguredPair:
 
     def results(self, prompts: Sequence, batch_size: int = BATCH,
                 **settings) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.generate`
-        "Decode a list of prompts, and tell of each as it ends; see `Pair.results`."
+        "Decode a list of prompts, and yield each result as it ends; see `Pair.results`."
         return self.pair.results(prompts, batch_size, **(self.config.decoding.settings() | settings))
 
     def stream(self, prompt: Prompt, **settings) -> Generator[Event, None, None]: # of `Pair.stream`
@@ -748,7 +783,7 @@ class ConfiguredPair:
         return self.pair.stream(prompt, **(self.config.decoding.settings() | settings))
 
     def to_config(self, **settings) -> Config:
-        "The configuration, with other settings where some are given."
+        "The configuration, with these settings in place of its settings."
         return self.pair.to_config(**(self.config.decoding.settings() | settings))
 
 def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
@@ -756,10 +791,11 @@ def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
     "Load the pair of a configuration; see `Pair.from_config`."
     if not isinstance(config, Config): config = read_config(config)
     section = config.pair
-    spec = get_pair(section.name) if section.name else PairSpec(
-        section.target, section.draft, section.drafter, section.lookup, tuple(section.skip),
-        section.draft_dtype,
-    )
+    if section.name: spec = get_pair(section.name)
+    else:
+        assert section.target is not None  # a section has a name or a target
+        spec = PairSpec(section.target, section.draft, section.drafter, section.lookup,
+                        tuple(section.skip), section.draft_dtype)
     pair = load_spec(spec, section.device, section.dtype, config.decoding.method, section.drafter)
     pair.origin = section
     return ConfiguredPair(pair, config)

@@ -7,7 +7,7 @@ __all__ = ['promises', 'greedy_match', 'VerifyRule', 'residual', 'delta', 'specu
 
 # %% ../nbs/path/03_rejection.ipynb #73a3a492
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -22,7 +22,8 @@ _Rule = TypeVar("_Rule", bound=Callable)
 
 def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "never"
             ) -> Callable[[_Rule], _Rule]:
-    "A decorator for verify rules: notes when their texts follow the target's law."
+    """A decorator that declares a verify rule lossless: "always" if what it emits has the target's
+    distribution at every temperature, "greedy" if at temperature 0 only, or "never"."""
     def note(rule: _Rule) -> _Rule:
         vars(rule)["lossless"] = lossless
         return rule
@@ -31,27 +32,27 @@ def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "nev
 # %% ../nbs/path/03_rejection.ipynb #14efe6e7
 #| code-fold: true
 def is_promised(rule: object,       # a verify rule
-                temperature: float, # of the text; 0 is greedy
-               ) -> bool | None: # None: it says nothing of itself
-    """Whether a rule says that its texts follow the target's law at this temperature. Raises
-    `InputError` if it says something else than one of the three words."""
+                temperature: float, # at which it is used; 0 is greedy
+               ) -> bool | None: # None: the rule declares nothing
+    """Whether a rule is declared lossless at this temperature; see `promises`. Raises `InputError`
+    if its attribute `lossless` is none of the three words."""
     said = getattr(rule, "lossless", None)
     if said is None: return None
-    check(said in ("always", "greedy", "never"), "What a verify rule says of itself, its attribute "
-          f"`lossless`, must be \"always\", \"greedy\" or \"never\", not {said!r}.")
+    check(said in ("always", "greedy", "never"), "The attribute `lossless` of a verify rule must be "
+          f"\"always\", \"greedy\" or \"never\", not {said!r}.")
     return said == "always" or said == "greedy" and temperature == 0
 
 # %% ../nbs/path/03_rejection.ipynb #907f4911
 @promises(lossless="greedy")
 def greedy_match(
-    p: Tensor,              # target distributions, [n + 1, V]; logits will do as well
-    q: Tensor | None,       # not looked at
+    p: Tensor,              # target distributions, or logits, [n + 1, V]
+    q: Tensor | None,       # not used
     tokens: Sequence[int],  # draft tokens, [n]
     rng: RandomSource,      # not used
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
-    """Accept draft tokens while each is the target's likeliest, then give the target's own: what
-    `speculative_sampling` does when every row of p is a delta, without drawing anything. Right for
-    greedy decoding only."""
+    """Accept draft tokens while each is the target's likeliest token; then emit the target's
+    likeliest. It decides as `speculative_sampling` does when every row of p is a delta, without a
+    random draw, so it is lossless for greedy decoding only."""
     best = likeliest(p).tolist()
     for i, token in enumerate(tokens):
         if token != best[i]: return i, best[i]
@@ -59,13 +60,13 @@ def greedy_match(
 
 # %% ../nbs/path/03_rejection.ipynb #7c2e624e
 class VerifyRule(Protocol):
-    "Decides how much of a draft is kept and what the target says next."
+    "A function that decides how many draft tokens are accepted, and which token follows them."
     def __call__(
         self,
         p: Tensor,              # target distributions, [n + 1, V]; row i is for draft position i
         q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
         tokens: Sequence[int],  # draft tokens, [n]; n = 0 is a plain step
-        rng: RandomSource,      # where randomness comes from
+        rng: RandomSource,      # all random draws
     ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
         "Verify one draft."
 
@@ -73,8 +74,8 @@ def residual(
     p: Tensor,  # target distribution, [V]
     q: Tensor,  # draft distribution, [V]
 ) -> Tensor:    # weights, [V]; they sum to 1 - α, and only their proportions matter
-    """max(p - q, 0): where the target has more to give than the draft took (Leviathan et al. 2023,
-    section 2.3). All zero only where p = q up to rounding; then p itself."""
+    """max(p - q, 0): the probability of the target that the draft has not covered (Leviathan et al.
+    2023, section 2.3). It is 0 everywhere only if p = q up to rounding; then p is returned."""
     weights = (p - q).clip(min=0)
     return weights if weights.any() else p
 
@@ -82,7 +83,7 @@ def delta(
     p: Tensor,   # any distribution, [V]: gives the shape, device and number type
     token: int,  # where all the probability is
 ) -> Tensor:     # [V]
-    "The distribution of a draft that could only say `token`: 1 there, 0 elsewhere."
+    "The distribution that is 1 at `token` and 0 elsewhere: q of a draft token that was certain."
     q = 0 * p
     q[token] = 1
     return q
@@ -93,22 +94,24 @@ def speculative_sampling(
     p: Tensor,              # target distributions, [n + 1, V], float32 or better
     q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
     tokens: Sequence[int],  # draft tokens, [n]
-    rng: RandomSource,      # draws one bernoulli for each token tried, and one categorical
+    rng: RandomSource,      # one bernoulli for each token tried, then one categorical
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
     """Accept each draft token with probability min(1, p/q); at the first rejection draw from the
-    residual; after none, draw the bonus token from the last p. What comes out is distributed as p
-    (Leviathan et al. 2023, algorithm 1 and appendix A.1; Chen et al. 2023, algorithm 2). Raises
-    `InputError` at a token outside the vocabulary, and at one with q = 0: it can't have been drawn
-    from q."""
+    residual; if all are accepted, draw the bonus token from the last p. Every emitted token is
+    distributed as p (Leviathan et al. 2023, algorithm 1 and appendix A.1; Chen et al. 2023,
+    algorithm 2). Raises `InputError` for a token outside the vocabulary, and for one with q = 0,
+    which can't have been drawn from q."""
     for i, token in enumerate(tokens):
-        q_token = _probability(i, token, p, q)
+        q_token = draft_probability(i, token, p, q)
         if not rng.bernoulli(min(p[i][token] / q_token, 1)):
             q_row = delta(p[i], token) if q is None else q[i]
             return i, rng.categorical(residual(p[i], q_row))
     return len(tokens), rng.categorical(p[len(tokens)])
 
-def _probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Tensor | int:
-    "That of draft token i in its q; raises `InputError` if it can't have been drawn from it."
+# %% ../nbs/path/03_rejection.ipynb #37383539
+def draft_probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Any: # in (0, 1]
+    """q of draft token i, as the type that q has; 1 without q. Raises `InputError` if the token
+    can't have been drawn from q, or isn't among the columns of p."""
     size = p.shape[-1]
     name = f"Draft token {i} (id {token})"
     check(0 <= token < size, f"{name} is outside the target's vocabulary of {size}.")
@@ -117,7 +120,7 @@ def _probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Tensor | in
     raise InputError(
         f"{name} has probability {float(probability):g} in the q that was reported with it, so it "
         "was drawn from another distribution. Report the one it was drawn from, after temperature, "
-        "top-k and top-p; None for a sure guess."
+        "top-k and top-p; None for a token that was certain."
     )
 
 # %% ../nbs/path/03_rejection.ipynb #83cc5660
@@ -125,15 +128,15 @@ def acceptance_probability(
     p: Tensor,  # target distribution, [..., V]
     q: Tensor,  # draft distribution, [..., V]
 ) -> Tensor:    # [...], in [0, 1] up to rounding
-    """α = Σ min(p, q) = 1 - TV(p, q): the chance that a token drawn from q is accepted (Leviathan
-    et al. 2023, corollary 3.6)."""
+    """α = Σ min(p, q) = 1 - TV(p, q): how likely `speculative_sampling` accepts a token that was
+    drawn from q (Leviathan et al. 2023, corollary 3.6)."""
     return (p - (p - q).clip(min=0)).sum(-1)
 
 # %% ../nbs/path/03_rejection.ipynb #d3fau1t1
 def default_rule(
     sampling: SamplingParams, # how logits become p
 ) -> VerifyRule:
-    "The rule that judges drafts unless another is given; both are lossless."
+    "The verify rule of the package: greedy matching at temperature 0, else the ratio test."
     return greedy_match if sampling.temperature == 0 else speculative_sampling
 
 # %% ../nbs/lossless/03_rules.ipynb #61b4efa3
@@ -150,16 +153,16 @@ from .errors import to_number, to_scalar
 @promises(lossless="always")
 def sample_and_match(
     p: Tensor,              # target distributions, [n + 1, V]
-    q: Tensor | None,       # not looked at: any draft will do
+    q: Tensor | None,       # not used
     tokens: Sequence[int],  # draft tokens, [n]
-    rng: RandomSource,      # draws one categorical for each token tried, and one for the bonus
+    rng: RandomSource,      # one categorical for each token tried, and one for the bonus token
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
-    """Let the target draw its own token at each place, and accept the draft's while it is the same.
-    Lossless, since every token that comes out is the target's own draw. Accepts Σ p·q, never more
-    than the ratio test."""
+    """Draw a token from p at each position, and accept the draft token if it is the same. Lossless,
+    since every emitted token was drawn from p. It accepts with probability Σ p·q, which is never
+    more than the ratio test's."""
     for i, token in enumerate(tokens):
-        own = rng.categorical(p[i])
-        if own != token: return i, own
+        target_token = rng.categorical(p[i])
+        if target_token != token: return i, target_token
     return len(tokens), rng.categorical(p[len(tokens)])
 
 # %% ../nbs/lossless/03_rules.ipynb #509fa8ea
@@ -172,17 +175,17 @@ def _like(number: float, p) -> Any:
 def distribution_of_token(kept: Tensor, # probability that a token is drafted and accepted, [V]
                  rest: Tensor, # what is drawn from after a rejection: weights, [V]
                 ) -> Tensor: # probabilities, [V]
-    """The law of the token that a rule emits where a draft token is tried: the accepted part, and
-    the rest shared out by its weights."""
+    """The distribution of the token that a rule emits where a draft token is tried: what it
+    accepts, and the remaining probability in proportion to the weights of `rest`."""
     return kept + (1 - kept.sum()) * rest / rest.sum()
 
 # %% ../nbs/lossless/03_rules.ipynb #5cd2696b
 @dataclass(frozen=True)
 class LossyLenience:
     """A lossy verify rule: the ratio test with q multiplied by a lenience l (Leviathan et al. 2023,
-    appendix A.5), and the residual as it is. No token becomes more than 1/l times as likely as it
-    should be; l = 1 is the ratio test. Raises `InputError` for l outside (0, 1]."""
-    l: float # lenience; the smaller, the more is accepted
+    appendix A.5); the residual stays max(p - q, 0). No token becomes more than 1/l times as likely
+    as under p; l = 1 is the ratio test. Raises `InputError` for l outside (0, 1]."""
+    l: float # lenience; a smaller one accepts more
 
     def __post_init__(self):
         check(
@@ -194,7 +197,7 @@ class LossyLenience:
 
     @property
     def lossless(self) -> str:
-        "When its texts follow the target's law; see `promises`."
+        "When it is lossless; see `promises`."
         return "always" if self.l == 1 else "greedy"
 
     def __call__(
@@ -207,7 +210,7 @@ class LossyLenience:
             check(
                 bool(row[token] > 0),
                 f"Draft token {i} (id {token}) has probability 0 in the q that was reported with"
-                " it: report the one it was drawn from, or None for a sure guess.",
+                " it: report the one it was drawn from, or None for a token that was certain.",
             )
             if not rng.bernoulli(min(p[i][token] / (_like(self.l, p) * row[token]), 1)):
                 return i, rng.categorical(residual(p[i], row))
@@ -219,8 +222,8 @@ class LossyLenience:
         return q - (q - p / _like(self.l, p)).clip(min=0)
 
     def distribution(self, p: Tensor, q: Tensor) -> Tensor: # [V]
-        """The law of the token that comes out, for one p and q, `[V]`. Its total variation from p
-        is the acceptance that was gained."""
+        """The distribution of the emitted token for one p and q, `[V]`. Its total variation from p
+        is the acceptance that the lenience gains."""
         return distribution_of_token(self.kept(p, q), residual(p, q))
 
     def __str__(self) -> str: return f"LossyLenience(l={self.l})"
@@ -229,7 +232,7 @@ class LossyLenience:
 def entropy(
     p: Tensor,  # distribution, [V]; fractions become floats, since a logarithm isn't one
 ) -> float:     # nats
-    "-Σ p log p in float64: 0 where one token is certain, log V where all are alike."
+    "-Σ p log p in float64: 0 if one token is certain, log V if all are equally likely."
     weights = p.cpu().double() if isinstance(p, Tensor) else torch.from_numpy(p.astype(float))
     return torch.special.entr(weights).sum().item()
 
@@ -238,9 +241,8 @@ def entropy(
 class LossyTypical:
     """A lossy verify rule: typical acceptance (Cai et al. 2024, "Medusa", section 2.3.1). A draft
     token is accepted if p(token) > min(ε, δ·exp(-H(p))), with H the entropy of p in nats; at the
-    first that is not, the target's own is drawn from p. It is not asked how likely the draft was to
-    say the token. The threshold is computed in float64, for fractions too. Raises `InputError` for
-    ε outside (0, 1) or δ not positive."""
+    first that is not, a token is drawn from p. q plays no part. The threshold is computed in
+    float64, for fractions too. Raises `InputError` for ε outside (0, 1) or δ not positive."""
     epsilon: float # ε: a token likelier than this is always accepted
     delta: float   # δ: so many times exp(-H) is enough; below 1 the likeliest always passes
     lossless = "greedy"  # see `promises`
@@ -261,7 +263,7 @@ class LossyTypical:
         self, p: Tensor, q: Tensor | None, tokens: Sequence[int], rng: RandomSource
     ) -> tuple[int, int]:
         """Accept draft tokens while each is likelier than the threshold, then draw from p; see
-        `VerifyRule`; q is not looked at. Lossy."""
+        `VerifyRule`. q is not used. Lossy."""
         for i, token in enumerate(tokens):
             if not p[i][token] > self.threshold(p[i]): return i, rng.categorical(p[i])
         return len(tokens), rng.categorical(p[len(tokens)])
@@ -273,7 +275,7 @@ class LossyTypical:
         return q * (p > self.threshold(p))
 
     def distribution(self, p: Tensor, q: Tensor) -> Tensor: # [V]
-        "The law of the token that comes out, for one p and q, `[V]`."
+        "The distribution of the emitted token for one p and q, `[V]`."
         return distribution_of_token(self.kept(p, q), p)
 
     def __str__(self) -> str: return f"LossyTypical(epsilon={self.epsilon}, delta={self.delta})"
@@ -288,9 +290,9 @@ def block_weights(
     `block_verification`, and never less than under `speculative_sampling`, where it is the product
     of all min(1, p/q) (Sun et al. 2024, algorithm 2). Raises `InputError` for a token that can't
     have been drawn from q."""
-    weights = [1]
+    weights: list = [1]
     for i, token in enumerate(tokens):
-        q_token = _probability(i, token, p, q)
+        q_token = draft_probability(i, token, p, q)
         weights.append(min(weights[-1] * p[i][token] / q_token, 1))
     return weights
 
@@ -300,8 +302,8 @@ def block_residual(
     q: Tensor,     # what the next draft token was drawn from, [V]
     weight: float, # of the prefix, of `block_weights`
 ) -> Tensor:       # weights, [V]; their sum is how likely exactly this prefix is to stay
-    """max(w p - q, 0): what the target gives after a prefix that the draft does not bring (Sun et
-    al. 2024)."""
+    """max(w p - q, 0), w the weight of the prefix: the probability of the target after it that the
+    draft has not covered (Sun et al. 2024)."""
     return (weight * p - q).clip(min=0)
 
 # %% ../nbs/lossless/12_block.ipynb #c97d146c
@@ -310,13 +312,13 @@ def block_verification(
     p: Tensor,              # target distributions, [n + 1, V], float32 or better
     q: Tensor | None,       # what the tokens were drawn from, [n, V]; None: deltas on them
     tokens: Sequence[int],  # draft tokens, [n]
-    rng: RandomSource,      # draws a bernoulli or two for each length, and one categorical
+    rng: RandomSource,      # one or two bernoullis for each length tried, then one categorical
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
-    """Accept the longest prefix whose coin succeeds, the whole draft first; then draw from what the
-    target has left there. Lossless, and for no draft does it keep fewer tokens, on average, than
-    `speculative_sampling` (Sun et al. 2024, "Block verification accelerates speculative decoding",
-    algorithm 2). The same where a draft has one token, and where all were certain. Raises
-    `InputError` as `speculative_sampling` does."""
+    """Try prefixes of the draft, the longest first, and accept the first one whose bernoulli draw
+    succeeds; then draw from the residual behind it. Lossless, and for every draft it accepts on
+    average at least as many tokens as `speculative_sampling` (Sun et al. 2024, "Block verification
+    accelerates speculative decoding", algorithm 2). For one draft token, and for draft tokens that
+    were all certain, it is `speculative_sampling`. Raises what `speculative_sampling` raises."""
     n = len(tokens)
     if q is None or n < 2: return speculative_sampling(p, q, tokens, rng)
     weights = block_weights(p, q, tokens)
@@ -331,11 +333,11 @@ def block_verification(
             return n, rng.categorical(left if mass > 0 else p[n])
 
 # %% ../nbs/drafters/25_trees.ipynb #a7155eaf
-def walk(tree: "Draft",                     # tokens that were certain, n of them
-         target_token: Callable[[int], int], # the target's own token behind a node; -1: the text
-        ) -> tuple[list[int], int]: # the nodes that were passed, and the token that follows them
-    """Follow the target's own tokens down the tree. Lossless, since each of them is drawn from p
-    (naive sampling: Miao et al. 2023, 4.3)."""
+def walk(tree: "Draft",                     # n draft tokens, which were certain
+         target_token: Callable[[int], int], # the target's token after a node; -1: the sequence
+        ) -> tuple[list[int], int]: # the accepted nodes, from the top, and the token after them
+    """Follow the target's tokens down the tree. Lossless, since each of them is drawn from p (naive
+    sampling: Miao et al. 2023, 4.3)."""
     path: list[int] = []
     while True:
         at = path[-1] if path else -1

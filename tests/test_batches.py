@@ -321,7 +321,7 @@ def test_greedy_texts_of_one_drafter_are_those_of_plain_decoding(kind):
 def test_each_text_has_a_state_of_its_own_once_it_has_begun():
     target, drafter = tiny(context=64), NGramDrafter()
     texts = [Request(target, [1, i], drafter, SamplingParams(), SeededRandom(0), 3, 9) for i in range(3)]
-    begun = [[text.state is not None for text in texts] for _ in speculate_batch(target, texts, 2)]
+    begun = [[text.started for text in texts] for _ in speculate_batch(target, texts, 2)]
     assert begun[-1] == [True] * 3 and begun[1][2] is False
     assert len({id(text.state) for text in texts}) == 3 and all(text.drafter is drafter for text in texts)
     assert [text.state.tokens[:2] for text in texts] == [[1, 0], [1, 1], [1, 2]]

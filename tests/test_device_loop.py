@@ -49,7 +49,6 @@ from specdec.device.loop import (
     walk_on_device,
 )
 from specdec.device.ops import (
-    StateDict,
     StaticCache,
     as_llama,
     block_on_device,
@@ -83,6 +82,7 @@ from specdec.lossless.proof import (
     target_distribution,
 )
 from specdec.lossless.torch_rng import drawn_from, torch_distribution
+from specdec.models.checkpoint import Checkpoint
 from specdec.models.hub import encode, fetch, load_tokenizer
 from specdec.models.llama import Positions
 from specdec.models.loading import load_model
@@ -560,7 +560,7 @@ def test_rounds_that_run_ahead_stay_inside_the_buffers(ahead):
 
 DRAWN = [SamplingParams(0.6), SamplingParams(1.0), SamplingParams(1.0, top_k=5), SamplingParams(0.8, top_p=0.9)]
 
-@pytest.mark.parametrize("transform", DRAWN, ids=str)
+@pytest.mark.parametrize("sampling", DRAWN, ids=str)
 def test_a_target_that_drafts_for_itself_accepts_everything(sampling):
     for seed in range(3):
         rounds = decode(
@@ -899,7 +899,7 @@ SAMPLINGS = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_k=5)
 
 
 @pytest.mark.parametrize("rule", [None, block_verification])
-@pytest.mark.parametrize("transform", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_no_round_asks_for_a_number(sampling, rule):
     for drafter in drafters(tiny(device="meta")).values(): round_on_meta(drafter, sampling, rule=rule)
 
@@ -1083,7 +1083,7 @@ def test_an_outbox_sends_what_was_there():
 def fake(monkeypatch): return FakeCuda().install(monkeypatch)
 
 
-@pytest.mark.parametrize("transform", [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, 5, 0.9)], ids=str)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, 5, 0.9)], ids=str)
 @pytest.mark.parametrize("kind", drafters(tiny()))
 def test_captured_is_step_by_step_with_the_double(fake, kind, sampling, recwarn):
     drafter, given = drafters(tiny())[kind], dict(sampling=sampling, seed=3, K=2, room=12)
@@ -1190,8 +1190,8 @@ def test_fused_layers_are_compiled_once_for_each_number_of_tokens():
 
 
 def test_weights_in_memory_are_checked():
-    with pytest.raises(ModelError, match="no tensor"): StateDict({}, torch.float32, CPU)("model.norm.weight", 4)
-    with pytest.raises(ModelError, match="shape"): StateDict({"a": torch.ones(3)}, torch.float32, CPU)("a", 4)
+    with pytest.raises(ModelError, match="no tensor"): Checkpoint({}, torch.float32, CPU)("model.norm.weight", 4)
+    with pytest.raises(ModelError, match="shape"): Checkpoint({"a": torch.ones(3)}, torch.float32, CPU)("a", 4)
     from transformers import LlamaConfig, LlamaForCausalLM
     for tied in (True, False):
         torch.manual_seed(0)
@@ -1371,7 +1371,7 @@ def test_the_host_waits_once_a_round(ahead, temperature):
 
 @cuda
 @needs_gpu
-@pytest.mark.parametrize("transform", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_no_step_synchronises_by_torchs_own_check(sampling):
     loop = DeviceLoop(on_gpu(), ModelDrafter(on_gpu(noise=.05), 24), sampling, 3, 256, graphs=False)
     with torch.inference_mode():

@@ -90,4 +90,4 @@ def test_colder_than_the_largest_number():
     ids=["zero", "negative", "infinite", "nan", "text", "True"],
 )
 def test_a_temperature_that_cannot_be(factor):
-    with pytest.raises(InputError, match="positive part"): TemperatureScaledDrafter(NGramDrafter(), factor)
+    with pytest.raises(InputError, match="positive and finite"): TemperatureScaledDrafter(NGramDrafter(), factor)

@@ -239,7 +239,7 @@ def test_what_is_wrong_is_told_before_any_work(change, words):
 
 
 def test_a_stream_tells_of_one_text():
-    with pytest.raises(InputError, match="these are several"): Pair(talker()).generate(["a", "b"], stream=print)
+    with pytest.raises(InputError, match="this is a list of prompts"): Pair(talker()).generate(["a", "b"], stream=print)
     with pytest.raises(InputError, match="empty"): Pair(talker()).generate([])
 
 

@@ -15,7 +15,7 @@ from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.loop import _until, speculate
+from specdec.loop import speculate, up_to_end
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import Remembering
 from specdec.models.transformers import TransformersLM
@@ -168,7 +168,7 @@ def test_the_distribution_of_texts_that_end_in_a_draft(kind, exact):
         return tuple(ids_of(rounds))
     expected = {}
     for tokens, weight in plain_distribution(target, PROMPT, WARM, 3).items():
-        ended = tuple(_until(list(tokens), ends))
+        ended = tuple(up_to_end(list(tokens), ends))
         expected[ended] = expected.get(ended, 0) + weight
     assert (distance(exact_distribution(text), expected) < 1e-6) == exact and any(len(ended) < 3 for ended in expected)
 
@@ -386,7 +386,7 @@ def test_a_prompt_that_fills_the_context_is_refused():
 
 
 @pytest.mark.parametrize("tokens, expected", [([5, 6, 7, 8], [5, 6, 7]), ([5, 6], [5, 6]), ([7, 7], [7]), ([], [])])
-def test_tokens_up_to_an_end(tokens, expected): assert _until(tokens, {7}) == expected
+def test_tokens_up_to_an_end(tokens, expected): assert up_to_end(tokens, {7}) == expected
 
 
 def test_end_of_sequence_inside_a_draft():

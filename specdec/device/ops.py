@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/engine/08_device.ipynb #1f06d83a
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.checkpoint import Checkpoint
-from ..errors import ModelError
 from ..cache import KVCache
 from ..models.linear import Plan, hidden_places
 from specdec.verify import (
@@ -25,30 +24,12 @@ from ..sampling import SamplingParams
 from ..models.llama import Llama, Positions, head_size
 
 # %% ../../nbs/engine/08_device.ipynb #fe61ceef
-class StateDict(Checkpoint):
-    "Tensors by name that are in memory already, in the place of a checkpoint's files."
-    def __init__(self, tensors: Mapping[str, Tensor],
-                 dtype: torch.dtype, device: torch.device): # what they are turned into
-        self.dtype, self.device = dtype, device
-        self.pack = False  # weights stay as they are
-        self.files = tensors  # type: ignore[assignment]
-        self.unread = set(tensors)
-
-    def read(self, name: str, into: Tensor) -> Tensor: # `into`, filled
-        "Copy the tensor; raises `ModelError` if there is none of that name and shape."
-        found: Tensor | None = self.files.get(name)  # type: ignore[assignment]
-        if found is None or found.shape != into.shape:
-            shape = list(into.shape)
-            raise ModelError(f"There is no tensor {name!r} of shape {shape} among the weights.")
-        self.unread.discard(name)
-        return into.copy_(found)
-
 def as_llama(model, # a transformers module of the Llama family; on a CPU in float32, elsewhere any
             ) -> Llama:
     "Our decoder with a copy of the weights of a transformers model."
     tensors = model.state_dict()
     if model.config.tie_word_embeddings: tensors.pop("lm_head.weight", None)
-    weights = StateDict(tensors, model.dtype, model.device)
+    weights = Checkpoint(tensors, model.dtype, model.device, pack=False)
     with torch.inference_mode(): return Llama(model.config, weights)
 
 # %% ../../nbs/engine/08_device.ipynb #2fbd4eb3

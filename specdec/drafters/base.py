@@ -19,11 +19,13 @@ from ..verify import VerifyRule
 # %% ../../nbs/drafters/00_base.ipynb #16049153
 @dataclass
 class Draft:
-    """Draft tokens, and the exact distribution each was drawn from. A chain, unless `parents` say
-    which token each follows: then several may stand for one place, and the draft is a tree."""
-    tokens: list[int]                # [n]; a chain holds K at most, a tree K nodes
-    q: Tensor | None = None          # [n, V], after the transform; None: each was certain (a delta)
-    parents: list[int] | None = None # of a tree, [n]: the token each follows; -1: the sequence
+    """Draft tokens, and the exact distribution each was drawn from. They form a chain, unless
+    `parents` says which token each of them follows: then they form a tree."""
+    tokens: list[int]                # [n], n ≤ K
+    # [n, V], after temperature, top-k and top-p; None: each token was certain (q is a delta on it)
+    q: Tensor | None = None
+    # of a tree, [n]: place of the token that each one follows; -1: the sequence's last token
+    parents: list[int] | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -31,7 +33,7 @@ class Draft:
         return self.parents is None or self.parents == list(range(-1, len(self.tokens) - 1))
 
     def depths(self) -> list[int]: # [n]; 1 is right behind the sequence
-        "How many tokens the path to each holds, its own counted."
+        "The length of the path to each token, the token included."
         if self.parents is None: return list(range(1, len(self.tokens) + 1))
         found: list[int] = []
         for parent in self.parents: found.append(1 + (found[parent] if parent >= 0 else 0))
@@ -39,14 +41,14 @@ class Draft:
 
     def child(self, node: int, # -1: the sequence
               token: int) -> int | None:
-        "The place of this token behind that one; None if it isn't there."
+        "The place of `token` among those that follow `node`; None if it is not drafted there."
         parents = range(-1, len(self.tokens) - 1) if self.parents is None else self.parents
         for i, (drafted, parent) in enumerate(zip(self.tokens, parents)):
             if drafted == token and parent == node: return i
         return None
 
     def up_to(self, depth: int) -> "Draft":
-        "Without the tokens that stand deeper."
+        "The draft without the tokens that stand deeper than `depth`."
         kept = [i for i, reached in enumerate(self.depths()) if reached <= depth]
         if len(kept) == len(self.tokens): return self
         q = None if self.q is None else self.q[kept]
@@ -56,57 +58,62 @@ class Draft:
 
 # %% ../../nbs/drafters/00_base.ipynb #0d074829
 class DraftState(Protocol):
-    """What a drafter remembers of one sequence. It knows nothing of verification, and the loop
-    knows nothing of how it drafts."""
+    """What a drafter knows of one sequence, such as a draft model's KV cache. The loop calls
+    `propose`, verifies, and calls `commit` with what joined the sequence."""
     def propose(
         self,
-        K: int,                  # at most so many draft tokens, at least 1
-        sampling: SamplingParams,  # how the target's logits become p; a drafter need not use it
-        rng: RandomSource,       # the caller's random draws
+        K: int,                    # at least 1; of a tree, nodes
+        sampling: SamplingParams,  # logits → p of the target; a drafter may ignore it
+        rng: RandomSource,         # all random draws
     ) -> Draft:
-        "Tokens that may follow the sequence; fewer than K, or none, is fine."
+        "At most K draft tokens; fewer, or none, is fine."
 
     def commit(
         self,
-        tokens: list[int],       # what joined the sequence, [m]
-        features: Tensor | None, # those at the positions before each of them, [m, F]
+        tokens: list[int],       # that joined the sequence, [m]
+        features: Tensor | None, # of the positions before each of them, [m, F]; None without layers
     ) -> None:
-        "The sequence grew."
+        "The sequence grew by these tokens: accepted draft tokens, then one of the target's."
 
 class Drafter(Protocol):
-    """Weights and settings. A drafter never changes while it is used, so any number of sequences
-    can share it."""
-    layers: Sequence[int]   # after which of the target's layers it wants the features; usually none
+    """The weights and settings of a drafting method. It does not change while it is used, so any
+    number of sequences can share it; what belongs to one sequence is in its `DraftState`."""
+    @property
+    def layers(self) -> Sequence[int]:
+        "The target's layers whose hidden states, the features, it reads; () for most drafters."
 
     def start(
         self,
         tokens: list[int],       # a new sequence: prompt and first token, [L]
-        features: Tensor | None, # of all but the last, [L - 1, F]; row i stands before token i + 1
-        limit: int,              # the length that the sequence can grow to, in tokens
+        # of all tokens but the last, [L - 1, F]; row i stands before token i + 1
+        features: Tensor | None,
+        limit: int,              # tokens that the sequence can have in the end
         eos_ids: Set[int] = frozenset(), # the sequence ends after one of these
     ) -> DraftState:
-        """The state of a new sequence. What would stand after its end is never used: a drafter
-        that drafts token after token stops when it has drafted an end, and keeps that one."""
+        """The state of a new sequence. Draft tokens after an end-of-sequence token are never used:
+        a drafter that works token by token may stop once it has drafted one."""
 
 # %% ../../nbs/drafters/00_base.ipynb #a973f480
 @runtime_checkable
 class Informed(Protocol):
-    "A `DraftState` that knows something of its draft tokens before it draws them."
+    "A `DraftState` that knows something of its draft tokens before it proposes them."
     def reach(self, K: int) -> int: # 0…K
-        "How many tokens it would propose, asked for K."
+        "How many tokens it would propose if it were asked for K."
     def evidence(self, i: int) -> Hashable:
-        "Anything that tells promising guesses from others, for guess i of those, from 0 on."
+        """A key for draft token i of those, such as the length of a match: acceptance is counted
+        for each key, to tell promising draft tokens from others."""
 
 @runtime_checkable
 class DraftsTrees(Protocol):
-    "A `Drafter` whose drafts may branch: K is how many nodes a tree may have."
+    "A `Drafter` whose drafts may branch: K is the number of nodes of a tree."
     def max_nodes(self, K: int) -> int: # K or fewer
-        "How many nodes its trees can have, asked for K: the target's cache keeps room for them."
+        "The most nodes of its trees for this K: the target's cache keeps room for them."
 
 # %% ../../nbs/drafters/00_base.ipynb #ff4f4360
 class NoDrafter:
-    "Proposes nothing: every round is one plain step. It remembers nothing, so it is its own state."
-    layers, name = (), "nothing"
+    "Proposes nothing, so that every round is a plain step. It has no state: `start` gives itself."
+    layers: Sequence[int] = ()
+    name = "nothing"
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> "NoDrafter":
         "Nothing to remember."
@@ -119,27 +126,27 @@ class NoDrafter:
 
 # %% ../../nbs/drafters/00_base.ipynb #wrap0002
 class WrapperState:
-    """Passes everything on to the state of another drafter: a base for states that differ from it
-    in one thing. Whichever `propose` a subclass has, q must be what the tokens were drawn from."""
+    """Passes every call on to the state of another drafter: a base class for states that change
+    one thing. In every subclass, the q of a draft must be what its tokens were drawn from."""
     def __init__(self, inner: DraftState): self.inner = inner
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "The inner one's own draft."
+        "What the inner state proposes."
         return self.inner.propose(K, sampling, rng)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The sequence grew."
+        "Tell the inner state."
         self.inner.commit(tokens, features)
 
 class WrapperDrafter:
-    """A drafter around another one: its `wrap` says what differs. `wrap` gets the state that the
-    inner drafter starts with, and gives a `WrapperState` around it."""
+    """A drafter around another one, the inner drafter: a base class. A subclass overrides `wrap`,
+    which gets the inner drafter's new state and returns a `WrapperState` around it."""
     def __init__(self, drafter: Drafter):
         self.drafter, self.layers = drafter, drafter.layers
         if isinstance(drafter, DraftsTrees): self.max_nodes = drafter.max_nodes
 
     def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> DraftState:
-        "The state around that of the inner drafter; as it is, unless a subclass says otherwise."
+        "The wrapped state; here the inner state itself."
         return inner
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
@@ -157,13 +164,13 @@ def check_state(state: DraftState, drafter: Drafter) -> None:
 
 def ask(
     state: DraftState,
-    n: int,               # at most so many draft tokens; at 0 the drafter is not asked
+    n: int,               # draft tokens, at most; 0: an empty draft, without a call
     sampling: SamplingParams,
     rng: RandomSource,
     vocab_size: int,      # the target's V
-    branches: bool = False, # whether the drafter is one of trees
-) -> Draft: # at most n tokens, as plain numbers
-    "The drafter's proposal; raises `ModelError` if it breaks the protocol."
+    branches: bool = False, # whether the drafter may propose trees
+) -> Draft: # its tokens are Python ints
+    "Call `propose` and check what comes back; raises `ModelError` if it breaks the protocol."
     if n == 0: return Draft([])
     draft, name = state.propose(n, sampling, rng), type(state).__name__
     if not (hasattr(draft, "tokens") and hasattr(draft, "q")):
@@ -181,19 +188,19 @@ def ask(
     return _checked_tree(Draft(tokens, draft.q, list(parents)), branches, name)
 
 def _checked_tree(draft: Draft, branches: bool, name: str) -> Draft:
-    "The tree, if its parents stand before their children and all its tokens are certain."
+    "The tree; raises `ModelError` unless parents stand before children and q is None."
     n, parents = len(draft.tokens), draft.parents or []
     grown = len(parents) == n and all(-1 <= parent < i for i, parent in enumerate(parents))
     if not grown: raise ModelError(
-        f"{name} proposed a tree with the parents {draft.parents}: expected {n} places, each "
-        "before its own, or -1 for the sequence.")
+        f"{name} proposed a tree with the parents {draft.parents}: expected {n} numbers, number i "
+        "in -1…i - 1, where -1 is the sequence.")
     if draft.is_chain: return draft
     if not branches: raise ModelError(
-        f"{name} proposed a tree, and its drafter has no `max_nodes(K)` that says how many nodes a "
-        "tree can have: the target's cache needs room for them.")
+        f"{name} proposed a tree, and its drafter has no `max_nodes(K)`, the number of nodes that "
+        "the target's cache must have room for.")
     if draft.q is None: return draft
-    raise ModelError(f"{name} proposed a tree of tokens that were drawn from q: there is no rule "
-                     "for these. Let each be certain (q is None), or draft a chain.")
+    raise ModelError(f"{name} proposed a tree of tokens that were drawn from q: there is no verify "
+                     "rule for these. Make each token certain (q is None), or draft a chain.")
 
 def check_distributions(q: Tensor, expected: tuple[int, int], name: str) -> None: # [n, V]
     "Raise `ModelError` unless q has that shape and its rows are distributions."
@@ -215,15 +222,15 @@ def apply_rule(
     tokens: Sequence[int],  # the draft tokens, [n]
     rng: RandomSource,
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
-    "The rule's verdict as plain numbers; raises `ModelError` if it can't be one."
+    "The verdict of a verify rule as ints; raises `ModelError` if it is none."
     verdict, n, V = verify(p, q, tokens, rng), len(tokens), p.shape[-1]
     try:
         num_accepted, next_token = (to_int(number) for number in verdict)
         if 0 <= num_accepted <= n and 0 <= next_token < V: return num_accepted, next_token
     except (TypeError, ValueError): pass
     raise ModelError(
-        f"The verify rule {getattr(verify, '__name__', verify)} answered {verdict!r}: expected how "
-        f"many of {n} draft tokens are accepted, and the token that follows, out of 0…{V - 1}.")
+        f"The verify rule {getattr(verify, '__name__', verify)} returned {verdict!r}: expected how "
+        f"many of {n} draft tokens are accepted, and the next token, in 0…{V - 1}.")
 
 # %% ../../nbs/drafters/09_colder.ipynb #028a8800
 from collections.abc import Callable
@@ -232,38 +239,38 @@ from dataclasses import replace
 from ..errors import check, to_number
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
-DRAFT_TEMPERATURE = 0.85  # of a `TemperatureScaledDrafter`, in parts of the target's
+DRAFT_TEMPERATURE = 0.85  # of a `TemperatureScaledDrafter`, as a factor on the target's
 
 # %% ../../nbs/drafters/09_colder.ipynb #a7ace732
 class TemperatureScaledDrafter(WrapperDrafter):
-    """A drafter that draws at a lower temperature than the target. A q that was trained to be right
-    on average is too flat to be accepted most often: α = Σ min(p, q) (Leviathan et al. 2023,
-    theorem 3.5) is largest nearer to the median. Nothing changes for greedy text. Raises
-    `InputError` for a factor that isn't positive and finite."""
+    """A drafter that samples at the target's temperature times `factor`. A q that was trained to
+    match p on average is too flat: α = Σ min(p, q) (Leviathan et al. 2023, theorem 3.5) is largest
+    for a q nearer to the median. At temperature 0 it changes nothing. Raises `InputError` for a
+    factor that isn't positive and finite."""
     def __init__(self, drafter: Drafter,
-                 factor: float = DRAFT_TEMPERATURE): # above 0, in parts of the target's temperature
+                 factor: float = DRAFT_TEMPERATURE): # above 0; draft temperature / target's
         check(0 < to_number(factor) < float("inf"),
-              f"The draft's temperature is a positive part of the target's, not {factor!r}.")
+              f"The factor on the draft's temperature must be positive and finite, not {factor!r}.")
         super().__init__(drafter)
         self.factor = to_number(factor)
 
     def scaled(self, sampling: SamplingParams) -> SamplingParams:
-        "What the draft's logits are drawn with: the target's transform at the lower temperature."
+        "The sampling parameters of the draft: the target's with the scaled temperature."
         temperature = min(sampling.temperature, 1e300)  # a whole number may exceed any float
         return replace(sampling, temperature=self.factor * temperature)
 
     def wrap(self, inner: DraftState, tokens: list[int],
              eos_ids: Set[int]) -> "TemperatureScaledState":
-        "The inner state, asked to draw at the lower temperature."
+        "The inner state, called with the scaled temperature."
         return TemperatureScaledState(inner, self.scaled)
 
 # %% ../../nbs/drafters/09_colder.ipynb #90d5c7e6
 class TemperatureScaledState(WrapperState):
-    "The state of a drafter that draws at a lower temperature than the target."
+    "One sequence of a `TemperatureScaledDrafter`."
     def __init__(self, inner: DraftState, scaled: Callable[[SamplingParams], SamplingParams]):
         super().__init__(inner)
         self.scaled = scaled
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "The inner drafter's tokens, and the q that they were drawn from."
+        "The inner drafter's tokens, and the q they were drawn from."
         return self.inner.propose(K, self.scaled(sampling), rng)

@@ -121,7 +121,8 @@ def _prices(c: Cost, verify: float | Sequence[float], n: int) -> list[float]: # 
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #5f1e7a7a
 # α of a SuffixDrafter by length of the match, for a start
-SUFFIX_PRIOR = {1: 0.15, 2: 0.4, 3: 0.6, 4: 0.7, 5: 0.8, 6: 0.85, 7: 0.9, 8: 0.9}
+SUFFIX_PRIOR: Mapping[Hashable, float] = {
+    1: 0.15, 2: 0.4, 3: 0.6, 4: 0.7, 5: 0.8, 6: 0.85, 7: 0.9, 8: 0.9}
 PRIOR = 0.5   # α of any other drafter, for a start
 COST = 0.07   # c of a drafter that computes something; to look something up is free
 VERIFY = 0.02 # what a draft token adds to the target's forward, in plain steps

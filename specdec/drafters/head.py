@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -117,13 +117,13 @@ def head_config(target: CausalLM,                     # sizes are taken from its
     return HeadConfig(decoder, layers, draft_vocab_size, **options)
 
 # %% ../../nbs/drafters/06_head.ipynb #cdeec527
-def vocabulary_maps(tokens: Tensor, # the draft vocabulary: target ids, rising, [D]
-                    V: int,         # the target's vocabulary size
+def vocabulary_maps(tokens: Tensor | None, # the draft vocabulary: target ids, rising, [D]
+                    V: int,                # the target's vocabulary size
                    ) -> tuple[Tensor, Tensor]: # d2t [D], t2d [V]
     """The two maps of the format. d2t: add it to a draft id to get the target's; t2d: whether the
     draft has a token. Raises `InputError` unless the ids are different, rising and below V."""
-    check(tokens is not None,
-          "A draft vocabulary smaller than the target's needs to be told which tokens it has.")
+    if tokens is None: raise InputError(
+        "A draft vocabulary that is smaller than the target's needs `tokens`, the ids in it.")
     tokens = torch.as_tensor(tokens).cpu()
     a_list = not tokens.is_floating_point() and tokens.ndim == 1 and len(tokens) > 0
     rising = a_list and bool((tokens.diff() > 0).all())
@@ -195,7 +195,7 @@ class HeadAttention(nn.Module):
         B, n, _ = x.shape
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (projection(x).view(B, n, -1, self.head_dim) for projection in projections)
-        if self.q_norm is not None: q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_norm is not None and self.k_norm is not None: q, k = self.q_norm(q), self.k_norm(k)
         keys.append(rotate(k, cos, sin).transpose(1, 2))
         values.append(v.transpose(1, 2))
         y = unrolled_attention(rotate(q, cos, sin).transpose(1, 2), keys, values)
@@ -247,7 +247,7 @@ class HeadLayer(nn.Module):
 def fuse_features(features: Tensor,               # [..., F]
                   fc: Callable[[Tensor], Tensor], # [..., F] → [..., hidden]
                   input_norm: nn.Module | None,   # over all of it
-                  fc_norm: Sequence[nn.Module] | None, # over each hidden state in it
+                  fc_norm: nn.ModuleList | None,  # over each hidden state in it
                  ) -> Tensor: # [..., hidden]
     "The target's hidden states, brought to one vector."
     if input_norm is not None: features = input_norm(features)
@@ -261,6 +261,10 @@ class Head(nn.Module):
     """An EAGLE-3 head (Li et al. 2025, section 3) to train and to save; its state dict has the
     names of the `speculators` format. To draft with it, see `HeadDrafter`. Raises `InputError` for
     a draft vocabulary that doesn't fit the config."""
+    d2t: Tensor | None              # see `vocabulary_maps`; None: all V tokens can be drafted
+    t2d: Tensor | None
+    shared_embedding: Tensor | None # [V, hidden], the target's; see `share_embedding`
+
     def __init__(self, config: HeadConfig,
                  # the draft vocabulary: target ids, rising; None: all V
                  tokens: Tensor | None = None):
@@ -285,10 +289,15 @@ class Head(nn.Module):
                   f"tokens, and the config says {config.draft_vocab_size}.")
         self.register_buffer("d2t", d2t)
         self.register_buffer("t2d", t2d)
-        # the target's embedding: neither trained nor saved; see `share_embedding`
+        # neither trained nor saved
         self.register_buffer("shared_embedding", None, persistent=False)
         # no buffer: they must stay in float32 when the head becomes bfloat16
         self.frequencies, self.rope_scale = rope_frequencies(decoder)
+
+    @property
+    def decoder_layers(self) -> list[HeadLayer]:
+        "The head's layers."
+        return cast(list[HeadLayer], list(self.layers))
 
     @property
     def draft_tokens(self) -> Tensor: # target ids, rising, [draft_vocab_size]
@@ -300,8 +309,8 @@ class Head(nn.Module):
         "The embedding of target ids; raises `InputError` if the head has none."
         table = self.shared_embedding
         if self.embed_tokens is not None: table = self.embed_tokens.weight
-        check(table is not None, "This head uses the target's embedding and has not been given it: "
-              "call share_embedding(head, target).")
+        if table is None: raise InputError("This head uses the target's embedding and has not been "
+                                           "given it: call share_embedding(head, target).")
         return F.embedding(ids, table).to(self.fc.weight.dtype)
 
     def fuse(self, features: Tensor) -> Tensor: # [..., F] → [..., hidden]
@@ -326,7 +335,8 @@ class Head(nn.Module):
         x, embeds, result = self.fuse(features[:, :-1]), self.embed(tokens), []
         frequencies = self.frequencies.to(x.device)
         where = positions(frequencies, self.rope_scale, 0, L + steps, 1, x.dtype)
-        memory = [([], []) for _ in self.layers]
+        # keys and values of all steps so far, layer by layer
+        memory: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in self.layers]
         for step in range(steps):
             n = L - 1 - step
             cos, sin = where.cos[step:step + n], where.sin[step:step + n]
@@ -406,7 +416,7 @@ def init_from_target(target: CausalLM,
     size = config.decoder.hidden_size
     head.fc.weight.zero_()[:, -size:].fill_diagonal_(1)
     if decoder_from is not None:
-        for layer in head.layers: copy_layer(target, decoder_from, layer)
+        for layer in head.decoder_layers: copy_layer(target, decoder_from, layer)
     return share_embedding(head.to(dtype), target)
 
 # %% ../../nbs/drafters/06_head.ipynb #15d15bef
@@ -658,7 +668,7 @@ def _fast_attention(module: HeadAttention) -> Attention:
     attention.head_dim, attention.norm = module.head_dim, None
     attention.qkv = _joined(module.q_proj, module.k_proj, module.v_proj)
     attention.out = _joined(module.o_proj)
-    if module.q_norm is not None:
+    if module.q_norm is not None and module.k_norm is not None:
         attention.eps = module.q_norm.eps
         queries = module.q_norm.weight.detach().expand(module.heads, -1)
         keys = module.k_norm.weight.detach().expand(module.kv_heads, -1)
@@ -678,7 +688,7 @@ class _FastLayer:
         self.first = module.hidden_norm is not None
         self.norm_before_residual = module.norm_before_residual
         norms = [module.input_layernorm]
-        if self.first: norms.append(module.hidden_norm)
+        if module.hidden_norm is not None: norms.append(module.hidden_norm)
         self.norms = torch.stack([norm.weight.detach() for norm in norms])  # [2 or 1, hidden]
         self.eps = module.input_layernorm.eps
         self.mlp_norm = module.post_attention_layernorm.weight.detach().clone()
@@ -727,7 +737,7 @@ class FastHead:
         self.fc = _joined(head.fc, pack=True)
         self.input_norm, self.fc_norm = copy.deepcopy(head.input_norm), copy.deepcopy(head.fc_norm)
         self.embed = embed if head.embed_tokens is None else copy.deepcopy(head.embed_tokens)
-        self.layers = [_FastLayer(layer) for layer in head.layers]
+        self.layers = [_FastLayer(layer) for layer in head.decoder_layers]
         self.norm, self.eps = head.norm.weight.detach().clone(), head.norm.eps
         self.lm_head = _joined(head.lm_head)
         self.where = _PositionTable(head)
@@ -787,32 +797,34 @@ def fast_head(head: Head | FastHead, target: CausalLM) -> FastHead:
     return FastHead(head, target_embedding(target))
 
 class HeadReader:
-    "A head's cache of one sequence, and what of the sequence it has yet to read."
+    "A head's cache of one sequence, and the tokens of the sequence that it has not read yet."
     def __init__(self, drafter, # with `head`, a `FastHead`, and `context_length`
-                 tokens: list[int], features: Tensor, limit: int, eos_ids: Set[int]):
+                 tokens: list[int], features: Tensor | None, limit: int, eos_ids: Set[int]):
         self.drafter, self.head, self.eos_ids = drafter, drafter.head, eos_ids
-        self.most = min(limit, drafter.context_length)  # positions that the sequence can get to
+        self.most = min(limit, drafter.context_length)  # positions that the head can read
         self.cache = KVCache(len(self.head.layers), self.most)
-        self.read = 0                     # positions in the cache that have true features
-        self.unread: list[int] = []       # tokens that the head has yet to read,
-        self.features: list[Tensor] = []  # and the features that belong to them
+        self.read = 0                     # positions in the cache read with the target's features
+        self.unread: list[int] = []       # tokens that the head has not read yet,
+        self.features: list[Tensor] = []  # and their features
         self.last: tuple[Tensor, Tensor] | None = None  # logits and state after what was read
         self.commit(tokens[1:], features)
 
-    def commit(self, tokens: list[int], features: Tensor) -> None:
-        """Forget what was drafted: the accepted tokens will be read again, with the target's
-        features in place of the head's own states."""
+    def commit(self, tokens: list[int], features: Tensor | None) -> None:
+        """Forget what was drafted: the next proposal reads the accepted tokens again, with the
+        target's features in place of the head's states."""
+        assert features is not None  # the loop gives those of the drafter's `layers`
         self.cache.rollback(min(self.cache.length, self.read))
         self.unread = self.unread + list(tokens)
         self.features = [*self.features, features]
 
     def catch_up(self) -> tuple[Tensor, Tensor]: # logits and state after the sequence
-        "Read what joined the sequence since the last time, with the target's features."
+        "Read the tokens that joined the sequence since the last call, with their features."
         self.cache.rollback(self.read)
         if self.unread:
             x = self.head.fuse(torch.cat(self.features))
             self.last = self.head.step(self.unread, x, self.cache)
             self.read, self.unread, self.features = self.cache.length, [], []
+        assert self.last is not None  # `start` has given at least one token to read
         return self.last
 
 # %% ../../nbs/drafters/06_head.ipynb #abc48a06
@@ -864,7 +876,7 @@ class HeadDrafter:
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
         self.context_length = head.config.decoder.max_position_embeddings
 
-    def start(self, tokens: list[int], features: Tensor, limit: int,
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> HeadState:
         "An empty cache; the head reads the prompt with the first proposal."
         return self.State(self, tokens, features, limit, eos_ids)

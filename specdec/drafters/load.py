@@ -11,6 +11,7 @@ import re
 import warnings
 from importlib import resources
 from pathlib import Path
+from typing import TypeGuard
 
 from ..errors import InputError, ModelError, check
 from .base import Drafter, NoDrafter
@@ -28,19 +29,19 @@ from ..models.protocol import CausalLM
 from ..registry import SlowerWarning, too_large
 
 # %% ../../nbs/drafters/27_load.ipynb #l0ad0006
-def is_model(thing) -> bool:
+def is_model(thing: object) -> TypeGuard[CausalLM]:
     "Whether it is a `CausalLM`, as far as can be told without running it."
     return all(hasattr(thing, name) for name in ("vocab_size", "context_length"))
 
-def is_drafter(thing) -> bool:
-    "Whether it is a `Drafter`: a thing with all its parts, and not a class of such things."
+def is_drafter(thing: object) -> TypeGuard[Drafter]:
+    "Whether it is a `Drafter`: an object with `layers` and `start`, and not a class."
     return not isinstance(thing, type) and all(
         getattr(thing, name, None) is not None
         for name in ("layers", "start")
     )
 
 def drafter_name(drafter: Drafter) -> str:
-    "What drafts, in words: its own name, or the names of those that it holds."
+    "The name of a drafter, or the names of the drafters inside a wrapper or a hybrid."
     inner = getattr(drafter, "drafter", None)
     if inner is not None: return drafter_name(inner)
     members = [m for m in getattr(drafter, "members", ()) if not isinstance(m, NoDrafter)]
@@ -48,7 +49,7 @@ def drafter_name(drafter: Drafter) -> str:
     return getattr(drafter, "name", type(drafter).__name__)
 
 def named(thing) -> str:
-    "What was given in the place of a model: a name as it is, of other things the kind."
+    "An argument as an error message shows it: strings, classes and None as they are, else the type."
     return (
         repr(thing)
         if thing is None or isinstance(thing, (str, type))
@@ -56,19 +57,18 @@ def named(thing) -> str:
     )
 
 # %% ../../nbs/drafters/27_load.ipynb #l0ad0008
-def model_drafter(target: CausalLM, draft: CausalLM) -> Drafter:
-    """A drafter around a model, which translates where the two vocabularies differ; raises
-    `InputError` if they have nothing in common, or if there is no tokenizer to tell by."""
-    check(
-        is_model(draft),
+def model_drafter(target: CausalLM, draft: object) -> Drafter: # draft: a `CausalLM`
+    """A drafter around a draft model, which translates where the two vocabularies differ. Raises
+    `InputError` for anything that is no model, for vocabularies with no token in common, and where
+    they differ in size and there is no tokenizer to compare them."""
+    if not is_model(draft): raise InputError(
         f"A draft is a model, a drafter or None, not {named(draft)}. To load a model by name, use"
-        " load(name); around a module of transformers, TransformersLM(module).",
-    )
+        " load(name); around a module of transformers, TransformersLM(module).")
     slower = too_large(draft.param_count, target.param_count)
     if slower: warnings.warn(slower, SlowerWarning, stacklevel=3)  # where the pair is made
     tokenizers = [model.tokenizer for model in (target, draft)]
     if vocabulary_difference(*tokenizers): return TokenIntersectionDrafter(target, draft)
-    if None in tokenizers:  # nothing but the sizes to go by
+    if None in tokenizers:  # only the sizes can be compared
         check(
             draft.vocab_size == target.vocab_size,
             f"The draft has {draft.vocab_size} tokens and the target {target.vocab_size}, and one"
@@ -83,9 +83,9 @@ STOP_BELOW = 0.2  # of `HeadDrafter`
 # what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
 def load_drafter(folder: Path,
                  target: CausalLM) -> Drafter:
-    """A trained drafter, which draws a little colder than the target (`TemperatureScaledDrafter`); raises
-    `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another
-    target."""
+    """A trained drafter, which samples at a lower temperature than the target
+    (`TemperatureScaledDrafter`). Raises `InputError` if the folder holds none, `ModelError` if it
+    is damaged or was trained for another target."""
     folder = local_path(folder)
     check(
         (folder / "config.json").is_file(),
@@ -106,13 +106,14 @@ def load_drafter(folder: Path,
     return TemperatureScaledDrafter(ModelDrafter(draft, target.vocab_size))
 
 def shipped(name: str) -> Path: # a folder
-    "A drafter that comes with the package."
+    "The folder of a drafter that the package ships."
     return Path(str(resources.files("specdec") / "data" / name))
 
 # %% ../../nbs/drafters/27_load.ipynb #be57d002
 def best_drafter(target: CausalLM) -> Drafter:
-    """The best that the package has for a target: the head that was trained for its weights, or
-    lookup where that promises more; else lookup, where it promises more than a plain step."""
+    """The package's default for a target: if the package ships a head for its weights, a hybrid of
+    that head and suffix lookup; else suffix lookup. A hybrid drafts nothing in rounds where a plain
+    step promises more."""
     head = shipped("smollm2-head")
     made_for = json.loads((head / "config.json").read_text())["specdec"]["target_digest"]
     if getattr(target, "digest", None) == made_for:

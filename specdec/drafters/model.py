@@ -90,10 +90,6 @@ def narrow_ids(tokens: Tensor,  # the draft vocabulary: target ids, rising, [D]
 class NarrowLM(WrapperLM):
     """A model that knows only some of the target's tokens, behind the target's ids: a `CausalLM`
     whose other logits are minus infinity. Raises `InputError` if it has no place for the others."""
-    context_length: int  # these are the model's own
-    device: torch.device
-    dtype: torch.dtype
-
     def __init__(self, model: CausalLM,  # over the draft's tokens and one for all others
                  tokens: Tensor,         # target ids, rising, [D]
                  vocab_size: int):       # the target's V

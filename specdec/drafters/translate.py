@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, check_logits
-from ..errors import check
+from ..errors import InputError, check
 from .base import Draft
 from ..models.protocol import CausalLM
 
@@ -50,8 +50,9 @@ class Vocabulary:
     "A model's tokens by what they stand for. Raises `InputError` for a model without tokenizer."
     def __init__(self, model: CausalLM):
         tokenizer = model.tokenizer
-        check(tokenizer is not None, "Drafting across vocabularies goes by the text of tokens, and "
-              f"a model ({type(model).__name__}) has no tokenizer: load it with one.")
+        if tokenizer is None: raise InputError(
+            "Drafting across vocabularies compares the text of tokens, and a model "
+            f"({type(model).__name__}) has no tokenizer: load it with one.")
         vocab, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
         letters = byte_letters() if is_byte_level(vocab) else {}
         named = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}

@@ -34,7 +34,8 @@ def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last ro
     def following(path: Ranks, chance: float):
         row = chances[min(len(path), len(chances) - 1)]
         return [(-chance * c, (*path, rank)) for rank, c in enumerate(row)]
-    waiting, chosen = following((), 1.0), []
+    waiting = following((), 1.0)
+    chosen: list[Ranks] = []
     heapq.heapify(waiting)
     while waiting and len(chosen) < n:
         chance, path = heapq.heappop(waiting)
@@ -102,8 +103,8 @@ class TreeState(HeadReader):
     "One sequence, as a head that grows trees has read it."
     drafter: "TreeDrafter"
 
-    def __init__(self, drafter: "TreeDrafter", tokens: list[int], features: Tensor, limit: int,
-                 eos_ids: Set[int]):
+    def __init__(self, drafter: "TreeDrafter", tokens: list[int], features: Tensor | None,
+                 limit: int, eos_ids: Set[int]):
         super().__init__(drafter, tokens, features, limit, eos_ids)
         # behind the sequence the cache has room for a tree
         self.cache = KVCache(len(self.head.layers), self.most + drafter.rows)
@@ -128,7 +129,8 @@ class TreeState(HeadReader):
         levels = min(self.drafter.depth, K, self.most - self.read - len(self.unread) + 1)
         if levels < 1: return Draft([])
         row, state = self.catch_up()
-        logits, level, read = row[None], [-1], []
+        logits, level = row[None], [-1]
+        read: list[int] = []
         growing = GrowingTree(width, K, set(shape[:K]) if shape else None)
         for depth in range(levels):
             check_logits(logits, f"The head, {depth + 1} tokens after the text")
@@ -168,7 +170,7 @@ class TreeDrafter:
             self.width = 1 + max(rank for path in self.shape for rank in path)
             self.depth = max(map(len, self.shape))
 
-    def start(self, tokens: list[int], features: Tensor, limit: int,
+    def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> TreeState:
         "An empty cache, with room for a tree; the head reads the prompt with the first proposal."
         return TreeState(self, tokens, features, limit, eos_ids)

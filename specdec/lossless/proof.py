@@ -29,9 +29,9 @@ from ..errors import check, require_int
 from ..loop import Request
 from .enumerate import Enumerator, exact_distribution
 from ..models.protocol import CausalLM
-from ..verify import VerifyRule, _probability, delta, residual
+from ..verify import VerifyRule, delta, draft_probability, residual
 from ..result import Round
-from ..models.llama import Llama, Positions
+from ..models.llama import Llama, TokenPositions
 
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
 Text = tuple[int, ...]               # token ids; the prompt is not part of it
@@ -481,7 +481,7 @@ class ExactDecoder(Llama):
         self.caches.append(super().new_cache(capacity))
         return self.caches[-1]
 
-    def compute(self, ids: Tensor, where: Positions, cache, last: int | None = None,
+    def compute(self, ids: Tensor, where: TokenPositions, cache, last: int | None = None,
                 layers: Sequence[int] = ()) -> Tensor: # [1, last or T, V]
         "Attention, and the rows after what it saw."
         check(not layers, "An exact decoder's layer can't be shown: use a drafter that doesn't ask")
@@ -629,7 +629,7 @@ def recursive_rejection(
     "SpecInfer"). With one candidate this is `speculative_sampling`. Raises
     `InputError` for a candidate that can't have been drawn from its q."""
     for i, token in enumerate(tokens):
-        q_token = _probability(i, token, p, q)
+        q_token = draft_probability(i, token, p, q)
         if rng.bernoulli(min(p[token] / q_token, 1)): return i, token
         p = residual(p, delta(p, token) if q is None else q[i])
         p = p / p.sum()

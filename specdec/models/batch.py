@@ -8,14 +8,14 @@ __all__ = []
 # %% ../../nbs/engine/18_batches.ipynb #7169f0e1
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import check
-from ..cache import _Buffers, KVCache
+from ..cache import KVCache, LayerBuffers
 from specdec.models.linear import (
     FEW, VECTOR, hidden_places, invariant_answer, invariant_fold, invariant_unfold,
 )
@@ -24,7 +24,7 @@ from .llama import Llama, Positions, head_size, rotation
 if TYPE_CHECKING: from specdec.drafters.base import Draft
 
 # %% ../../nbs/engine/18_batches.ipynb #d7a17e1f
-class BatchCache(_Buffers):
+class BatchCache(LayerBuffers):
     """Keys and values of several texts, each of its own length, in shared buffers. The texts lie in
     the first places, without a gap. Raises `CacheFullError` if there is no memory."""
     def __init__(self, model: Llama,
@@ -62,8 +62,8 @@ class BatchCache(_Buffers):
         self.lay(last, place)
 
 # %% ../../nbs/engine/18_batches.ipynb #a13cda31
-class _Rows(Positions):
-    "The new tokens of a cache's texts, in one row: where they stand, and what they see."
+class _Rows:
+    "New tokens of a batch, side by side in one row: where they stand in their sequences."
     def __init__(self, model: Llama, cache: BatchCache,
                  sizes: Sequence[int]): # new tokens of each text, in the order of the cache
         self.model, self.cache, self.sizes, device = model, cache, sizes, model.device
@@ -74,8 +74,7 @@ class _Rows(Positions):
         at = [position for places in self.places for position in places]
         self.text = torch.tensor(which, device=device) # of each token: which text it is in, [R]
         self.at = torch.tensor(at, device=device)      # and its position there, [R]
-        turned = rotation(model.frequencies, model.rope_scale, self.at, model.dtype)
-        super().__init__(*turned, None, 1)
+        self.cos, self.sin = rotation(model.frequencies, model.rope_scale, self.at, model.dtype)
 
     def append(self, layer: int,
                keys: Tensor, values: Tensor, # of the new tokens, [1, kv_heads, R, head_dim]
@@ -154,15 +153,15 @@ def read_batch(target: Llama,
               ) -> list[tuple[Tensor, Tensor | None]]: # of each: logits [n, V]; [n, F] or None
     "One forward over the new tokens of all sequences, as many of each as it has."
     sizes = [len(tokens) for tokens in new]
-    kind: type[_Rows] = _RaggedBatch if target.batch_invariant else _PaddedBatch
-    rows = kind(target, cache, sizes)
+    kind = _RaggedBatch if target.batch_invariant else _PaddedBatch
+    rows: _RaggedBatch | _PaddedBatch = kind(target, cache, sizes)
     ids = torch.tensor([[token for tokens in new for token in tokens]], device=target.device)
     wanted = layers or [()] * len(sizes)
     every = tuple(dict.fromkeys(layer for each in wanted for layer in each))
-    output = target.compute(ids, rows, rows, None, every)  # type: ignore[arg-type]
+    output = target.compute(ids, rows, rows, None, every)
     logits, states = output if every else (output, None)
     for sequence, end in zip(cache.texts, rows.ends): sequence.length = end
-    if states is None: return [(own, None) for own in logits[0].split(sizes)]
+    if states is None: return [(part, None) for part in logits[0].split(sizes)]
     of_layer = dict(zip(every, states[0].chunk(len(every), -1)))
     # of each layer, the rows of each sequence
     split = {layer: state.split(sizes) for layer, state in of_layer.items()}
@@ -196,8 +195,8 @@ def places(model, # has `frequencies`, `rope_scale`, `groups` and `dtype`: a dec
     return Positions(cos.to(model.dtype), sin.to(model.dtype), *plan)
 
 # %% ../../nbs/drafters/25_trees.ipynb #48fc43e3
-def reads_trees(target) -> bool:
-    "Whether its forward can be told which token sees which: our own decoder's, over all it read."
+def reads_trees(target: object) -> TypeGuard[Llama]:
+    "Whether it can read a tree of draft tokens: a `Llama` without a sliding window can."
     return isinstance(target, Llama) and target.window is None
 
 @torch.inference_mode()

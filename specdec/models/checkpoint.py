@@ -9,7 +9,7 @@ __all__ = ['Checkpoint']
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -89,11 +89,10 @@ def finer_numbers(folder: Path,
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #783deed5
 class Checkpoint:
-    """Tensors of a folder of safetensors by name, one at a time, so that reading never doubles the
-    memory. Raises `ModelError` for a file that isn't whole."""
-    int4 = False # whether matrices are kept in four bits
-
-    def __init__(self, folder: Path,
+    """Tensors by name, read one at a time from a folder of safetensors, so that reading never
+    doubles the memory; or tensors that are in memory already. Raises `ModelError` for a damaged
+    file."""
+    def __init__(self, source: Path | Mapping[str, Tensor], # a folder, or the tensors
                  # what the tensors are turned into; int4: matrices only, the rest as by "auto"
                  dtype: torch.dtype, device: torch.device,
                  pack: bool = True, # whether `Linear` packs them, where that is faster
@@ -101,22 +100,30 @@ class Checkpoint:
         self.int4 = dtype == INT4
         self.dtype, self.device = pick_dtype("auto", device) if self.int4 else dtype, device
         self.pack = pack and (has_layouts(device, dtype) or is_batch_invariant(device, dtype))
-        self.files = _files_of(folder)  # tensor → the file that holds it
-        self.unread = set(self.files)
-        self.kinds, self.blocks = _grid_of(folder) if self.int4 else ({}, {})
+        self.tensors: Mapping[str, Tensor] = {}  # in memory
+        self.files: dict[str, Path] = {}         # tensor → the file that holds it
+        self.kinds: dict[str, str] = {}          # see `_grid_of`
+        self.blocks: dict[str, Tensor] = {}
+        if isinstance(source, Mapping): self.tensors = source
+        else:
+            self.files = _files_of(source)
+            if self.int4: self.kinds, self.blocks = _grid_of(source)
+        self.unread = {*self.files, *self.tensors}
 
-    def __contains__(self, name: str) -> bool: return name in self.files
+    def __contains__(self, name: str) -> bool: return name in self.files or name in self.tensors
 
     def read(self, name: str,  # such as "model.norm.weight"
              into: Tensor,     # filled; its shape is what the config asks for
             ) -> Tensor: # `into`
         """Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another
         shape, or quantised."""
-        if name not in self.files:
+        if name not in self:
             raise ModelError(f"The checkpoint has no tensor {name!r}, so it isn't of the "
                              "architecture its config.json names.")
         self.unread.discard(name)
-        with safe_open(self.files[name], "pt") as file: stored = file.get_tensor(name)
+        if name in self.tensors: stored = self.tensors[name]
+        else:
+            with safe_open(self.files[name], "pt") as file: stored = file.get_tensor(name)
         _check_stored(name, stored, into)
         return into.copy_(stored)
 

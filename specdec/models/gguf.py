@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -97,8 +98,8 @@ def cuts() -> dict: # name → a pre-tokenizer of `tokenizers`
 def cut_of(tokenizer) -> str: # a transformers tokenizer
     "What llama.cpp calls the way it cuts words; raises `ModelError` for one that we don't know."
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    cut = backend and backend.pre_tokenizer
-    if cut and json.loads(backend.to_str())["model"]["type"] == "BPE":
+    cut = backend.pre_tokenizer if backend else None
+    if backend and cut and json.loads(backend.to_str())["model"]["type"] == "BPE":
         pieces = cut.pre_tokenize_str(_TELLING)
         for name, known in cuts().items():
             if known.pre_tokenize_str(_TELLING) == pieces: return name
@@ -182,7 +183,10 @@ class Plan:
         for entry in self.entries:
             dtype = self.kept_as(entry)
             nbytes = dtype.itemsize * torch.Size(entry.shape).numel()
-            writer.add_tensor_info(entry.name, entry.shape, None, nbytes, kinds[dtype])
+            # the last argument says the type; the third one, NumPy's, has no bfloat16
+            writer.add_tensor_info(entry.name, entry.shape,
+                                   None,  # type: ignore[arg-type]
+                                   nbytes, kinds[dtype])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -204,7 +208,7 @@ def planned(path: Path,  # whole or not at all
         finally:
             with suppress(Exception): plan.writer.close()
 
-def gguf_path(path: Path) -> Path:
+def gguf_path(path: str | Path) -> Path:
     "The path, if a file can be written there; raises `InputError`."
     path = local_path(path)
     check(path.suffix.lower() == ".gguf" and path.parent.is_dir(),
@@ -332,7 +336,7 @@ def add_head(plan: Plan, head: Head) -> None:
         rows = _ROWS.get(name.split(".")[-2])
         if rows: tensor = paired(tensor, getattr(config.decoder, rows))
         plan.add(f"{_HEAD_NAMES[name.removesuffix('.weight')]}.weight", tensor.shape,
-                 lambda tensor=tensor: tensor)
+                 partial(torch.Tensor.detach, tensor))
     if config.draft_vocab_size < config.decoder.vocab_size:
         plan.add("d2t", (config.draft_vocab_size,), lambda: head.draft_tokens)
 

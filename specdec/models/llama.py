@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -69,9 +70,24 @@ def rotate(x: Tensor,   # [B, T, heads, head_dim]
     return x * cos + x.roll(dim // 2, -1) * sin
 
 # %% ../../nbs/engine/04_transformer.ipynb #edfb83d5
+class TokenPositions(Protocol):
+    "Where the new tokens of one forward stand, and how they attend to what is cached."
+    cos: Tensor  # [T, 1, rotary_dim]
+    sin: Tensor  # [T, 1, rotary_dim]
+
+    def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
+               k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
+               windowed: bool) -> Tensor:  # [B, heads, T, head_dim]
+        "A layer's attention; `windowed`: whether the layer has a sliding window."
+
+class LayerCache(Protocol):
+    "Where layers keep keys and values, such as a `KVCache`."
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        "Write those of the new tokens; returns all that the layer holds."
+
 @dataclass
 class Positions:
-    "Where the new tokens of one forward stand, and what layers let them see."
+    "`TokenPositions` of T tokens of one sequence."
     cos: Tensor         # [T, 1, rotary_dim]
     sin: Tensor         # [T, 1, rotary_dim]
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
@@ -139,8 +155,8 @@ class Attention:
             self.norm = torch.cat((q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)))
 
     def __call__(self, x: Tensor,        # [B, T, hidden]
-                 where: Positions,       # of the T tokens
-                 cache: KVCache, i: int, # where layer i's keys and values are kept
+                 where: TokenPositions,     # of the T tokens
+                 cache: LayerCache, i: int, # where layer i's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
         B, T, _ = x.shape
         both = self.heads + self.kv_heads
@@ -178,8 +194,8 @@ class Layer:
         self.eps = config.rms_norm_eps
 
     def __call__(self, x: Tensor,        # [B, T, hidden]
-                 where: Positions,       # of the T tokens
-                 cache: KVCache, i: int, # where this layer's keys and values are kept
+                 where: TokenPositions,     # of the T tokens
+                 cache: LayerCache, i: int, # where this layer's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
         x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), where, cache, i)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
@@ -233,8 +249,11 @@ class FourBits:
     share: float   # of their weights, 0…1
     step_mb: float # MB (10⁶ bytes) of weights that a step reads
 
-class _Decoder(CausalLM):
-    "What a decoder consists of, and its arithmetic."
+# %% ../../nbs/engine/04_transformer.ipynb #61a87d98
+class Llama(CausalLM):
+    """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
+    needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
+    the weights don't fit the config."""
     def __init__(self, config,        # a transformers config that `is_native` accepts
                  tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
@@ -261,7 +280,7 @@ class _Decoder(CausalLM):
         "How many numbers it has learned."
         return sum(weight_counts(self.config, len(self.layers)))
 
-    def four_bits(self) -> "FourBits":
+    def four_bits(self) -> FourBits:
         "Which of its matrices are in four bits."
         matrices = [self.head]
         for layer in self.layers:
@@ -279,8 +298,8 @@ class _Decoder(CausalLM):
         parts = [self.embed, self.head, self.norm, *self.layers]
         return sum(tensor.nbytes for tensor in held_tensors(parts).values()) / 1e6
 
-    def compute(self, ids: Tensor, where: Positions, cache: KVCache, last: int | None = None,
-                layers: Sequence[int] = ()):
+    def compute(self, ids: Tensor, where: TokenPositions, cache: LayerCache,
+                last: int | None = None, layers: Sequence[int] = ()):
         """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where`
         and the cache."""
         x = self.embed(ids)
@@ -292,11 +311,6 @@ class _Decoder(CausalLM):
         logits = self.head(x[:, -last:] if last else x)
         return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
 
-# %% ../../nbs/engine/04_transformer.ipynb #61a87d98
-class Llama(_Decoder):
-    """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
-    needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
-    the weights don't fit the config."""
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
         return KVCache(len(self.layers), capacity, VECTOR if self.batch_invariant else 1)

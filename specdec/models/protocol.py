@@ -93,8 +93,13 @@ class CausalLM(Protocol):
 
 # %% ../../nbs/engine/03_protocol.ipynb #wr4p0002
 class WrapperLM(CausalLM):
-    """Passes everything on to another model: a base for those that do something with its
-    logits."""
+    """Passes every call on to another model: a base class for models that change its logits or
+    look at them."""
+    vocab_size: int  # these four are the model's
+    context_length: int
+    device: torch.device
+    dtype: torch.dtype
+
     def __init__(self, model: CausalLM):
         self.model = model
         for name in CausalLM.__annotations__:
@@ -111,12 +116,12 @@ class WrapperLM(CausalLM):
         return self.model.memory_footprint_mb
 
     def new_cache(self, capacity: int) -> KVCache:
-        "The model's own."
+        "A cache for the inner model."
         return self.model.new_cache(capacity)
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
-        "The model's own; see `CausalLM`."
+        "The inner model's output; see `CausalLM`."
         return self.model.forward(ids, cache, last=last, layers=layers)
 
 # %% ../../nbs/engine/03_protocol.ipynb #2ff1d9e0
