@@ -43,12 +43,16 @@ def chat_of(messages: object) -> list[dict]:
             raise ValueError('has a message without a text "role" and a text "content"')
     return messages
 
-def prompt_of(line: str) -> Asked:
-    "What a line of JSON asks; raises `ValueError` that says what is wrong with it."
+def object_of(line: str) -> dict:
+    "The JSON object in a line; raises `ValueError` that says what is wrong with it."
     try: found = parse_json(line)
     except InputError as error: raise ValueError("isn't JSON") from error
     if isinstance(found, list): raise ValueError("is a JSON array, and no object")
     if not isinstance(found, dict): raise ValueError("is no JSON object")
+    return found
+
+def prompt_of(found: dict) -> Asked: # of `object_of`
+    "The prompt of a line; raises `ValueError` that says what is wrong with it."
     if "messages" not in found: asked: Asked = text_of(found)
     elif {"prompt", "text"} & found.keys(): raise ValueError("has messages and a text besides")
     else: asked = chat_of(found["messages"])
@@ -90,7 +94,7 @@ def read_prompts(file: Path,
     for n, line in lines:
         try:
             if as_text and is_json(line): raise ValueError("is JSON, and the first one is text")
-            found.append(line if as_text else prompt_of(line))
+            found.append(line if as_text else prompt_of(object_of(line)))
         except ValueError as error:
             raise InputError(f"Line {n} of {file} {error}: {FORM}, or text in all of them, not "
                              f"{line[:60]!r}.") from error

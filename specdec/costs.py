@@ -33,8 +33,7 @@ from .drafters.head import HeadDrafter
 from .drafters.tree import TreeDrafter
 from .errors import InputError, ModelError, check, to_number
 from .loop import speculate
-from .files import locked, say
-from .files import written_together
+from .files import locked, parse_json, say, written_together
 from .models.hub import cache_home
 from .profiling import PhaseTimer
 from .models.protocol import CausalLM
@@ -135,7 +134,7 @@ class Costs:
 
     def as_dict(self) -> dict:
         "For JSON, which has lists only."
-        return json.loads(json.dumps(asdict(self)))
+        return parse_json(json.dumps(asdict(self)))
 
     def __post_init__(self):
         each = [cost for both in self.c for cost in both]
@@ -294,7 +293,7 @@ def subject_of(target: CausalLM, drafters: Sequence[Drafter], batch_size: int = 
     subject = {"device": str(target.device), **machine(), "target": about_model(target),
                "drafters": [about_drafter(drafter) for drafter in drafters],
                "batch_size": batch_size}
-    return json.loads(json.dumps(subject))
+    return parse_json(json.dumps(subject))
 
 def costs_file(subject: dict) -> Path:
     "Where costs are kept: one file for each pair, dtype, device, threads and batch."

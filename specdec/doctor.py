@@ -309,7 +309,7 @@ def costs_line(facts: dict) -> str:
 def calibrate_default() -> None:
     "Measure what drafting costs with the default pair on this machine, and keep it."
     from specdec.pair import load_pair
-    load_pair("smollm2").calibrate()  # type: ignore[attr-defined]
+    load_pair("smollm2").calibrate()
 
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
 PROMPT, TOKENS, K = [1, 2, 3, 1, 2], 48, 3
@@ -350,21 +350,21 @@ def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
         result = Pair(target, drafter).generate(PROMPT, K=K, max_new_tokens=TOKENS, loop=loop,
                                                 ignore_eos=True)
     said = (str(warning.message) for warning in warned)
-    why = next((words for words in said if "can't be recorded" in words), "")
+    why = next((words for words in said if "can't be captured" in words), "")
     return result.generated_ids, result.loop, why
 
 # %% ../nbs/use/10_doctor.ipynb #d2f04ab9
 def distribution_error(kind: str) -> str: # distance from the target's law, a fraction
     "How far the law of the loop is from the target's, with drafts by lookup or by a model."
+    from specdec.drafters.base import Drafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
     from specdec.lossless.proof import ExactModel, Language, loop_error
     from specdec.loop import speculate
     V = 2  # tokens, and as many drafts a round
     p, q = (Language(V, f"{name}2", halves=True) for name in "pq")
-    model: Any = ExactModel
-    def drafter() -> object:
-        return NGramDrafter() if kind == "lookup" else ModelDrafter(model(q, V), V)
+    def drafter() -> Drafter:
+        return NGramDrafter() if kind == "lookup" else ModelDrafter(ExactModel(q, V), V)
     return str(loop_error(speculate, drafter, p, 2, V, kind).error)
 
 # %% ../nbs/use/10_doctor.ipynb #ee2a061b

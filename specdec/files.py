@@ -25,7 +25,6 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from .errors import InputError, ModelError, check
-from .result import finite_float
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11
@@ -103,6 +102,11 @@ LEVELS = 200    # of lists and objects in each other
 LARGEST_CONFIG = 100_000 # bytes of a configuration; ours have some hundred
 VALUES = 10_000 # keys and values of a configuration; those of an alias count wherever it stands
 Lines = dict[tuple[str, ...], int] # path of keys → line
+
+def finite_float(number: str) -> float:
+    "The float a JSON number stands for; raises `ValueError` for NaN, Infinity and what overflows."
+    if not abs(float(number)) < float("inf"): raise ValueError(f"{number} is not a finite number")
+    return float(number)
 
 def parse_json(text: str | bytes,
                what: str = "This",        # begins the message, such as the file's name
@@ -276,15 +280,17 @@ def locked(path: Path,        # the file or folder that is made; links are follo
            wait: bool = True, # False: raise `InputError` if another process has it
           ) -> Iterator[None]:
     """One process at a time makes this file or folder; others wait, and say so. Raises `ModelError`
-    (where nothing is waited for, `InputError`) if its folder can't be written."""
+    if its folder can't be made or written; without waiting, `InputError`, also for a folder that
+    isn't there."""
     path = Path(os.path.realpath(path))  # one file has one lock, by any of its names
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         if wait: path.parent.mkdir(parents=True, exist_ok=True)
+        elif not path.parent.is_dir(): raise OSError(f"there is no folder {path.parent}")
         try: lock.acquire(timeout=0)
         except Timeout:
             if not wait: raise InputError(f"Another run is writing to {path}: wait until it has "
-                                          "ended, or give another file.") from None
+                                          "ended, or give another place.") from None
             say(f"Another process is preparing {path.name}: waiting for it.")
             lock.acquire()
     except OSError as error:

@@ -16,6 +16,7 @@ from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from .profiling import PhaseTimer
 from .result import Round
 from .drafters.choose import adaptive
 from .drafters.choose import HybridState
-from .drafters.base import Draft, Drafter, NoDrafter
+from .drafters.base import Draft, Drafter, DraftState, NoDrafter, WrapperState
 from .models.loading import fits_plain, load
 from .models.hub import TextStream, encode, prompts
 from .pair import Pair, load_pair
@@ -174,9 +175,11 @@ class LiveDrafter:
               eos_ids: Set[int] = frozenset()) -> "LiveDrafter":
         "A state of the drafter under its controller, and within that the drafter's own."
         state = self.controlled.start(tokens, features, limit, eos_ids)
-        self.with_controller = self.alone = state
+        self.with_controller: DraftState = state
+        self.alone: DraftState = state
         if self.controlled is not self.drafter:
-            self.alone = state.states[0] if isinstance(state, HybridState) else state.inner
+            if isinstance(state, HybridState): self.alone = state.states[0]
+            elif isinstance(state, WrapperState): self.alone = state.inner
         self.commit = state.commit
         return self
 
@@ -184,7 +187,20 @@ class LiveDrafter:
         "At most as many tokens as the slider says, or as many as pay."
         now = self.settings()
         if now.K == "adaptive": return self.with_controller.propose(K, now.sampling, rng)
-        return self.alone.propose(min(K, now.K), now.sampling, rng)
+        return self.alone.propose(min(K, int(now.K)), now.sampling, rng)
+
+class LiveSampling:
+    "The sampling parameters of the round at hand. It keeps the last p, to be shown."
+    def __init__(self, settings: Callable[[], Settings]): # of the round at hand
+        self.settings = settings
+
+    @property
+    def temperature(self) -> float: return self.settings().temperature
+
+    def probs(self, logits: Tensor) -> Tensor: # [n, V] → [n, V]
+        "The distributions to sample from."
+        self.p = self.settings().sampling.probs(logits)
+        return self.p
 
 # %% ../nbs/use/06_panel.ipynb #ee47d5a8
 @dataclass(frozen=True)
@@ -217,8 +233,10 @@ class Session:
         self.since = 1                        # the first round under the current settings
         self.rng, self.timer = RecordingRandom(seed), PhaseTimer(target.device)
         self.tokenizer, self.stream = tokenizer, TextStream(tokenizer)
+        self.sampling = LiveSampling(lambda: self.current)
         self.loop = speculate(
-            target, LiveDrafter(drafter, lambda: self.current), self.prompt, self.sampling,
+            target, LiveDrafter(drafter, lambda: self.current), self.prompt,
+            cast(SamplingParams, self.sampling),
             self.rng, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer,
         )
 
@@ -231,11 +249,6 @@ class Session:
     def recent(self) -> list[Round]:
         "The rounds under the current settings, without the prompt's."
         return self.rounds[self.since:]
-
-    def sampling(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
-        "Logits to p, under the settings of this round."
-        self.p = self.current.sampling.probs(logits)
-        return self.p
 
     def verify(self, p, q, tokens, rng) -> tuple[int, int]:
         "The package's default rule; its arguments, draws and answer are noted."
@@ -255,7 +268,7 @@ class Session:
         if done is None: return False
         if not self.rounds:  # drawn from the prompt's last row, and no rule was asked
             drawn = self.rng.drawn[-1:] if self.current.temperature else []
-            self.seen = self.p[-1:], None, [], 0, done.emitted[0], drawn
+            self.seen = self.sampling.p[-1:], None, [], 0, done.emitted[0], drawn
         positions = look_at_round(*self.seen)
         # a text that ended inside its draft has nothing after its end
         if len(done.emitted) <= done.accepted: positions = positions[:len(done.emitted)]
@@ -778,9 +791,11 @@ class Engine:
             return self.session
         self.load(recipe.drafter)
         pair, prompt = self.pair, [{"role": "user", "content": recipe.prompt}]
-        ids = encode(pair.tokenizer, prompt if pair.tokenizer.chat_template else recipe.prompt)
-        target, drafter = pair.target, pair.drafter
-        if recipe.drafter == PLAIN: target, drafter = self.plain_target, NoDrafter()
+        has_chats = pair.tokenizer is not None and pair.tokenizer.chat_template
+        ids = encode(pair.tokenizer, prompt if has_chats else recipe.prompt)
+        is_plain = recipe.drafter == PLAIN
+        target = self.plain_target if is_plain else pair.target
+        drafter: Drafter = NoDrafter() if is_plain else pair.drafter
         self.session = Session(
             target, drafter, pair.tokenizer, ids, settings, recipe.seed, recipe.max_new_tokens,
             pair.eos_ids,

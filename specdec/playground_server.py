@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from .errors import InputError, ModelError, check
@@ -71,7 +72,7 @@ def visitor_kernels() -> type:
             self.left: dict[str, float] = {}     # when the last page went, by kernel
             self.door = asyncio.Lock()           # one at a time, so that the count is right
 
-        async def start_kernel(self, **options) -> str:
+        async def start_kernel(self, **options) -> str: # type: ignore[override] # it's untyped
             "One more, if there is room; kernels whose page is gone make room at once."
             async with self.door:
                 if len(self) >= KERNELS: await self.end(*self.left)
@@ -124,7 +125,7 @@ def refused(request, # tornado's
     given = request.query_arguments.get("token", [b""])[-1]
     return request.path == "/" and not hmac.compare_digest(given, token.encode())
 
-def guarded_server(token: str) -> type:
+def guarded_server(token: str) -> Any:
     "The class of Voilà's server that turns requests away, in Voilà's process."
     from tornado.routing import Matcher, Rule
     from tornado.web import RequestHandler
@@ -240,7 +241,7 @@ def serve_playground(port: int | None = None, # None: a free one
             name = socket.gethostname() if host == "0.0.0.0" else host
             yield f"http://{name}:{port}/?token={token}"
         finally:
-            server.stdin.close()
+            if server.stdin: server.stdin.close()
             try: server.wait(20)
             except subprocess.TimeoutExpired: server.kill()
 

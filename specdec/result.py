@@ -17,6 +17,7 @@ from typing import get_args, get_origin, get_type_hints
 import numpy as np
 
 from .errors import InputError, check
+from .files import parse_json
 
 # %% ../nbs/engine/01_result.ipynb #8796925e
 @dataclass
@@ -270,11 +271,6 @@ def statuses_html(result: GenerationResult) -> str: # an HTML fragment
             f'<div style="margin-top:.6em"><small>{key} · {escape(result.summary())}</small></div>')
 
 # %% ../nbs/engine/01_result.ipynb #6327f15f
-def finite_float(number: str) -> float:
-    "The float a JSON number stands for; raises `ValueError` for NaN, Infinity and what overflows."
-    if not abs(float(number)) < float("inf"): raise ValueError(f"{number} is not a finite number")
-    return float(number)
-
 @lru_cache
 def _parts(kind) -> tuple: # asked again for each value of each round
     "What kind of container an annotation means, and of what."
@@ -329,9 +325,8 @@ def result_from_json(line: str, # what `to_json` wrote
                     ) -> GenerationResult:
     "The result back from its JSON line; raises `InputError` if it is damaged or something else."
     try:
-        data = json.loads(line, parse_constant=finite_float, parse_float=finite_float)
-        return result_from_data(data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return result_from_data(parse_json(line, "it", allow_nan=False))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"Not a GenerationResult ({type(error).__name__}: {error}). Expected the JSON line "
             f"that to_json() wrote; this one starts with {str(line)[:60]!r}.") from error

@@ -143,14 +143,13 @@ def test_ids_and_characters_are_kept(tmp_path):
 BAD = {
     "no JSON": ("Why?", "isn't JSON"),
     "deep JSON": ("[" * 100_000, "isn't JSON"),
-    "a list": ('["Why?"]', "isn't a JSON object"),
+    "a list": ('["Why?"]', "is a JSON array, and no object"),
     "an unknown key": ('{"text": "Why?", "domian": "x"}', "has 'domian', which is none of id, domain, text"),
     "no text": ('{"domain": "x"}', "has no text"),
     "an empty text": ('{"text": " \\n"}', "has no text"),
     "a number": ('{"text": 7}', "has no text"),
-    "a text and a prompt": ('{"text": "Why?", "prompt": "How?"}', "has both a text and a prompt"),
+    "a text and a prompt": ('{"text": "Why?", "prompt": "How?"}', "has both a prompt and a text"),
     "half a character": ('{"text": "\\ud83d"}', "has half a character"),
-    "other bytes": (b'{"text": "\xe9"}', "isn't UTF-8 text"),
     "an id of two words": ('{"text": "Why?", "id": "a b"}', "has 'a b' as its id"),
     "a long domain": (json.dumps({"text": "Why?", "domain": "x" * 99}), f"has '{'x' * 40}' as its domain, which isn't"),
     "no domain": ('{"text": "Why?", "domain": null}', "has 'None' as its domain"),
@@ -185,9 +184,12 @@ def test_a_file_without_prompts_is_refused(tmp_path, content):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    path = file_of(tmp_path, '{"text": "Why?"}')
-    def refuse(self): raise PermissionError(13, "Permission denied")
-    monkeypatch.setattr(type(path), "read_bytes", refuse)
+    path = file_of(tmp_path, '{"text": "Why?"}', b'{"text": "\xe9"}')
+    with pytest.raises(InputError, match="own.jsonl can't be read: line 2 isn't UTF-8 text"): PromptDataset.load(path)
+    path = file_of(tmp_path, gzip.compress(b'{"text": "Why?"}'))
+    with pytest.raises(InputError, match="own.jsonl can't be read: it is packed"): PromptDataset.load(path)
+    def refuse(*names, **options): raise PermissionError(13, "Permission denied")
+    monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(InputError, match="own.jsonl can't be read: Permission denied"): PromptDataset.load(path)
 
 

@@ -10,8 +10,9 @@ import pytest
 from helpers import on_a_disk_of
 from specdec.bench.grid import BenchmarkConfig
 from specdec.bench.methods import Parted
-from specdec.bench.run import Record, Records, locked, moment, read_records
+from specdec.bench.run import Record, Records, moment, read_records
 from specdec.errors import InputError
+from specdec.files import locked
 from specdec.result import GenerationResult, Round
 
 CONFIG = BenchmarkConfig(pair="smollm2", method="suffix", K=4, temperature=0, max_new_tokens=3, domain="code",
@@ -170,7 +171,7 @@ def test_files_that_cannot_be_used(tmp_path):
 
 def hold(file, held):
     "Another process, which writes to the file for as long as it lives."
-    with locked(file):
+    with locked(file, wait=False):
         held.set()
         time.sleep(60)
 
@@ -194,17 +195,19 @@ def test_one_process_writes_at_a_time(file):
     try:
         assert held.wait(30)
         with pytest.raises(InputError, match="Another run is writing to .*results.jsonl"):
-            with locked(file): pytest.fail("two at a time")
-        with locked(file.with_name("other.jsonl")): pass  # its own file is nobody else's business
+            with locked(file, wait=False): pytest.fail("two at a time")
+        with locked(file.with_name("other.jsonl"), wait=False): pass  # its own file is nobody else's business
         other.kill()  # it can't say good-bye
         other.join()
-        with locked(file): Records(file).add(numbered(3))
+        with locked(file, wait=False): Records(file).add(numbered(3))
     finally: other.kill()
     assert of(file) == [0, 1, 2, 3]
 
 
-def test_without_a_file_nothing_is_locked():
-    with locked(None), locked(None): Records(None).add(RECORD)
+def test_a_file_in_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no folder"):
+        with locked(tmp_path / "no" / "results.jsonl", wait=False): pytest.fail("where?")
+    assert not (tmp_path / "no").exists()
 
 
 # The machine

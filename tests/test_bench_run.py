@@ -460,7 +460,7 @@ def test_a_link_to_a_file_has_its_lock(grid, tmp_path):
     file, link = tmp_path / "r.jsonl", tmp_path / "links" / "r.jsonl"
     link.parent.mkdir()
     link.symlink_to(file)
-    with r.locked(file):
+    with r.locked(file, wait=False):
         with pytest.raises(InputError, match="Another run is writing"): r.bench_run(grid, link)
 
 

@@ -201,6 +201,7 @@ def test_libraries_that_cannot_be_imported():
     code = """import sys
 sys.modules["torch"] = None
 sys.argv = ["specdec", "doctor"]
+from specdec.cli import main
 main()"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == ExitCode.BAD_INPUT and done.stderr.count("\n") == 1, done.stderr
@@ -397,12 +398,12 @@ def test_a_device_loop_with_another_text(quick, monkeypatch):
 
 
 def test_a_host_loop_with_another_text(quick, monkeypatch):
-    right = pairs.speculate
+    right = pairs.serve
     def other(*arguments):
         for r in right(*arguments):
             r.emitted = [min(token, 40) for token in r.emitted]
             yield r
-    monkeypatch.setattr(pairs, "speculate", other)
+    monkeypatch.setattr(pairs, "serve", other)
     is_ill("another greedy text")
 
 

@@ -111,7 +111,7 @@ TREES = {"siblings see each other", "positions count rows", "path stays scattere
 @pytest.mark.parametrize("broken", SHARED, ids=named)
 def test_shared_mistakes_show_where_a_forward_is_shared(broken):
     "In a tree that branches, or in a batch; in one text with a chain of guesses never."
-    assert ("tree" in found(broken).what) == (broken.name in TREES)
+    assert ("Branches" in found(broken).what) == (broken.name in TREES)
     p, q = Language(2, "p1"), Language(2, "q1", halves=True)
     chain = loop_error(speculate, lambda: ModelDrafter(ExactModel(q, 2), 2), p, 2, 2, "", model=broken.model)
     of_one = loop_error(speculate, lambda: Branches(q), p, 1, 2, "", model=broken.model)

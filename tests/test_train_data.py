@@ -9,6 +9,7 @@ from scipy import stats
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target
+from specdec.answers import read_prompts
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import load_tokenizer
 from specdec.models.loading import load_model
@@ -25,7 +26,6 @@ from specdec.train.data import (
     frequent_tokens,
     in_answers,
     question_starts,
-    read_prompts,
     read_rows,
     sample,
     sample_rows,
@@ -94,7 +94,7 @@ def test_questions_of_others_are_answered(folder, tmp_path, monkeypatch):
         dtype="float32",
     )
 
-    assert config.temperatures == (0.0, 0.7, 1.0) and SampleConfig().temperatures == (0.7, 1.0)
+    assert config.in_turn == (0.0, 0.7, 1.0) and SampleConfig().in_turn == (0.7, 1.0)
     first, second = (np.load(file).tolist() for file in sorted(sample(config).glob("*.npy")))
     for n, row in enumerate(first + second): assert row[:len(starts[n % 2])] == starts[n % 2]
     assert first[0] == first[2] and second[0] != second[2]  # greedy, then drawn

@@ -259,7 +259,7 @@ def test_one_run_at_a_time(folder, data, tmp_path):
     log = tmp_path / "d" / "training" / "log.jsonl"
     try:
         while first.poll() is None and not log.exists(): time.sleep(0.01)
-        with pytest.raises(InputError, match="Another run writes to"): distill(replace(config, tokens=4 * 32))
+        with pytest.raises(InputError, match="Another run is writing to"): distill(replace(config, tokens=4 * 32))
     finally: first.kill()
     assert first.wait() == -signal.SIGKILL
     (log.parent / "checkpoint.safetensors.123.partial").write_bytes(b"half")

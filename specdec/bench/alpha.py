@@ -83,9 +83,9 @@ def estimate_alpha(rounds: Iterable[Round],
     check(tried > 0,
           "No draft token was tried, so nothing can be said about α: give rounds with drafts.")
     effect = max(1.0, float(in_range(design_effect, "The design effect", 0)))
-    low, high = wilson_interval(accepted / effect, tried / effect, confidence)
+    ends = wilson_interval(accepted / effect, tried / effect, confidence)
     alpha = accepted / tried
-    low, high = min(alpha, float(low)), max(alpha, float(high))  # rounding must not shut α out
+    low, high = min(alpha, float(ends[0])), max(alpha, float(ends[1]))  # rounding must not shut α out
     return AlphaEstimate(alpha, low, high, accepted, tried, confidence, effect)
 
 # %% ../../nbs/bench/03_alpha.ipynb #96068802

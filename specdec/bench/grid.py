@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product, zip_longest
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -205,11 +205,11 @@ class Job(NamedTuple):
     "One run that is to be measured."
     repeat: int     # 0, 1, …
     prompt: Prompt
-    method: str     # its name
+    method: Any     # as its group names it
 
 def interleaved(some: Sequence[Prompt],  # the prompts
                 repeats: int,            # runs of each method on each of them
-                *groups: Sequence[str],  # methods' names; those of one group are neighbours
+                *groups: Sequence[Any],  # methods, such as names; those of one group are neighbours
                ) -> Iterator[Job]:
     """Every method on one prompt before the next prompt, one group of methods after the other. The
     first place moves on, and a prompt's next repeat runs the other way round."""
@@ -242,7 +242,7 @@ def cells(grid: Grid,
     isn't."""
     device = pick_device(grid.device)
     some_prompts = grid_prompts(grid) if chosen is None else chosen
-    common = dict(max_new_tokens=grid.max_new_tokens, device=str(device),
+    common: dict[str, Any] = dict(max_new_tokens=grid.max_new_tokens, device=str(device),
                   threads=grid.threads or torch.get_num_threads())
     dtypes = [str(pick_dtype(dtype, device, STORED)).removeprefix("torch.")
               for dtype in grid.dtypes]
@@ -265,7 +265,8 @@ def cells(grid: Grid,
 def ways(grid: Grid) -> list[tuple[str, int | str | None]]: # (method, K)
     "Each method with each K that it can have."
     numbers = [K for K in grid.K if K != "adaptive"]
-    Ks = {"plain": [None], "prompt_lookup": numbers} | dict.fromkeys(DRAFTING, grid.K)
+    Ks: dict[str, Sequence[int | str | None]] = {"plain": [None], "prompt_lookup": numbers}
+    Ks |= dict.fromkeys(DRAFTING, grid.K)
     return [(method, K) for method in grid.methods for K in Ks.get(method, [None])]
 
 def grid_prompts(grid: Grid) -> list[Prompt]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -37,12 +37,14 @@ from ..drafters.choose import HybridDrafter
 from ..drafters.load import shipped
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, quantised
-from ..errors import ModelError, check
+from ..errors import InputError, ModelError, check
+from ..files import parse_json
 from ..models.gguf import export_gguf, export_head, original_gguf
 from ..models.loading import fits_plain, load
 from ..models.hub import find_model, load_transformers, pick_device, pick_dtype, prompts
 from ..pair import Pair
 from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
+from ..models.llama import Llama
 from ..models.protocol import CausalLM
 from ..registry import PAIRS
 from ..result import GenerationResult
@@ -51,6 +53,12 @@ from ..result import GenerationResult
 DRAFTERS = ("ngram", "suffix", "model", "head", "skip", "int4", "hybrid")
 
 # %% ../../nbs/bench/01_methods.ipynb #52ee0739
+def _ours(target: CausalLM) -> Llama:
+    "The same; raises `InputError` unless our own decoder computes it, layer by layer."
+    if isinstance(target, Llama): return target
+    raise InputError("The target must be of a family that our own decoder computes, not "
+                     f"{type(target).__name__}: layers are left out, or packed, of that.")
+
 def drafter_makers(
     target: CausalLM,
     head: Callable[[], Drafter], small: Callable[[], Drafter], # make the trained ones
@@ -59,8 +67,8 @@ def drafter_makers(
     "How each of the `DRAFTERS` is made for a target."
     return {
         "ngram": NGramDrafter, "suffix": SuffixDrafter, "model": small, "head": head,
-        "skip": lambda: ModelDrafter(target.skip(skip), target.vocab_size),
-        "int4": lambda: ModelDrafter(quantised(target), target.vocab_size),
+        "skip": lambda: ModelDrafter(_ours(target).skip(skip), target.vocab_size),
+        "int4": lambda: ModelDrafter(quantised(_ours(target)), target.vocab_size),
         "hybrid": lambda: HybridDrafter(SuffixDrafter(), head()),
     }
 
@@ -248,7 +256,8 @@ class LlamaCpp:
         request = Request(self.address + path, json.dumps(question).encode(),
                           {"Content-Type": "application/json"})
         try:
-            with build_opener(ProxyHandler({})).open(request) as answer: return json.load(answer)
+            with build_opener(ProxyHandler({})).open(request) as answer:
+                return parse_json(answer.read(), "llama.cpp's answer")
         except HTTPError as error:
             words = error.read().decode(errors="replace")
             raise ModelError(f"llama.cpp refused {path}: {words}") from error
@@ -285,7 +294,7 @@ def parting(target: CausalLM, ids: list[int], # a prompt
     if not others: return None
     i = others[0]
     gap = (best.values[i] - logits[i, made[i]]).item()
-    return Parted(position=i, gap=gap, plain=best.indices[i].item(), ours=made[i])
+    return Parted(position=i, gap=gap, plain=int(best.indices[i]), ours=made[i])
 
 # %% ../../nbs/bench/01_methods.ipynb #dddfacf5
 class LlamaCppModes:
@@ -298,12 +307,14 @@ class LlamaCppModes:
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
         self.home, self.context = tempfile.TemporaryDirectory(), context
-        folder, self.engines = Path(self.home.name), {}
-        if dtype == "int4": self.model = original_gguf(target.name)
-        else: self.model = export_gguf(target.name, folder / "model.gguf", dtype)
+        folder, name = Path(self.home.name), target.name
+        self.engines: dict[str, LlamaCpp] = {}
+        if name is None: raise ModelError("llama.cpp loads a model by its name: this one has none.")
+        if dtype == "int4": self.model = original_gguf(name)
+        else: self.model = export_gguf(name, folder / "model.gguf", dtype)
         self.draft = None
         head = shipped("smollm2-head")
-        made_for = json.loads((head / "config.json").read_text())["specdec"]["target_digest"]
+        made_for = parse_json((head / "config.json").read_text())["specdec"]["target_digest"]
         if target.digest == made_for: self.draft = export_head(head, target, folder / "head.gguf")
 
     def __iter__(self):
@@ -360,7 +371,7 @@ class Sample(NamedTuple):
     "What a probe found."
     tokens: int     # that it read
     seconds: float
-    details: dict[str, float]
+    details: dict[str, Any] # numbers, for the record
 
 Probe = Callable[[list[int]], Sample] # of a prompt's token ids
 
@@ -470,7 +481,7 @@ def memory_in_child(model: str, device: str, dtype: str, tokens: int = 128) -> d
         if done.returncode:
             last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ModelError(f"The process that measures memory failed: {last_line}")
-        figures, modules = json.loads(done.stdout.splitlines()[-1])
+        figures, modules = parse_json(done.stdout.splitlines()[-1])
     return figures
 
 def memory_probe(model: str, device: str, dtype: str, tokens: int = 128) -> Probe:

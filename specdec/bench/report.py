@@ -8,12 +8,12 @@ __all__ = ['read_runs', 'study', 'report_on', 'compare_reports']
 # %% ../../nbs/bench/09_report.ipynb #e4300aea
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -73,7 +73,8 @@ class Estimate:
 
     def excludes(self, value: float) -> bool:
         "Whether the whole interval lies on one side of it; False where there is no interval."
-        return self.low is not None and not self.low <= value <= self.high
+        if self.low is None or self.high is None: return False
+        return not self.low <= value <= self.high
 
 # %% ../../nbs/bench/09_report.ipynb #e23f4a8e
 @lru_cache
@@ -191,11 +192,13 @@ def run_from(record: ParsedRecord) -> Run:
     if not seconds or not result["generated_ids"]: raise ValueError("a run without time or tokens")
     per_token = _numbers(result["per_token_latencies"], "per_token_latencies")[1:]
     per_round = _numbers(result["round_latencies"], "round_latencies")[1:]
+    draft, verify, sampling = (phase / 1000 for phase in phases)
+    drafted, accepted, emitted = _rounds(result["rounds"])
     return Run(
         setting, config.method, config.K, config.domain, config.prompt,
         config.repeat, record.environment.timed, len(result["generated_ids"]),
-        seconds, first, *(phase / 1000 for phase in phases), *_rounds(result["rounds"]),
-        per_token, per_round, parted and parted.model_dump(),
+        seconds, first, draft, verify, sampling, drafted, accepted, emitted,
+        per_token, per_round, parted.model_dump() if parted else None,
     )
 
 # %% ../../nbs/bench/09_report.ipynb #67fccab8
@@ -214,7 +217,9 @@ def read_runs(file: str | Path, # JSON Lines, as `specdec bench run` writes them
     number for what is no record, or one of a newer version, and for a file without any."""
     check(Path(file).exists(), f"There is no file {file}: give one that `specdec bench run` wrote.")
     lines, torn = read_lines(Path(file), b'{"version": ')
-    found, machines, loads = {}, {}, []
+    found: dict[str, Run] = {}
+    machines: dict[str, dict] = {}
+    loads: list[float] = []
     for number, line in enumerate(lines, 1):
         try:
             data = from_json(line, allow_inf_nan=False)
@@ -243,7 +248,8 @@ class Line(NamedTuple):
     @property
     def name(self) -> str: # such as "head, K = 4"
         "The method, and its K if it has one."
-        K = {None: "", "adaptive": ", adaptive"}.get(self.K, f", K = {self.K}")
+        words: dict[int | str | None, str] = {None: "", "adaptive": ", adaptive"}
+        K = words.get(self.K, f", K = {self.K}")
         return f"{self.method}{K}"
 
 # %% ../../nbs/bench/09_report.ipynb #dd717652
@@ -553,14 +559,14 @@ def looks(study: Study) -> dict[str, dict]: # method → keyword arguments of a 
               for i, method in enumerate(methods)}
     return {"plain": dict(color=INK, marker="")} | styles
 
-def legend(figure: Figure, handles: dict[str, object]) -> None:
+def legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     "One for the whole figure, above it."
-    if handles: figure.legend(handles.values(), handles.keys(), loc="outside upper center",
+    if handles: figure.legend(list(handles.values()), list(handles), loc="outside upper center",
                               ncols=min(6, len(handles)))
 
 def bars(found: Estimate) -> list[list[float]]: # [2, 1], as `errorbar` takes them
     "The interval's ends as distances from the value."
-    if found.low is None: return [[0], [0]]
+    if found.low is None or found.high is None: return [[0], [0]]
     return [[found.value - found.low], [found.high - found.value]]
 
 def worded(found: Estimate | None) -> str: # such as "1.23"
@@ -668,7 +674,8 @@ def acceptance_by_domain(study: Study) -> Picture | None:
     settings = [s for s in study.settings if best_speculative(study, s)]
     if not settings: return None
     figure, rows = panels(settings, y="α, accepted / tried")
-    style, domains, handles, said = looks(study), study.domains, {}, []
+    style, domains, said = looks(study), study.domains, []
+    handles: dict[str, Any] = {}
     for (axis,), setting in zip(rows, settings):
         lines = best_speculative(study, setting)
         for i, line in enumerate(lines):
@@ -682,6 +689,7 @@ def acceptance_by_domain(study: Study) -> Picture | None:
                 axis.plot(shifted, (passed / np.maximum(tried, 1))[inside], ".", color=colour,
                           alpha=.55, markersize=5, markeredgewidth=0)
                 found = estimate(ratio, passed[inside], tried[inside])
+                if found is None: continue
                 handles[line.method] = axis.errorbar(
                     x, found.value, bars(found), fmt=style[line.method]["marker"], color=colour,
                     capsize=2.5, markersize=5)
@@ -717,7 +725,8 @@ def acceptance_by_position(study: Study) -> Picture | None:
     settings = [s for s in study.settings if longest(study, s)]
     if not settings: return None
     figure, rows = panels(settings, each=2)
-    style, handles, said = looks(study), {}, []
+    style, said = looks(study), []
+    handles: dict[str, Any] = {}
     for row, setting in zip(rows, settings):
         lines = longest(study, setting)
         for i, line in enumerate(lines):
@@ -731,7 +740,7 @@ def acceptance_by_position(study: Study) -> Picture | None:
                     x, value, [value - low, high - value], capsize=2, markersize=4, linewidth=1,
                     **style[line.method])
             if seen.any(): said.append(f"{line.name}: {curves[0][0][0]:.2f} at the first draft")
-        furthest = max(line.K for line in lines)
+        furthest = max((line.K for line in lines if isinstance(line.K, int)), default=1)
         row[0].set(xlabel="draft position (20 tries or more)", ylabel="α there", ylim=(0, 1.02),
                    xticks=range(1, min(furthest, 64) + 1))
         row[1].set(xlabel="drafts accepted in a round", ylabel="share of rounds", ylim=(0, None),
@@ -775,10 +784,12 @@ def latencies(study: Study) -> Picture | None:
     settings = [s for s in study.settings if s in timed and known(s)]
     if not settings: return None
     figure, rows = panels(settings, each=2)
-    style, handles, said = looks(study), {}, []
+    style, said = looks(study), []
+    handles: dict[str, Any] = {}
     for row, setting in zip(rows, settings):
         for axis, kind, what in zip(row, kinds, ("token", "round")):
             x = reach(study, study.best(setting), kind)
+            if x is None: continue
             for line in study.best(setting):
                 found = curve(study.runs[line], kind, x)
                 if found is None: continue
@@ -831,7 +842,8 @@ def round_times(study: Study) -> Picture | None:
     if not settings: return None
     tallest = max(len(known(s)) for s in settings)
     figure, rows = panels(settings, height=.34 * tallest + .9, x="ms per round")
-    handles, said = {}, []
+    handles: dict[str, Any] = {}
+    said = []
     for (axis,), setting in zip(rows, settings):
         lines, furthest = known(setting), 0.0
         for i, line in enumerate(lines):
@@ -843,6 +855,7 @@ def round_times(study: Study) -> Picture | None:
                                           edgecolor="#ffffff", linewidth=0, height=.7)
                 left += width
             total = estimate(ratio, 1000 * columns.decode, columns.rounds)
+            if total is None: continue
             axis.errorbar(total.value, i, xerr=bars(total), color=INK, capsize=2.5)
             tau = columns.emitted.sum() / columns.rounds.sum()
             words = f"  {tau:.2f} tokens, {total.value / tau:.1f} ms each"
@@ -871,27 +884,29 @@ def throughput(study: Study) -> Picture | None:
     settings = [s for s in study.settings if known(s)]
     if not settings: return None
     figure, rows = panels(settings, x="K, draft tokens per round", y="tokens per second")
-    style, handles, said = looks(study), {}, []
+    style, said = looks(study), []
+    handles: dict[str, Any] = {}
     for (axis,), setting in zip(rows, settings):
         lines = known(setting)
-        Ks = sorted({line.K for line in lines if line.K != "adaptive"})
+        numbers = {line.K for line in lines if isinstance(line.K, int)}
+        Ks: list[int | str | None] = [*sorted(numbers)]
         Ks += ["adaptive"] * any(line.K == "adaptive" for line in lines)
         methods = list(dict.fromkeys(line.method for line in lines))
         for i, method in enumerate(methods):
             shift = (i - (len(methods) - 1) / 2) * .08
-            mine = [line for line in lines if line.method == method]
-            found = [study.figures[line].speed for line in mine]
-            ends = np.hstack([bars(speed) for speed in found])
+            mine = [(line, speed) for line in lines if line.method == method
+                    if (speed := study.figures[line].speed)]
+            ends = np.array([bars(speed) for _, speed in mine])[:, :, 0].T  # [2, lines]
             handles[method] = axis.errorbar(
-                [Ks.index(line.K) + shift for line in mine], [speed.value for speed in found], ends,
-                capsize=2, markersize=4, linewidth=1, **style[method])
-            best = max(mine, key=lambda line: study.figures[line].speed.value)
-            said.append(f"{best.name}: {study.figures[best].speed.value:.1f}")
+                [Ks.index(line.K) + shift for line, _ in mine], [speed.value for _, speed in mine],
+                ends, capsize=2, markersize=4, linewidth=1, **style[method])
+            best, most = max(mine, key=lambda pair: pair[1].value)
+            said.append(f"{best.name}: {most.value:.1f}")
         plain = study.figures.get(Line(setting, "plain", None))
         if plain and plain.speed:
             handles["plain"] = axis.axhline(plain.speed.value, color=INK, linewidth=1)
             low, high = plain.speed.low, plain.speed.high
-            if low is not None: axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
+            if low is not None and high is not None: axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
             said.append(f"plain: {plain.speed.value:.1f}")
         axis.set(xticks=range(len(Ks)), xticklabels=Ks, ylim=(0, None))
     legend(figure, handles)
@@ -911,12 +926,14 @@ def prediction(study: Study) -> Picture | None:
     settings = [s for s in study.settings if known(s)]
     if not settings: return None
     figure, rows = panels(settings, height=3.3, x="predicted speed-up", y="measured speed-up")
-    style, handles, misses = looks(study), {}, []
+    style, misses = looks(study), []
+    handles: dict[str, Any] = {}
     for (axis,), setting in zip(rows, settings):
         ends = [np.inf, -np.inf]
         for line in known(setting):
             found = study.figures[line]
             said, seen = found.predicted, found.measured
+            if said is None or seen is None: continue
             handles[line.method] = axis.errorbar(
                 said.value, seen.value, xerr=bars(said), yerr=bars(seen), linestyle="none",
                 markersize=5, elinewidth=.8, **style[line.method])
@@ -971,8 +988,8 @@ def table_of(study: Study, setting: Setting) -> pd.DataFrame: # of words
 # %% ../../nbs/bench/09_report.ipynb #1c660bbe
 def in_short(study: Study, setting: Setting) -> str: # one or two sentences
     "What is fastest, and how many lines are faster and slower than plain decoding."
-    found = {line: study.figures[line].speedup for line in study.of(setting)
-             if line.method != "plain" and study.figures[line].speedup}
+    found = {line: speedup for line in study.of(setting) if line.method != "plain"
+             if (speedup := study.figures[line].speedup)}
     if not found: return "No speed-up was measured."
     best = max(found, key=lambda line: found[line].value)
     told = [speedup for speedup in found.values() if speedup.excludes(1)]
@@ -990,17 +1007,17 @@ def parted_table(study: Study,
     "The greedy texts that left the plain one."
     greedy = [(line, run) for line, runs in study.runs.items() for run in runs
               if line.setting.temperature == 0 and len(run.drafted) and line.method != "plain"]
-    found = sorted(((line, run) for line, run in greedy if run.parted),
-                   key=lambda pair: -pair[1].parted["gap"])
-    def is_tie(line: Line, run: Run) -> bool:
-        return run.parted["gap"] <= ROUNDING.get(line.setting.dtype, 0)
-    wide = sum(not is_tie(*pair) for pair in found)
+    found = sorted(((line, run, run.parted) for line, run in greedy if run.parted),
+                   key=lambda each: -each[2]["gap"])
+    def is_tie(line: Line, parted: dict) -> bool:
+        return parted["gap"] <= ROUNDING.get(line.setting.dtype, 0)
+    wide = sum(not is_tie(line, parted) for line, _, parted in found)
     words = f"{len(found)} of {len(greedy)} greedy texts part from the plain one"
     words += f"; {wide} of them where the gap is wider than rounding explains." if found else "."
     rows = [[line.setting.dtype, line.name, run.prompt, str(run.repeat),
-             str(run.parted["position"]), f"{run.parted['gap']:.3g}",
-             "tie, within rounding" if is_tie(line, run) else "wider than rounding: a bug?"]
-            for line, run in found[:SHOWN]]
+             str(parted["position"]), f"{parted['gap']:.3g}",
+             "tie, within rounding" if is_tie(line, parted) else "wider than rounding: a bug?"]
+            for line, run, parted in found[:SHOWN]]
     titles = ["dtype", "method", "prompt", "repeat", "after tokens", "logit gap", "verdict"]
     return words, pd.DataFrame(rows, columns=titles)
 
@@ -1225,28 +1242,30 @@ def changes(a: Study, b: Study) -> list[Change]:
 # %% ../../nbs/bench/09_report.ipynb #65726574
 def change_picture(found: Sequence[Change]) -> Picture | None:
     "B's speed-up over A's with its interval; at most sixty lines, those that changed most."
-    timed = sorted((c for c in found if c.speedup), key=lambda c: -abs(np.log(c.speedup.value)))
-    timed = [c for c in found if c in timed[:60]]
+    known = [(c.line, c.speedup) for c in found if c.speedup]
+    def size(each: tuple[Line, Estimate]) -> float: return abs(np.log(each[1].value))
+    largest = sorted(known, key=size, reverse=True)[:60]
+    timed = [each for each in known if each in largest]
     if not timed: return None
-    settings = list(dict.fromkeys(c.line.setting for c in timed))
+    settings = list(dict.fromkeys(line.setting for line, _ in timed))
     titles = dict(zip(settings, told_apart(settings)))
     with matplotlib.rc_context(STYLE):
         figure, [[axis]] = panels(settings[:1], height=.22 * len(timed) + .6,
                                   x="speed-up in B, in those of A")
-        for i, c in enumerate(timed):
-            axis.errorbar(c.speedup.value, i, xerr=bars(c.speedup), color=INK, marker="o",
+        for i, (_, speedup) in enumerate(timed):
+            axis.errorbar(speedup.value, i, xerr=bars(speedup), color=INK, marker="o",
                           markersize=4, capsize=2,
-                          markerfacecolor=INK if c.speedup.excludes(1) else "none")
+                          markerfacecolor=INK if speedup.excludes(1) else "none")
         axis.axvline(1, color=MUTED, linewidth=.8)
-        names = [", ".join(filter(None, [c.line.name, titles[c.line.setting]])) for c in timed]
+        names = [", ".join(filter(None, [line.name, titles[line.setting]])) for line, _ in timed]
         axis.set(yticks=range(len(timed)), yticklabels=names)
         axis.invert_yaxis()
-    most = max(timed, key=lambda c: abs(np.log(c.speedup.value)))
+    line, most = max(timed, key=size)
     return Picture(
         "changes", "What changed",
         "B's speed-up over plain decoding in those of A, prompt by prompt: the median with its 95 "
         "% interval. Filled: beyond noise. Right of the line B is faster.",
-        f"{len(timed)} lines; the largest change is {most.speedup.value:.2f} ({most.line.name}).",
+        f"{len(timed)} lines; the largest change is {most.value:.2f} ({line.name}).",
         figure)
 
 # %% ../../nbs/bench/09_report.ipynb #93f186f3

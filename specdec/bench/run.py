@@ -19,7 +19,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
@@ -30,7 +30,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
@@ -38,8 +37,7 @@ from specdec.models.hub import (
     GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
 )
 from ..models.transformers import context_length
-from ..files import fingerprint
-from ..files import append_whole
+from ..files import append_whole, fingerprint, locked, parse_json
 from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells
 from specdec.bench.methods import (
     PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
@@ -49,7 +47,7 @@ from specdec.bench.methods import (
 )
 from .prompts import prompt_ids
 from ..errors import InputError, ModelError, check, preserve_interrupts
-from ..result import GenerationResult, finite_float, result_from_data
+from ..result import GenerationResult, result_from_data
 from ..costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
 from ..models.linear import GROUP
@@ -102,7 +100,7 @@ class Record:
     def from_json(cls, line: str | bytes) -> "Record":
         "The record back from its line; raises `InputError` if it is damaged or something else."
         try:
-            data = json.loads(line, parse_constant=finite_float, parse_float=finite_float)
+            data = parse_json(line, "it", allow_nan=False)
             found = parsed(data)
             result = result_from_data(found.result | {"token_text": {}})
             record = cls(found.config, found.weights, data["environment"], result, found.parted)
@@ -113,7 +111,7 @@ class Record:
             check(at is None or result.generated_ids[at.position:at.position + 1] == [at.ours],
                   "parted names a token that isn't at its position of the text")
             return record
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"not a record ({' '.join(str(error).split())[:300]})") from error
 
 # %% ../../nbs/bench/07_run.ipynb #55e322cb
@@ -173,8 +171,8 @@ def is_torn(line: bytes,  # a file's last one, without its line break
            ) -> bool:
     "Whether it is the beginning of such a line."
     if not line or line[:len(begin)] != begin[:len(line)]: return False
-    try: json.loads(line)
-    except ValueError: return True
+    try: parse_json(line)
+    except InputError: return True
     return False
 
 def unusable(file: Path, error: Exception) -> InputError:
@@ -209,23 +207,6 @@ def mend(file: Path, torn: int) -> None: # torn: bytes of a last line that a kil
         ended = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
         append_whole(file, "" if ended else "\n")
     except OSError as error: raise unusable(file, error) from error
-
-@contextmanager
-def locked(file: Path | None) -> Iterator[None]:
-    "Meanwhile, no other process can; raises `InputError` if another one has it."
-    if file is None:
-        yield
-        return
-    file = Path(os.path.realpath(file))  # one file has one lock, also where links name it
-    try:
-        if not file.parent.is_dir(): raise FileNotFoundError(f"there is no folder {file.parent}")
-        lock = FileLock(file.with_name(f".{file.name}.lock")).acquire(blocking=False)
-    except Timeout:
-        raise InputError(
-            f"Another run is writing to {file}: wait until it has ended, or give another file."
-        ) from None
-    except (OSError, ValueError) as error: raise unusable(file, error) from error
-    with lock: yield
 
 # %% ../../nbs/bench/07_run.ipynb #357aa2d5
 def environment(device: str, dtype: str) -> dict: # names and numbers; nothing about who or where
@@ -280,7 +261,8 @@ class Records:
     damaged, and if the file can't be read or written."""
     def __init__(self, file: Path | None = None, # JSON Lines; None: they are only kept in memory
                  writes: bool = True):           # False: the file is left as it is
-        self.file, self.by_key, self.torn = file, {}, 0
+        self.file, self.torn = file, 0
+        self.by_key: dict[str, Record] = {}
         self.state: tuple[int, ...] | None = None # of the file, after the last line of ours
         if file is None: return
         lines, self.torn = read_lines(file, b'{"version": ')
@@ -336,13 +318,14 @@ def set_seeds(seed: int) -> None: # 0 or above, below 2**32
     torch.manual_seed(seed)  # of all devices
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it takes time, and finds bugs
+    # it takes time, and finds bugs
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False  # no choice of algorithms by a race
 
 # %% ../../nbs/bench/07_run.ipynb #b1597813
 OURS = {"head": "smollm2-head", "model": "smollm2-draft"}  # that come with the package
 
-def trained_folder(spec: PairSpec, kind: str) -> Path | None: # kind: "head" or "model"
+def trained_folder(spec: PairSpec, kind: str) -> Path: # kind: "head" or "model"
     "What drafts for a target; raises `InputError` where the pair has none of that kind."
     named = spec.drafter if kind == "head" else spec.draft
     if named: return find_drafter(named) if kind == "head" else find_model(named)
@@ -503,7 +486,7 @@ def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
         if positions not in bench.compiled:
             bench.compiled[positions] = compiled_peer(bench.theirs, positions)
         return bench.compiled[positions]
-    options = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
+    options: dict[str, dict] = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
                "prompt_lookup": {"prompt_lookup_num_tokens": run.K}}
     return transformers_peer(bench.theirs, run.temperature, **options[run.method])
 
@@ -524,7 +507,9 @@ def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Generatio
     start = time.perf_counter()
     made = peer(ids, run.max_new_tokens, run.seed)
     seconds = time.perf_counter() - start
-    return bare_result(run, ids, made, seconds, bench.target.tokenizer.decode(made), **settings)
+    tokenizer = bench.target.tokenizer
+    text = tokenizer.decode(made) if tokenizer else ""
+    return bare_result(run, ids, made, seconds, text, **settings)
 
 # %% ../../nbs/bench/07_run.ipynb #1e6c3984
 def probe_of(bench: Bench, method: str) -> Probe:
@@ -734,7 +719,7 @@ def measure(every: Iterable[Cell],
     """Measure cells. An interrupt returns what there is. Raises `InputError` for a file that can't
     be used, that another process writes to, or that was measured with other code or elsewhere."""
     outcome = Measured()
-    with locked(out):
+    with locked(out, wait=False) if out else nullcontext():
         records = Records(out)
         outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)
@@ -1035,7 +1020,7 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
     try: import ray
     except ImportError as error:
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
-    try: ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
+    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
     with redirect_stdout(sys.stderr):  # Ray prints where results belong
         try: yield ray
@@ -1104,6 +1089,6 @@ def over_ray(address: str = "auto", # HOST:PORT of a Ray cluster; "auto": the on
 def outcome_of(ray: ModuleType, ref, cell: Cell) -> list[Record | Failure]:
     "What came of a cell, or why nothing did."
     try: return ray.get(ref)
-    except ray.exceptions.RayTaskError as error: return failures(cell, reason(error.cause))
+    except ray.exceptions.RayTaskError as error: return [*failures(cell, reason(error.cause))]
     except ray.exceptions.RayError as error: # after its retries
-        return failures(cell, f"its worker died {RETRIES + 1} times ({reason(error, 120)})")
+        return [*failures(cell, f"its worker died {RETRIES + 1} times ({reason(error, 120)})")]

@@ -26,7 +26,7 @@ from .base import Draft
 from .model import plain_weight
 from ..cache import KVCache
 from ..models.linear import Linear, is_batch_invariant
-from ..files import written_together
+from ..files import parse_json, written_together
 from ..models.protocol import CausalLM
 from specdec.models.llama import (
     MLP, Attention, Llama, Positions, head_size, positions, rms_norm, rope_frequencies, rotate,
@@ -550,7 +550,7 @@ def save_head(head: Head,
 def _stored_config(folder: Path) -> dict:
     "What config.json says, if it describes a head; raises `ModelError` if it doesn't."
     try:
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} holds no head: its config.json can't be read ({error})."

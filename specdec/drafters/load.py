@@ -6,7 +6,6 @@
 __all__ = ['load_drafter', 'shipped']
 
 # %% ../../nbs/drafters/27_load.ipynb #l0ad0003
-import json
 import re
 import warnings
 from importlib import resources
@@ -23,7 +22,7 @@ from .choose import HybridDrafter
 from .lookup import SuffixDrafter
 from .translate import TokenIntersectionDrafter
 from ..models.loading import load_model
-from ..files import local_path
+from ..files import local_path, parse_json
 from ..models.hub import find_model, vocabulary_difference
 from ..models.protocol import CausalLM
 from ..registry import SlowerWarning, too_large
@@ -115,7 +114,7 @@ def best_drafter(target: CausalLM) -> Drafter:
     that head and suffix lookup; else suffix lookup. A hybrid drafts nothing in rounds where a plain
     step promises more."""
     head = shipped("smollm2-head")
-    made_for = json.loads((head / "config.json").read_text())["specdec"]["target_digest"]
+    made_for = parse_json((head / "config.json").read_text())["specdec"]["target_digest"]
     if getattr(target, "digest", None) == made_for:
         return HybridDrafter(SuffixDrafter(), load_drafter(head, target))
     return HybridDrafter(SuffixDrafter())

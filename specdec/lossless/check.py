@@ -14,14 +14,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, cached_property
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -31,17 +31,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..sampling import RandomSource, SamplingParams, SeededRandom, check_logits
+from ..files import parse_json
 from ..errors import ModelError, SpecdecError, check, require_int, to_int, to_number
 from ..result import Round
 from .enumerate import exact_distribution
 from .gallery import GALLERY, Broken
 from specdec.lossless.proof import (
-    Distribution, Drafting, Language, Next, Text, completed, distance, distribution_of_rounds,
-    language_pairs, memory_of, one_round, sampled, sure, target_distribution,
+    Distribution, Drafting, Exact, Language, Next, Text, completed, distance,
+    distribution_of_rounds, language_pairs, memory_of, one_round, sampled, sure, target_distribution,
 )
 from .torch_rng import drawn_from
 from ..verify import VerifyRule, delta
 from ..loop import end_ids, token_ids
+from ..models.protocol import CausalLM
 
 # %% ../../nbs/lossless/07_check.ipynb #428bf574
 class NotLossless(SpecdecError, AssertionError):
@@ -52,7 +54,9 @@ PAGE = "https://specdec.github.io/specdec/lossless/mine.html"  # what the badge 
 
 class Report(ABC):
     "What all checks share: a verdict in words, a way to fail a test with it, and a badge."
-    lossless: bool
+    @property
+    @abstractmethod
+    def lossless(self) -> bool: "Whether the check passed."
     @abstractmethod
     def summary(self) -> str: "The verdict and what it rests on."
     @abstractmethod
@@ -94,7 +98,7 @@ def verify_cases(
 ) -> Iterator[VerifyCase]:
     """Every kind of p and q in every size; drafts that are sampled, sure as one-hot rows, and with
     `none` sure without a q; or the drafting that is given."""
-    drafts = {"sampled": sampled, "sure": _certain}
+    drafts: dict[str, Drafting] = {"sampled": sampled, "sure": _certain}
     if none: drafts["sure, q = None"] = sure
     if draft: drafts = {"given": draft}
     for K, V in sizes:
@@ -312,7 +316,9 @@ class Bins:
     def __init__(self, distribution: NextDistribution, length: int, width: int,
                  eos_ids: Set[int] = frozenset()):
         self.length, self.width, self.eos_ids = length, width, eos_ids
-        self.kept, self.texts, branches = {}, [], [()]  # kept: text → its likeliest tokens
+        self.kept: dict[Text, list[int]] = {}  # sequence → its likeliest next tokens
+        self.texts: list[Text] = []            # one for each bin
+        branches: list[Text] = [()]
         while branches:
             text = branches.pop(0)
             row = distribution(text)
@@ -330,16 +336,17 @@ class Bins:
         "The number of the bin that a text falls into."
         for i in range(len(tokens)):
             text = tuple(tokens[:i + 1])
-            if tokens[i] not in self.kept[text[:-1]]: return self.index[(*text[:-1], REST)]
+            if tokens[i] not in self.kept[text[:-1]]: text = (*text[:-1], REST)
             if text in self.index: return self.index[text]
+        raise ValueError(f"The sequence {list(tokens)} is too short to fall into a bin.")
 
     def distribution(self, distribution: NextDistribution) -> np.ndarray: # [bins]
         "The probability of each bin if the tokens follow this law."
-        weights = {(): 1.0}
+        weights: dict[Text, float] = {(): 1.0}
         for text, kept in self.kept.items():
             row = distribution(text)
-            for token in kept: weights[(*text, token)] = weights[text] * row[token]
-            weights[(*text, REST)] = weights[text] * np.delete(row, kept).sum()
+            weights |= {(*text, token): weights[text] * row[token] for token in kept}
+            weights |= {(*text, REST): weights[text] * np.delete(row, kept).sum()}
         return np.array([weights[text] for text in self.texts])
 
     def groups(self, depth: int) -> np.ndarray: # [bins]
@@ -398,7 +405,8 @@ class EProcess:
             # a fiftieth stays on the target's law, so that no sample makes it 0 for ever
             factors = 0.98 * self.alternative[possible] / self.expected[possible] + 0.02
             return counts[..., possible] @ np.log(factors)
-        member = np.eye(self.groups.max() + 1)[self.groups]
+        groups = np.zeros(len(self.expected), int) if self.groups is None else self.groups
+        member = np.eye(groups.max() + 1)[groups]
         n, t = counts @ member, self.expected @ member
         n, t = n[..., t > 0], t[t > 0]
         each = _lgamma(self.trust * t + n) - _lgamma(self.trust * t) - n * np.log(t)
@@ -518,15 +526,17 @@ class BrokenDecoder:
 
     def rounds(self, rng: RandomSource) -> Iterator[Round]:
         "Rounds without an end."
-        model = self.broken.model(self.p, self.V)
+        model: CausalLM = self.broken.model(self.p, self.V)
         # the text begins with a prompt of one token, which the languages don't see
-        self.cache, text = model.new_cache(0), (0,)
-        def read(tokens):
+        self.cache = model.new_cache(0)
+        text: Text = (0,)
+        def read(tokens) -> Exact: # [n, V]
             rows = model.forward(torch.tensor([tokens]), self.cache)[0].tolist()
             return np.array([[Fraction(w) for w in row] for row in rows], dtype=object)
         while True:
             if len(text) == 1 and not self.drafts_first:
-                tokens, num_accepted, next_token = [], 0, rng.categorical(read([0])[0])
+                tokens: list[int] = []
+                num_accepted, next_token = 0, rng.categorical(read([0])[0])
             else:
                 def q(drafted): return self.q((*text[1:], *drafted))
                 tokens, rows = self.broken.draft(q, self.K, rng)
@@ -543,28 +553,29 @@ class BrokenDecoder:
 
     def text(self, length: int, rng: RandomSource) -> list[int]:
         "Its first tokens."
-        tokens = []
-        for r in self.rounds(rng):
-            tokens += r.emitted
-            if len(tokens) >= length: return tokens[:length]
+        tokens: list[int] = []
+        rounds = self.rounds(rng)
+        while len(tokens) < length: tokens += next(rounds).emitted
+        return tokens[:length]
 
 # %% ../../nbs/lossless/07_check.ipynb #4f1fab5b
 class _Lumped:
     """A law on the tree as a language: the kept tokens after a text, and one token for all others;
     in 4096ths."""
     def __init__(self, bins: Bins, distribution: NextDistribution):
-        self.bins, self.distribution, self.rows = bins, distribution, {}
+        self.bins, self.distribution = bins, distribution
+        self.rows: dict[Text, Exact] = {}
 
     def node(self, text: Text) -> Text:
         "The place in the tree where a text leads, or the last one that it passes."
-        node = ()
+        node: Text = ()
         for i in text:
             kept = self.bins.kept[node]
             if i >= len(kept) or (*node, kept[i]) not in self.bins.kept: return node
             node = (*node, kept[i])
         return node
 
-    def __call__(self, text: Text) -> np.ndarray: # [width + 1] of Fraction
+    def __call__(self, text: Text) -> Exact: # [width + 1]
         "What may come after a text."
         node = self.node(text)
         if node not in self.rows:
@@ -581,7 +592,7 @@ def _on_bins(bins: Bins, distribution: Distribution) -> np.ndarray: # [bins]
     "A law of texts over `_Lumped` tokens, on the bins."
     weights = np.zeros(len(bins))
     for text, w in distribution.items():
-        tokens = []
+        tokens: list[int] = []
         for i in text:
             kept = bins.kept.get(tuple(tokens), [])  # none: the text is over
             tokens.append(kept[i] if i < len(kept) else REST)
@@ -613,7 +624,8 @@ def _gallery_suspects(
 
 # %% ../../nbs/lossless/07_check.ipynb #895df72d
 def rank(
-    counts: np.ndarray, expected: np.ndarray, distributions: Iterator[tuple[str, str, np.ndarray]],
+    counts: np.ndarray, expected: np.ndarray, # [bins], [bins]
+    distributions: Iterable[tuple[str, str, np.ndarray]], # name, what it does, [bins]
     learners: list[EProcess],
 ) -> list[Suspect]:
     """The suspects from the best explanation down, each once; among them `none of these`, which had
@@ -785,8 +797,8 @@ def _explain(
     if not report.samples: return
     what, shapes = "Changes the shape of the distribution.", _shapes(report.bins, distribution)
     distributions = [(name, what, weights) for name, weights in shapes.items()]
-    if draft_distribution: distributions += _gallery_suspects(report.bins, distribution,
-                                                              draft_distribution, K)
+    if draft_distribution is not None and K is not None:
+        distributions += _gallery_suspects(report.bins, distribution, draft_distribution, K)
     whole_texts = [e for e in report.processes if e.depth == report.bins.length]
     report.suspects = rank(report.counts, report.expected, distributions, whole_texts)
 
@@ -855,7 +867,7 @@ def check_decoder(
     _check_plan(prompt, length, width, rates, draft, K)
     distribution = distribution_after(target, prompt, sampling)
     draft_distribution = None if draft is None else distribution_after(draft, prompt, sampling)
-    check(draft is None or len(draft_distribution(())) == len(distribution(())),
+    check(draft_distribution is None or len(draft_distribution(())) == len(distribution(())),
           "Draft and target must give logits of one width: pad the draft's with -inf.")
     bins = Bins(distribution, length, width, eos_ids)
     processes = e_processes(bins, distribution)
@@ -903,7 +915,7 @@ def practice_server(said: Distribution,  # texts that it says, all as long as th
     "An OpenAI-compatible server with a known law, while the `with` block runs."
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            question = parse_json(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize": answer = {"tokens": [0]}
             else: answer = practice_answer(question, said, distribution, form)
             body = json.dumps(answer).encode()
@@ -1025,10 +1037,10 @@ def _object(body: bytes, where: str, kind: str) -> dict:
     if len(body) > LARGEST: raise ModelError(
         f"The answer of {where} is larger than {LARGEST >> 20} MB, and was not read to its end.")
     try:
-        found = json.loads(body)
+        found = parse_json(body, "it")
         if not isinstance(found, dict): raise ValueError("no object")
         return found
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"What answers at {where} is no {kind} "
                          f"({printable(str(error))}).") from error
 
@@ -1136,7 +1148,8 @@ def read_answer(found: dict) -> Said:
     if len(rows) != len(ids): raise ModelError(
         f"The server's answer is malformed: {len(rows)} lists for {len(ids)} tokens.")
     listed = [_distribution(row) for row in rows]
-    counted = whole_answer.usage and whole_answer.usage.completion_tokens
+    usage = whole_answer.usage
+    counted = usage.completion_tokens if usage else None
     lost = counted is not None and counted > len(ids)
     if lost and False in plain: ids = ids[:plain.index(False)]
     times = whole_answer.timings
@@ -1150,7 +1163,7 @@ class Server:
     "Asks one server, always in the same way: at temperature 1, without any filter."
     def __init__(self, url: str, model: str | None, # its name there; None: the only one
                  settings: dict | None):            # further fields of each question
-        self.url, self.drafts = server_url(url), Counter()
+        self.url, self.drafts = server_url(url), Counter[str]()
         self.fields = {"model": model} if model else {}
         self.settings = settings or {}
 
@@ -1302,9 +1315,10 @@ def check_server(
     width, server = require_int(width, "width", 1, LISTED), Server(url, model, settings)
     ids = server.cut(prompt) if isinstance(prompt, str) else token_ids(prompt)
     check(len(ids) > 0, "The prompt is empty: give some text or at least one token.")
-    plan = dict(length=length, width=width, samples=samples, distance=distance,
-                false_positive_rate=false_positive_rate, weak=weak, stop=stop, seed=seed,
-                progress=progress)
+    plan: dict[str, Any] = dict(
+        length=length, width=width, samples=samples, distance=distance,
+        false_positive_rate=false_positive_rate, weak=weak, stop=stop, seed=seed,
+        progress=progress)
     sampled, failures = 0, []
     def kept(sample: Callable[[int, int], list[int]]) -> Callable: # (tokens, seed) → token ids
         "The same, but if the server fails after some samples, these are reported on."

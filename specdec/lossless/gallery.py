@@ -21,7 +21,7 @@ from ..errors import InputError, require_int
 from ..cache import KVCache
 from ..models.linear import hidden_places
 from specdec.lossless.proof import (
-    Branches, Drafting, Drawing, ExactDecoder, ExactModel, Language, Loop, Next, Pages, Proven,
+    Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel, Language, Loop, Next, Pages, Proven,
     batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
     recursive_rejection, round_error, sampled, take_likeliest,
 )
@@ -231,17 +231,18 @@ GALLERY += [
 
 # %% ../../nbs/lossless/02_gallery.ipynb #96d096cd
 # weights drawn from, given q; both [V]
-def _reported(change: Callable[[np.ndarray], np.ndarray]) -> Drafting:
+def _reported(change: Callable[[Exact], Exact]) -> Drafting:
     "Draft from other weights than the q that is reported."
     def draft(q: Next, K: int, rng: RandomSource):
-        tokens, rows = [], []
+        tokens: list[int] = []
+        rows: list[Exact] = []
         for _ in range(K):
             rows.append(q(tuple(tokens)))
             tokens.append(rng.categorical(change(rows[-1])))
         return tokens, np.stack(rows) if rows else None
     return draft
 
-def _top_two(row: np.ndarray) -> np.ndarray: # [V]
+def _top_two(row: Exact) -> Exact: # [V]
     "What top-k = 2 keeps."
     return np.where(row >= np.sort(row)[-2], row, 0)
 
@@ -275,13 +276,13 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #71350295
 class RollsBackTooLittle(ExactModel):
     "A target whose cache keeps one rejected token."
-    def new_cache(self, capacity: int) -> Pages:
+    def new_cache(self, capacity: int) -> Pages: # type: ignore[override] # as `ExactModel`'s
         self.caches.append(Pages(capacity, too_many=1))
         return self.caches[-1]
 
 class ReadsBonusTwice(ExactModel):
     "A target that has read its own bonus token when the next round feeds it again."
-    def forward(self, ids, cache, last=None, layers=()):
+    def forward(self, ids, cache, last=None, layers=()): # type: ignore[override] # likewise
         # nothing was rolled back after the last draft
         all_accepted = getattr(cache, "full", None) == cache.length
         if all_accepted: super().forward(ids[:, :1], cache)
@@ -301,7 +302,8 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #4ff223f8
 def not_renormalised(q: Next, K: int, rng: RandomSource):
     "Draft without the last token, and report q as it was."
-    tokens, rows = [], []
+    tokens: list[int] = []
+    rows: list[Exact] = []
     for _ in range(K):
         row = q(tuple(tokens))
         shared = row - row[-1] * delta(row, len(row) - 1)
@@ -430,7 +432,7 @@ GALLERY += [
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #more-17
-def _likelier_of_two(row: np.ndarray) -> np.ndarray: # [V]
+def _likelier_of_two(row: Exact) -> Exact: # [V]
     "The law of the likelier of two draws."
     def wins(x): return 2 * row[row < row[x]].sum() + row[row == row[x]].sum()
     return np.array([row[x] * wins(x) for x in range(len(row))], dtype=object)
@@ -597,7 +599,8 @@ class Scattered(KVCache):
 
     @torch.inference_mode()
     def rollback(self, length):
-        self.values[0].copy_(self.written)
+        values = self.values[0]
+        if values is not None: values.copy_(self.written)
         super().rollback(length)
 
 class StaysScattered(ExactDecoder):

@@ -16,28 +16,31 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import islice, product
 from types import FunctionType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..sampling import RandomSource, SamplingParams
-from ..verify import promises
+from ..cache import KVCache
 from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
 from ..errors import check, require_int
 from ..loop import Request
-from .enumerate import Enumerator, exact_distribution
+from .enumerate import Enumerator, Outcome, exact_distribution
+from ..models.llama import Layer, Llama, TokenPositions
 from ..models.protocol import CausalLM
-from ..verify import VerifyRule, delta, draft_probability, residual
 from ..result import Round
-from ..models.llama import Llama, TokenPositions
+from ..sampling import RandomSource, SamplingParams
+from ..verify import VerifyRule, delta, draft_probability, promises, residual
 
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
 Text = tuple[int, ...]               # token ids; the prompt is not part of it
 Distribution = dict[Text, Fraction]  # text → probability; they sum to 1
-# text → what may follow it, [V] of Fraction: a model at its barest
-Next = Callable[[Text], np.ndarray]
+# [V] or [n, V] of Fraction: arrays that stand in for the tensors that rules are written for
+Exact = Any
+# text → what may follow it, [V]: a model at its barest
+Next = Callable[[Text], Exact]
 
 # %% ../../nbs/lossless/01_proof.ipynb #6973b467
 class Language:
@@ -53,7 +56,8 @@ class Language:
         most: int | None = None,              # how many of them may follow one text; None: all
         halves: bool = False,                 # probabilities 1, 1/2, 1/4, …, not sixteenths
     ):
-        self.V, self.seed, self.halves, self.rows = V, seed, halves, {}
+        self.V, self.seed, self.halves = V, seed, halves
+        self.rows: dict[Text, Exact] = {}
         self.tokens = list(range(V) if tokens is None else tokens)
         self.most = min(len(self.tokens) if most is None else most, len(self.tokens))
         fit = set(self.tokens) <= set(range(V)) and len(set(self.tokens)) == len(self.tokens)
@@ -68,7 +72,7 @@ class Language:
             f" {self.most}: set `most`.",
         )
 
-    def __call__(self, text: Text) -> np.ndarray: # [V] of Fraction, summing to 1
+    def __call__(self, text: Text) -> Exact: # [V], summing to 1
         "The distribution after a text."
         if text not in self.rows:
             rng = random.Random(f"{self.seed} {text}")
@@ -94,22 +98,23 @@ def _sixteenths(rng: random.Random, n: int) -> list[Fraction]:
     return [Fraction(b - a, 16) for a, b in zip([0, *cuts], [*cuts, 16])]
 
 # %% ../../nbs/lossless/01_proof.ipynb #ed47af24
-# (q, K, source) → draft tokens [n], and the q they came from [n, V]
-Drafting = Callable[[Next, int, RandomSource], tuple[list[int], np.ndarray | None]]
+# (q, K, rng) → draft tokens [n], and the q they came from [n, V]; None: each was certain
+Drafting = Callable[[Next, int, RandomSource], tuple[list[int], Exact]]
 
 # tokens [K], and what each was drawn from, [K, V]
-def sampled(q: Next, K: int, rng: RandomSource) -> tuple[list[int], np.ndarray | None]:
+def sampled(q: Next, K: int, rng: RandomSource) -> tuple[list[int], Exact]:
     "Draft as a model does: each token drawn from q after those before it."
-    tokens, rows = [], []
+    tokens: list[int] = []
+    rows: list[Exact] = []
     for _ in range(K):
         rows.append(q(tuple(tokens)))
         tokens.append(rng.categorical(rows[-1]))
     return tokens, np.stack(rows) if rows else None
 
 # tokens [K], and None: each was certain
-def sure(q: Next, K: int, rng: RandomSource) -> tuple[list[int], np.ndarray | None]:
+def sure(q: Next, K: int, rng: RandomSource | None = None) -> tuple[list[int], None]:
     "Draft greedily: q's likeliest token each time. That is a delta, and `rng` is not used."
-    tokens = []
+    tokens: list[int] = []
     for _ in range(K): tokens.append(int(q(tuple(tokens)).argmax()))
     return tokens, None
 
@@ -121,7 +126,7 @@ def one_round(verify: VerifyRule, p: Next, q: Next,
              ) -> Text: # the 1…K + 1 tokens that the round emits
     "Draft after the empty text, then verify against p's rows."
     tokens, rows = draft(q, K, rng)
-    targets = np.stack([p(tuple(tokens[:i])) for i in range(len(tokens) + 1)])
+    targets: Exact = np.stack([p(tuple(tokens[:i])) for i in range(len(tokens) + 1)])
     num_accepted, next_token = verify(targets, rows, tokens, rng)
     return (*tokens[:num_accepted], next_token)
 
@@ -131,7 +136,8 @@ def target_distribution(p: Next,
                eos_ids: frozenset[int] = frozenset(), # a text ends earlier after one of these
               ) -> Distribution:
     "The law of the text that the target writes alone: the chain rule, and nothing else."
-    distribution, texts = {}, {(): Fraction(1)}
+    distribution: Distribution = {}
+    texts: Distribution = {(): Fraction(1)}
     while texts:
         text, weight = texts.popitem()
         if len(text) == length or (text and text[-1] in eos_ids): distribution[text] = weight
@@ -144,20 +150,23 @@ def completed(distribution: Distribution,  # of texts of any length
               length: int, # to which they are continued, or cut
              ) -> Distribution:
     "The law of texts that the target goes on writing alone."
-    whole, texts = {}, dict(distribution)
+    whole: Distribution = {}
+    texts = dict(distribution)
     while texts:
         text, weight = texts.popitem()
         if len(text) >= length: whole[text[:length]] = whole.get(text[:length], 0) + weight
         else:
             for token, w in enumerate(p(text)):
-                if w: texts[(*text, token)] = texts.get((*text, token), 0) + weight * w
+                longer = (*text, token)
+                if w: texts[longer] = texts.get(longer, 0) + weight * w
     return whole
 
 # %% ../../nbs/lossless/01_proof.ipynb #2f960063
 # total variation, in [0, 1]; 0 only if the laws are equal
-def distance(a: Distribution, b: Distribution) -> Fraction:
+def distance(a: dict[Outcome, Fraction], b: dict[Outcome, Fraction]) -> Fraction:
     "By how much the probability of an event can differ at most: ½ Σ |a - b|."
-    return sum((abs(a.get(x, 0) - b.get(x, 0)) for x in a.keys() | b.keys()), Fraction(0)) / 2
+    none = Fraction(0)
+    return sum((abs(a.get(x, none) - b.get(x, none)) for x in a.keys() | b.keys()), none) / 2
 
 # %% ../../nbs/lossless/01_proof.ipynb #3d48c900
 @dataclass(frozen=True)
@@ -230,7 +239,8 @@ class Pages:
     looked at."""
     def __init__(self, capacity: int,
                  too_many: int = 0): # tokens that a rollback wrongly leaves: the gallery's mistake
-        self.tokens, self.capacity, self.too_many = [], capacity, too_many
+        self.tokens: list[int] = []
+        self.capacity, self.too_many = capacity, too_many
     @property
     def length(self) -> int: return len(self.tokens)
     def rollback(self, length: int) -> None: del self.tokens[length + self.too_many:]
@@ -252,17 +262,18 @@ class ExactModel(CausalLM):
     """A language behind the interface of a causal language model. Its logits *are* probabilities;
     use them with `AsIs`, or with `SamplingParams()` for greedy text. It answers to what its cache
     holds after the prompt's one token, so a cache that is wrong gives wrong rows."""
-    device, context_length = torch.device("cpu"), 10 ** 6
+    device, dtype, context_length = torch.device("cpu"), torch.float32, 10 ** 6
     def __init__(self, language: Next,
                  V: int): # width of its rows; tokens from V on have probability 0 in the language
-        self.language, self.vocab_size, self.caches = language, V, []
+        self.language, self.vocab_size = language, V
+        self.caches: list[Pages] = []
 
-    def new_cache(self, capacity: int) -> Pages:
+    def new_cache(self, capacity: int) -> Pages: # type: ignore[override] # stands in for a KVCache
         "An empty one; the model remembers it, so that `memory_of` finds it."
         self.caches.append(Pages(capacity))
         return self.caches[-1]
 
-    def forward(self, ids: Tensor,           # [1, T]
+    def forward(self, ids: Tensor,           # type: ignore[override] # [1, T]
                 cache: Pages,                # what was read before
                 last: int | None = None,     # how many rows; None: all T
                 layers: Sequence[int] = (),  # it has none
@@ -328,7 +339,8 @@ def distribution_of_rounds(start: Callable[[RandomSource], Started], # starts a 
     exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
     length = require_int(length, "length, the tokens of a text,", 1)
     # by length of the text: state → text, rounds so far, the choices that led there, probability
-    distribution, levels = {}, [{} for _ in range(length)]
+    distribution: Distribution = {}
+    levels: list[dict[Hashable, Any]] = [{} for _ in range(length)]
     levels[0][()] = (), 0, (), Fraction(1)
     # rounds only add to a text: when a level's turn comes, nothing can join it any more
     for level in levels:
@@ -370,26 +382,27 @@ def _next_round(
         else: yield (*text, *new.emitted), memory(), rng, False
 
 # %% ../../nbs/lossless/01_proof.ipynb #0d9a0f54
-# what `specdec.loop.speculate` is: (target, drafter, prompt, transform, source, K,
+# what `specdec.loop.speculate` is: (target, drafter, prompt, sampling, rng, K,
 # max_new_tokens, eos_ids)
 Loop = Callable[..., Iterator[Round]]
 
 # %% ../../nbs/lossless/01_proof.ipynb #fab36728
 def loop_error(loop: Loop,
-               drafter: Callable[[], object],         # makes a drafter
+               drafter: Callable[[], Drafter],        # makes a drafter
                p: Next, K: int, V: int,
                case: str,                             # what the line is called
                max_new_tokens: int | None = None,     # None: so many that no round is cut
                eos_ids: frozenset[int] = frozenset(),
-               model: type[ExactModel] = ExactModel,  # what is put in front of p
+               # (p, V) → the target: what is put in front of p
+               model: Callable[[Next, int], CausalLM] = ExactModel,
                greedy: bool = False,                  # at temperature 0
                merge: bool = True,                    # see `distribution_of_rounds`
               ) -> Proven:
     """Walk a whole loop until K + 3 tokens exist, and compare their joint law with the target's:
     the prompt's token, a round that is accepted with its bonus, and one token more, so that what a
     full round leaves behind shows. With `max_new_tokens`: to the end, and the ends must agree."""
-    length, limit = max_new_tokens, max_new_tokens
-    if max_new_tokens is None: length, limit = K + 3, 2 * (K + 3)
+    length = K + 3 if max_new_tokens is None else max_new_tokens
+    limit = 2 * (K + 3) if max_new_tokens is None else max_new_tokens
     def start(rng: RandomSource) -> Started:
         target, drafting = model(p, V), Remembering(drafter())
         sampling = SamplingParams() if greedy else AsIs()
@@ -419,11 +432,11 @@ class LanguageState:
 
 def likeliest_chain(q: Next, K: int) -> SimpleNamespace: # tokens [K], and q = None
     "The likeliest tokens, one behind the other."
-    return SimpleNamespace(tokens=sure(q, K, None)[0], q=None)
+    return SimpleNamespace(tokens=sure(q, K)[0], q=None)
 
 class Sure:
     "A greedy drafter: the likeliest tokens of a language after the sequence so far, as certain."
-    layers = ()
+    layers: Sequence[int] = ()
     def __init__(self, language: Next): self.language = language
     def start(self, tokens, features, limit, eos_ids=()):
         return LanguageState(self.language, tokens, likeliest_chain)
@@ -469,7 +482,9 @@ class ExactDecoder(Llama):
     frequencies = torch.tensor([2 * math.pi / places])
     def __init__(self, language: Next,
                  V: int): # width of its rows
-        self.language, self.vocab_size, self.layers, self.caches = language, V, [None], []
+        self.language, self.vocab_size = language, V
+        self.layers = [cast(Layer, None)]  # one, without weights
+        self.caches: list[KVCache] = []
 
     @property
     def config(self) -> SimpleNamespace:
@@ -502,7 +517,9 @@ def _text_of(seen: Tensor) -> tuple: # [places, V], bool
 # %% ../../nbs/lossless/01_proof.ipynb #crowd007
 def likeliest_tree(q: Next, K: int) -> Draft: # of K nodes
     "The likeliest paths, two tokens behind each node."
-    tree, waiting = Draft([], parents=[]), []
+    tokens: list[int] = []
+    parents: list[int] = []
+    waiting: list[tuple[Fraction, int, Text]] = []
     def follow(node: int, path: Text, chance: Fraction) -> None:
         row = q(path)
         for token in row.argsort()[::-1][:2].tolist():
@@ -510,14 +527,14 @@ def likeliest_tree(q: Next, K: int) -> Draft: # of K nodes
     follow(-1, (), Fraction(1))
     for node in range(K):
         chance, parent, path = heapq.heappop(waiting)
-        tree.tokens.append(path[-1])
-        tree.parents.append(parent)
+        tokens.append(path[-1])
+        parents.append(parent)
         follow(node, path, -chance)
-    return tree
+    return Draft(tokens, parents=parents)
 
 class Branches:
     "A drafter of trees: the likeliest paths of a language."
-    layers = ()
+    layers: Sequence[int] = ()
     def __init__(self, language: Next): self.language = language
     def start(self, tokens, features, limit, eos_ids=()):
         return LanguageState(self.language, tokens, likeliest_tree)
@@ -545,7 +562,7 @@ def batch_error(batch: Callable, # what `specdec.loop.speculate_batch` is
                 model_drafter: Callable, # (model, V) → a drafter that samples from it
                 p: Next, q: Next, K: int, V: int,
                 case: str,
-                model: type[ExactDecoder] = ExactDecoder,
+                model: Callable[[Next, int], CausalLM] = ExactDecoder, # (p, V) → the target
                ) -> Proven:
     """Walk three texts, two at a time, to their ends: their joint law, and the product of three
     laws of the target."""
@@ -553,7 +570,8 @@ def batch_error(batch: Callable, # what `specdec.loop.speculate_batch` is
     def together(rng: RandomSource) -> tuple[Text, ...]:
         drafters = model_drafter(ExactModel(q, V), V), Sure(q), NoDrafter()
         target = model(p, V)
-        texts = [Request(target, prompt, drafter, AsIs(), rng, K, length)
+        sampling = cast(SamplingParams, AsIs())
+        texts = [Request(target, prompt, drafter, sampling, rng, K, length)
                  for prompt, drafter, length in zip(prompts, drafters, lengths)]
         said: list[list[int]] = [[] for _ in texts]
         for i, r in batch(target, texts, 2): said[i] += r.emitted
@@ -588,8 +606,8 @@ def prove_batches(batch: Callable, model_drafter: Callable, # as for `batch_erro
             yield batch_error(batch, model_drafter, p, q, K, V, alone, ExactRows)
 
 # %% ../../nbs/lossless/01_proof.ipynb #forked9
-# (q [V], how many, source) → candidates for one place, and what each was drawn from; None: certain
-Drawing = Callable[[np.ndarray, int, RandomSource], tuple[list[int], np.ndarray | None]]
+# (q [V], how many, rng) → candidates for one place, and what each was drawn from; None: certain
+Drawing = Callable[[Exact, int, RandomSource], tuple[list[int], Exact]]
 
 # %% ../../nbs/lossless/01_proof.ipynb #forked001
 def candidates_error(judge: Callable, # as `specdec.lossless.proof.recursive_rejection`
@@ -653,7 +671,8 @@ def draw_distinct(
 ) -> tuple[list[int], Tensor]: # candidates [n], and what each was drawn from, [n, V]
     """Draws from q without replacement: each from what those before it have left, divided by its
     sum (Jeon et al. 2024, "Recursive speculative decoding")."""
-    n, tokens = require_int(n, "n, the candidates,", 1), []
+    n = require_int(n, "n, the candidates,", 1)
+    tokens: list[int] = []
     rows = q[None][[0] * min(n, int((q > 0).sum()))]  # a copy of q for each
     for row in rows:
         row[tokens] = 0
@@ -685,4 +704,5 @@ def best_acceptance(
     p, q = p[known], q[known]
     order = (p / q).argsort()
     gaps = p[order].cumsum(0) - q[order].cumsum(0) ** n
-    return 1 + min(gaps.min(), 0)
+    lowest: Any = gaps.min()  # a fraction, or a tensor
+    return 1 + min(lowest, 0)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sampling import RandomSource
 from ..errors import InputError, NumericalError, check
-from .enumerate import exact_distribution
+from .enumerate import Enumerator, exact_distribution
 
 # %% ../../nbs/lossless/05_symbolic_uniform.ipynb #279bfa92
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class SymbolicUniform:
             "Gumbel noise) is used again. What it is after the race can't be followed, and using "
             "one number twice is a mistake in most programs: draw a fresh one.",
         )
-        t = min(max(t, self.low), self.high)
+        t = Fraction(min(max(t, self.low), self.high))
         if t == self.low or t == self.high: return t == self.high
         yes = self.rng.bernoulli((t - self.low) / (self.high - self.low))
         if yes: self.high = t
@@ -84,7 +85,8 @@ def _undo(step: Step, t: Fraction | float, closed: bool) -> tuple[Fraction | flo
         if name == "at least": return (t if meant else -math.inf), closed, False
         return (math.inf if meant else t), closed, False
     if name == "rounded": return (*_rounded(constants[0], t, closed), False)
-    return _drawn(*constants, t, closed), False, False
+    dtype, distribution = constants
+    return _drawn(dtype, distribution, t, closed), False, False
 
 def _unscaled(a: Fraction | float, t: Fraction | float, closed: bool):
     "Which x does a·x send below t (or to t, if closed)?"
@@ -136,8 +138,8 @@ class Number:
     ) -> bool:
         "Whether it lies below t (or at t, if closed)."
         if math.isnan(t): return False
-        t, other_side = self.traced(as_fraction(t), closed)
-        return self.uniform.below(t) != other_side
+        threshold, other_side = self.traced(as_fraction(t), closed)
+        return self.uniform.below(threshold) != other_side
 
 # %% ../../nbs/lossless/05_symbolic_uniform.ipynb #49d43787
 _FORMATS = {  # significant bits, smallest exponent
@@ -204,14 +206,18 @@ _Race = tuple[str, Fraction | float, Fraction | float]  # kind, factor, offset
 def _read(number: Number) -> _Race:
     """What a number is that was made for a race: "E" (factor × exponential), "1/E" (factor /
     exponential) or "G" (factor × Gumbel + offset). Raises `InputError` for everything else."""
-    read = "U", Fraction(1), Fraction(0)
+    read: _Race = "U", Fraction(1), Fraction(0)
     for step in number.steps: read = _after(step, *read)
     return read
+
+def _gap(x: Fraction | float, y: int) -> Fraction | float:
+    "How far apart they are."
+    return x - y if x > y else y - x
 
 def _after(step: Step, kind: str, a: Fraction | float, b: Fraction | float) -> _Race:
     "What a·x + b is after one more step, for an x of that kind."
     name, *constants = step
-    c = constants[0] if constants else None
+    c: Any = constants[0] if constants else 0
     if name == "drawn" and c not in FEW_BITS: return kind, a, b
     if name == "scale": return kind, a * c, b * c if b else b
     if name == "shift" and kind in ("U", "G"): return kind, a, b + c
@@ -220,8 +226,8 @@ def _after(step: Step, kind: str, a: Fraction | float, b: Fraction | float) -> _
         near_an_end = abs(c) <= _TINY or abs(1 - c) <= _TINY
         if near_an_end: return kind, a, b
     if name == "log" and kind == "U":
-        is_u = abs(a - 1) + abs(b) <= 2 * _TINY
-        is_one_minus_u = abs(a + 1) + abs(b - 1) <= 2 * _TINY
+        is_u = _gap(a, 1) + _gap(b, 0) <= 2 * _TINY
+        is_one_minus_u = _gap(a, -1) + _gap(b, 1) <= 2 * _TINY
         if is_u or is_one_minus_u: return "E", Fraction(-1), Fraction(0)
     if name == "log" and kind == "E" and a > 0: return "G", Fraction(-1), _log(a)
     if name == "log" and kind == "1/E": return "G", Fraction(1), _log(a)
@@ -314,7 +320,7 @@ class SymbolicTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return _ANSWERS[name](func, *args, **(kwargs or {}))
 
-    def item(self) -> "SymbolicTensor": # without dimensions
+    def item(self) -> "SymbolicTensor": # type: ignore[override] # without dimensions
         "The number alone, in float64 as Python has it; still undecided."
         check(self.positions.numel() == 1, "item() is for a tensor of one number.")
         return symbolic_tensor(self.numbers.reshape(()), torch.float64)
@@ -326,7 +332,7 @@ class SymbolicTensor(Tensor):
 
     def tolist(self): return [u.tolist() for u in self] if self.positions.dim() else self.item()
     def __format__(self, spec): return repr(self)
-    def __repr__(self):
+    def __repr__(self, *, tensor_contents=None):
         return f"SymbolicTensor(shape {tuple(self.positions.shape)}, not decided yet)"
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #1024e6f4
@@ -344,8 +350,10 @@ def _each(function: Callable, *arrays: np.ndarray) -> np.ndarray: # of the same 
 
 def _hold(tensor: Tensor, store: np.ndarray, positions: Tensor) -> SymbolicTensor:
     "Turn a tensor into one of symbolic numbers; it is still the same object."
-    tensor.__class__, tensor.store, tensor.positions = SymbolicTensor, store, positions
-    return tensor
+    tensor.__class__ = SymbolicTensor
+    held = cast(SymbolicTensor, tensor)
+    held.store, held.positions = store, positions
+    return held
 
 def symbolic_tensor(
     numbers: np.ndarray,                 # of Number
@@ -373,9 +381,9 @@ def _fill(buffer: Tensor, numbers: np.ndarray) -> SymbolicTensor: # the buffer
         size = whole.untyped_storage().nbytes() // whole.element_size()
         if not isinstance(whole, SymbolicTensor):
             store = np.empty(size, dtype=object) if whole is buffer else _known(whole, size)
-            _FILLED.append(_hold(whole, store, _places(whole, size)))
+            _FILLED.append(whole := _hold(whole, store, _places(whole, size)))
         if not isinstance(buffer, SymbolicTensor):
-            _FILLED.append(_hold(buffer, whole.store, _places(buffer, size)))
+            _FILLED.append(buffer := _hold(buffer, whole.store, _places(buffer, size)))
         buffer.store[buffer.positions.flatten().numpy()] = numbers.ravel()
         buffer.as_subclass(Tensor).detach().fill_(math.nan)
     return buffer
@@ -387,7 +395,7 @@ def _places(tensor: Tensor, size: int) -> Tensor: # of its shape
 def _known(whole: Tensor, size: int) -> np.ndarray: # of Number, [size]
     "All that a tensor's memory holds, as numbers that are known."
     memory = whole.as_strided((size,), (1,), 0).detach().cpu().double().numpy()
-    def known(x): return Number(SymbolicUniform(None), (("scale", 0), ("shift", as_fraction(x))))
+    def known(x): return Number(SymbolicUniform(Enumerator()), (("scale", 0), ("shift", as_fraction(x))))
     return _each(known, memory.astype(object))
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #ef0ed3e7
@@ -621,7 +629,7 @@ def _fresh(
     "New uniform numbers in [low, high)."
     distribution = uniform_distribution(dtype, torch.device(device).type)
     if distribution == "continuous" and grid: distribution = "grid"
-    steps = [] if distribution == "continuous" else [("drawn", dtype, distribution)]
+    steps: list[Step] = [] if distribution == "continuous" else [("drawn", dtype, distribution)]
     if high - low != 1: steps.append(("scale", as_fraction(high) - as_fraction(low)))
     if low: steps.append(("shift", as_fraction(low)))
     def number(_): return Number(SymbolicUniform(rng), tuple(steps))
@@ -665,11 +673,11 @@ def _draws(function: Callable) -> Callable:
 @_draws
 def _rand(rng, grid, *size, generator=None, out=None, dtype=None, device=None, layout=None,
           pin_memory=False, requires_grad=False, **kwargs):
-    if len(size) == 1 and isinstance(size[0], (tuple, list)): size = size[0]
-    size = tuple(map(int, kwargs.get("size", size)))
+    shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+    shape = tuple(map(int, kwargs.get("size", shape)))
     if dtype is None: dtype = torch.get_default_dtype() if out is None else out.dtype
     if device is None: device = torch.get_default_device()
-    numbers = _fresh(rng, grid, size, dtype, device)
+    numbers = _fresh(rng, grid, shape, dtype, device)
     return symbolic_tensor(numbers, dtype, device) if out is None else _fill(out, numbers)
 
 @_draws
@@ -766,11 +774,15 @@ def _watch(frame, event, called):
         check(name not in ("random", "getrandbits"), _ELSEWHERE.format("Python's `random`"))
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #f337ddc3-2
+def _numpy_state() -> tuple: # 624 words, and which is next
+    "Where numpy's global generator stands."
+    return cast(tuple, np.random.get_state())[1:3]
+
 @contextmanager
 def _watched() -> Iterator[None]:
     """Notice what the stand-ins can't see: seeds that are set inside, and draws from Python's,
     numpy's and torch's own global generators."""
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1:3]
+    before, numpy_before = torch.get_rng_state(), _numpy_state()
     profiler = sys.getprofile()
     sys.setprofile(_watch)
     try: yield
@@ -780,8 +792,7 @@ def _watched() -> Iterator[None]:
     torch_own = ("torch's own generator (in compiled code, or in a function of torch that specdec "
                  "does not replace)")
     check(torch.equal(before, torch.get_rng_state()), _ELSEWHERE.format(torch_own))
-    numpy_after = np.random.get_state()[1:3]
-    same = all(np.array_equal(a, b) for a, b in zip(numpy_before, numpy_after))
+    same = all(np.array_equal(a, b) for a, b in zip(numpy_before, _numpy_state()))
     check(same, _ELSEWHERE.format("numpy's global generator"))
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #bb4edda5

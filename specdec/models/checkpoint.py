@@ -6,7 +6,6 @@
 __all__ = ['Checkpoint']
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #781259cc
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelError
+from ..files import parse_json
 from .linear import Int4Linear, Linear, has_layouts, is_batch_invariant, stored_levels
 from .hub import FOUR_BITS, GRID, INT4, MANIFEST, pick_dtype
 
@@ -205,7 +205,7 @@ class StoredRows:
         self.file = open(path, "rb", buffering=0)
         self.dtype, self.lock = dtype, threading.Lock()
         length = int.from_bytes(self.file.read(8), "little")
-        entry = json.loads(self.file.read(length))[name]
+        entry = parse_json(self.file.read(length))[name]
         self.stored, self.width = self.DTYPES[entry["dtype"]], entry["shape"][1]
         self.start = 8 + length + entry["data_offsets"][0]
 

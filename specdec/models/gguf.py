@@ -6,7 +6,6 @@
 __all__ = ['export_gguf', 'original_gguf', 'export_head']
 
 # %% ../../nbs/engine/15_gguf.ipynb #d1feb382
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,8 +23,7 @@ from ..errors import ModelError, check
 from ..drafters.head import Head, load_head
 from ..drafters.model import TOKENS_FILE
 from .loading import read_config
-from ..files import local_path, locked
-from ..files import written_whole
+from ..files import local_path, locked, parse_json, written_whole
 from specdec.models.hub import (
     DTYPES, GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf,
     load_tokenizer,
@@ -99,7 +97,7 @@ def cut_of(tokenizer) -> str: # a transformers tokenizer
     "What llama.cpp calls the way it cuts words; raises `ModelError` for one that we don't know."
     backend = getattr(tokenizer, "backend_tokenizer", None)
     cut = backend.pre_tokenizer if backend else None
-    if backend and cut and json.loads(backend.to_str())["model"]["type"] == "BPE":
+    if backend and cut and parse_json(backend.to_str())["model"]["type"] == "BPE":
         pieces = cut.pre_tokenize_str(_TELLING)
         for name, known in cuts().items():
             if known.pre_tokenize_str(_TELLING) == pieces: return name
@@ -126,7 +124,7 @@ def add_tokenizer(writer, tokenizer, size: int) -> None: # tokens of the model
     "The tokenizer's metadata; raises `ModelError` for a kind that we can't write."
     cut = cut_of(tokenizer)
     texts, kinds = vocabulary(tokenizer, size)
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    merges = parse_json(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     first = tokenizer("a").input_ids[:1]
     writer.add_tokenizer_model("gpt2")  # the format's word for byte-level BPE
     writer.add_tokenizer_pre(cut)

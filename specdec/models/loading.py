@@ -6,7 +6,6 @@
 __all__ = ['load_model', 'MemoryNeeded', 'memory_needed', 'load']
 
 # %% ../../nbs/engine/09_loading.ipynb #6bab2fd4
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,9 +30,7 @@ from specdec.errors import (
 from ..drafters.model import NarrowLM, TOKENS_FILE
 from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
-from ..files import first_line
-from ..files import local_path
-from ..files import say
+from ..files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
     FOUR_BITS, INT4, STORED, find_config, find_model, has_int4, load_tokenizer, load_transformers,
     pick_device, pick_dtype, weights_digest,
@@ -406,9 +403,9 @@ def end_tokens(folder: Path, tokenizer) -> frozenset[int]: # token ids
     paths = [folder / "generation_config.json", folder / "config.json"]
     file = next((path for path in paths if path.exists()), None)
     try:
-        stored = json.loads(file.read_text(encoding="utf-8")) if file else {}
+        stored = parse_json(file.read_text(encoding="utf-8")) if file else {}
         ends = stored.get("eos_token_id", (stored.get("text_config") or {}).get("eos_token_id"))
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ModelError(
             f"Where texts end can't be read from {file} ({first_line(error)})."
         ) from error

@@ -12,19 +12,18 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ..errors import InputError, check
 from ..models.loading import load_model
 from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
-from ..files import written_together
+from ..files import locked, written_together
 from ..models.protocol import CausalLM
-from .data import SampleConfig, Teacher, answer_marks, read_rows, sample
+from .data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all
 from .student import STUDENTS, DistillConfig
 
@@ -46,26 +45,21 @@ def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None: 
         config.batch % count == 0,
         f"A batch of {config.batch} rows can't be shared out evenly among {count} processes.",
     )
-    student = STUDENTS[config.kind](config, target, np.zeros(target.vocab_size, int))
-    Teacher(target, student.tokens, student.layers)
+    own = own_decoder(target)
+    student = STUDENTS[config.kind](config, own, np.zeros(own.vocab_size, int))
+    Teacher(own, student.tokens, student.layers)
 
 @contextmanager
 def _alone(folder: Path, process: Process) -> Iterator[None]: # the drafter's
     """One run at a time writes to a folder; what killed ones left half-written there is swept away.
     Raises `InputError` while another is at work."""
     training = folder / "training"
-    if process.rank == 0:
-        lock = FileLock(training / "run.lock")
-        try: lock.acquire(timeout=0)
-        except Timeout as error:
-            raise InputError(f"Another run writes to {folder}: wait until it has ended, or take "
-                             "another folder.") from error
-        for half in folder.glob(".partial-*"): shutil.rmtree(half)
-        for half in training.rglob("*.partial"): half.unlink()
-    wait_for_all(process)
-    try: yield
-    finally:
-        if process.rank == 0: lock.release()
+    with locked(training, wait=False) if process.rank == 0 else nullcontext():
+        if process.rank == 0:
+            for half in folder.glob(".partial-*"): shutil.rmtree(half)
+            for half in training.rglob("*.partial"): half.unlink()
+        wait_for_all(process)
+        yield
 
 def _training_texts(config: DistillConfig, target: CausalLM, process: Process) -> Path:
     """The folder of the texts to train on: what is given, or what the target has written or writes
@@ -99,7 +93,7 @@ def distill(config: DistillConfig) -> Path: # the drafter's folder
         data = _training_texts(config, target, process)
         wait_for_all(process)
         rows, tokenizer = read_rows(data, target.vocab_size), load_tokenizer(found)
-        training = Training(config, target, rows, process, answer_marks(tokenizer))
+        training = Training(config, own_decoder(target), rows, process, answer_marks(tokenizer))
         for line in train(training): tqdm.write(_summary_of(line), file=sys.stderr)
         if process.rank == 0:
             if config.kind == "lm":

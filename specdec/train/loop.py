@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import ModelError, check
-from ..files import append_whole, written_whole
+from ..files import append_whole, parse_json, written_whole
 from ..files import first_line
 from ..models.hub import pick_device, pick_dtype
 from ..verify import acceptance_probability
@@ -131,12 +131,13 @@ def wait_for_all(process: Process) -> None:
     from accelerate import PartialState
     PartialState().wait_for_everyone()
 
-def average_gradients(parameters: list[Tensor]) -> None:
+def average_gradients(parameters: list[nn.Parameter]) -> None:
     "The mean over all processes, in place: one exchange for all of them."
     from accelerate.utils import reduce
-    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
-    means = reduce(flat, reduction="mean").split([p.numel() for p in parameters])
-    for p, mean in zip(parameters, means): p.grad.copy_(mean.view_as(p))
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    means = reduce(flat, reduction="mean").split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means): gradient.copy_(mean.view_as(gradient))
 
 # %% ../../nbs/drafters/14_loop.ipynb #7be00b17
 def tokens_of_round(alphas: Tensor, # chance at each step, if it is tried, [..., K]
@@ -160,7 +161,7 @@ def rows_to_evaluate(held: np.ndarray,   # held-out rows, [N, T]
     held, counts = held[some], counts[some]
     rounds = sliding_window_view(counts[:, start:], DRAFTED, 1).all(-1)
     check(
-        rounds.any(),
+        bool(rounds.any()),
         f"No held-out row has {DRAFTED} tokens of an answer after its first {start} "
         "tokens, so there is nothing to measure on: make the rows longer, or give more of them.",
     )
@@ -256,7 +257,7 @@ def load_checkpoint(path: Path, module: nn.Module,
                     optimizers: dict[str, torch.optim.Optimizer]) -> dict: # the counters
     "Put everything back; raises `ModelError` if the file is damaged or belongs to another drafter."
     try:
-        with safe_open(path, "pt") as file: state = json.loads(file.metadata()["state"])
+        with safe_open(path, "pt") as file: state = parse_json(file.metadata()["state"])
         whole_step = isinstance(state, dict) and type(state.get("step")) is int
         if not whole_step or state["step"] < 0: raise ValueError("it does not say which step it is")
         _put_back(load_file(path), module, optimizers)
@@ -280,7 +281,7 @@ class Training:
         # together: rows held out without an answer must not count as a whole where others have some
         inside = in_answers(np.concatenate((train, held)), marks)
         learned, measured = inside[:len(train)], inside[len(train):]
-        check(learned.any(), "No row to train on has an answer, so there is nothing to learn from: "
+        check(bool(learned.any()), "No row to train on has an answer, so there is nothing to learn from: "
               "give more rows.")
         self.counts = torch.from_numpy(learned).to(self.device)
         counts = count_tokens(train, target.vocab_size)
@@ -324,7 +325,8 @@ class Training:
         return loss.item()
 
     def evaluate(self) -> dict:
-        "α and τ on held-out rows."
+        "α and τ on held-out rows; the first process alone has them."
+        assert self.held is not None
         with self.autocast(): return evaluate(self.student, self.teacher, self.held, self.start)
 
 # %% ../../nbs/drafters/14_loop.ipynb #9c74c94b
@@ -338,10 +340,10 @@ def _logged(log: Path) -> list[dict]:
     found = []
     for number, line in enumerate(finished, 1):
         try:
-            found.append(json.loads(line))
+            found.append(parse_json(line))
             if not isinstance(found[-1], dict) or type(found[-1].get("step")) is not int:
                 raise ValueError('it has no whole number "step"')
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ModelError(f"{log}, line {number} is not a measurement ({error}): "
                              "delete that line.") from error
     return found

@@ -74,7 +74,7 @@ class DistillConfig:
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
     data: str | None = None
-    # without data: a file of questions to answer, see `read_prompts`; None: the target asks, too
+    # without data: a file of questions to answer, as `specdec generate --prompts` takes; None: the target asks, too
     prompts: str | None = None
     # tokens to sample if there is no data; None: as many as `tokens`
     samples: Count | None = None
@@ -117,10 +117,12 @@ class DistillConfig:
 # %% ../../nbs/drafters/13_student.ipynb #f5676395
 class Student(Protocol):
     "A drafter that is being trained."
-    module: nn.Module       # what has parameters
     tokens: Tensor          # its vocabulary: target ids, rising, [D]
     layers: tuple[int, ...] # the target's hidden states that it reads
     steps: int              # how many draft tokens in a row it is trained on
+
+    @property
+    def module(self) -> nn.Module: "What has parameters."
 
     def predictions(self, ids: Tensor,      # texts, [B, T]
                     features: Tensor,       # the target's, [B, T, F]
@@ -162,7 +164,8 @@ class HeadStudent:
     def __init__(self, config: DistillConfig, target: Llama, counts: np.ndarray): # as `_first_head`
         self.head = self.module = _first_head(config, target, counts)
         self.target, self.steps = target, config.unroll
-        self.layers, self.tokens = self.head.config.layers, self.head.draft_tokens
+        self.layers: tuple[int, ...] = self.head.config.layers
+        self.tokens = self.head.draft_tokens
 
     def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int,
                     where: Tensor) -> Iterator[Tensor]:
@@ -219,12 +222,11 @@ def _trained_llama(folder: Path, target: Llama) -> tuple: # a `LlamaForCausalLM`
     "A small Llama that was trained before; raises `ModelError` if there is none for this target."
     from transformers import LlamaForCausalLM
     model = load_model(folder, torch.device("cpu"), torch.float32, use="draft")
-    narrow = isinstance(model, NarrowLM)
-    inner = model.model if narrow else model
+    inner = model.model if isinstance(model, NarrowLM) else model
     if model.vocab_size != target.vocab_size or not isinstance(inner, Llama):
         raise ModelError(f"There is no small Llama for this target in {folder}: "
                          "expected what `specdec distill --kind lm --out` wrote.")
-    tokens = model.tokens if narrow else torch.arange(model.vocab_size)
+    tokens = (model.tokens if isinstance(model, NarrowLM) else torch.arange(model.vocab_size))
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens
 
 # %% ../../nbs/drafters/13_student.ipynb #3859cfc0
@@ -236,7 +238,8 @@ class LMStudent:
         else:
             self.tokens = frequent_tokens(counts, config.vocab)
             self.module = _small_llama(config, target, self.tokens)
-        self.target, self.layers, self.steps = target, (), 1
+        self.target, self.steps = target, 1
+        self.layers: tuple[int, ...] = ()
         self.module.to(target.device)
         self.narrow = narrow_ids(self.tokens, target.vocab_size).to(target.device)
 
