@@ -6,6 +6,7 @@
 __all__ = ['Request', 'step', 'speculate', 'serve', 'speculate_batch']
 
 # %% ../nbs/path/04_speculative.ipynb #c6816b58
+#| code-fold: true
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ from .models.protocol import CausalLM
 from .verify import VerifyRule, default_rule, greedy_match, walk
 
 # %% ../nbs/path/04_speculative.ipynb #f0a686d0
+#| code-fold: true
 def _read(target: CausalLM, tokens: list[int], cache: KVCache, layers: Iterable[int],
           last: int | None = None) -> tuple[Tensor, Tensor | None]:
     """One forward over the new tokens: logits [n, V], or the `last` rows of them; the hidden states

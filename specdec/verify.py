@@ -6,6 +6,7 @@
 __all__ = ['promises', 'greedy_match', 'VerifyRule', 'residual', 'delta', 'speculative_sampling', 'acceptance_probability', 'default_rule', 'sample_and_match', 'distribution_of_token', 'LossyLenience', 'LossyTypical', 'block_weights', 'block_verification', 'walk']
 
 # %% ../nbs/path/03_rejection.ipynb #73a3a492
+#| code-fold: true
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 

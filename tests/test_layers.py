@@ -14,7 +14,6 @@ import grimp
 import pytest
 from importlinter.api import read_configuration
 
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "specdec"
 
