@@ -24,6 +24,7 @@ import specdec
 from specdec import answers, cli, errors, registry
 from specdec import pair as pairs
 from specdec.cli import ExitCode, app
+from specdec.drafters.load import shipped
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
 from specdec.models import hub, loading
@@ -186,6 +187,8 @@ def test_help_lists_the_doctor_before_what_takes_long():
 
 def test_help_loads_nothing_heavy():
     code = """import sys
+from typer.testing import CliRunner
+from specdec.cli import app
 assert CliRunner().invoke(app, ["compare", "-h"]).exit_code == 0
 assert CliRunner().invoke(app, ["generate", "x", "-K", "0"]).exit_code == 2
 print(sorted({"torch", "transformers", "numpy"} & sys.modules.keys()))"""
@@ -720,7 +723,7 @@ def drafted_by(monkeypatch) -> list:
 
 
 def test_any_target_with_any_draft(loads, monkeypatch):
-    folder, small = str(hub.fetch()), str(pairs.shipped("smollm2-draft"))
+    folder, small = str(hub.fetch()), str(shipped("smollm2-draft"))
     seen = drafted_by(monkeypatch)
     float32 = ("--dtype", "float32", "--target", folder)
     expected = ids_of(*float32, "--draft", "none")
@@ -1142,7 +1145,7 @@ def test_plain_decoding_gets_the_model_that_is_loaded_for_it(words, asked, one_l
 
 
 def test_a_trained_drafter_by_its_folder(one_load):
-    folder = str(pairs.shipped("smollm2-head"))
+    folder = str(shipped("smollm2-head"))
     given, own = (
         run("generate", "Hi", "--pair", pair, "--max-new-tokens", "8", "--json", *more)
         for pair, more in (("smollm2-draft", ["--drafter", folder]), ("smollm2-head", []))
@@ -1193,6 +1196,7 @@ def test_streams_that_are_closed_full_or_gone(line, code, says):
 def test_a_closed_stream_does_not_lend_its_number_to_a_file():
     "What is printed must not end in a file that happens to be opened next."
     code = """import os, sys
+from specdec.cli import replace_closed_streams
 replace_closed_streams()
 assert os.open(os.devnull, os.O_RDONLY) > 2
 print("lost", file=sys.stderr)
@@ -1253,7 +1257,7 @@ def test_how_to_decode_with_a_trained_drafter(target, says):
 
 def test_how_to_decode_where_no_pair_has_that_target():
     "The line that is said runs."
-    said = cli.decoded_with(pairs.shipped("smollm2-draft"), str(hub.fetch()))
+    said = cli.decoded_with(shipped("smollm2-draft"), str(hub.fetch()))
     done = run(*shlex.split(said.replace("PROMPT", "Hi"))[1:], "--max-new-tokens", "2", "--json")
     assert done.exit_code == ExitCode.DONE and len(json.loads(done.stdout)["speculative"]["generated_ids"]) == 2
 

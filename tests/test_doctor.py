@@ -199,6 +199,7 @@ def test_a_torch_inside_of_its_range(quick, monkeypatch, version):
 def test_libraries_that_cannot_be_imported():
     "In a process of its own, where torch is a file that fails; the other questions aren't asked."
     code = """import sys
+from specdec.cli import main
 sys.modules["torch"] = None
 sys.argv = ["specdec", "doctor"]
 from specdec.cli import main
