@@ -17,7 +17,7 @@ from .errors import check, require_int
 
 # %% ../nbs/path/01_autoregressive.ipynb #d734cb18
 class LogitsFunction(Protocol):
-    "A causal language model at its barest."
+    "A causal language model as a function."
     def __call__(self, ids: Tensor) -> Tensor: "Token ids `[B, T]` to logits `[B, T, V]`."
 
 # %% ../nbs/path/01_autoregressive.ipynb #8d18792b
@@ -28,7 +28,7 @@ def generate_uncached(model: LogitsFunction, # ids [1, T] → logits [1, T, V]
                       max_new_tokens: int,
                       eos_ids: frozenset[int] = frozenset(), # stop after one of these
                      ) -> Iterator[int]: # the new tokens, one at a time
-    """The plain loop: run the whole text through the model, sample one token, append it, repeat.
+    """The plain loop: read the whole sequence, sample one token, append it, repeat.
     Raises `InputError` for an empty prompt or a `max_new_tokens` below 1, and `NumericalError`
     naming the step whose logits are not a distribution."""
     check(len(prompt) > 0, "The prompt is empty: give at least one token.")

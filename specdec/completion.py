@@ -41,15 +41,15 @@ class StopChecker:
         return len(tokens)
 
     def stopped(self, text: str, piece: str) -> bool: # whether a stop string is complete
-        """Look for stop strings that end in the newest piece of the text; the one that begins first
-        cuts it."""
+        """Look for stop strings that end in the newest piece of the text, which is cut at the one
+        that begins first."""
         for stop in self.stops if piece else ():
             at = text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1))
             if at >= 0: self.end = at if self.end is None else min(at, self.end)
         return self.end is not None
 
     def new(self, final: bool = False) -> str: # final: nothing can follow
-        "What is new, but not yet what may turn out to be the beginning of a stop string."
+        "The new text, without an end that may be the beginning of a stop string."
         begun = (n for s in self.stops for n in range(1, len(s)) if self.text.endswith(s[:n]))
         held = 0 if final else max(begun, default=0)
         piece = self.text[self.given:len(self.text) - held]
@@ -57,24 +57,24 @@ class StopChecker:
         return piece
 
     def finish(self, ids: list[int]) -> None: # all tokens of the completion
-        "No more will come: read what an interrupt left unread; an unfinished character stays one."
+        "Decode the tokens that an interrupt left, and the unfinished character at the end."
         if self.decoder and self.end is None: self.read(ids[len(self.decoder.ids):])
         if self.decoder and self.end is None: self.decoder.flush()
 
 # %% ../nbs/use/00_completion.ipynb #e50ae492
 class Completion:
-    "One completion while it grows: its rounds with their times, and what each made certain."
-    def __init__(self, checker: StopChecker, # takes the text
-                 tell: bool = True,          # False: the text is not asked for before its end
-                 watched: WatchedLM | None = None, # the target, where log-probabilities are wanted
+    "One completion while it grows: its rounds with their times, text and log-probabilities."
+    def __init__(self, checker: StopChecker, # decodes the text
+                 tell: bool = True,          # False: no events, the text is decoded at the end
+                 watched: WatchedLM | None = None, # the target, if log-probabilities are wanted
                 ):
         self.checker, self.tell, self.watched = checker, tell, watched
         # of each round, for each token: id → log-probability
         self.chances: list[list[dict[int, float]]] = []
-        # rounds with their seconds: one list, so that an interrupt can't part them
+        # rounds with their seconds: one list, so that an interrupt can't separate them
         self.timed: list[tuple[Round, float]] = []
         self.interrupted, self.total_time = False, 0.0
-        self.rest = ""  # of the text: what was held back until the end
+        self.rest = ""  # the end of the text, which was held back
 
     @property
     def rounds(self) -> list[Round]:
@@ -83,7 +83,7 @@ class Completion:
 
     @property
     def seconds(self) -> list[float]: # s
-        "What each of them took."
+        "The time of each round."
         return [seconds for _, seconds in self.timed]
 
     @property
@@ -98,16 +98,16 @@ class Completion:
 
     @property
     def logprobs(self) -> list[dict[int, float]] | None:
-        "Of each token so far; None where they aren't wanted."
+        "Those of each token so far; None if they aren't wanted."
         return [of_one for chances in self.chances for of_one in chances] if self.watched else None
 
     def add_logprobs(self) -> None:
-        "Note how likely the tokens of the last round were, unless that is done."
+        "Add the log-probabilities of the last round, unless they are there."
         if self.watched and len(self.chances) < len(self.timed):
             self.chances.append(self.watched.logprobs(self.timed[-1][0].emitted))
 
     def add(self, r: Round, seconds: float) -> list[Event]:
-        "A round: its tokens, and what each made certain; what follows a stop string is cut off."
+        "Add a round, cut at a stop string; the events of its tokens, with their pieces of text."
         self.timed.append((r, seconds))  # first of all: an interrupt may come from here on
         self.add_logprobs()
         if not self.tell: return []
@@ -122,8 +122,8 @@ class Completion:
                 else Event(token, status, next(certain), logprobs=next(odds, None))
                 for token, status in r.statuses()]
 
-    def finish(self) -> str: # what was held back
-        "No more will come."
+    def finish(self) -> str: # the text that was held back
+        "End the completion."
         self.checker.finish(self.ids)
         piece = self.checker.new(final=True)
         self.rest += piece
@@ -131,10 +131,10 @@ class Completion:
 
     def follow(self, rounds: Iterator[Round],
                stream: Callable[[str], None] | None = None, # called with each new piece of text
-               raise_interrupt: bool = False, # False: an interrupt is kept for the result
+               raise_interrupt: bool = False, # False: an interrupt ends the completion
               ) -> Iterator[Event]:
-        """Take rounds until they end, a stop string appears or the user interrupts, and tell each
-        token. The time until the next event is asked for doesn't count."""
+        """Add rounds until they end, a stop string appears or the user interrupts, and yield the
+        event of each token. The time that the caller spends on an event doesn't count."""
         start = before = time.perf_counter()
         try:
             for r in rounds:
@@ -158,30 +158,30 @@ class Completion:
 
 # %% ../nbs/use/00_completion.ipynb #5erve005
 class BatchClock:
-    "The times of texts that are decoded together, each from the moment when it joins."
+    "The times of the sequences of a batch, each from the moment when it joins."
     def __init__(self, timer: PhaseTimer): # of the whole batch
         self.timer = timer
-        self.first: dict[int, int] = {}    # of each text: the timer's first span that is its own
+        self.first: dict[int, int] = {}    # of each sequence: the first span after it joined
         self.last: dict[int, float] = {}   # when its last round ended
         self.now, self.spans = time.perf_counter(), len(timer.spans)
 
     def tick(self, i: int) -> float: # s
-        "Text i has finished a round: how long it took."
+        "The time of the round that sequence i has just finished."
         before, spans = self.now, self.spans
         self.now, self.spans = time.perf_counter(), len(self.timer.spans)
-        started = self.last.get(i, before)  # a text that is new came after the last tick
+        started = self.last.get(i, before)  # a new sequence joined at the last tick
         self.first.setdefault(i, spans)
         self.last[i] = self.now
         return self.now - started
 
     def own(self, i: int) -> PhaseTimer:
-        "The phases since text i joined, which were also those of others."
-        own = PhaseTimer(self.timer.device)
-        own.spans = self.timer.spans[self.first.get(i, len(self.timer.spans)):]
-        return own
+        "The phases since sequence i joined; it shares them with the rest of the batch."
+        since = PhaseTimer(self.timer.device)
+        since.spans = self.timer.spans[self.first.get(i, len(self.timer.spans)):]
+        return since
 
     def resume(self) -> None:
-        "The caller looked at a result, and all texts stood still: that time counts for none."
+        "Leave out the time that the caller spent on a result, while nothing was decoded."
         still, self.now = time.perf_counter() - self.now, time.perf_counter()
         self.last = {i: at + still for i, at in self.last.items()}
 
@@ -193,11 +193,11 @@ def ratio(a: float, b: float) -> float:
 # %% ../nbs/use/00_completion.ipynb #2788a8b7
 @dataclass
 class PairStats:
-    "Running totals over the texts of a pair (`pair.stats`), and what follows from them."
-    texts: int = 0             # interrupted ones among them
+    "Running totals over the completions of a pair (`pair.stats`), and rates computed from them."
+    texts: int = 0             # completions, interrupted ones included
     tokens: int = 0
     seconds: float = 0.0       # prompts included
-    rounds: int = 0            # of speculative texts, as is all up to `sampling_seconds`
+    rounds: int = 0            # of speculative completions, as all fields to `sampling_seconds`
     round_tokens: int = 0      # what the rounds emitted
     drafted: int = 0
     accepted: int = 0
@@ -205,11 +205,11 @@ class PairStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     sampling_seconds: float = 0.0
-    plain_steps: int = 0       # rounds that drafted nothing, those of plain texts among them
-    plain_seconds: float = 0.0 # theirs, in the layout fastest for plain decoding
+    plain_steps: int = 0       # rounds without a draft, those of plain decoding included
+    plain_seconds: float = 0.0 # of these, in the layout that is fastest for plain decoding
 
     def add(self, result: GenerationResult, seconds: float | None = None) -> None:
-        "Count one more text; seconds: its share of the time, where texts shared it."
+        "Add a result; seconds: its share of a batch's time."
         waits = zip(result.rounds, result.round_latencies[1:])
         plain = [wait / result.plain_factor for r, wait in waits if not r.drafted]
         self.texts += 1

@@ -32,7 +32,7 @@ class GrammarState(Protocol):
     def after(self, token: int) -> "GrammarState":
         "The state after one more token, an allowed one. After an end nothing is asked any more."
     def forced(self) -> list[int]:
-        "Tokens that follow whatever happens, as far as the grammar can tell; often none."
+        "The next tokens if the grammar allows no others; often none."
 
 # %% ../nbs/lossless/14_grammars.ipynb #08417180
 class Grammar(Protocol):
@@ -55,9 +55,9 @@ def start_of(grammar: Grammar, model: CausalLM) -> GrammarState:
 
 # %% ../nbs/lossless/14_grammars.ipynb #ecf9d3fa
 class GrammarLM(WrapperLM):
-    """A model under a grammar: in each row of its logits, what may not follow the tokens read so
-    far is forbidden. What it reads into an empty cache is the prompt; the grammar begins after
-    it. Raises `InputError` for a grammar that allows nothing at all."""
+    """A model under a grammar: in each row of its logits, tokens that the grammar forbids there get
+    minus infinity. The tokens read into an empty cache are the prompt; the grammar begins after
+    it. Raises `InputError` for a grammar that allows no text."""
     def __init__(self, model: CausalLM, grammar: Grammar):
         super().__init__(model)
         self.start, self.prompt = start_of(grammar, model), 0
@@ -66,7 +66,7 @@ class GrammarLM(WrapperLM):
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
-        "As the model's own, masked; see `CausalLM`. It needs a cache, to tell prompt and answer."
+        "The model's logits, masked; see `CausalLM`. It needs a cache, to tell prompt and answer."
         if cache is None: raise InputError("A model under a grammar needs a cache, to know how "
                                            "much of the text is the prompt.")
         before = cache.length
@@ -90,9 +90,10 @@ class GrammarLM(WrapperLM):
 
 # %% ../nbs/lossless/14_grammars.ipynb #c2d16827
 def mask(row: Tensor, # logits, [V]
-         state: GrammarState | None, # None: of a row that nobody will look at
+         state: GrammarState | None, # None: the row is not used, and stays as it is
         ) -> Tensor: # logits, [V]
-    "The row, without what the grammar forbids; raises `ModelError` where it forbids everything."
+    """The row with minus infinity for tokens that the grammar forbids; raises `ModelError` if it
+    forbids all."""
     if state is None: return row
     allowed = state.allowed()
     if not allowed.any(): raise ModelError(
@@ -101,14 +102,13 @@ def mask(row: Tensor, # logits, [V]
     return row.masked_fill(~allowed.to(row.device), float("-inf"))
 
 def fits_to_its_end(grammar: Grammar, model: CausalLM, tokens: Sequence[int]) -> bool:
-    "Whether a text of the grammar is over: it came to an end token, or one may follow."
+    "Whether the tokens are a complete text of the grammar: they end, or may end here."
     state = grammar.start(model)
     for token in tokens:
         if token in model.eos_ids: return True
         state = state.after(token)
     allowed = state.allowed()
     return any(bool(allowed[token]) for token in model.eos_ids)
-
 
 # %% ../nbs/lossless/14_grammars.ipynb #d1a1c09b
 def library():
@@ -257,37 +257,37 @@ class Regex:
 
 # %% ../nbs/lossless/14_grammars.ipynb #ad1a72d3
 class GrammarDraftState(WrapperState):
-    "One sequence, and where its grammar stands."
+    "One sequence, and the state of its grammar."
     def __init__(self, inner: DraftState, grammar: GrammarState, eos_ids: Set[int]):
         super().__init__(inner)
         self.grammar, self.eos_ids = grammar, eos_ids
 
     def follow(self, tokens: list[int]) -> None:
-        "Move the grammar on, up to the end of the sequence."
+        "Advance the grammar by these tokens."
         for token in tokens:
             if token not in self.eos_ids: self.grammar = self.grammar.after(token)
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "What is forced, else the drafter's own draft."
+        "The tokens that the grammar forces; if there are none, the inner drafter's draft."
         forced = self.grammar.forced()[:K]
         return Draft(forced) if forced else self.inner.propose(K, sampling, rng)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The sequence grew."
+        "Tell the inner state, and advance the grammar."
         self.inner.commit(tokens, features)
         self.follow(tokens)
 
 # %% ../nbs/lossless/14_grammars.ipynb #f76258e1
 class GrammarDrafter(WrapperDrafter):
-    """Proposes what the grammar forces, as certain draft tokens; where it forces nothing, what
-    another drafter proposes. Lossless with the target of the same grammar."""
+    """Proposes the tokens that the grammar forces, without q; where it forces none, the draft of
+    another drafter. Lossless with a target under the same grammar."""
     def __init__(self, drafter: Drafter,
                  grammar: GrammarState): # of an empty text
         super().__init__(drafter)
         self.grammar = grammar
 
     def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> GrammarDraftState:
-        "The grammar follows from the first token of the answer on: the last of `tokens`."
+        "The grammar begins with the last of `tokens`, the first token of the answer."
         state = GrammarDraftState(inner, self.grammar, eos_ids)
         state.follow(tokens[-1:])
         return state
@@ -297,12 +297,12 @@ from .errors import require_int
 
 # %% ../nbs/engine/17_logprobs.ipynb #4d4363a0
 class WatchedLM(WrapperLM):
-    """A target that remembers the logits of its last forward, so that one can ask how likely the
-    tokens of a round were. Raises `InputError` for an `n` below 0."""
+    """A target that keeps the logits of its last forward, for the log-probabilities of a round.
+    Raises `InputError` for an `n` below 0."""
     def __init__(self, model: CausalLM,
-                 sampling: SamplingParams, # logits → p; at temperature 0 the softmax is told
-                 n: int,               # how many of the likeliest tokens to tell, besides the one
-                                       # in the text
+                 sampling: SamplingParams, # logits → p; at temperature 0: the plain softmax
+                 n: int,               # how many of the likeliest tokens to include, besides the
+                                       # emitted one
                 ):
         super().__init__(model)
         self.n = require_int(n, "logprobs, how many of the likeliest tokens are told,", 0)
@@ -310,15 +310,15 @@ class WatchedLM(WrapperLM):
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
-        "As the model's own; see `CausalLM`."
+        "The model's output; see `CausalLM`."
         output = self.model.forward(ids, cache, last=last, layers=layers)
         self.logits = (output[0] if layers else output)[0]
         return output
 
     def logprobs(self, tokens: Sequence[int], # that followed, from the first row on, [m]
                 ) -> list[dict[int, float]]: # [m]
-        """For each token: id → natural logarithm of its probability, the likeliest first; for the
-        token itself and the n likeliest, without what has probability 0."""
+        """For each token: id → natural logarithm of the probability, of the token itself and of the
+        n likeliest ones, the likeliest first; without tokens of probability 0."""
         p = self.sampling.probs(self.logits[:len(tokens)]).cpu()
         likeliest = p.topk(min(self.n, p.shape[-1])).indices.tolist()
         found = []

@@ -41,36 +41,36 @@ from .models.llama import Llama
 
 # %% ../nbs/engine/16_costs.ipynb #60e99909
 LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # draft tokens of the rounds that are timed
-OWN = (0, 0, 1, 0, 0, 3)                   # of those with a drafter that computes
-KINDS = {"greedy": 0.0, "sampled": 1.0}    # kind of text → temperature that stands for it
+OWN = (0, 0, 1, 0, 0, 3)                   # the same for drafters that compute something
+KINDS = {"greedy": 0.0, "sampled": 1.0}    # kind of decoding → temperature at which it is timed
 
 class ScheduledDrafter(WrapperDrafter):
-    "Drafts in each round as many tokens as a schedule says beforehand; for one sequence."
+    "Drafts as many tokens in each round as a fixed schedule says; for one sequence."
     def __init__(self, drafter: Drafter, lengths: Iterable[int]):
         super().__init__(drafter)
         self.lengths = iter(lengths)
-        self.made: list[int] = []  # tokens that were drafted, round by round
+        self.made: list[int] = []  # draft tokens, round by round
 
     def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> "ScheduledState":
         "A state that follows the schedule."
         return ScheduledState(inner, self)
 
 class ScheduledState(WrapperState):
-    "A sequence whose drafts have lengths that were set beforehand."
+    "One sequence of a `ScheduledDrafter`."
     def __init__(self, inner: DraftState, scheduled: ScheduledDrafter):
         super().__init__(inner)
         self.scheduled = scheduled
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "As many tokens as the schedule says, if there is room for them."
+        "As many tokens as the schedule says, and K at most."
         n = min(K, next(self.scheduled.lengths))
         draft = self.inner.propose(n, sampling, rng) if n else Draft([])
         self.scheduled.made.append(len(draft.tokens))
         return draft
 
 class ConstantDrafter:
-    "Drafts that cost nothing: token 0 over and over. It remembers nothing: it is its own state."
-    def __init__(self, layers: Sequence[int] = ()): # that the drafter reads whose target is timed
+    "Drafts token 0 over and over, at no cost. It has no state: `start` gives itself."
+    def __init__(self, layers: Sequence[int] = ()): # the target gives their features, as for a head
         self.layers = layers
 
     def start(self, tokens: list[int], features: torch.Tensor | None, limit: int,
@@ -79,7 +79,7 @@ class ConstantDrafter:
         return self
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "It is hardly ever right."
+        "K times token 0, which is hardly ever accepted."
         return Draft([0] * K)
 
     def commit(self, tokens: list[int], features: torch.Tensor | None) -> None:
@@ -88,18 +88,18 @@ class ConstantDrafter:
 # %% ../nbs/engine/16_costs.ipynb #5fb90025
 @dataclass(frozen=True)
 class TimedRound:
-    "What a round took, in seconds."
+    "The seconds of a round."
     drafted: int   # tokens
-    draft: float   # asking the drafter, and telling it what became of its draft tokens
-    forward: float # the target's
-    decide: float  # distributions, verdict and draws
+    draft: float   # in the drafter: propose and commit
+    forward: float # in the target
+    decide: float  # in distributions, verify rule and random draws
 
 def timed_rounds(target: CausalLM, drafter: Drafter,
                  lengths: Sequence[int],    # draft tokens of the rounds, in this order
                  temperature: float,
                  held: int = 256,           # tokens of the sequence before them, at random
                 ) -> list[TimedRound]: # fewer where the target's context ends
-    "Play rounds of given lengths, and say what each took."
+    "Time rounds with given numbers of draft tokens."
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     text = torch.randint(target.vocab_size, (held,), generator=draw).tolist()
     timer, most = PhaseTimer(target.device), max(1, *lengths)
@@ -116,7 +116,7 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
 
 def in_steps(rounds: Iterable[TimedRound], # a plain one first
              seconds: Callable[[TimedRound], float]) -> dict[int, float]: # tokens → plain steps
-    "What rounds with so many tokens take, each beside the plain step last before it; medians."
+    "Cost of rounds by draft tokens: time / time of the last plain step before; medians."
     found: dict[int, list[float]] = {}
     step = np.nan  # none before the first plain round
     for r in rounds:
@@ -127,14 +127,14 @@ def in_steps(rounds: Iterable[TimedRound], # a plain one first
 # %% ../nbs/engine/16_costs.ipynb #88c351f0
 @dataclass(frozen=True)
 class Costs:
-    "What draft tokens cost a target, in plain steps. Raises `InputError` for what can't be."
+    "Costs of drafting with one target, in plain steps. Raises `InputError` for impossible ones."
     step: float                         # s, a plain step
     verify: tuple[float, ...]           # v(1), v(2), …
     c: tuple[tuple[float, float], ...]  # of each drafter: the first token, and each further one
 
     def as_dict(self) -> dict:
         "For JSON, which has lists only."
-        return parse_json(json.dumps(asdict(self)))
+        return json.loads(json.dumps(asdict(self)))
 
     def __post_init__(self):
         each = [cost for both in self.c for cost in both]
@@ -145,28 +145,28 @@ class Costs:
 
 @dataclass(frozen=True)
 class MachineCosts:
-    "What drafting costs on a machine, by the kind of text."
+    "Costs of drafting on one machine, for greedy and for sampled decoding."
     greedy: Costs
     sampled: Costs
-    tree: tuple[float, float] | None = None # of a tree's levels in greedy text; None: not known
+    tree: tuple[float, float] | None = None # c of a tree's levels, greedy; None: not known
 
     def at(self, temperature: float) -> Costs:
-        "Those that hold at this temperature."
+        "The costs at this temperature."
         return self.greedy if temperature == 0 else self.sampled
 
 # %% ../nbs/engine/16_costs.ipynb #410a553d
 @dataclass(frozen=True)
 class KnownCosts:
-    "What is known of the costs of drafting, and where that comes from."
-    costs: MachineCosts | None  # None: the constants that drafters come with
-    # handed to the pair; measured here; from the package's table; those constants
+    "Costs of drafting, and their origin."
+    costs: MachineCosts | None  # None: the default constants of `HybridDrafter`
+    # given to the pair; measured on this machine; of the package's table; the constants
     origin: Literal["given", "calibrated", "shipped", "default"]
 
 # %% ../nbs/engine/16_costs.ipynb #5a6fe489
 class BusyError(ModelError):
-    "The machine has so much else to do that nothing can be measured on it."
+    "Other programs use the machine, so nothing can be measured."
 
-STEADY = 1.5  # by how much the slower ones of equal steps may differ from the quicker ones
+STEADY = 1.5  # the slowest tenth of equal steps may take so many times the fastest tenth
 
 def check_steady(rounds: Sequence[TimedRound]) -> None:
     "Raise `BusyError` if plain steps differ too much."
@@ -179,9 +179,9 @@ def member_cost(rounds: Sequence[TimedRound],
                 verify: Sequence[float], # v(1), v(2), …
                 forwards: Callable[[int], int] = int, # draft tokens → forwards of the drafter
                ) -> tuple[float, float]: # of the first forward and each further one, in plain steps
-    "c of a drafter: what its rounds take beyond v."
+    "c of a drafter: what its rounds cost beyond v."
     prices = in_steps(rounds, lambda r: r.draft + r.forward + r.decide)
-    if not prices: return 0.0, 0.0  # it had nothing to say
+    if not prices: return 0.0, 0.0  # it drafted nothing
     each = {n: max(0.0, price - verify[n - 1]) for n, price in prices.items()}
     fewest, most = forwards(min(each)), forwards(max(each))
     little, much = each[min(each)], each[max(each)]
@@ -190,7 +190,7 @@ def member_cost(rounds: Sequence[TimedRound],
     return round(max(0.0, little - (fewest - 1) * further), 4), round(further, 4)
 
 def verify_costs(known: dict[int, float]) -> tuple[float, ...]: # of some n → v(1), v(2), …
-    "Lengths that weren't timed lie on the line between their neighbours."
+    "v for all lengths, by linear interpolation between those that were timed."
     at = np.interp(range(1, 1 + max(known)), list(known), list(known.values()))
     return tuple(round(float(v), 4) for v in at)
 
@@ -200,11 +200,11 @@ def plain_step(rounds: Sequence[TimedRound]) -> float: # s
 
 # %% ../nbs/engine/16_costs.ipynb #6502e08e
 def measure_costs(target: CausalLM,
-                  drafters: Sequence[Drafter], # those between which is chosen
+                  drafters: Sequence[Drafter], # one, or the members of a hybrid
                   repeats: int = 5,            # rounds of each length
                  ) -> MachineCosts:
     """Time rounds of the target, and of each drafter that computes something, for some seconds.
-    Raises `BusyError` where equal steps take very different times."""
+    Raises `BusyError` if equal steps take very different times."""
     layers = layers_of(drafters)
 
     def rounds(drafter: Drafter, lengths: tuple[int, ...], temperature: float):
@@ -223,11 +223,11 @@ def measure_costs(target: CausalLM,
 
 # %% ../nbs/engine/16_costs.ipynb #48fbf59d
 def members_of(drafter: Drafter) -> tuple[Drafter, ...]:
-    "The drafters between which it chooses: its members, or itself."
+    "The members of a hybrid; else the drafter itself."
     return drafter.members if isinstance(drafter, HybridDrafter) else (drafter,)
 
-def uses_costs(drafter: Drafter, adapts: bool) -> bool: # adapts: K shall change
-    "Whether costs would change what it does: not where it was made with costs of its own."
+def uses_costs(drafter: Drafter, adapts: bool) -> bool: # adapts: K is "adaptive"
+    "Whether the drafter chooses by costs, and wasn't made with given ones."
     if isinstance(drafter, HybridDrafter): return drafter.has_default_costs
     return adapts and not isinstance(drafter, AdaptiveDrafter)
 
@@ -255,14 +255,14 @@ def code_digest() -> str: # 12 hexadecimal digits
 
 @lru_cache
 def processor_name() -> str:
-    "What the processor calls itself."
+    "The processor's name, as the system has it."
     try: lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError: lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
-def machine() -> dict: # names and numbers; nothing about who or where
-    "What costs depend on, apart from models."
+def machine() -> dict: # names and numbers, nothing personal
+    "What costs depend on besides the models: processor, cores, threads, torch, our code."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"processor": processor_name(), "cores": cores, "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__,
@@ -270,18 +270,18 @@ def machine() -> dict: # names and numbers; nothing about who or where
 
 # %% ../nbs/engine/16_costs.ipynb #2d31931d
 def about_model(model: CausalLM) -> dict:
-    "Which weights, and how they are kept."
+    "The model's weights and their dtype, as a file of costs names them."
     return {"name": model.name, "digest": model.digest, "parameters": model.param_count,
             "dtype": model.precision, "packed": bool(model.packed)}
 
 def head_shape(head) -> str: # 12 hexadecimal digits
-    "A fingerprint of the sizes of a head, which say how long a forward of it takes."
+    "A fingerprint of the sizes of a head, on which the time of its forward depends."
     shape = repr((head.config.layers, head.lm_head.inputs, len(head.tokens),
                   head.config.decoder.to_dict()))
     return hashlib.sha256(shape.encode()).hexdigest()[:12]
 
 def about_drafter(drafter: Drafter) -> dict:
-    "What a drafter computes with."
+    "The drafter's class and models, as a file of costs names them."
     found: dict = {"kind": type(drafter).__name__}
     if hasattr(drafter, "drafter"): found["drafter"] = about_drafter(drafter.drafter)
     if hasattr(drafter, "model"): found["model"] = about_model(drafter.model)
@@ -296,7 +296,7 @@ def subject_of(target: CausalLM, drafters: Sequence[Drafter], batch_size: int = 
     return parse_json(json.dumps(subject))
 
 def costs_file(subject: dict) -> Path:
-    "Where costs are kept: one file for each pair, dtype, device, threads and batch."
+    "The file of these costs: one for each pair, dtype, device, number of threads and batch size."
     def kinds(entry: dict) -> list[str]:
         return [entry["kind"], *(kinds(entry["drafter"]) if "drafter" in entry else [])]
     target, threads = subject["target"], subject["threads"]
@@ -311,13 +311,13 @@ def costs_file(subject: dict) -> Path:
 VERSION = 2 # of the file
 
 class CostsFile(BaseModel):
-    "What a file of costs holds."
+    "The content of a file of costs."
     version: Literal[2]
-    subject: dict[str, JsonValue]  # what they are about
+    subject: dict[str, JsonValue]  # see `subject_of`
     costs: MachineCosts
 
-def read_costs(file: Path) -> tuple[dict, MachineCosts]: # what they are about; the costs
-    "What a file holds; raises `ModelError` if it can't be used."
+def read_costs(file: Path) -> tuple[dict, MachineCosts]: # their subject; the costs
+    "Read a file of costs; raises `ModelError` if it is damaged."
     try: held = CostsFile.model_validate_json(file.read_bytes(), strict=True)
     except (OSError, ValueError, InputError) as error:
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
@@ -325,7 +325,7 @@ def read_costs(file: Path) -> tuple[dict, MachineCosts]: # what they are about; 
     return held.subject, held.costs
 
 def write_costs(file: Path, subject: dict, costs: MachineCosts) -> None:
-    "Replace the file, all of it or nothing; raises `ModelError` if it can't be written."
+    "Write the file, completely or not at all; raises `ModelError` if it can't be written."
     def told(part: dict) -> str:
         entries = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in part.items())
         return "{\n" + ",\n".join(entries) + "\n }"
@@ -337,7 +337,8 @@ def write_costs(file: Path, subject: dict, costs: MachineCosts) -> None:
 # %% ../nbs/engine/16_costs.ipynb #b500c53b
 def calibrated_costs(target: CausalLM, drafters: Sequence[Drafter],
                      batch_size: int) -> MachineCosts | None:
-    "What the user has measured here; None if nothing, or nothing that holds: then that is said."
+    """The costs that `calibrate` has saved for this target; None, with a note to the user if there
+    are some, if they are damaged or were measured under other conditions."""
     if not (cache_home() / "costs").is_dir(): return None  # most people have never calibrated
     subject = subject_of(target, drafters, batch_size)
     file = costs_file(subject)
@@ -356,19 +357,19 @@ def calibrated_costs(target: CausalLM, drafters: Sequence[Drafter],
 
 # %% ../nbs/engine/16_costs.ipynb #5h1ppd02
 class ShippedCosts(BaseModel):
-    "An entry of the table, for one kind of text."
-    step: float                           # s, a plain step, where it was measured
+    "Costs in the table, for greedy or for sampled decoding."
+    step: float                           # s, a plain step on the machine of the table
     verify: tuple[float, ...]             # v(1), v(2), … in plain steps
     c: dict[str, tuple[float, float]]     # by `drafter_key`: the first token, and each further one
 
-    def of(self, keys: Sequence[str | None]) -> Costs | None: # None: one isn't in the table
-        "For drafters with these keys."
+    def of(self, keys: Sequence[str | None]) -> Costs | None: # None: a key isn't in the table
+        "The costs for drafters with these keys."
         known = {"lookup": (0.0, 0.0)} | self.c
         each = tuple(known[key] for key in keys if key in known)
         return Costs(self.step, self.verify, each) if len(each) == len(keys) else None
 
 class ShippedEntry(BaseModel):
-    "What drafting costs for one shape of model in one dtype, at one batch size."
+    "Costs for one shape of model, in one dtype, at one batch size."
     model: str                            # for people
     shape: str                            # as `model_shape` tells it
     dtype: str
@@ -377,7 +378,7 @@ class ShippedEntry(BaseModel):
     sampled: ShippedCosts
 
 class ShippedDevice(BaseModel):
-    "Everything that was measured on a kind of device, and on which machine."
+    "All that was measured on a type of device, and on which machine."
     processor: str
     torch: str
     threads: int
@@ -396,16 +397,16 @@ def shipped_table() -> ShippedTable:
     return ShippedTable.model_validate_json((resources.files("specdec") / "data" / "costs.json")
                                             .read_bytes())
 
-def model_shape(target: CausalLM) -> str | None: # None: no decoder of ours
-    "The sizes that say how long a forward takes."
+def model_shape(target: CausalLM) -> str | None: # None: not a `Llama`
+    "The sizes on which the time of a forward depends."
     if not isinstance(target, Llama): return None
     config = target.config
     return (f"{config.num_hidden_layers} x {config.hidden_size}, {config.intermediate_size} inner, "
             f"{config.num_attention_heads}/{config.num_key_value_heads} heads, "
             f"{target.vocab_size} tokens")
 
-def drafter_key(drafter: Drafter) -> str | None: # None: nothing is shipped for it
-    "Under which name the table has its costs."
+def drafter_key(drafter: Drafter) -> str | None: # None: the table has no costs of it
+    "The drafter's key in the table."
     while isinstance(drafter, WrapperDrafter): drafter = drafter.drafter
     if not default_cost(drafter): return "lookup"
     return f"head {head_shape(drafter.head)}" if isinstance(drafter, HeadDrafter) else None
@@ -413,7 +414,7 @@ def drafter_key(drafter: Drafter) -> str | None: # None: nothing is shipped for 
 def costs_between(few: Costs, many: Costs, # for the same drafters, at two batch sizes
                   share: float, # of the way from the one to the other, 0…1
                  ) -> Costs: # for as many tokens as both are known for
-    "What drafting costs at a batch size between two that were measured."
+    "Costs at a batch size between two that were measured, by linear interpolation."
     def between(a: float, b: float) -> float: return round((1 - share) * a + share * b, 6)
     verify = tuple(map(between, few.verify, many.verify))
     c = tuple((between(a[0], b[0]), between(a[1], b[1])) for a, b in zip(few.c, many.c))
@@ -421,8 +422,8 @@ def costs_between(few: Costs, many: Costs, # for the same drafters, at two batch
 
 def shipped_costs(target: CausalLM, drafters: Sequence[Drafter],
                   batch_size: int) -> MachineCosts | None: # None: the table has none
-    """What the table says. Between two batch sizes it is on the line over the logarithm of the
-    size; beyond the largest, that one's costs hold."""
+    """The costs of the table. Between two batch sizes they are interpolated over the logarithm of
+    the size; beyond the largest size, its costs are used."""
     device = shipped_table().devices.get(target.device.type)
     which = model_shape(target), target.precision
     entries = {entry.batch_size: entry for entry in (device.entries if device else [])
@@ -440,21 +441,21 @@ def shipped_costs(target: CausalLM, drafters: Sequence[Drafter],
 
 # %% ../nbs/engine/16_costs.ipynb #4f83073d
 def costs_for(target: CausalLM,
-              drafter: Drafter,    # what drafts for it
+              drafter: Drafter,
               batch_size: int = 1, # sequences that share a forward
              ) -> KnownCosts:
-    """What drafting costs: as `calibrate` has measured it on this machine, else as the package's
-    table has it, else the default constants. Nothing is timed, and nothing is written."""
+    """Costs of drafting: those that `calibrate` measured on this machine, else those of the
+    package's table, else none, and the default constants hold. Nothing is timed or written."""
     drafters = members_of(drafter)
-    own = None if target.name is None else calibrated_costs(target, drafters, batch_size)
-    if own: return KnownCosts(own, "calibrated")
+    measured = None if target.name is None else calibrated_costs(target, drafters, batch_size)
+    if measured: return KnownCosts(measured, "calibrated")
     table = shipped_costs(target, drafters, batch_size)
     return KnownCosts(table, "shipped") if table else KnownCosts(None, "default")
 
 # %% ../nbs/engine/16_costs.ipynb #f11b63a4
 # what `specdec doctor` shows
 def kept_costs() -> list[dict]:
-    "Everything that `calibrate` has kept, also what is of no use any more."
+    "All files that `calibrate` has saved: ready, stale and damaged ones."
     found: list[dict] = []
     for file in sorted((cache_home() / "costs").glob("*.json")):
         try: about, costs = read_costs(file)
@@ -475,9 +476,9 @@ from specdec.loop import Request, speculate_batch
 # %% ../nbs/engine/19_batch_costs.ipynb #c9b063aa
 @dataclass(frozen=True)
 class TimedStep:
-    "What a step of a batch took."
-    asked: int      # draft tokens that each sequence was allowed
-    drafted: float  # that it made, on average
+    "The time of a step of a batch."
+    asked: int      # draft tokens asked for, of each sequence
+    drafted: float  # draft tokens proposed, mean over the sequences
     seconds: float
 
 def timed_steps(target: CausalLM, drafter: Drafter,
@@ -486,7 +487,7 @@ def timed_steps(target: CausalLM, drafter: Drafter,
                 temperature: float,
                 held: int = 128,        # tokens of each sequence before them, at random
                ) -> list[TimedStep]: # the first after the prompts isn't counted
-    "Play rounds of given lengths with several sequences at a time, and say what each step took."
+    "Time steps of a batch with given numbers of draft tokens."
     draw, held = torch.Generator().manual_seed(0), min(held, target.context_length // 2)
     most, lengths = max(1, *lengths), (lengths[0], *lengths)
     prompts = torch.randint(target.vocab_size, (size, held), generator=draw).tolist()
@@ -506,12 +507,12 @@ def timed_steps(target: CausalLM, drafter: Drafter,
     return [TimedStep(*step) for step in zip(lengths[1:], made.tolist(), seconds.tolist())]
 
 # %% ../nbs/engine/19_batch_costs.ipynb #f6dff60c
-ROWS = 160  # that a forward is timed with at most, where so many sequences don't need more
-BATCH_OWN = (0, 1, 0, 3) # draft tokens of steps with a drafter that computes them
+ROWS = 160  # tokens of a timed forward, at most; more only if the batch itself is that large
+BATCH_OWN = (0, 1, 0, 3) # draft tokens of the steps with a drafter that computes something
 
 def step_prices(steps: Sequence[TimedStep], # a plain one first
           ) -> dict[int, tuple[float, float]]: # asked → draft tokens made, plain steps
-    "What steps with so many tokens take, each beside the plain step last before it; medians."
+    "Cost of steps by draft tokens: time / time of the last plain step before; medians."
     found: dict[int, list[tuple[float, float]]] = {}
     plain = np.nan  # none before the first plain step
     for step in steps:
@@ -523,14 +524,14 @@ def step_prices(steps: Sequence[TimedStep], # a plain one first
 def drafting_cost(steps: Sequence[TimedStep],
                   verify: Sequence[float], # v(1), v(2), …
                  ) -> tuple[float, float]: # of the first token and each further one, in plain steps
-    "c of a drafter in a batch: what its steps take beyond v."
+    "c of a drafter in a batch: what its steps cost beyond v."
     lengths, prices = [0, *range(1, 1 + len(verify))], [1.0, *verify]
     def beyond(drafted: float, price: float) -> float:
         return max(0.0, price - float(np.interp(drafted, lengths, prices)))
 
     made = [(drafted, beyond(drafted, price)) for drafted, price in step_prices(steps).values()]
     made = [(drafted, extra) for drafted, extra in made if drafted > 0]
-    if not made: return 0.0, 0.0  # it had nothing to say
+    if not made: return 0.0, 0.0  # it drafted nothing
     (few, first), (many, all_of_them) = made[0], made[-1]
     if many <= few: return round(first / few, 4), round(first / few, 4)
     further = min(first, max(0.0, all_of_them - first) / (many - few)) # the first one reads more
@@ -538,20 +539,19 @@ def drafting_cost(steps: Sequence[TimedStep],
 
 # %% ../nbs/engine/19_batch_costs.ipynb #a8b84bde
 def measure_batch_costs(target: CausalLM,
-                        drafters: Sequence[Drafter], # those between which is chosen
+                        drafters: Sequence[Drafter], # one, or the members of a hybrid
                         size: int,                   # sequences that share a forward
                         repeats: int = 3,            # steps of each length
                        ) -> MachineCosts:
-    """Time steps of so many sequences, with drafts that cost nothing and with each drafter that
-    computes something, for some seconds. Raises `BusyError` where equal steps take very different
-    times."""
+    """Time steps of a batch, with drafts that cost nothing and with each drafter that computes
+    something, for some seconds. Raises `BusyError` if equal steps take very different times."""
     layers = layers_of(drafters)
     most = min(MOST, max(2, ROWS // size - 1))
     lengths = [n for drafted in sorted({1, 2, most // 2, most}) for n in (0, drafted)]
     found = {}
     def timed(drafter: Drafter, lengths: tuple[int, ...], temperature: float):
         steps = timed_steps(target, drafter, size, lengths * (repeats + 1), temperature)
-        return steps[len(lengths):]  # at first a drafter reads its prompt
+        return steps[len(lengths):]  # without the first ones, where a drafter reads its prompt
 
     for kind, temperature in KINDS.items():
         free = timed(ConstantDrafter(layers), tuple(lengths), temperature)
@@ -567,9 +567,9 @@ def measure_batch_costs(target: CausalLM,
 def measure_tree(target: CausalLM, drafter: Drafter, # a hybrid whose last member is a head, or not
                  costs: Costs, # of greedy text here
                 ) -> tuple[float, float] | None: # of the first level and each further one
-    """What a tree of the drafter's head takes beyond v, in plain steps. None where no tree would be
-    taken even if its levels cost no more than a chain's tokens, and where the target reads none.
-    Raises `BusyError`."""
+    """What a tree of the drafter's head costs beyond v, in plain steps. None if the target reads no
+    trees, or if no tree would pay even with levels as cheap as a chain's tokens. Raises
+    `BusyError`."""
     head = head_of(members_of(drafter)[-1])
     if head is None or not gives_trees(target): return None
     shape = paying_tree(costs.c[-1], costs.c[-1], costs.verify[:MOST])
@@ -582,15 +582,15 @@ def measure_tree(target: CausalLM, drafter: Drafter, # a hybrid whose last membe
 
 # %% ../nbs/engine/19_batch_costs.ipynb #8d9601cb
 def calibrate(target: CausalLM,
-              drafter: Drafter,    # what drafts for it
+              drafter: Drafter,
               batch_size: int = 1, # sequences that share a forward
              ) -> KnownCosts:
-    """Measure on this machine what drafting costs, for some seconds, and keep it: `costs_for` finds
-    it from now on. For a target without a name nothing is kept, since it could not be found again;
-    where nothing can be written, that is said. Raises `BusyError` where equal steps take very
-    different times, `InputError` for a target that isn't on the CPU."""
-    check(target.device.type == "cpu", "Costs are measured on a CPU: on a GPU all draft, and the "
-          "choice goes by tokens alone.")
+    """Measure the costs of drafting on this machine, for some seconds, and save them: from now on
+    `costs_for` returns them. They are not saved for a target without a name, and if the file can't
+    be written a note says so. Raises `BusyError` if equal steps take very different times,
+    `InputError` for a target that isn't on the CPU."""
+    check(target.device.type == "cpu", "Costs are measured on a CPU only: on a GPU the shipped "
+          "costs or the default constants are used.")
     drafters = members_of(drafter)
     def measured() -> MachineCosts:
         if batch_size > 1: return measure_batch_costs(target, drafters, batch_size)
@@ -620,8 +620,8 @@ def costs_of_fewer(one: Costs,  # of a sequence by itself
     return costs_between(one, many, float(np.log(left) / np.log(size)))
 
 def set_costs(drafter: Drafter, # one that chooses by costs, as `with_costs` makes it
-              states: Iterable[DraftState], # of the sequences that it drafts for
+              states: Iterable[DraftState], # of its sequences
               costs: Costs) -> None:
-    "From now on all of them choose by these costs; what was learned of a sequence stays."
+    "Let a drafter and its states choose by these costs; what they have learned stays."
     choosers: list[Any] = [drafter, *states]  # a hybrid or an adaptive drafter, and its states
     for chooser in choosers: chooser.set_costs(costs.c, costs.verify)

@@ -188,11 +188,12 @@ def check_trees(settings: Settings, drafter: Drafter) -> None:
     if not holds_trees(drafter): return
     around = isinstance(drafter, (WrapperDrafter, HybridDrafter))
     check(isinstance(drafter, TreeHybrid) or not around,
-          f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts trees: "
-          "give the TreeDrafter to the pair as it is, or as the last member of a TreeHybrid.")
+          f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts "
+          "trees: give the pair the TreeDrafter alone, or as the last member of a TreeHybrid.")
     plain = settings.verify is None and not settings.adapts and not settings.looked_at
-    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a grammar "
-          "or log-probabilities: leave them out, and give K, the nodes of the tree, as a number.")
+    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a "
+          "grammar or log-probabilities: leave them out, and give K, the nodes of the tree, as a "
+          "number.")
 
 # %% ../nbs/use/01_pairs.ipynb #5erve005
 @dataclass
@@ -225,415 +226,29 @@ def place_named(i: int, count: int) -> Iterator[None]:
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d
 NOTHING = NoDrafter()
-BATCH = 16 # texts that are decoded together, unless told otherwise
+BATCH = 16 # sequences that share a forward, unless told otherwise
 Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
 
+class GenerateArguments(TypedDict, total=False):
+    "The keyword arguments of `Pair.generate`, for type checkers."
+    K: int | str | Lookahead
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    max_new_tokens: int
+    seed: int | None
+    stop: str | Sequence[str]
+    stream: Callable[[str], None] | None
+    method: str
+    verify: VerifyRule | None
+    loop: str | None
+    ignore_eos: bool
+    logprobs: int | None
+    grammar: Grammar | None
+    raise_interrupt: bool
+    batch_size: int
+
 # %% ../nbs/use/01_pairs.ipynb #ca52724c
-class Pair:
-    "A target and what drafts for it; `generate` decodes with them, one text or a list of them."
-    def __init__(self, target: CausalLM,
-                 # a model (one with another vocabulary is translated), any drafter, or None for the
-                 # best there is
-                 draft: CausalLM | Drafter | None = None,
-                 # what drafting costs, for a drafter that chooses; None: as `costs_for` says
-                 costs: MachineCosts | None = None,
-                ):
-        check(
-            is_model(target),
-            f"A target is a model, not {named(target)}. To load one by its name, use load(name), a"
-            " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
-        )
-        check(costs is None or callable(getattr(costs, "at", None)),
-              f"costs are MachineCosts, as `measure_costs` gives them, or None, not {named(costs)}.")
-        self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
-        self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
-        self.costs = costs # as given; None: `costs_for` says
-        self.known_costs: dict[int, KnownCosts] = {} # by how many sequences share a forward
-        # by id of the drafter: decoders on the device that are free, with their recordings
-        self.decoders: dict[int, list[DeviceDecoder]] = {}
-        # what it was loaded by; None: it was put together by hand
-        self.origin: PairSection | None = None
-        self.named = draft is not None  # whether the caller said what drafts
-        if draft is not None:
-            self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
-        release_workers()  # loading has used them, and another thread may decode
-
-    @cached_property
-    def drafter(self) -> Drafter:
-        "What drafts: what was given, else `best_drafter`, loaded when it is first needed."
-        return best_drafter(self.target)
-
-    def reset_stats(self) -> None:
-        "Begin the running totals anew."
-        self.stats = PairStats()
-
-    @overload
-    def generate(self, prompt: Prompt, **settings) -> GenerationResult: ...
-    @overload
-    def generate(self, prompt: list[str] | list[list[dict]] | list[list[int]],
-                 **settings) -> list[GenerationResult]: ...
-    def generate(self, prompt, # raw text, chat messages or token ids; or a list of such prompts
-                 # draft tokens per round, at most; or "adaptive": as many as pay; or a controller,
-                 # of which each sequence gets a copy, such as `AdaptiveLookahead(initial=8)`
-                 *, K: int | str | Lookahead = 5,
-                 temperature: float = 0.0,                    # 0 is greedy
-                 top_k: int | None = None, top_p: float | None = None,
-                 max_new_tokens: int = 128,
-                 # None: a fresh one, recorded in the result; prompt i of a list has seed + i
-                 seed: int | None = None,
-                 stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
-                 stream: Callable[[str], None] | None = None, # called with each new piece of text
-                 method: str = "speculative",                 # or "plain": the target alone
-                 # None: `default_rule`, which is lossless; of any other, the result says what the
-                 # rule itself says
-                 verify: VerifyRule | None = None,
-                 loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
-                 ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
-                 # tell of each token, and of so many of the likeliest, how likely the target
-                 # found them: the `logprobs` of the result
-                 logprobs: int | None = None,
-                 grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
-                 raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
-                 batch_size: int = BATCH,       # of a list: how many texts share a forward
-                ):
-        """Decode a prompt, or each of a list (see `results`), whose results come in order.
-        Everything is checked before any model runs (`InputError`); later errors name the step
-        (`NumericalError`, `ModelError`). Threads, and texts inside texts, may share a pair.
-
-        An interrupt (Ctrl-C, or a `KeyboardInterrupt` that `stream` raises) ends the text: the
-        result so far is returned, with the finish reason "interrupted". A program that wants the
-        exception asks for it by `raise_interrupt=True`."""
-        asked = dict(
-            K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar,
-        )
-        if is_list(prompt):
-            check(stream is None, "stream tells of one text while it grows, and these are several: "
-                  "leave it out, or take `results`, which tells of each as it ends.")
-            found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
-            return [found[i] for i in range(len(prompt))]
-        *_, end = self._one(prompt, check_settings(self.target, self.eos_ids, **asked), stream, raise_interrupt,
-                            tell=False)
-        return end.result
-
-    def results(self, prompts: Sequence, # as for `generate`
-                batch_size: int = BATCH, # how many texts share a forward
-                *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
-                top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
-                stop: str | Sequence[str] = (), method: str = "speculative",
-                verify: VerifyRule | None = None, loop: str | None = None,
-                ignore_eos: bool = False, logprobs: int | None = None,
-                grammar: Grammar | None = None, raise_interrupt: bool = False,
-               ) -> Iterator[tuple[int, GenerationResult]]:
-        """Decode a list of prompts, and tell of each as it ends: its place in the list, from 0 on,
-        and the result. When a text ends, the next takes its place in the forward. Everything is
-        checked at once, as in `generate`; what is wrong with a prompt says which.
-
-        Text i has the seed `seed + i`. In float32 it is what `generate(prompts[i], seed=seed + i)`
-        writes: greedy text always, sampled text where the same drafts are chosen. A pair chooses by
-        what drafts cost, and in a batch that is something else; to have the same, give it `costs`.
-
-        An interrupt ends the texts that are under way; those that have not begun are empty. Texts
-        come one after the other with a grammar, log-probabilities, a tree, `loop="device"`, or a
-        target that isn't our own decoder."""
-        return self._list(prompts, batch_size, raise_interrupt, dict(
-            K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar,
-        ))
-
-    def stream(self, prompt: Prompt,
-               *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
-               top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
-               stop: str | Sequence[str] = (), method: str = "speculative",
-               verify: VerifyRule | None = None, loop: str | None = None,
-               ignore_eos: bool = False, logprobs: int | None = None,
-               grammar: Grammar | None = None, raise_interrupt: bool = False,
-              ) -> Generator[Event, None, None]:
-        """Decode a prompt, and tell of it as it grows: an `Event` for each token and each rejected
-        draft, round by round, then one that holds the `result` and what was held back of the text.
-        Everything is checked at once, as in `generate`. To leave early, break out of the loop, or
-        `close()` what is returned; there is no result then."""
-        settings = check_settings(
-            self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
-            max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
-            loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
-        )
-        return self._one(prompt, settings, None, raise_interrupt)
-
-    @classmethod
-    def from_config(cls, config: str | Path | Config, # or a .yaml, .yml or .toml file
-                   ) -> "ConfiguredPair":
-        """Load the pair of a configuration, which then decodes as it says; raises `InputError` with
-        the line of each mistake, and what loading raises."""
-        return load_config(config)
-
-    def to_config(self, **settings, # arguments of `generate`, or a result's `settings`
-                 ) -> Config:
-        """The pair and its settings, for `save_config`, with the dtype that `auto` became; raises
-        `InputError` for parts without names."""
-        pair = self.origin or section_of(self)
-        if pair.dtype == "auto": pair = pair.model_copy(update={"dtype": self.target.precision})
-        return Config(pair=pair, decoding=decoding_of(settings))
-
-    def _request(self, prompt: Sequence[int], settings: Settings, target: CausalLM,
-                 drafter: Drafter) -> Request:
-        "What the loop serves."
-        return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                       settings.K, settings.max_new_tokens, settings.ends, settings.verify)
-
-    def _plan(self, settings: Settings, size: int = 1) -> Plan: # texts that share a forward
-        "What drafts, on which loop, and by which costs it chooses."
-        drafter = NOTHING if settings.plain else self.drafter
-        check_trees(settings, drafter)
-        loop = chosen_loop(settings, self.target, drafter)
-        if size > 1: loop = "host"  # one text at a time is what the device's serves
-        if settings.plain or loop == "device": return Plan(drafter, loop)
-        chooser, costs, origin = self._with_costs(drafter, settings, size)
-        if size > 1 and costs is not None:
-            alone = self._with_costs(drafter, settings)[1] or costs
-            by_size = tuple(costs_of_fewer(alone, costs, size, n) for n in range(1, size + 1))
-            return Plan(chooser, loop, by_size[-1], origin, by_size)
-        greedy = settings.sampling.temperature == 0 and settings.verify is None
-        if greedy and size == 1 and not settings.looked_at and settings.controller is None:
-            chooser, costs = self._with_tree(chooser, costs, settings.K)
-        if settings.grammar is not None:
-            chooser = GrammarDrafter(chooser, start_of(settings.grammar, self.target))
-        return Plan(chooser, loop, costs, origin)
-
-    def costs_at(self, drafter: Drafter, size: int) -> KnownCosts:
-        "What drafting costs where so many sequences share a forward; nothing is timed."
-        if self.costs is not None: return KnownCosts(self.costs, "given")
-        if size not in self.known_costs:
-            self.known_costs.setdefault(size, costs_for(self.target, drafter, size))
-        return self.known_costs[size]
-
-    def _with_costs(self, drafter: Drafter, settings: Settings, size: int = 1,
-                   ) -> tuple[Drafter, Costs | None, str | None]:
-        """The drafter, choosing by what is known of costs, or under the controller that was given
-        as K; these costs, and their origin."""
-        adapts = settings.adapts and settings.controller is None
-        costs, origin = None, None
-        if uses_costs(drafter, adapts):
-            known = self.costs_at(drafter, size)
-            costs, origin = known.costs, known.origin
-            if costs is not None: costs = costs.at(settings.sampling.temperature)
-        chooser = with_costs(drafter, costs, adapts)
-        if settings.controller is not None:
-            chooser = AdaptiveDrafter(chooser, settings.controller)
-        return chooser, costs, origin
-
-    def _with_tree(self, drafter: Drafter, costs: Costs | None, # as `_with_costs` gives them
-                   most: int, # tokens of a draft
-                  ) -> tuple[Drafter, Costs | None]:
-        """For greedy text, a tree in place of a head's chains, where it promises clearly more by
-        costs that were given or calibrated."""
-        if not isinstance(drafter, HybridDrafter) or costs is None: return drafter, costs
-        head, known = head_of(drafter.members[-1]), self.costs_at(drafter, 1)
-        if head is None or not gives_trees(self.target): return drafter, costs
-        chain, verify = costs.c[-1], costs.verify[:most]
-        level = known.costs.tree if known.costs else None # of a tree
-        if known.origin == "given": level = level or chain # no other is known
-        if known.origin not in ("given", "calibrated") or level is None: return drafter, costs
-        shape = paying_tree(chain, level, verify)
-        if not shape: return drafter, costs
-        costs = replace(costs, c=(*costs.c[:-1], level))
-        tree = TreeDrafter(head, self.target, shape=shape)
-        return TreeHybrid(*drafter.members[:-1], tree, c=costs.c, verify=costs.verify), costs
-
-    def calibrate(self, batch_sizes: Sequence[int] = (1,), # sequences that share a forward
-                 ) -> dict[int, KnownCosts]: # by batch size
-        """Measure what drafting costs on this machine, some seconds for each size, and keep it;
-        from now on this pair chooses by it, and so does every new one of the same parts. Raises
-        `BusyError` while other programs are at work, `InputError` for sizes that can't be, and for
-        a target that isn't on the CPU."""
-        sizes = [require_int(size, "A batch size, how many sequences share a forward,", 1)
-                 for size in batch_sizes]
-        found = {size: calibrate(self.target, self.drafter, size) for size in sizes}
-        self.costs = None
-        self.known_costs |= found
-        return found
-
-    def _one(self, prompt: Prompt, settings: Settings,
-             stream: Callable[[str], None] | None, raise_interrupt: bool,
-             tell: bool = True, # whether each token is asked for
-            ) -> Generator[Event, None, None]:
-        "Check a prompt; what is returned decodes it."
-        check(stream is None or self.tokenizer is not None, NO_TEXT)
-        check(stream is None or callable(stream),
-              f"stream must be a function that takes a piece of text, not {stream!r}.")
-        check_truths(raise_interrupt=raise_interrupt)
-        ids, target = encode(self.tokenizer, prompt), settings.wrap(self.target)
-        self._request(ids, settings, target, NOTHING)  # what is wrong with it is said here
-        plan, timer, decoder = self._plan(settings), PhaseTimer(self.target.device), None
-        if plan.loop == "device":
-            decoder = self._decoder(plan.drafter)
-            rounds = decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
-                                       settings.max_new_tokens, settings.ends, timer,
-                                       settings.verify)
-        else:
-            request = self._request(ids, settings, target, plan.drafter)
-            rounds = serve(target, request, timer)
-        completion = Completion(StopChecker(self.tokenizer, settings.stops),
-                                tell or bool(settings.stops) or stream is not None,
-                                target if isinstance(target, WatchedLM) else None)
-        events = completion.follow(rounds, stream, raise_interrupt)
-        return self._decoded(ids, settings, plan, completion, events, timer, decoder)
-
-    def _decoded(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
-                 events: Iterator[Event], timer: PhaseTimer,
-                 decoder: DeviceDecoder | None, # what decodes on the device; free afterwards
-                ) -> Generator[Event, None, None]:
-        "The events, and at the end the result."
-        device, peak = self.target.device, None
-        try:
-            of_this_run = reset_peak_memory(device)
-            yield from events
-            if of_this_run: peak = peak_memory_mb(device)
-        finally:
-            if decoder: self.decoders[id(decoder.drafter)].append(decoder)
-            release_workers()  # else they slow down the next text, in another thread
-        result = self._result(ids, settings, plan, completion, timer, peak)
-        self._count(result)
-        yield Event(None, None, completion.rest, result)
-
-    def _list(self, prompts: Sequence, batch_size: int, raise_interrupt: bool,
-              asked: dict, # arguments of `check_settings`
-             ) -> Iterator[tuple[int, GenerationResult]]:
-        "Check a list; what is returned decodes it."
-        check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
-              "There are no prompts: expected a list of at least one.")
-        size = require_int(batch_size, "batch_size, how many texts share a forward,", 1)
-        size = min(size, len(prompts))
-        check_truths(raise_interrupt=raise_interrupt)
-        # a fresh seed leaves room above it for those of the other prompts
-        if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
-        first = check_settings(self.target, self.eos_ids, **asked)
-        ids: list[list[int]] = []
-        each: list[Settings] = []
-        for i, prompt in enumerate(prompts):
-            with place_named(i, len(prompts)):
-                each.append(check_settings(self.target, self.eos_ids, **asked | {"seed": first.seed + i}))
-                ids.append(encode(self.tokenizer, prompt))
-                self._request(ids[i], each[i], self.target, NOTHING)
-        first.wrap(self.target)
-        alone = size == 1 or first.looked_at or first.loop == "device"
-        alone = alone or isinstance(self.drafter, DraftsTrees) and not first.plain
-        if alone or not isinstance(self.target, Llama):
-            self._plan(first)  # what can't be is said now
-            return self._one_by_one(ids, each, raise_interrupt)
-        return self._together(ids, each, self._plan(first, size), size, raise_interrupt)
-
-    def _one_by_one(self, ids: list[list[int]], each: list[Settings],
-                    raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
-        "One text after the other, up to an interrupt."
-        for i, settings in enumerate(each):
-            *_, end = self._one(ids[i], settings, None, raise_interrupt, tell=False)
-            yield i, end.result
-            if end.result.finish_reason == "interrupted": break
-        for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], end.result)
-
-    def _unbegun(self, ids: list[int], settings: Settings, last: GenerationResult) -> GenerationResult:
-        "The result of a text that an interrupt kept from beginning."
-        completion = Completion(StopChecker(self.tokenizer, settings.stops))
-        completion.interrupted = True
-        plan = Plan(NOTHING, last.loop)
-        result = self._result(ids, settings, plan, completion, PhaseTimer(self.target.device), None)
-        return replace(result, drafter=last.drafter, costs=last.costs)
-
-    def _together(self, ids: list[list[int]], each: list[Settings], plan: Plan, size: int,
-                  raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
-        "So many texts share a forward; each result as its text ends."
-        device, timer = self.target.device, PhaseTimer(self.target.device)
-        requests = {i: self._request(ids[i], settings, self.target, plan.drafter)
-                    for i, settings in enumerate(each)}
-        texts = [Completion(StopChecker(self.tokenizer, settings.stops), bool(settings.stops))
-                 for settings in each]
-        clock, peak = BatchClock(timer), None
-        def result(i: int) -> GenerationResult:
-            "What became of text i."
-            texts[i].finish()
-            texts[i].total_time = sum(texts[i].seconds)
-            return self._result(ids[i], each[i], plan, texts[i], clock.own(i), peak)
-        try:
-            rounds = speculate_batch(self.target, list(requests.values()), size, timer)
-            of_this_run, before = reset_peak_memory(device), clock.now
-            try:
-                for i, r in rounds:
-                    texts[i].add(r, clock.tick(i))
-                    if texts[i].checker.end is None and not requests[i].is_over: continue
-                    requests.pop(i).ended = True  # also where a stop string has ended it
-                    if requests and len(requests) < len(plan.by_size):
-                        states = [request.state for request in requests.values()]
-                        set_costs(plan.drafter, states, plan.by_size[len(requests) - 1])
-                    if of_this_run: peak = peak_memory_mb(device)
-                    found = result(i)
-                    self._count(found, clock.now - before)
-                    clock.last.pop(i)
-                    yield i, found
-                    clock.resume()
-                    before = clock.now
-            except KeyboardInterrupt:
-                if raise_interrupt: raise
-                shared = time.perf_counter() - before
-                for i in list(requests):  # all that is unfinished, or not begun
-                    texts[i].interrupted = True
-                    found = result(i)
-                    if found.num_tokens:
-                        self._count(found, shared)
-                        shared = 0.0
-                    yield i, found
-        finally: release_workers()  # else they slow down the next text, in another thread
-
-    def _count(self, result: GenerationResult, seconds: float | None = None) -> None:
-        "Add to the totals; seconds: this text's share of what all took."
-        with self.adding: self.stats.add(result, seconds)
-
-    def _decoder(self, drafter: Drafter) -> DeviceDecoder:
-        "A free decoder on the target's device, with its recordings; else a new one."
-        free = self.decoders.setdefault(id(drafter), [])
-        try: return free.pop()
-        except IndexError: return DeviceDecoder(self.target, drafter)
-
-    def _result(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
-                timer: PhaseTimer, peak: float | None) -> GenerationResult:
-        "The record of a text."
-        generated, rounds = completion.ids, completion.rounds
-        odds = completion.logprobs and completion.logprobs[:len(generated)]
-        seen = {*generated, *(token for r in rounds for token in r.drafted)}
-        for of_one in odds or (): seen |= of_one.keys()
-        known = {}
-        if self.tokenizer:
-            known["token_text"] = {token: self.tokenizer.decode([token]) for token in sorted(seen)}
-        if settings.grammar is not None:  # what a stop string has cut doesn't fit
-            fits = completion.checker.end is None
-            known["fits_grammar"] = fits and fits_to_its_end(
-                settings.grammar, self.target, generated)
-        return GenerationResult(
-            **settings.known, **known,
-            prompt_ids=ids,
-            generated_ids=generated,
-            text=completion.checker.text,
-            rounds=rounds[1:],
-            finish_reason=finish_reason(completion, settings),
-            per_token_latencies=completion.latencies,
-            round_latencies=completion.seconds,
-            time_to_first_token=sum(completion.seconds[:1]),
-            total_time=completion.total_time,
-            prefill_time_ms=1000 * timer.seconds("prefill"),
-            draft_time_total_ms=1000 * timer.seconds("draft"),
-            verify_time_total_ms=1000 * timer.seconds("verify"),
-            sampling_time_total_ms=1000 * timer.seconds("sample"),
-            peak_memory_mb=peak,
-            drafter=None if settings.plain else drafter_name(plan.drafter),
-            loop=plan.loop, device=device_name(self.target.device),
-            layout=self.target.layout, plain_factor=self.target.plain_factor,
-            costs=plan.costs_told(),
-            logprobs=odds,
-        )
-
-# %% ../nbs/use/01_pairs.ipynb #e06796ef
 class Pair:
     "A target and a drafter for it; `generate` decodes one prompt or a list of them."
     def __init__(self, target: CausalLM,
@@ -649,7 +264,7 @@ class Pair:
             " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
         )
         check(costs is None or callable(getattr(costs, "at", None)),
-              f"costs are MachineCosts, as `measure_costs` gives them, or None, not {named(costs)}.")
+              f"costs must be MachineCosts, from `measure_costs`, or None, not {named(costs)}.")
         self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
         self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
         self.costs = costs # None: see `costs_for`
@@ -718,7 +333,7 @@ class Pair:
                   "leave it out, or use `results`, which yields each result as it ends.")
             found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
             return [found[i] for i in range(len(prompt))]
-        settings = check_settings(self.target, **asked)
+        settings = check_settings(self.target, self.eos_ids, **asked)
         return last_result(self._one(prompt, settings, stream, raise_interrupt, tell=False))
 
     def results(self, prompts: Sequence, # as for `generate`
@@ -761,7 +376,7 @@ class Pair:
         at once, as in `generate`. To stop early, break out of the loop or `close()` the generator;
         there is no result then."""
         settings = check_settings(
-            self.target, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
+            self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
             loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
         )
@@ -915,12 +530,12 @@ class Pair:
         check_truths(raise_interrupt=raise_interrupt)
         # a random seed with room above it for the seeds of the other prompts
         if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
-        first = check_settings(self.target, **asked)
+        first = check_settings(self.target, self.eos_ids, **asked)
         ids: list[list[int]] = []
         each: list[Settings] = []
         for i, prompt in enumerate(prompts):
             with place_named(i, len(prompts)):
-                each.append(check_settings(self.target, **asked | {"seed": first.seed + i}))
+                each.append(check_settings(self.target, self.eos_ids, **asked | {"seed": first.seed + i}))
                 ids.append(encode(self.tokenizer, prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
         first.wrap(self.target)
@@ -940,7 +555,8 @@ class Pair:
             if result.finish_reason == "interrupted": break
         for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], result)
 
-    def _unbegun(self, ids: list[int], settings: Settings, last: GenerationResult) -> GenerationResult:
+    def _unbegun(self, ids: list[int], settings: Settings,
+                 last: GenerationResult) -> GenerationResult:
         "The empty result of a prompt that was not begun before an interrupt."
         completion = Completion(StopChecker(self.tokenizer, settings.stops))
         completion.interrupted = True
@@ -1047,7 +663,6 @@ def last_result(events: Iterable[Event]) -> GenerationResult:
     assert end.result is not None
     return end.result
 
-# %% ../nbs/use/01_pairs.ipynb #9d303541
 def finish_reason(completion: Completion, settings: Settings) -> str:
     "Why a completion ended, in a word."
     if completion.interrupted: return "interrupted"
@@ -1165,7 +780,8 @@ class ConfiguredPair:
     def results(self, prompts: Sequence, batch_size: int = BATCH,
                 **settings) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.generate`
         "Decode a list of prompts, and yield each result as it ends; see `Pair.results`."
-        return self.pair.results(prompts, batch_size, **(self.config.decoding.settings() | settings))
+        settings = self.config.decoding.settings() | settings
+        return self.pair.results(prompts, batch_size, **settings)
 
     def stream(self, prompt: Prompt, **settings) -> Generator[Event, None, None]: # of `Pair.stream`
         "Decode a prompt, event by event; see `Pair.stream`."

@@ -29,7 +29,7 @@ class Round:
                         # unless the sequence ended inside
 
     def statuses(self) -> Iterator[tuple[int, str]]: # (token, a key of `STATUS_STYLES`)
-        "What became of each token: drafts, the first rejected one, then the target's own token."
+        "Each token and its status: accepted ones, the first rejected one, the target's token."
         for i, token in enumerate(self.emitted):
             if i < self.accepted: yield token, "accepted"
             elif not self.drafted: yield token, "target"

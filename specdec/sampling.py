@@ -19,8 +19,8 @@ from .errors import to_int
 # %% ../nbs/engine/06_sampling.ipynb #eba11f17
 def probabilities(logits: Tensor, # [..., V], any floating dtype
                  ) -> Tensor: # [..., V], float32
-    """The softmax in float32, divided by its own sum: over a large vocabulary that removes a common
-    error of about 1e-5."""
+    """The softmax in float32, divided by its sum: for a large vocabulary this removes an error of
+    about 1e-5 that all entries share."""
     p = logits.softmax(-1, dtype=torch.float32)
     return p / p.sum(-1, keepdim=True)
 
@@ -82,10 +82,10 @@ def apply_top_p(logits: Tensor, # [..., V]
     return logits.masked_fill(outside, float("-inf"))
 
 # %% ../nbs/engine/06_sampling.ipynb #w1derows
-def likeliest(rows: Tensor, # [..., V]; a NumPy array will do as well
+def likeliest(rows: Tensor, # [..., V]; or a NumPy array
              ) -> Tensor: # [...], int64
-    """Where the largest entry of each row stands; of those that tie, the first. NumPy finds it many
-    times faster than PyTorch does on a CPU."""
+    """The index of each row's largest entry, the first of several equal ones. (On a CPU NumPy's
+    argmax is many times faster than PyTorch's.)"""
     if not isinstance(rows, Tensor) or rows.device.type != "cpu": return rows.argmax(-1)
     return torch.as_tensor(wide(rows).detach().numpy().argmax(-1))
 
@@ -128,9 +128,8 @@ class SamplingParams:
 # %% ../nbs/engine/06_sampling.ipynb #5edcdaa5
 def check_logits(logits: Tensor, # [..., V]
                  where: str, # named in the error: whose logits, at which step
-                ) -> Tensor: # the same; on a CPU in float32 or better, for whatever is done next
-    """Raise `NumericalError` if a row holds NaN or +inf, or nothing but -inf: no distribution can
-    be made of it."""
+                ) -> Tensor: # the logits; on a CPU in float32 or float64
+    "Raise `NumericalError` if a row holds NaN or +inf, or only -inf: it has no softmax then."
     on_cpu = isinstance(logits, Tensor) and logits.device.type == "cpu"
     if on_cpu: logits = wide(logits)
     # NaN if any is NaN
@@ -143,7 +142,7 @@ def check_logits(logits: Tensor, # [..., V]
 
 # %% ../nbs/engine/06_sampling.ipynb #a79d7ab5
 class RandomSource(Protocol):
-    "Where the package gets its randomness: two kinds of draw, and nothing else."
+    "All randomness of the package: two kinds of random draws."
     def bernoulli(self, prob) -> bool: "True with probability `prob` (in [0, 1])."
     def categorical(self, weights) -> int:
         "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
@@ -170,7 +169,7 @@ class SeededRandom:
     def __init__(self, seed: int | None = None): # None: a fresh one of the system, kept in `.seed`
         self.generator = torch.Generator()
         try: self.seed = self.generator.seed() if seed is None else to_int(seed)
-        except TypeError: self.seed = 2**64  # which is none
+        except TypeError: self.seed = 2**64  # out of range: raises below
         fits = -2**63 <= self.seed < 2**64
         check(fits, f"The seed must be a whole number of 64 bits, not {seed!r}.")
         seed_generator(self.generator, self.seed)

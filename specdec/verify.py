@@ -39,7 +39,7 @@ def is_promised(rule: object,       # a verify rule
     if its attribute `lossless` is none of the three words."""
     said = getattr(rule, "lossless", None)
     if said is None: return None
-    check(said in ("always", "greedy", "never"), "The attribute `lossless` of a verify rule must be "
+    check(said in ("always", "greedy", "never"), "A verify rule's attribute `lossless` must be "
           f"\"always\", \"greedy\" or \"never\", not {said!r}.")
     return said == "always" or said == "greedy" and temperature == 0
 

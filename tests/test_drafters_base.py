@@ -244,7 +244,7 @@ def test_broken_logits_of_a_draft_name_the_step(value):
 ], ids=repr)
 def test_a_verdict_that_is_none(answer):
     def theirs(p, q, tokens, rng): return answer
-    with pytest.raises(ModelError, match="The verify rule theirs answered .*2 draft tokens.* 0…23"):
+    with pytest.raises(ModelError, match="The verify rule theirs returned .*2 draft tokens.* 0…23"):
         apply_rule(theirs, torch.full((3, 24), 1 / 24), None, [1, 2], SeededRandom(0))
 
 

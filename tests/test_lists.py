@@ -432,7 +432,7 @@ def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
     for state in running: chooser(state).learn(0, [0, 1], 1, 2)
     learned = [dict(chooser(state).estimates[0].counts) for state in running]
     assert learned[0] == {0: (1, 1), 1: (0, 1)} and chooser(running[0]).verify != expected.verify
-    set_costs(other, [running[0], None, running[1]], cheap)  # one has not begun
+    set_costs(other, running, cheap)
     for state in (*running, started(other)):
         assert (chooser(state).c, chooser(state).verify) == (expected.c, expected.verify)
     assert [chooser(state).estimates[0].counts for state in running] == learned

@@ -680,7 +680,7 @@ def test_the_rules_of_the_package_decode(rule, name):
 ], ids=repr)
 def test_a_rule_that_answers_rubbish_is_named(answer):
     def rubbish(p, q, tokens, rng): return answer
-    with pytest.raises(ModelError, match="verify rule rubbish answered"): labelled(rubbish, 1.0)
+    with pytest.raises(ModelError, match="verify rule rubbish returned"): labelled(rubbish, 1.0)
 
 def test_numbers_of_a_rule_are_made_plain():
     def theirs(p, q, tokens, rng): return torch.tensor(speculative_sampling(p, q, tokens, rng))

@@ -243,7 +243,7 @@ def test_what_is_no_grammar_is_told(grammar, said, method):
 
 @pytest.mark.parametrize("costs", ["shipped", CHEAP, {}, 3])
 def test_what_is_no_costs_is_told(costs):
-    with pytest.raises(InputError, match="costs are MachineCosts"): Pair(tiny(), NoDrafter(), costs=costs)
+    with pytest.raises(InputError, match="costs must be MachineCosts"): Pair(tiny(), NoDrafter(), costs=costs)
 
 
 def circle():

@@ -447,7 +447,7 @@ def test_broken_logits_name_the_step(value):
 def test_a_rule_that_answers_rubbish_is_named_and_ends_the_text():
     said = []
     def rubbish(p, q, tokens, rng): return len(tokens) + 1, 0
-    with pytest.raises(ModelError, match="verify rule rubbish answered"):
+    with pytest.raises(ModelError, match="verify rule rubbish returned"):
         said.extend(speculate(tiny(), NGramDrafter(), [1, 2, 1, 2], SamplingParams(1.0), SeededRandom(0),
                               verify=rubbish))
 

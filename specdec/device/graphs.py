@@ -36,7 +36,7 @@ def captured(step: Callable,             # works in place; is run four times on 
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         with torch.cuda.graph(graph): result = step(*given)
-        graph.replay()  # until now the results hold whatever was in memory
+        graph.replay()  # capturing computes nothing: the first replay fills the results
     return graph.replay, result
 
 # %% ../../nbs/engine/13_device_graphs.ipynb #aeac264f

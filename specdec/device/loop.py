@@ -43,7 +43,7 @@ from ..models.llama import Llama, Positions
 def as_report(draft: DeviceDraft, num_accepted: Tensor, next_token: Tensor, # [1], [1]
               logits: Tensor, # the target's, [n, V]
              ) -> Tensor: # [K + 5]
-    "A round in numbers: for `as_round`, on the host."
+    "A round as one tensor of numbers, for `as_round` on the host."
     parts = (draft.tokens, draft.count, num_accepted, next_token)
     return torch.cat((*parts, draft.broken, not_finite(logits)))
 
@@ -52,14 +52,14 @@ def as_round(report: list[int],  # of `as_report`
              eos_ids: Set[int],
              where: str,         # named in errors
             ) -> Round:
-    "What a round did. Raises `NumericalError` if logits were not a distribution."
+    "The `Round` of a report; raises `NumericalError` if logits held NaN or infinities."
     *drafted, count, num_accepted, next_token, draft_broken, target_broken = report
     for broken, who in ((draft_broken, "draft"), (target_broken, "target")):
         if broken: raise NumericalError(
             f"The {who}, {where}: the logits hold NaN or infinities, so there is no distribution "
             "to sample from. Check the weights; float16 overflows where bfloat16 and float32 "
             "do not.")
-    n = min(count, room - 1)  # one place is kept for the target's own token
+    n = min(count, room - 1)  # a round emits one more token than it accepts
     emitted = [*drafted[:num_accepted], next_token][:n + 1]
     end = next((i for i, token in enumerate(emitted) if token in eos_ids), n)
     return Round(drafted[:n], min(num_accepted, n), emitted[:end + 1])
@@ -67,7 +67,7 @@ def as_round(report: list[int],  # of `as_report`
 # %% ../../nbs/engine/14_device_loop.ipynb #8cba6113
 @dataclass(eq=False)
 class DeviceState:
-    "What a round works on; its tensors stay where they are as long as it lives."
+    "All that a round reads and writes; the tensors keep their addresses, as CUDA graphs need."
     target: Llama
     drafter: DeviceDrafter
     sampling: SamplingParams  # logits → p
@@ -115,7 +115,7 @@ def verify(state: DeviceState, draft: DeviceDraft) -> tuple[Tensor, Tensor | Non
     return logits[0], features[0]
 
 def decide(state: DeviceState, draft: DeviceDraft, logits: Tensor) -> Decided:
-    "How many draft tokens are kept, the token after them, and the round in numbers."
+    "The number of accepted draft tokens, the next token, and the report."
     sampling, generator = state.sampling, state.generator
     if draft.parents is not None:  # each row draws the target's token; the walk follows them
         if sampling.temperature == 0: target_tokens = logits.argmax(-1)
@@ -129,9 +129,9 @@ def decide(state: DeviceState, draft: DeviceDraft, logits: Tensor) -> Decided:
 
 def commit(state: DeviceState, draft: DeviceDraft, decided: Decided,
            features: Tensor | None) -> None:
-    "The sequence grows, the drafter learns of it, and the report is ready to be sent."
-    if decided.path is not None:  # a tree's path becomes a chain: its rows come to lie in a row
-        assert features is not None  # a tree's drafter is a head, which wants them
+    "Append the emitted tokens, tell the drafter, and write the report."
+    if decided.path is not None:  # a tree: move the path's rows in the cache together
+        assert features is not None  # a tree's drafter is a head, which reads them
         move_rows(state.cache, state.sequence.length - 1, decided.path)
         features = features.index_select(0, decided.path)
     state.sequence.append(decided.emitted, decided.num_accepted + 1)
@@ -152,7 +152,7 @@ def steps_of(state: DeviceState) -> RoundSteps:
     return RoundSteps(*(partial(step, state) for step in (draft, verify, decide, commit)))
 
 def captured_steps(state: DeviceState, steps: RoundSteps) -> RoundSteps:
-    "The same steps as CUDA graphs; what a replay is called with is where it always is."
+    "The same steps as CUDA graphs; a replay ignores its arguments, which keep their addresses."
     generator = state.generator
     assert generator is not None  # only the device meta has none
     def capture(step: Callable, *given) -> tuple[Callable, Any]: # replays; the step's result
@@ -180,10 +180,10 @@ def play_round(steps: RoundSteps, timer: PhaseTimer):
 # %% ../../nbs/engine/14_device_loop.ipynb #84014014
 class DeviceLoop:
     """Experimental: no GPU has run it yet. Draft, verify, decide, commit, on the device. Buffers
-    and CUDA graphs are made once, for one transform, K and capacity, and serve one sequence at a
-    time; a new one ends the rounds of the one before with a `SpecdecError`. Raises `InputError`
-    for numbers out of range and for a drafter without a device twin, `CacheFullError` where memory
-    doesn't suffice."""
+    and CUDA graphs are made once, for these sampling parameters, K and capacity, and serve one
+    sequence at a time; when a new one starts, the iterator of the old one raises `SpecdecError`.
+    Raises `InputError` for numbers out of range and for a drafter without a device twin,
+    `CacheFullError` if there is not enough memory."""
     @torch.inference_mode()
     def __init__(self, target: Llama,
                  drafter: Drafter,         # one without an `unsupported_reason`
@@ -191,7 +191,7 @@ class DeviceLoop:
                  K: int,                   # draft tokens per round
                  capacity: int,            # positions: the sequence, and K + 1 a round under way
                  verify: VerifyRule | None = None, # None: the default rule
-                 ahead: int | None = None, # rounds started before the one before is looked at;
+                 ahead: int | None = None, # rounds started before the host reads the last one;
                                            # None: 1 on a GPU, else 0
                  graphs: bool = True):     # False: step by step on a GPU too, to compare
         if ahead is None: ahead = int(is_capturable(target.device))
@@ -212,7 +212,7 @@ class DeviceLoop:
 
     @torch.inference_mode()
     def start(self, prompt: list[int], timer: PhaseTimer) -> Callable[[], list[int]]:
-        "Read the prompt and draw the first token; what is returned waits for it."
+        "Read the prompt and draw the first token; call what is returned to wait for its report."
         state, layers = self.state, self.state.drafter.layers
         ids = torch.tensor(prompt, device=state.target.device)
         with timer.phase("prefill"):
@@ -229,18 +229,19 @@ class DeviceLoop:
 
     @torch.inference_mode()
     def round(self, timer: PhaseTimer) -> Callable[[], list[int]]:
-        "Start a round; what is returned waits for it."
+        "Start a round; call what is returned to wait for its report."
         play_round(self.steps, timer)
         return self.outbox.send()
 
     def rounds(self, prompt: list[int],
-               seed: int | None,  # None: the draws go on where they stopped
+               seed: int | None,  # None: the generator isn't seeded anew
                room: int,         # new tokens, at most; they, the prompt, and K + 1 for each round
                                   # under way must fit the capacity
                eos_ids: Set[int],
                timer: PhaseTimer) -> Iterator[Round]:
-        """Decode a sequence: the token that the prompt's forward gives, then one round after
-        another. Raises `InputError` for what `check_request` refuses, and for what doesn't fit."""
+        """Decode a sequence: yields a round with the token after the prompt, then round after
+        round. Raises what `check_request` raises, and `InputError` for one that doesn't fit the
+        buffers."""
         prompt, capacity = token_ids(prompt), self.state.cache.capacity
         _, room, eos_ids = check_request(self.state.target, prompt, 1, room, eos_ids)
         if seed is not None: seed = SeededRandom(seed).seed
@@ -252,7 +253,7 @@ class DeviceLoop:
     def _rounds(self, prompt: list[int], seed: int | None, room: int, eos_ids: Set[int],
                 timer: PhaseTimer) -> Iterator[Round]:
         "The loop itself. Threads work on the buffers one at a time, a step each."
-        turn, count = object(), 0  # the sequence's own mark; tokens emitted so far
+        turn, count = object(), 0  # a mark of this sequence; tokens emitted so far
         def check_turn() -> None:
             if self.turn is not turn: raise SpecdecError(
                 "Another text was started with the same buffers: take the rounds of one text to "
@@ -280,7 +281,7 @@ class DeviceLoop:
 # %% ../../nbs/engine/14_device_loop.ipynb #7reelop1
 def ancestors(parents: Tensor, # of each draft token, 0 the sequence, i + 1 place i, [K]
              ) -> Tensor: # [K + 1, K + 1], bool; row 0 is the sequence's last token
-    "Which rows each row sees: itself, and all on the way to it."
+    "The attention mask of a tree: each row sees itself and the path to it."
     K = len(parents)
     follows = F.pad(parents, (1, 0))[:, None]
     sees = torch.eye(K + 1, device=parents.device).scatter_(1, follows, 1.0)
@@ -290,8 +291,8 @@ def ancestors(parents: Tensor, # of each draft token, 0 the sequence, i + 1 plac
 # %% ../../nbs/engine/14_device_loop.ipynb #7reelop4
 def path_to(sees: Tensor, # of `ancestors`
             end: Tensor,  # a row, [1]
-           ) -> Tensor: # [K + 1]; after the path's own rows, the last row over and over
-    "The rows on the way, from the sequence's last token on."
+           ) -> Tensor: # [K + 1]; after the path, the last row over and over
+    "The rows of the path to `end`, from the sequence's last token on."
     rows = torch.arange(len(sees), device=sees.device)
     way = torch.where(sees.index_select(0, end)[0], rows, len(rows))
     return way.sort().values.clamp(max=len(rows) - 1)
@@ -322,7 +323,7 @@ def walk_on_device(tree: DeviceDraft, sees: Tensor, # of `ancestors`
 
 def move_rows(cache: StaticCache, start: Tensor, # where the first row of a tree lies, [1]
               path: Tensor) -> None:             # of `path_to`
-    "The path's rows come to lie next to each other."
+    "Move the rows of the path together."
     to = start + torch.arange(len(path), device=path.device)
     for held in cache.buffers():
         held.index_copy_(2, to, held.index_select(2, start + path))
@@ -330,8 +331,8 @@ def move_rows(cache: StaticCache, start: Tensor, # where the first row of a tree
 # %% ../../nbs/engine/14_device_loop.ipynb #22efa48a
 class DeviceDecoder:
     """Experimental: no GPU has run it yet. Speculative decoding on the target's device, for one
-    sequence after another; the loops that were made for it, with their CUDA graphs, are kept.
-    Raises `InputError` for a pair that can't run there."""
+    sequence at a time. Loops and their CUDA graphs are kept for later sequences. Raises
+    `InputError` for a pair that can't run there."""
     def __init__(self, target: Llama,
                  drafter: Drafter,    # one without an `unsupported_reason`
                  keep: int = 4,       # how many loops are kept
@@ -347,7 +348,7 @@ class DeviceDecoder:
              limit: int, # the length that the sequence can grow to
              verify: VerifyRule | None = None, # None: the default rule
             ) -> DeviceLoop:
-        "A loop for such sequences, made when it is needed."
+        "A loop for these settings: one that was kept, or a new one."
         under_way = int(self.options.get("ahead") or 1) + 1  # rounds that may run past the end
         capacity = bucket(max(limit, 4 * (K + 1)) + under_way * (K + 1))
         key = sampling, K, capacity, verify
@@ -385,8 +386,8 @@ class DeviceDecoder:
 
 # %% ../../nbs/engine/14_device_loop.ipynb #77ae3ba1
 class _OneLayer:
-    """One layer's buffers as a cache of their own: the layer's number, another for each, must not
-    get into compiled code."""
+    """One layer's buffers as a cache, so that compiled code doesn't depend on the layer's number,
+    which would mean a compilation for each layer."""
     def __init__(self, keys: Tensor, values: Tensor, at: Tensor):
         self.keys, self.values, self.at = keys, values, at
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -250,7 +250,7 @@ class TemperatureScaledDrafter(WrapperDrafter):
     def __init__(self, drafter: Drafter,
                  factor: float = DRAFT_TEMPERATURE): # above 0; draft temperature / target's
         check(0 < to_number(factor) < float("inf"),
-              f"The factor on the draft's temperature must be positive and finite, not {factor!r}.")
+              f"The factor on the temperature must be positive and finite, not {factor!r}.")
         super().__init__(drafter)
         self.factor = to_number(factor)
 

@@ -66,9 +66,9 @@ class HeadConfig:
 # %% ../../nbs/drafters/06_head.ipynb #bf583628
 def feature_layers(depth: int, # layers of the target, at least 3
                   ) -> tuple[int, int, int]:
-    """The hidden states that a head reads unless told otherwise: after a quarter and three fifths
-    of the layers, and before the last layer. Not after it: that state has been through the final
-    norm here and in transformers, and has not in vLLM."""
+    """The hidden states that a head reads by default: after a quarter and three fifths of the
+    layers, and before the last layer. (The state after the last layer is normalised here and in
+    transformers, and is not in vLLM.)"""
     check(
         depth >= 3,
         f"A target with {depth} layers doesn't have three different hidden states before its last "
@@ -78,7 +78,7 @@ def feature_layers(depth: int, # layers of the target, at least 3
 
 def _check_features(layers: Sequence[int], # which hidden states
                     depth: int) -> None:   # layers of the target
-    "Raise `InputError` for hidden states that a served head can't read."
+    "Raise `InputError` unless these are hidden states before the last layer, in rising order."
     rising = list(layers) == sorted(set(layers))
     check(len(layers) > 0 and rising and all(0 <= i < depth for i in layers),
           f"A head reads hidden states out of 0…{depth - 1}, in rising order, not {list(layers)}. "
@@ -89,21 +89,21 @@ def head_config(target: CausalLM,                     # sizes are taken from its
                 draft_vocab_size: int,                # tokens that the head can propose
                 # hidden states it reads; None: `feature_layers`
                 layers: Sequence[int] | None = None,
-                num_layers: int = 1,                  # decoder layers of its own
+                num_layers: int = 1,                  # decoder layers of the head
                 intermediate_size: int | None = None, # of their MLPs; None: the target's
                 **options,                            # of `HeadConfig`
                ) -> HeadConfig:
-    "A head with the target's own sizes; raises `InputError` for what it can't have."
+    "The config of a head with the target's sizes; raises `InputError` for numbers out of range."
     from transformers import LlamaConfig
     c, depth = target.config, target.config.num_hidden_layers
     layers = tuple(feature_layers(depth) if layers is None else layers)
     _check_features(layers, depth)
     name = "draft_vocab_size, a part of the target's tokens,"
     draft_vocab_size = require_int(draft_vocab_size, name, 1, target.vocab_size)
-    num_layers = require_int(num_layers, "num_layers, of the head's own,", 1)
+    num_layers = require_int(num_layers, "num_layers, of the head,", 1)
     if intermediate_size is not None:
         intermediate_size = require_int(intermediate_size, "intermediate_size", 1)
-    # a target's config may leave out what is a default of transformers
+    # a target's config may leave out defaults of transformers
     rope = getattr(c, "rope_parameters", None) or dict(rope_type="default", rope_theta=10000.0)
     inner = intermediate_size or getattr(c, "intermediate_size", None) or 4 * c.hidden_size
     decoder = LlamaConfig(
@@ -120,8 +120,9 @@ def head_config(target: CausalLM,                     # sizes are taken from its
 def vocabulary_maps(tokens: Tensor | None, # the draft vocabulary: target ids, rising, [D]
                     V: int,                # the target's vocabulary size
                    ) -> tuple[Tensor, Tensor]: # d2t [D], t2d [V]
-    """The two maps of the format. d2t: add it to a draft id to get the target's; t2d: whether the
-    draft has a token. Raises `InputError` unless the ids are different, rising and below V."""
+    """The two maps of the `speculators` format. d2t: draft id + d2t[draft id] = target id; t2d:
+    whether the draft vocabulary has a target id. Raises `InputError` unless the ids are different,
+    rising and below V."""
     if tokens is None: raise InputError(
         "A draft vocabulary that is smaller than the target's needs `tokens`, the ids in it.")
     tokens = torch.as_tensor(tokens).cpu()
@@ -138,20 +139,20 @@ def unrolled_attention(q: Tensor,            # queries of the newest step, [B, h
                        keys: list[Tensor],   # for each step so far, [B, kv_heads, n or more, d]
                        values: list[Tensor], # likewise
                       ) -> Tensor: # [B, heads, n, d]
-    "Row i looks at the first step's rows 0…i, and of every later step at row i alone."
+    "Row i attends to rows 0…i of the first step, and to row i of each later step."
     B, heads, n, d = q.shape
     first_k, first_v = keys[0][:, :, :n], values[0][:, :, :n]
     kv_heads = first_k.shape[1]
     if len(keys) == 1:
         return F.scaled_dot_product_attention(q, first_k, first_v, is_causal=True,
                                               enable_gqa=heads != kv_heads)
-    # query heads that share keys stand below each other: one matrix product for all
+    # stack query heads that share keys, for one matrix product
     folded = q.reshape(B, kv_heads, -1, d)
     grouped = q.reshape(B, kv_heads, -1, n, d)
     before = (folded @ first_k.transpose(-1, -2)).view(B, kv_heads, -1, n, n)
     future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-    own = [(grouped * k[:, :, None, :n]).sum(-1, keepdim=True) for k in keys[1:]]
-    scores = torch.cat([before.masked_fill(future, float("-inf")), *own], -1) * d ** -0.5
+    later = [(grouped * k[:, :, None, :n]).sum(-1, keepdim=True) for k in keys[1:]]
+    scores = torch.cat([before.masked_fill(future, float("-inf")), *later], -1) * d ** -0.5
     wide = torch.promote_types(q.dtype, torch.float32)
     weights = scores.softmax(-1, dtype=wide).to(q.dtype)
     y = weights[..., :n].reshape(B, kv_heads, -1, n) @ first_v
@@ -172,7 +173,7 @@ class _Norm(nn.Module):
 
 # %% ../../nbs/drafters/06_head.ipynb #ef577fb0
 class HeadAttention(nn.Module):
-    "The attention of a head's layer while training: each step's keys and values are kept in lists."
+    "A head's attention in training: lists hold the keys and values of all unrolled steps."
     def __init__(self, decoder: "PretrainedConfig",
                  inputs: int): # numbers that it reads at each position
         super().__init__()
@@ -195,7 +196,8 @@ class HeadAttention(nn.Module):
         B, n, _ = x.shape
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (projection(x).view(B, n, -1, self.head_dim) for projection in projections)
-        if self.q_norm is not None and self.k_norm is not None: q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         keys.append(rotate(k, cos, sin).transpose(1, 2))
         values.append(v.transpose(1, 2))
         y = unrolled_attention(rotate(q, cos, sin).transpose(1, 2), keys, values)
@@ -203,7 +205,7 @@ class HeadAttention(nn.Module):
 
 # %% ../../nbs/drafters/06_head.ipynb #7dd619db
 class HeadMLP(nn.Module):
-    "SwiGLU, with the names of its weights."
+    "SwiGLU, with the weight names of the format."
     def __init__(self, decoder: "PretrainedConfig"):
         super().__init__()
         size, inner = decoder.hidden_size, decoder.intermediate_size
@@ -218,8 +220,8 @@ class HeadMLP(nn.Module):
 
 # %% ../../nbs/drafters/06_head.ipynb #7214b863
 class HeadLayer(nn.Module):
-    """A decoder layer of a head. The first one reads the next token's embedding beside the feature;
-    the others are ordinary."""
+    """A decoder layer of a head. The first one reads the next token's embedding and the feature,
+    concatenated; the others are ordinary."""
     def __init__(self, config: HeadConfig, first: bool):
         super().__init__()
         decoder, size, eps = config.decoder, config.decoder.hidden_size, config.decoder.rms_norm_eps
@@ -232,7 +234,7 @@ class HeadLayer(nn.Module):
 
     def forward(self, embeds: Tensor, # of the next tokens, [B, n, hidden]; for the first layer only
                 x: Tensor,            # features, or the layer before's output, [B, n, hidden]
-                *where,               # what `HeadAttention` needs to know
+                *where,               # further arguments of `HeadAttention`
                ) -> Tensor: # [B, n, hidden]
         "One step of one layer."
         if self.hidden_norm is None: normed = self.input_layernorm(x)
@@ -249,7 +251,7 @@ def fuse_features(features: Tensor,               # [..., F]
                   input_norm: nn.Module | None,   # over all of it
                   fc_norm: nn.ModuleList | None,  # over each hidden state in it
                  ) -> Tensor: # [..., hidden]
-    "The target's hidden states, brought to one vector."
+    "Fuse the target's hidden states into one vector."
     if input_norm is not None: features = input_norm(features)
     if fc_norm is not None:
         parts = features.chunk(len(fc_norm), -1)
@@ -258,9 +260,9 @@ def fuse_features(features: Tensor,               # [..., F]
 
 # %% ../../nbs/drafters/06_head.ipynb #ff4be6e4
 class Head(nn.Module):
-    """An EAGLE-3 head (Li et al. 2025, section 3) to train and to save; its state dict has the
-    names of the `speculators` format. To draft with it, see `HeadDrafter`. Raises `InputError` for
-    a draft vocabulary that doesn't fit the config."""
+    """An EAGLE-3 head (Li et al. 2025, section 3), to train and to save; its state dict has the
+    names of the `speculators` format. `HeadDrafter` drafts with it. Raises `InputError` for a draft
+    vocabulary that doesn't fit the config."""
     d2t: Tensor | None              # see `vocabulary_maps`; None: all V tokens can be drafted
     t2d: Tensor | None
     shared_embedding: Tensor | None # [V, hidden], the target's; see `share_embedding`
@@ -324,8 +326,7 @@ class Head(nn.Module):
                features: Tensor,       # the target's at each of them, [B, L, F]
                steps: int = 3,         # draft tokens in a row, 1…L - 1
               ) -> list[Tensor]: # for each step what goes into `lm_head`, [B, L - 1 - step, hidden]
-        """The unrolled forward without the last matrix, for callers who want logits at some of the
-        positions only; see `forward`."""
+        """`forward` without the LM head, for callers who need logits at some positions only."""
         width, L = self.config.feature_size, tokens.shape[-1]
         check(tokens.ndim == 2 and features.shape == (*tokens.shape, width),
               f"Tokens [B, L] and features [B, L, {width}] belong together, "
@@ -348,14 +349,14 @@ class Head(nn.Module):
             result.append(normed)
         return result
 
-    def forward(self, tokens: Tensor,   # a text, [B, L]; padding at its end does no harm
+    def forward(self, tokens: Tensor,   # sequences, [B, L]; padding at their ends does no harm
                 features: Tensor,       # the target's at each of the tokens, [B, L, F]
                 steps: int = 3,         # draft tokens in a row, 1…L - 1
                ) -> list[Tensor]: # of each step: logits [B, L - 1 - step, draft_vocab_size]
         """Training-time test (Li et al. 2025, section 3.2): draft `steps` tokens from every
-        position at once, fed with the text's own tokens. Row i of step s has read the true features
-        up to position i and the tokens up to i + 1 + s, so it is about what follows those: compare
-        it with row i + 1 + s of the target."""
+        position at once, fed with the tokens of the sequence. Row i of step s has read the true
+        features up to position i and the tokens up to i + 1 + s; it predicts the token after those,
+        as row i + 1 + s of the target does."""
         return [self.lm_head(x) for x in self.states(tokens, features, steps)]
 
 # %% ../../nbs/drafters/06_head.ipynb #c8f4cbcc
@@ -384,9 +385,8 @@ def output_rows(target: CausalLM,
 # %% ../../nbs/drafters/06_head.ipynb #c13da58a
 @torch.no_grad()
 def share_embedding(head: Head, target: CausalLM) -> Head: # the same head
-    """Give a head the target's embedding, for training: a copy of the whole table, [V, hidden],
-    which is not saved with the head. Raises `InputError` for a target that is neither a `Llama` nor
-    a `TransformersLM`."""
+    """Copy the target's embedding table, [V, hidden], into a head, for training; it isn't saved.
+    Raises `InputError` for a target that is neither a `Llama` nor a `TransformersLM`."""
     ids = torch.arange(target.vocab_size, device=target.device)
     table = target_embedding(target)(ids).detach()
     head.shared_embedding = table.to(head.fc.weight.device, head.fc.weight.dtype)
@@ -401,12 +401,12 @@ def init_from_target(target: CausalLM,
                      seed: int = 0,  # of what is random
                      **sizes,        # `layers`, `num_layers`, … as for `head_config`
                     ) -> Head:
-    """A head to train, on the target's device and with its embedding: the LM head has the target's
-    rows, the final norm is the target's, and the fusing layer passes the last feature on as it is.
-    Its layers are copies of the target's (0 is the first), or random if that is None. Raises
-    `InputError` for what is no draft vocabulary, and for a target that is neither a `Llama` nor a
+    """A new head to train, on the target's device and with its embedding. The LM head has the
+    target's rows, the final norm is the target's, and `fc` passes the last feature on unchanged.
+    The layers are copies of the target's layer `decoder_from`, or random if that is None. Raises
+    `InputError` for an invalid draft vocabulary, and for a target that is neither a `Llama` nor a
     `TransformersLM`."""
-    vocabulary_maps(tokens, target.vocab_size)  # raises for what is no draft vocabulary
+    vocabulary_maps(tokens, target.vocab_size)  # raises for an invalid draft vocabulary
     config = head_config(target, len(tokens), **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -422,7 +422,7 @@ def init_from_target(target: CausalLM,
 # %% ../../nbs/drafters/06_head.ipynb #15d15bef
 def why_no_copy(target: CausalLM) -> str: # empty: they can be
     "Why the target's layers can't be copied into a head."
-    if not isinstance(target, Llama): return "only our own decoders have layers to copy"
+    if not isinstance(target, Llama): return "only a Llama has layers to copy"
     attention = target.layers[0].attention
     if attention.qkv.bias is None and attention.norm is None: return ""
     return "the target's attention has biases or norms, which a head's has not"
@@ -464,8 +464,8 @@ def with_vocabulary(head: Head,
                     tokens: Tensor,    # the new draft vocabulary: target ids, rising, [D]
                     target: CausalLM,
                    ) -> Head:
-    """The same head with other draft tokens: those that it knew keep their rows of the last matrix,
-    and the others begin with the target's. Raises `InputError` for what is no draft vocabulary."""
+    """The same head with another draft vocabulary: tokens that it had keep their rows of the LM
+    head, new ones get the target's. Raises `InputError` for an invalid draft vocabulary."""
     tokens, V = torch.as_tensor(tokens), head.config.decoder.vocab_size
     vocabulary_maps(tokens, V)
     config = replace(head.config, draft_vocab_size=len(tokens))
@@ -489,7 +489,7 @@ def check_fit(config: HeadConfig, target: CausalLM) -> None:
     for what, (theirs, ours) in sizes.items():
         if theirs != ours:
             raise ModelError(f"This head was made for a target with a {what} of {theirs}; "
-                             f"this one has {ours}. Take the head's own target.")
+                             f"this one has {ours}. Take the target of the head.")
     if not config.own_embedding and decoder.hidden_size != c.hidden_size:
         raise ModelError(f"This head brings no embedding, and the target's has {c.hidden_size} "
                          f"numbers for a token where the head expects {decoder.hidden_size}.")
@@ -502,7 +502,7 @@ def check_fit(config: HeadConfig, target: CausalLM) -> None:
 _SPECULATORS = "0.9.0"  # the version of the library whose folders we write
 
 def _folder_config(head: Head, target: CausalLM, verifier: str | None, K: int) -> dict:
-    "What config.json says: the keys of `speculators`, and one of our own for the target's weights."
+    "The config.json of a head: the keys of `speculators`, and `specdec` with the target's digest."
     config, dtype = head.config, str(head.fc.weight.dtype).removeprefix("torch.")
     name = type(target.config).__name__.replace("Config", "ForCausalLM")
     architectures = getattr(target.config, "architectures", None) or [name]
@@ -548,7 +548,7 @@ def save_head(head: Head,
 
 # %% ../../nbs/drafters/06_head.ipynb #b876bb9f
 def _stored_config(folder: Path) -> dict:
-    "What config.json says, if it describes a head; raises `ModelError` if it doesn't."
+    "The config.json of a head; raises `ModelError` if it is missing or describes no head."
     try:
         stored = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -564,8 +564,8 @@ def _stored_config(folder: Path) -> dict:
     )
 
 def _as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of the target
-    """The shape that a config.json describes. An entry that can't be meant is a `ValueError`; what
-    is damaged in other ways raises what reading it happens to raise."""
+    """The `HeadConfig` in a config.json. Raises `ValueError` for an invalid entry; other damage
+    raises other exceptions."""
     from transformers import AutoConfig
     sizes = dict(stored["transformer_layer_config"])
     decoder = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
@@ -611,11 +611,11 @@ def _read_config(folder: Path, # config.json is in it
     return config
 
 # %% ../../nbs/drafters/06_head.ipynb #abfc958f
-# the target's own, stored by some versions
+# tensors of the target, which some versions store too
 _NOT_THE_HEADS = {"verifier_lm_head.weight", "verifier_norm.weight"}
 
 def _stored_vocabulary(stored: Checkpoint, config: HeadConfig) -> Tensor | None: # target ids, [D]
-    "Which tokens a stored head knows; None: all."
+    "The draft vocabulary of a stored head; None: all V tokens."
     if config.draft_vocab_size == config.decoder.vocab_size: return None
     d2t = stored.read("d2t", torch.empty(config.draft_vocab_size, dtype=torch.long))
     return d2t + torch.arange(len(d2t))
@@ -652,18 +652,18 @@ def load_head(folder: Path,
 
 # %% ../../nbs/drafters/06_head.ipynb #d349a6c1
 def _joined(*linears: nn.Linear,
-            # whether it will mostly read several positions at once; see `Linear`
+            # packed, for reading several positions at once; see `Linear`
             pack: bool = False,
            ) -> Linear:
-    "Several layers with the same input as one of our own."
+    "Several linear layers with the same input, joined into one `Linear`."
     bias = None
     if linears[0].bias is not None: bias = torch.cat([linear.bias.detach() for linear in linears])
     weight = torch.cat([linear.weight.detach() for linear in linears])
     return Linear(weight, bias, pack or is_batch_invariant(weight.device, weight.dtype))
 
 def _fast_attention(module: HeadAttention) -> Attention:
-    "A head's attention on the target's building blocks."
-    attention = Attention.__new__(Attention)  # its own __init__ reads a checkpoint
+    "A head's attention as an `Attention` of the decoder."
+    attention = Attention.__new__(Attention)  # its __init__ would read a checkpoint
     attention.heads, attention.kv_heads = module.heads, module.kv_heads
     attention.head_dim, attention.norm = module.head_dim, None
     attention.qkv = _joined(module.q_proj, module.k_proj, module.v_proj)
@@ -676,7 +676,7 @@ def _fast_attention(module: HeadAttention) -> Attention:
     return attention
 
 def _fast_mlp(module: HeadMLP) -> MLP:
-    "A head's perceptron on the target's building blocks."
+    "A head's MLP as an `MLP` of the decoder."
     mlp = MLP.__new__(MLP)  # as above
     mlp.gate_up, mlp.down = _joined(module.gate_proj, module.up_proj), _joined(module.down_proj)
     return mlp
@@ -705,7 +705,7 @@ class _FastLayer:
 
 # %% ../../nbs/drafters/06_head.ipynb #28f00481
 class _PositionTable:
-    "Where new tokens stand: what `positions` says; for a single token out of a table."
+    "The `Positions` of new tokens; for a single token they come from a table."
     def __init__(self, head: Head):
         decoder, weight = head.config.decoder, head.fc.weight
         self.frequencies, self.rope_scale = head.frequencies.to(weight.device), head.rope_scale
@@ -721,15 +721,15 @@ class _PositionTable:
         "The table grows where it is too short."
         if T > 1:
             return positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
-        table = self.table  # held, since another thread may put another one in its place
+        table = self.table  # a local name, since another thread may replace it
         if start >= len(table.cos): table = self.table = self.angles(2 * start)
         cos, sin = table.cos[start:start + 1], table.sin[start:start + 1]
         return Positions(cos, sin, None, 1 if self.dtype == torch.float32 else self.groups)
 
 # %% ../../nbs/drafters/06_head.ipynb #59d6670c
 class FastHead:
-    """A head made for drafting: matrices joined and packed, keys and values in a cache. It has its
-    own copy of the weights, and can't be trained."""
+    """A head for drafting: matrices joined and packed, keys and values in a cache. It holds a copy
+    of the weights, and can't be trained."""
     def __init__(self, head: Head,
                  embed: Callable[[Tensor], Tensor]): # the target's; unless the head has its own
         self.config, self.tokens = head.config, head.draft_tokens
@@ -743,7 +743,7 @@ class FastHead:
         self.where = _PositionTable(head)
 
     def fuse(self, features: Tensor) -> Tensor: # [T, F] → [1, T, hidden]
-        "The target's hidden states, brought to one vector."
+        "Fuse the target's hidden states into one vector."
         features = features.to(self.dtype)
         x = fuse_features(features, self.fc, self.input_norm, self.fc_norm)[None]
         if self.dtype != torch.float16: return x
@@ -757,20 +757,20 @@ class FastHead:
         where: Positions,  # of the T tokens
         cache: KVCache,
     ) -> Tensor:  # [1, T, hidden]
-        "What the layers make of T tokens."
+        "The layers, over T tokens."
         embeds = self.embed(ids[None]).to(self.dtype)
         for i, layer in enumerate(self.layers): x = layer(embeds, x, where, cache, i)
         return x
 
     def say_all(self, x: Tensor, # of T tokens, [1, T, hidden]
                ) -> tuple[Tensor, Tensor]: # logits [T, draft_vocab_size], states [1, T, hidden]
-        "What follows each, and what the next step starts from."
+        "Logits after each token, and the states that the next step starts from."
         normed = rms_norm(x, self.norm, self.eps)
         return self.lm_head(normed)[0], normed if self.config.norm_output else x
 
     def say(self, x: Tensor, # of one token, [1, 1, hidden]
            ) -> tuple[Tensor, Tensor]:  # logits [draft_vocab_size], state [1, 1, hidden]
-        "What follows it, and what the next step starts from."
+        "Logits after the token, and the state that the next step starts from."
         logits, state = self.say_all(x)
         return logits[0], state
 
@@ -780,14 +780,14 @@ class FastHead:
         x: Tensor,  # fused features, or the step before's state, [1, T, hidden]
         cache: KVCache,  # grows by T
     ) -> tuple[Tensor, Tensor]:  # logits after the last [draft_vocab_size], state [1, 1, hidden]
-        "Read T positions, and say what follows the last."
+        "Read T tokens; logits and state after the last."
         where = self.where(cache.length, len(tokens))
         ids = torch.tensor(tokens, device=self.device)
         return self.say(self.read(ids, x, where, cache)[:, -1:])
 
 # %% ../../nbs/drafters/06_head.ipynb #d015b0dc
 def fast_head(head: Head | FastHead, target: CausalLM) -> FastHead:
-    """The head made for drafting for that target. Raises `ModelError` if it was made for another
+    """The `FastHead` of a head, for drafting. Raises `ModelError` if the head was made for another
     target, `InputError` if it is on another device."""
     check_fit(head.config, target)
     if isinstance(head, FastHead): return head
@@ -829,13 +829,14 @@ class HeadReader:
 
 # %% ../../nbs/drafters/06_head.ipynb #abc48a06
 class HeadState(HeadReader):
-    "One sequence, as a head has read it."
+    "One sequence of a `HeadDrafter`."
     drafter: "HeadDrafter"
 
     @torch.inference_mode()
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        """K tokens, or fewer where the head's context ends, the drafted sequence does, or
-        confidence falls below `stop_below`. At temperature 0 they are certain (q is None)."""
+        """K draft tokens; fewer at the end of the head's context, after a drafted end-of-sequence
+        token, or when their joint probability falls below `stop_below`. At temperature 0 without
+        q."""
         K = min(K, self.cache.capacity - self.read - len(self.unread) + 1)
         if K < 1: return Draft([])
         logits, state = self.catch_up()
@@ -856,19 +857,19 @@ class HeadState(HeadReader):
                 probabilities = rows[-1] if rows else logits.float().softmax(-1)
                 confidence *= probabilities[choice].item()
         if not rows: return Draft(draft)
-        # the same distributions over the target's V tokens: 0 for those that the head lacks
+        # the distributions over the target's V tokens: 0 for those that the head can't draft
         q = torch.zeros(len(rows), self.drafter.vocab_size, device=ids.device)
         return Draft(draft, q.index_copy_(1, ids, torch.stack(rows)))
 
 # %% ../../nbs/drafters/06_head.ipynb #ff083e3d
 class HeadDrafter:
-    """Drafts with a head: reads the target's features of every accepted token, and its own states
-    beyond. Follows the `Drafter` protocol. Raises `ModelError` if the head was made for another
-    target, `InputError` if it is on another device."""
+    """Drafts with a head: it reads the target's features at accepted tokens, and its previous
+    state at draft tokens. Raises `ModelError` if the head was made for another target, `InputError`
+    if it is on another device."""
     name = "head"
     State = HeadState  # of one sequence
     def __init__(self, head: Head | FastHead, target: CausalLM,
-                 # a draft ends once all its tokens together are less likely; 0: never
+                 # a draft ends when the joint probability of its tokens is below this; 0: never
                  stop_below: float = 0.0):
         check(0 <= to_number(stop_below) < 1,
               f"stop_below must be a probability, at least 0 and less than 1, not {stop_below!r}.")
@@ -878,5 +879,5 @@ class HeadDrafter:
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> HeadState:
-        "An empty cache; the head reads the prompt with the first proposal."
+        "An empty cache; the first proposal reads the prompt."
         return self.State(self, tokens, features, limit, eos_ids)

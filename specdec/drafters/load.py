@@ -48,7 +48,7 @@ def drafter_name(drafter: Drafter) -> str:
     return getattr(drafter, "name", type(drafter).__name__)
 
 def named(thing) -> str:
-    "An argument as an error message shows it: strings, classes and None as they are, else the type."
+    "An argument for an error message: strings, classes and None as they are, else the type."
     return (
         repr(thing)
         if thing is None or isinstance(thing, (str, type))

@@ -17,7 +17,7 @@ from .base import Draft, Drafter
 
 # %% ../../nbs/drafters/02_lookup.ipynb #32915aa3
 class NGramState:
-    "One sequence, and where each of its short endings stood last."
+    "One sequence, and the last position of each of its n-grams."
     def __init__(self, longest: int, tokens: list[int]):
         self.longest = longest
         self.tokens: list[int] = []
@@ -25,14 +25,14 @@ class NGramState:
         self.commit(tokens, None)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "Index each ending by the position after it; the newest wins."
+        "Index each n-gram by the position after it; a later occurrence replaces an earlier one."
         for token in tokens:
             for n in range(1, min(self.longest, len(self.tokens)) + 1):
                 self.last_seen[tuple(self.tokens[-n:])] = len(self.tokens)  # `token` follows it
             self.tokens.append(token)
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "What followed the longest ending that occurred before; nothing if none did."
+        "The tokens after the last earlier occurrence of the longest ending that has one."
         for n in range(min(self.longest, len(self.tokens)), 0, -1):
             start = self.last_seen.get(tuple(self.tokens[-n:]))
             if start is not None: return Draft(self.tokens[start:start + K])
@@ -40,15 +40,16 @@ class NGramState:
 
 # %% ../../nbs/drafters/02_lookup.ipynb #85fedb19
 class NGramDrafter:
-    """Looks for the longest recent ending of the sequence earlier in the sequence, and proposes
-    what came after it (Saxena 2023). Raises `InputError` for a `longest` below 1."""
-    layers, name = (), "n-gram lookup"
-    def __init__(self, longest: int = 3): # tokens in the longest ending looked for
+    """Prompt lookup: finds the last tokens of the sequence earlier in the sequence, and proposes
+    the tokens that followed there (Saxena 2023). Raises `InputError` for a `longest` below 1."""
+    layers: Sequence[int] = ()
+    name = "n-gram lookup"
+    def __init__(self, longest: int = 3): # tokens in the longest n-gram looked for
         self.longest = require_int(longest, "longest, the tokens of an ending,", 1)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> NGramState:
-        "An index of the prompt's endings."
+        "An index of the prompt's n-grams."
         return NGramState(self.longest, tokens)
 
 # %% ../../nbs/drafters/02_lookup.ipynb #27d01ab5
@@ -58,7 +59,7 @@ class SuffixIndex:
 
     A state stands for the substrings that end at the same places; `link` leads to the longest of
     their suffixes that ends at more places. State 0 is the empty string."""
-    REFRESH = 16  # so many states hear of a new occurrence; those further up keep an older one
+    REFRESH = 16  # states whose `end` is updated at each token; others keep an older occurrence
 
     def __init__(self):
         self.tokens: list[int] = []
@@ -70,7 +71,7 @@ class SuffixIndex:
         self.match = (0, 0)  # the longest ending that occurred before: length, position after it
 
     def append(self, token: int) -> None:
-        "The sequence grows; constant time, averaged over the sequence."
+        "Add a token, in amortised constant time."
         self.tokens.append(token)
         n = len(self.tokens)
         new, at = self.add_state({}, n, 0, n), self.last
@@ -91,7 +92,7 @@ class SuffixIndex:
         return len(self.next) - 1
 
     def follow(self, at: int, token: int) -> int:
-        "The state for `at`'s longest substring and the token; split off where longer ones live."
+        "The state for `at`'s longest substring plus the token; split off if it holds longer ones."
         old, length = self.next[at][token], self.length[at] + 1
         if self.length[old] == length: return old
         short = self.add_state(dict(self.next[old]), length, self.link[old], self.end[old])
@@ -102,7 +103,7 @@ class SuffixIndex:
         return short
 
     def refresh(self, at: int) -> None:
-        "Note the match, as it was before this position; then that it ends here, too."
+        "Store the match, whose end is still the earlier one; then set the ends to this position."
         self.match = self.length[at], self.end[at]
         for _ in range(self.REFRESH):
             if at <= 0: break
@@ -111,28 +112,28 @@ class SuffixIndex:
 
 # %% ../../nbs/drafters/02_lookup.ipynb #18bea1d2
 class SuffixState:
-    "One sequence in an index of all its substrings."
+    "One sequence, and an index of all its substrings."
     def __init__(self, per_match: float, index: SuffixIndex, tokens: list[int]):
         self.per_match, self.index = per_match, index
         self.commit(tokens, None)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The sequence grew."
+        "Add the tokens to the index."
         for token in tokens: self.index.append(token)
 
     def reach(self, K: int) -> int: # 0…K
-        "How many tokens it would propose now."
+        "Draft tokens of the next proposal: `per_match` for each matching token, at least one."
         length = self.index.match[0]
         if not length: return 0
         hoped = int(min(K, self.per_match * length))
         return min(K, max(1, hoped))
 
     def evidence(self, i: int) -> int: # 1…8
-        "How long the match is at draft token i, if those before it are right; 8: eight or more."
+        "Length of the match before draft token i, if those before it are accepted; at most 8."
         return min(8, self.index.match[0] + i)
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "What followed the match; where the sequence ends, its own draft tokens are copied on."
+        "The tokens after the match; past the end of the sequence, the draft repeats itself."
         start, tokens = self.index.match[1], self.index.tokens
         draft: list[int] = []
         for i in range(start, start + self.reach(K)):
@@ -141,11 +142,12 @@ class SuffixState:
 
 # %% ../../nbs/drafters/02_lookup.ipynb #f48dfa50
 class SuffixDrafter:
-    """Proposes what followed the newest earlier occurrence of the longest ending that has one, of
-    any length; the longer the match, the more tokens (Oliaro et al. 2024, section 4). Time and
-    memory are linear in the sequence. Raises `InputError` unless `per_match` is above 0."""
-    layers, name = (), "lookup"
-    def __init__(self, per_match: float = 2.0): # tokens proposed for each that matches; above 0
+    """Like `NGramDrafter`, for matches of any length; a longer match gives a longer draft (Oliaro
+    et al. 2024, section 4). Time and memory are linear in the sequence. Raises `InputError` unless
+    `per_match` is above 0."""
+    layers: Sequence[int] = ()
+    name = "lookup"
+    def __init__(self, per_match: float = 2.0): # draft tokens per matching token; above 0
         check(to_number(per_match) > 0,
               "per_match, the tokens proposed for each one that matches, must be a number above 0, "
               f"not {per_match!r}.")
@@ -158,26 +160,26 @@ class SuffixDrafter:
 
 # %% ../../nbs/drafters/02_lookup.ipynb #3f7d5864
 def outcome(drafted: Sequence[int], # the draft tokens
-            tokens: Sequence[int],  # what joined the sequence
+            tokens: Sequence[int],  # that joined the sequence
            ) -> tuple[int, int]: # how many were accepted, and how many were tried
-    """What became of a draft, told from what was committed: with a lossless rule a replacement
-    differs from the token it replaces, or that would not have been rejected."""
+    """How many draft tokens were accepted, found by comparing them with what was committed: the
+    token after a rejection differs from the rejected one, because the residual is 0 there."""
     compared = min(len(drafted), len(tokens))
     for i in range(compared):
         if drafted[i] != tokens[i]: return i, i + 1
     return compared, compared
 
 # %% ../../nbs/drafters/02_lookup.ipynb #0f74ed5a
-def replay(drafter: Drafter,  # one that is certain of its draft tokens: its drafts have no q
+def replay(drafter: Drafter,  # its drafts have no q
            prompt: list[int], # token ids
-           text: list[int],   # token ids that the target wrote after the prompt
+           text: list[int],   # token ids that the target generated after the prompt
            K: int,            # draft tokens per round, at most
           ) -> list[Round]: # the rounds after the first token
-    """The rounds in which the loop would have written a text, without a model: a certain draft
-    token is accepted with its own probability p, and that is how often the text goes on with it
-    (greedy and sampled texts alike). Raises `InputError` for a drafter with a q."""
+    """The rounds in which the loop would have generated a sequence, without a model: a draft token
+    without q is accepted with probability p, and that is how often the sequence continues with it,
+    greedy or sampled. Raises `InputError` for a drafter with a q."""
     state = drafter.start([*prompt, *text[:1]], None, len(prompt) + len(text), frozenset())
-    rng = SeededRandom(0)  # a certain draft draws nothing
+    rng = SeededRandom(0)  # not used: a draft without q draws nothing
     rounds, at = [], 1
     while at < len(text):
         n = min(K, len(text) - at - 1)

@@ -24,7 +24,7 @@ from ..models.llama import Llama
 
 # %% ../../nbs/drafters/03_model.ipynb #b2a8e902
 class ModelState:
-    "One sequence, and the draft model's cache of it."
+    "One sequence, and the draft model's KV cache of it."
     def __init__(self, model: CausalLM, vocab_size: int, # the target's V
                  tokens: list[int], limit: int, eos_ids: Set[int]):
         self.model, self.vocab_size = model, vocab_size
@@ -32,12 +32,12 @@ class ModelState:
         self.cache = model.new_cache(min(limit, model.context_length))
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "Keep what the cache holds of the sequence; what it lacks is read with the next proposal."
+        "Roll the cache back to what joined the sequence; the next proposal reads the rest."
         self.tokens += tokens
         self.cache.rollback(min(self.cache.length, len(self.tokens) - 1))
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "K tokens, or fewer where the draft model's own context or the drafted sequence ends."
+        "K draft tokens; fewer at the end of the draft model's context, or after a drafted eos."
         unread = self.tokens[self.cache.length:]
         room = self.cache.capacity - len(self.tokens) + 1  # the last token of a draft is never read
         draft: list[int] = []
@@ -51,7 +51,7 @@ class ModelState:
         return Draft(draft, torch.stack(rows) if rows else None)
 
     def distribution(self, unread: list[int], sampling: SamplingParams) -> Tensor: # [V]
-        "The distribution after reading those tokens; ids that only pad logits get 0."
+        "The distribution after reading those tokens, over the target's V tokens."
         ids = torch.tensor([unread])
         ids = ids.clamp(max=self.model.vocab_size - 1)  # an id that only the target has
         logits = self.model.forward(ids, self.cache, last=1)[0, -1, :self.vocab_size]
@@ -61,7 +61,7 @@ class ModelState:
 # %% ../../nbs/drafters/03_model.ipynb #a2f408af
 class ModelDrafter:
     "Any causal language model with the target's vocabulary, sampling one token after another."
-    layers = ()
+    layers: Sequence[int] = ()
     State = ModelState  # of one sequence
     def __init__(self, model: CausalLM,
                  vocab_size: int): # the target's V, the width of q; the model's logits may differ
@@ -88,8 +88,8 @@ def narrow_ids(tokens: Tensor,  # the draft vocabulary: target ids, rising, [D]
 
 # %% ../../nbs/drafters/03_model.ipynb #1fff4bd1
 class NarrowLM(WrapperLM):
-    """A model that knows only some of the target's tokens, behind the target's ids: a `CausalLM`
-    whose other logits are minus infinity. Raises `InputError` if it has no place for the others."""
+    """A draft model over a part of the target's tokens, with the target's ids: the logits of all
+    other tokens are minus infinity. Raises `InputError` if it has no token for those others."""
     def __init__(self, model: CausalLM,  # over the draft's tokens and one for all others
                  tokens: Tensor,         # target ids, rising, [D]
                  vocab_size: int):       # the target's V
@@ -105,16 +105,16 @@ class NarrowLM(WrapperLM):
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()) -> Tensor: # [B, last, V]
         "Logits over the target's vocabulary; see `CausalLM`."
-        check(not layers, "Hidden states of a draft model are not asked for.")
+        check(not layers, "A draft model over a part of the tokens gives no hidden states.")
         logits = self.model.forward(self.narrow[ids.cpu()], cache, last)[..., :len(self.tokens)]
         wide = logits.new_full((*logits.shape[:-1], self.vocab_size), float("-inf"))
         return wide.index_copy_(-1, self.tokens, logits)
 
 # %% ../../nbs/drafters/03_model.ipynb #645bea44
-Written = Sequence[tuple[list[int], list[int]]]  # texts: the prompt's ids, and what was written
+Written = Sequence[tuple[list[int], list[int]]]  # ids of prompts, and of their completions
 
 def rows_on(model: CausalLM, written: Written) -> Tensor: # logits, [N, V]
-    "The logits before each written token, one forward for each text."
+    "The logits before each generated token, one forward for each sequence."
     rows = []
     for prompt, text in written:
         ids = torch.tensor([[*prompt, *text]])
@@ -127,7 +127,7 @@ def expected_acceptance(p: Tensor, # target distributions, [N, V]
                         draft: CausalLM, written: Written,
                         sampling: SamplingParams, # of the draft model's logits
                        ) -> float: # 0…1
-    "α at the first position: the mean of Σ min(p, q) over the written tokens."
+    "α at the first position: the mean of Σ min(p, q) over the generated tokens."
     q = sampling.probs(rows_on(draft, written))
     return acceptance_probability(p, q).mean().item()
 
@@ -137,9 +137,9 @@ def search_layers(target: Llama, written: Written,
                   width: int = 8, # how many of the least missed layers to choose from
                   sampling: SamplingParams = SamplingParams(1.0), # of target and draft
                  ) -> list[tuple[tuple[int, ...], float]]: # for 1, 2, …, count: which, and α
-    """Which layers a draft can do without (the question of Zhang et al. 2023, section 3.2, answered
-    greedily): one at a time, always the one that costs the least α. Raises `InputError` for counts
-    that don't fit, and without a text."""
+    """Which layers to leave out of a draft (as in Zhang et al. 2023, section 3.2, but by a greedy
+    search): one at a time, always the one whose loss costs the least α. Raises `InputError` for
+    counts out of range, and without sequences."""
     depth = len(target.layers)
     count, width = require_int(count, "count", 1), require_int(width, "width", 1)
     check(count <= width <= depth and count < depth,
@@ -162,16 +162,16 @@ def search_layers(target: Llama, written: Written,
 
 # %% ../../nbs/drafters/03_model.ipynb #f0f5341e
 def plain_weight(linear: Linear | Int4Linear) -> Tensor: # [out, in]
-    "The weight of one of our linear layers, out of the layout that it is kept in."
+    "The weight of a linear layer as a plain matrix."
     if isinstance(linear, Int4Linear): return linear.plain()
     return linear.weight.to_dense() if linear.packed else linear.weight
 
 # %% ../../nbs/drafters/03_model.ipynb #0bb92890
 def quantised(target: Llama) -> Llama: # it shares all else with the target, the vocabulary too
     """The same model with the matrices of its layers in four bits, by the `gguf` library: a draft
-    for itself. Raises `InputError` for what can't be packed."""
+    for itself. Raises `InputError` for a model that isn't a `Llama`."""
     check(isinstance(target, Llama),
-          f"Only our own decoder can be quantised here, not {type(target).__name__}.")
+          f"Only a Llama can be quantised here, not a {type(target).__name__}.")
     def with_int4(part, *names: str):
         part = copy.copy(part)
         for name in names:

@@ -47,7 +47,7 @@ def text_of(token: str,               # as the vocabulary spells it
 
 # %% ../../nbs/drafters/24_translation.ipynb #1b1ac887
 class Vocabulary:
-    "A model's tokens by what they stand for. Raises `InputError` for a model without tokenizer."
+    "A model's tokens by the bytes they stand for; raises `InputError` without a tokenizer."
     def __init__(self, model: CausalLM):
         tokenizer = model.tokenizer
         if tokenizer is None: raise InputError(
@@ -69,7 +69,7 @@ class Vocabulary:
         self.start = first if first == [tokenizer.bos_token_id] else []  # what a text begins with
 
     def encode(self, text: str) -> list[int]:
-        "The text's tokens, without any that the tokenizer would put around it."
+        "The text's tokens, without special tokens around them."
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 # %% ../../nbs/drafters/24_translation.ipynb #a07b28ed
@@ -84,8 +84,8 @@ class SharedTokens:
 
 
 def shared_tokens(target: Vocabulary, draft: Vocabulary) -> SharedTokens:
-    """Tokens with the same bytes; special ones with the same name, and the two that end a text.
-    Raises `InputError` if no text is common to both."""
+    """Tokens with the same bytes, special tokens with the same name, and the two that end a
+    sequence. Raises `InputError` if the vocabularies have no text in common."""
     pairs = {i: draft.ids[text] for text, i in target.ids.items() if text in draft.ids}
     ends = [vocabulary.tokenizer.eos_token_id for vocabulary in (target, draft)]
     if ends[0] not in pairs and ends[1] not in pairs.values() and None not in ends:
@@ -98,14 +98,14 @@ def shared_tokens(target: Vocabulary, draft: Vocabulary) -> SharedTokens:
 
 # %% ../../nbs/drafters/24_translation.ipynb #c361be93
 class RunningText:
-    "The text of the target's tokens while it grows, as the draft shall read it."
+    "The text of the target's tokens while it grows, for the draft model to read."
     def __init__(self, vocabulary: Vocabulary,  # the target's
-                 names: dict[int, str]):        # how the draft spells special tokens; others vanish
+                 names: dict[int, str]):        # the draft's special tokens, by the target's ids
         self.bytes, self.names, self.text = vocabulary.bytes, names, ""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, tokens: list[int]) -> None:
-        "More tokens of the target's."
+        "Append tokens of the target; special tokens without a name are left out."
         for token in tokens:
             if token in self.bytes: self.text += self.decoder.decode(self.bytes[token])
             else: self.text += self.decoder.decode(b"", final=True) + self.names.get(token, "")
@@ -117,22 +117,22 @@ class RunningText:
 
 # %% ../../nbs/drafters/24_translation.ipynb #858257b1
 def in_common(a: list[int], b: list[int]) -> int:
-    "How many tokens two texts begin with together."
+    "The length of the common prefix of two sequences."
     n = min(len(a), len(b))
     if a[:n] == b[:n]: return n
     return next(i for i in range(n) if a[i] != b[i])
 
 class Rereader:
-    "A model that reads versions of a text: what they begin with together stays in its cache."
+    "A model that reads versions of a sequence; their common prefix stays in its cache."
     def __init__(self, model: CausalLM): self.model = model
 
     def start(self, room: int) -> None: # positions
-        "A new text."
+        "An empty cache, for a new sequence."
         self.cache = self.model.new_cache(min(room, self.model.context_length))
         self.read: list[int] = []
 
     def row(self, ids: list[int]) -> Tensor: # logits, [V]
-        "What may follow these tokens, at least one and no more than the model's context holds."
+        "The logits after these tokens: at least one, at most the model's context."
         if len(ids) > self.cache.capacity: self.start(2 * len(ids))
         kept = in_common(self.read, ids[:-1])
         self.cache.rollback(kept)
@@ -143,7 +143,7 @@ class Rereader:
 
 # %% ../../nbs/drafters/24_translation.ipynb #7c7241a9
 class IntersectionState:
-    "One sequence in the draft model's tokens; its draft tokens are those that both have."
+    "One sequence in the draft model's tokens; it drafts tokens that both vocabularies have."
     def __init__(self, drafter: "TokenIntersectionDrafter", tokens: list[int], limit: int,
                  eos_ids: Set[int]):
         self.drafter, self.eos_ids = drafter, eos_ids
@@ -152,21 +152,21 @@ class IntersectionState:
         self.reader.start(2 * limit)  # the draft model may need more tokens for it
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        "The text grew; what changed in the draft model's spelling is read with the next proposal."
+        "Append to the text; the next proposal encodes it again, and reads what changed."
         self.text.add(tokens)
 
     def encoded(self) -> list[int]: # empty inside a character
-        "The text so far in the draft model's own tokens."
+        "The text so far in the draft model's tokens."
         if self.text.unfinished: return []
         own = self.drafter.own
         return [*own.start, *own.encode(self.text.text)]
 
     def room(self, ids: list[int]) -> int:
-        "How many tokens the draft model can still say after these; the last is never read."
+        "How many tokens the draft model can still draft; it never reads the last one."
         return self.reader.model.context_length - len(ids) + 1 if ids else 0
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "K tokens, or fewer where the model's context or the text ends; none inside a character."
+        "K draft tokens; fewer at the end of the context or of the text; none inside a character."
         ids, shared = self.encoded(), self.drafter.shared
         tokens: list[int] = []
         rows: list[Tensor] = []
@@ -182,7 +182,7 @@ class IntersectionState:
         return Draft(tokens, self.widened(torch.stack(rows)) if rows else None)
 
     def weights(self, ids: list[int], sampling: SamplingParams) -> Tensor: # [S]
-        "What the draft model gives to the shared tokens after these."
+        "The draft model's distribution over the shared tokens, after these tokens."
         return sampling.probs(self.reader.row(ids)[self.drafter.draft_ids])
 
     def widened(self, rows: Tensor) -> Tensor: # [n, S] → [n, V]
@@ -192,9 +192,9 @@ class IntersectionState:
 
 # %% ../../nbs/drafters/24_translation.ipynb #269fb574
 class TokenIntersectionDrafter:
-    """A draft model with another vocabulary, which says only what the target has a token for: its
-    distribution, restricted to the shared tokens and renormalised (Timor et al. 2025, token-level
-    intersection). Raises `InputError` for vocabularies with nothing in common, or no tokenizer."""
+    """A draft model with another vocabulary: its distribution is restricted to the tokens that both
+    vocabularies have, and renormalised (Timor et al. 2025, token-level intersection). Raises
+    `InputError` for vocabularies without a common token, and without a tokenizer."""
     layers = ()
     State = IntersectionState  # of one sequence
 
@@ -203,7 +203,8 @@ class TokenIntersectionDrafter:
         self.shared = shared_tokens(self.theirs, self.own)
         pairs = zip(self.shared.target, self.shared.draft)
         self.names = {i: self.own.special[j] for i, j in pairs if j in self.own.special}
-        self.names.pop(self.theirs.tokenizer.bos_token_id, None)  # a draft's text has its own start
+        # the draft's text begins with the draft's bos token, not with the target's
+        self.names.pop(self.theirs.tokenizer.bos_token_id, None)
         self.model, self.vocab_size = draft, target.vocab_size
         self.draft_ids = torch.tensor(self.shared.draft, device=draft.device)
         self.target_ids = torch.tensor(self.shared.target, device=draft.device)
@@ -217,5 +218,5 @@ class TokenIntersectionDrafter:
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> IntersectionState:
-        "The sequence as text; the model reads it with the first proposal."
+        "The sequence as text; the first proposal reads it."
         return self.State(self, tokens, limit, eos_ids)

@@ -27,9 +27,9 @@ Ranks = tuple[int, ...] # a path, by ranks: (0, 2) is the third choice behind th
 # %% ../../nbs/drafters/25_trees.ipynb #8631cb72
 def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last row serves for deeper
               n: int) -> list[Ranks]: # the likeliest first; each stands after the one it follows
-    """The n nodes that the target most likely passes, if its choices at each depth are independent;
-    τ is then 1 + the sum of their chances (Chen et al. 2024, Sequoia, section 3.1). Raises
-    `InputError` for less than one node."""
+    """The tree of n nodes with the most expected tokens, if acceptance at each depth is
+    independent: τ = 1 + the sum of its nodes' chances (Chen et al. 2024, Sequoia, section 3.1).
+    Raises `InputError` for n below 1."""
     n = require_int(n, "n, the nodes of a tree,", 1)
     def following(path: Ranks, chance: float):
         row = chances[min(len(path), len(chances) - 1)]
@@ -46,20 +46,20 @@ def best_tree(chances: Sequence[Sequence[float]], # by depth and rank; a last ro
 # %% ../../nbs/drafters/25_trees.ipynb #7reegrwn
 @dataclass
 class GrowingTree:
-    "A tree while it grows: its nodes, and what the head believes of each."
-    width: int                 # how many tokens may follow one
-    K: int                     # nodes that it shall have in the end
-    wanted: set[Ranks] | None  # those, if they are known beforehand; None: by belief
+    "A tree while it grows: its nodes, and the head's log-probability of each."
+    width: int                 # children of a node
+    K: int                     # nodes in the end
+    wanted: set[Ranks] | None  # the paths of a fixed shape; None: the likeliest nodes
     tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list) # of each, the node it follows; -1: the text
+    parents: list[int] = field(default_factory=list) # the node each one follows; -1: the sequence
     ranks: list[Ranks] = field(default_factory=list)
     scores: list[float] = field(default_factory=list) # log-probabilities of whole paths
 
-    def grow(self, level: list[int], # nodes that were read; [-1]: the text
-             logits: Tensor,         # what the head says behind each, [level, D]
-             names: Tensor,          # the target's ids of its tokens, [D]
+    def grow(self, level: list[int], # nodes that the head has read; [-1]: the sequence
+             logits: Tensor,         # the head's after each of them, [level, D]
+             names: Tensor,          # the target's ids of the head's tokens, [D]
             ) -> list[int]: # the new nodes
-        "Each node of the level gets its likeliest followers."
+        "Each node of the level gets its likeliest tokens as children."
         first = len(self.ranks)
         likely = logits.float().log_softmax(-1).topk(min(self.width, logits.shape[-1]))
         ids = names[likely.indices].tolist()
@@ -72,18 +72,19 @@ class GrowingTree:
         return list(range(first, len(self.ranks)))
 
     def best(self, nodes: Sequence[int], n: int) -> list[int]: # in the order in which they came
-        "The n that the head believes most in."
+        "The n nodes whose paths the head finds likeliest."
         return sorted(heapq.nlargest(n, nodes, key=lambda node: (self.scores[node], -node)))
 
     def chosen(self) -> list[int]: # with each node, the one it follows
-        "Those that the tree would hold if it stopped growing now."
+        "The nodes of the tree if it stopped growing now."
         every = range(len(self.ranks))
         if self.wanted is None: return self.best(every, self.K)
         return [node for node in every if self.ranks[node] in self.wanted]
 
     def worth_reading(self, born: list[int], ends: Set[int]) -> list[int]:
-        """Of a level's new nodes those to go on from: no ends; likely, or wanted to be followed.
-        What is not among the K likeliest has no follower that is."""
+        """The new nodes whose children may belong to the tree: no end-of-sequence tokens, and
+        parents in the fixed shape, or among the K likeliest (a child is never likelier than its
+        parent)."""
         unended = [node for node in born if self.tokens[node] not in ends]
         if self.wanted is None:
             kept = set(self.chosen())
@@ -100,7 +101,7 @@ class GrowingTree:
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reelvl0
 class TreeState(HeadReader):
-    "One sequence, as a head that grows trees has read it."
+    "One sequence of a `TreeDrafter`."
     drafter: "TreeDrafter"
 
     def __init__(self, drafter: "TreeDrafter", tokens: list[int], features: Tensor | None,
@@ -111,10 +112,10 @@ class TreeState(HeadReader):
 
     def read_level(self, tree: GrowingTree, level: list[int],
                    read: list[int], # nodes in the cache, the level's last
-                   depth: int,      # how far behind the text the level stands, from 0 on
-                   x: Tensor,       # the states that the level's nodes follow, [1, level, hidden]
+                   depth: int,      # of the level, from 0 on
+                   x: Tensor,       # the head's states of their parents, [1, level, hidden]
                   ) -> tuple[Tensor, Tensor]: # logits [level, D], states [1, level, hidden]
-        "One forward of the head."
+        "One forward of the head over the nodes of a level."
         place = {node: i for i, node in enumerate(read)}
         sees = ancestry([place.get(tree.parents[node], -1) for node in read])[-len(level):]
         hidden = torch.cat((torch.zeros(len(level), self.read, dtype=torch.bool), ~sees), 1)
@@ -124,7 +125,7 @@ class TreeState(HeadReader):
 
     @torch.inference_mode()
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
-        "K nodes, or fewer where the sequence or the head's context ends, or its shape is smaller."
+        "A tree of K nodes; fewer near the limit or the head's context, or if its shape is smaller."
         width, shape = self.drafter.width, self.drafter.shape
         levels = min(self.drafter.depth, K, self.most - self.read - len(self.unread) + 1)
         if levels < 1: return Draft([])
@@ -144,14 +145,15 @@ class TreeState(HeadReader):
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reegrow
 class TreeDrafter:
-    """Drafts a tree with a head: by what the head believes (Li et al. 2024, section 4), or of one
-    `shape`. Its draft tokens are certain at every temperature. Raises `ModelError` if the head
-    was made for another target, `InputError` if it is on another device, and for sizes below 1."""
+    """Drafts a tree with a head: of the nodes that the head finds likeliest (Li et al. 2024,
+    section 4), or of a fixed `shape`. Its drafts have no q, at every temperature. Raises
+    `ModelError` if the head was made for another target, `InputError` if it is on another device,
+    and for sizes below 1."""
     name = "tree of a head"
     def __init__(self, head: Head | FastHead, target: CausalLM,
-                 width: int = 8, # followers of a node, and nodes of a level that are gone on from
+                 width: int = 8, # children of a node, and nodes of a level that get children
                  depth: int = 6, # levels, each a forward of the head
-                 shape: Sequence[Ranks] | None = None, # as `best_tree` makes; None: by belief
+                 shape: Sequence[Ranks] | None = None, # of `best_tree`; None: the likeliest nodes
                 ):
         self.head = fast_head(head, target)
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
@@ -161,9 +163,9 @@ class TreeDrafter:
         if self.shape is not None:
             grown = all(path[:-1] in {(), *self.shape[:i]} for i, path in enumerate(self.shape))
             check(len(self.shape) > 0 and grown and () not in self.shape,
-                  "A tree's shape holds at least one path, and before each path the one it goes on "
-                  f"from, such as [(0,), (0, 0), (1,)]; not {self.shape}.")
-            size = len(self.head.tokens)  # a head that says few has no further ranks
+                  "A tree's shape holds at least one path, and before each path its parent, such "
+                  f"as [(0,), (0, 0), (1,)]; not {self.shape}.")
+            size = len(self.head.tokens)  # ranks of a head with a small draft vocabulary
             self.shape = [path for path in self.shape if max(path) < size]
             check(len(self.shape) > 0, f"No path of this shape is within the {size} tokens of the "
                   "head: ranks count from 0.")
@@ -172,21 +174,21 @@ class TreeDrafter:
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> TreeState:
-        "An empty cache, with room for a tree; the head reads the prompt with the first proposal."
+        "An empty cache with room for a tree; the first proposal reads the prompt."
         return TreeState(self, tokens, features, limit, eos_ids)
 
     @property
     def rows(self) -> int:
-        "How many of a tree's nodes the head may read."
+        "Nodes of a tree that the head may read, at most."
         return len(self.shape) if self.shape else self.width * self.depth
 
     def max_nodes(self, K: int) -> int: # at most K
-        "How many nodes a tree of K has, where nothing else limits it."
+        "The nodes of a tree for this K, where no limit is near."
         width = min(self.width, len(self.head.tokens))
         if self.shape: return len(self.shape[:K])
         return min(K, width + (self.depth - 1) * width ** 2)
 
     def forwards(self, n: int) -> int: # of the head, where n nodes are grown
-        "As many as the tree has levels."
+        "Forwards of the head for a tree of n nodes: one for each level."
         if not self.shape: return min(self.depth, n)
         return max(map(len, self.shape[:n]), default=0)

@@ -25,10 +25,10 @@ if TYPE_CHECKING: from specdec.drafters.base import Draft
 
 # %% ../../nbs/engine/18_batches.ipynb #d7a17e1f
 class BatchCache(LayerBuffers):
-    """Keys and values of several texts, each of its own length, in shared buffers. The texts lie in
-    the first places, without a gap. Raises `CacheFullError` if there is no memory."""
+    """Keys and values of several sequences of different lengths, in shared buffers. They are the
+    first rows of the buffers, without a gap. Raises `CacheFullError` if there is no memory."""
     def __init__(self, model: Llama,
-                 size: int,      # texts there is room for
+                 size: int,      # sequences there is room for
                  capacity: int): # positions of each
         super().__init__(len(model.layers), capacity, model.new_cache(capacity).multiple)
         shape = size, model.config.num_key_value_heads, 0, head_size(model.config)
@@ -38,20 +38,21 @@ class BatchCache(LayerBuffers):
         self.model, self.size = model, size
 
     def lay(self, text: KVCache, place: int) -> None:
-        "From now on the text's keys and values are in that place."
+        "Let the cache of a sequence be views of the buffers' row `place`."
         text.keys = [keys[place:place + 1] for keys, _ in self.held]
         text.values = [values[place:place + 1] for _, values in self.held]
 
     def join(self) -> KVCache: # empty; it grows and is rolled back like any other
-        "A place for one more text; raises `InputError` if all are taken."
-        check(len(self.texts) < self.size, f"All {self.size} places are taken: let a text leave.")
+        "The cache of another sequence; raises `InputError` if all places are taken."
+        check(len(self.texts) < self.size,
+              f"All {self.size} places are taken: let a sequence leave.")
         text = KVCache(len(self.keys), self.capacity, self.multiple)
         self.lay(text, len(self.texts))
         self.texts.append(text)
         return text
 
     def leave(self, place: int) -> None:
-        "The text in that place is over; the last one moves there."
+        "Free a place: the last sequence moves there."
         last = self.texts.pop()
         if place == len(self.texts): return
         kept = slice(last.length)
@@ -65,21 +66,21 @@ class BatchCache(LayerBuffers):
 class _Rows:
     "New tokens of a batch, side by side in one row: where they stand in their sequences."
     def __init__(self, model: Llama, cache: BatchCache,
-                 sizes: Sequence[int]): # new tokens of each text, in the order of the cache
+                 sizes: Sequence[int]): # new tokens of each sequence, in the cache's order
         self.model, self.cache, self.sizes, device = model, cache, sizes, model.device
         self.starts = [text.length for text in cache.texts]
         self.ends = [start + n for start, n in zip(self.starts, sizes)]
         self.places = [range(start, end) for start, end in zip(self.starts, self.ends)]
         which = [i for i, n in enumerate(sizes) for _ in range(n)]
         at = [position for places in self.places for position in places]
-        self.text = torch.tensor(which, device=device) # of each token: which text it is in, [R]
-        self.at = torch.tensor(at, device=device)      # and its position there, [R]
+        self.text = torch.tensor(which, device=device) # the sequence of each token, [R]
+        self.at = torch.tensor(at, device=device)      # its position there, [R]
         self.cos, self.sin = rotation(model.frequencies, model.rope_scale, self.at, model.dtype)
 
     def append(self, layer: int,
                keys: Tensor, values: Tensor, # of the new tokens, [1, kv_heads, R, head_dim]
-              ) -> tuple[Tensor, Tensor]: # of all texts, [texts, kv_heads, span, head_dim]
-        "Write each token's into its text."
+              ) -> tuple[Tensor, Tensor]: # of all sequences, [sequences, kv_heads, span, head_dim]
+        "Write each token's keys and values into the row of its sequence."
         span, count = self.cache.span(max(self.ends)), len(self.sizes)
         held_keys, held_values = self.cache.held[layer]
         held_keys[self.text, :, self.at] = keys[0].transpose(0, 1)
@@ -87,7 +88,7 @@ class _Rows:
         return held_keys[:count, :, :span], held_values[:count, :, :span]
 
     def hides(self, at: Tensor, span: int) -> dict[bool, Tensor]: # windowed → [*at.shape, span]
-        "What is added to the scores, in layers without and with a sliding window."
+        "Masks to add to the scores, for layers without and with a sliding window."
         found = {}
         for windowed in (False, True):
             window = self.model.window if windowed else None
@@ -99,11 +100,13 @@ class _Rows:
 
 # %% ../../nbs/engine/18_batches.ipynb #da29ee6b
 class _RaggedBatch(_Rows):
-    "Each token asks as it would alone, so that its bits don't depend on other texts."
+    """Attention is computed token by token, as in a forward of one sequence, so that the result is
+    batch-invariant: its bits don't depend on the other sequences."""
     def __init__(self, model: Llama, cache: BatchCache, sizes: Sequence[int]):
         super().__init__(model, cache, sizes)
         self.masks = self.hides(self.at, cache.span(max(self.ends)))
-        self.pieces: list[tuple[int, int, int, int]] = []  # text, first row, last row, keys
+        # sequence, first and last row, number of keys
+        self.pieces: list[tuple[int, int, int, int]] = []
         row = 0
         for i, places in enumerate(self.places):
             for end, tokens in groupby(places, lambda place: place - place % VECTOR + VECTOR):
@@ -113,7 +116,7 @@ class _RaggedBatch(_Rows):
     def attend(self, q: Tensor,      # [1, heads, R, head_dim]
                k: Tensor, v: Tensor, # as `append` gives them
                windowed: bool) -> Tensor: # [1, heads, R, head_dim]
-        "A layer's attention, text by text."
+        "A layer's attention, sequence by sequence."
         asked, mask = invariant_fold(q, k.shape[1]), self.masks[windowed][:, None, None]
         answers = [invariant_answer(asked[a:b], k[i:i + 1], v[i:i + 1], mask[a:b, ..., :end])
                    for i, a, b, end in self.pieces]
@@ -121,7 +124,7 @@ class _RaggedBatch(_Rows):
 
 # %% ../../nbs/engine/18_batches.ipynb #73dca916
 class _PaddedBatch(_Rows):
-    "All texts ask at once, filled up to the longest row; what is too much is thrown away."
+    "Attention in one product over all sequences, padded to the longest one; padding is dropped."
     def __init__(self, model: Llama, cache: BatchCache, sizes: Sequence[int]):
         super().__init__(model, cache, sizes)
         starts, steps = torch.tensor(self.starts), torch.arange(max(sizes))
@@ -129,7 +132,7 @@ class _PaddedBatch(_Rows):
         masks = self.hides(at, cache.span(max(self.ends)))
         folded = {windowed: mask.repeat(1, model.groups, 1) for windowed, mask in masks.items()}
         self.masks = {windowed: mask[:, None] for windowed, mask in folded.items()}
-        self.step = self.at - at[self.text, 0]  # of each token, which of its text's it is, [R]
+        self.step = self.at - at[self.text, 0]  # each token's number among its sequence's, [R]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, windowed: bool) -> Tensor:
         "A layer's attention, in one product; see `_RaggedBatch`."
@@ -148,7 +151,7 @@ class _PaddedBatch(_Rows):
 def read_batch(target: Llama,
                new: list[list[int]],   # tokens that follow each sequence, in the cache's order
                cache: BatchCache,      # each sequence grows by its tokens
-               # of each sequence: the hidden states that it also wants; None: none of them
+               # of each sequence: the layers whose hidden states it also needs; None: none
                layers: list[Sequence[int]] | None = None,
               ) -> list[tuple[Tensor, Tensor | None]]: # of each: logits [n, V]; [n, F] or None
     "One forward over the new tokens of all sequences, as many of each as it has."
@@ -173,7 +176,7 @@ def read_batch(target: Llama,
 # %% ../../nbs/drafters/25_trees.ipynb #4c3970a3
 def ancestry(parents: Sequence[int], # [n]; -1: none
             ) -> Tensor: # [n, n], True where node i may look at node j
-    "Each node sees itself and the path above it."
+    "The attention mask of a tree: each node sees itself and the path above it."
     sees = torch.eye(len(parents), dtype=torch.bool)
     for i, parent in enumerate(parents):
         if parent >= 0: sees[i] |= sees[parent]
@@ -181,10 +184,10 @@ def ancestry(parents: Sequence[int], # [n]; -1: none
 
 def places(model, # has `frequencies`, `rope_scale`, `groups` and `dtype`: a decoder, a head
            at: Tensor,      # positions of the new tokens, [n]
-           hidden: Tensor,  # what they don't see of all positions in the cache's views, [n, S]
-           apart: bool,     # whether each token asks on its own, as where rows are independent
+           hidden: Tensor,  # True where a token doesn't see a position of the cache's views, [n, S]
+           apart: bool,     # attention token by token, as for batch-invariant models
           ) -> Positions:
-    "Where tokens stand that don't stand one behind the other."
+    "The `Positions` of tokens that aren't in a row, such as the nodes of a tree."
     angles = at.to(model.frequencies.device).float()[:, None, None] * model.frequencies
     cos, sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -206,8 +209,8 @@ def read_tree(target: Llama,
               cache: KVCache,   # holds what stands before the token; grows by n + 1
               layers: Sequence[int] = (), # also return these hidden states
              ) -> tuple[Tensor, Tensor | None]: # logits [n + 1, V], features [n + 1, F] or None
-    """One forward over all nodes, each of which sees its own path only (Miao et al. 2023, section
-    4.2). Row 0 stands behind the token, row i + 1 behind node i."""
+    """One forward over all nodes, each of which sees only its path (Miao et al. 2023, section 4.2).
+    Row 0 says what follows the token, row i + 1 what follows node i."""
     sees = ancestry([-1, *(parent + 1 for parent in tree.parents or ())])
     start, end = cache.length, cache.length + len(sees)
     hidden = torch.ones(len(sees), cache.span(end), dtype=torch.bool)
@@ -225,7 +228,7 @@ def keep_rows(cache: KVCache,
               start: int,      # where the new rows begin
               rows: list[int], # those to keep, counted from there, in order
              ) -> None:
-    "Of what was written last, keep these rows, next to each other, and forget the others."
+    "Keep these of the rows that were written last, moved together, and roll back the others."
     end = start + len(rows)
     if rows != list(range(len(rows))):
         for held in cache.keys + cache.values:

@@ -184,7 +184,7 @@ def all_or_nothing(folder: Path, # what will appear; its parent must exist, and 
 
 # %% ../../nbs/engine/02_models.ipynb #91d555df
 def sweep(folder: Path) -> None:
-    "Remove those leftovers; not while somebody is at work there, nor where nothing can be written."
+    "Remove leftovers, unless another process holds the lock or the folder can't be written to."
     if not leftovers(folder): return
     with suppress(OSError, SpecdecError), locked(folder, wait=False):
         for leftover in leftovers(folder): shutil.rmtree(leftover)
@@ -487,7 +487,7 @@ def _number(item):
 
 # %% ../../nbs/engine/02_models.ipynb #1c8f2aaa
 def _text_ids(tokenizer, text: str) -> list[int]:
-    "Ids of raw text, with whatever the tokenizer puts in front of one."
+    "Ids of raw text, with the tokens that the tokenizer puts in front of it."
     try: text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"The prompt is not valid Unicode text ({error}).") from error

@@ -169,7 +169,7 @@ VECTOR = 16  # numbers that the widest vector instructions take at a time, in fl
 
 def invariant_fold(q: Tensor, # queries of new tokens, [B, heads, T, head_dim]
                kv_heads: int) -> Tensor: # [B · T, kv_heads, queries, head_dim]
-    "Each token as a sequence of its own."
+    "Queries reshaped so that each token is a separate sequence."
     B, _, T, size = q.shape
     q = q.transpose(1, 2).reshape(B * T, kv_heads, -1, size)
     # each thread's working memory, (S + size + 2) · queries numbers, begins as vectors do
@@ -185,7 +185,7 @@ def invariant_answer(q: Tensor,       # of n tokens, [n, kv_heads, queries, head
 
 def invariant_unfold(y: Tensor, # answers to `invariant_fold`
                  B: int, heads: int) -> Tensor: # [B, heads, T, head_dim]
-    "The tokens in their texts again."
+    "The inverse of `invariant_fold`, for the answers."
     queries = heads // y.shape[1]
     return y[:, :, :queries].reshape(B, -1, heads, y.shape[-1]).transpose(1, 2)
 
@@ -194,8 +194,8 @@ def invariant_attention(q: Tensor, # queries of the new tokens, [B, heads, T, he
                     v: Tensor,    # all values, [B, kv_heads, S or more, head_dim]
                     mask: Tensor, # added to the scores, [T, 1, 1, S]; S is a multiple of `VECTOR`
                    ) -> Tensor: # [B, heads, T, head_dim]
-    """Attention over the first S positions that treats each new token as a sequence of its own, so
-    that its bits don't depend on the others."""
+    """Batch-invariant attention over the first S positions: each new token is a separate sequence,
+    so that its bits don't depend on the others."""
     y = invariant_answer(invariant_fold(q, k.shape[1]), k, v, mask)
     return invariant_unfold(y, *q.shape[:2])
 
@@ -204,7 +204,7 @@ def hidden_places(at: Tensor,                # positions of the new tokens, [T]
                   places: int,               # S, positions that there are keys for
                   window: int | None = None, # how many a token sees, itself included; None: all
                  ) -> Tensor: # [T, S], True where a token may not look
-    "What comes later, and what has left the sliding window."
+    "True at later positions, and at those outside the sliding window."
     place, at = torch.arange(places, device=at.device), at[:, None]
     later = place > at
     return later if window is None else later | (place <= at - window)

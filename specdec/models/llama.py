@@ -39,15 +39,15 @@ def rms_norm(x: Tensor,      # [..., n]
 
 # %% ../../nbs/engine/04_transformer.ipynb #49c21d72
 def head_size(config) -> int: # numbers per head
-    "What the config says, or the hidden size shared out among the heads."
+    "`head_dim` of the config; without one, hidden size / number of heads."
     named = getattr(config, "head_dim", None)
     return named or config.hidden_size // config.num_attention_heads
 
 def rope_frequencies(config, # a transformers config
                      device: torch.device = torch.device("cpu"),
                     ) -> tuple[Tensor, float]: # radians per position [rotary_dim / 2]; scale
-    """Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the
-    checkpoint's config says, and what cosines and sines are multiplied with."""
+    """Frequencies of the rotary embedding (Su et al. 2021, section 3.2.2), rescaled as the config
+    says, and the factor on cosines and sines."""
     rope = config.rope_parameters
     if rope["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -92,11 +92,11 @@ class Positions:
     sin: Tensor         # [T, 1, rotary_dim]
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
     fold: int           # how many query heads share one matrix product in attention
-    apart: tuple[Tensor, ...] = () # masks of the pieces in which each token asks on its own
+    apart: tuple[Tensor, ...] = () # masks for attention token by token; see `attention_plan`
     near: Plan | None = None # of layers with a sliding window; None: as of the others
 
     def plan(self, windowed: bool) -> Plan: # whether the layer has a sliding window
-        "How a layer's tokens ask."
+        "The arguments of `grouped_attention` for a layer."
         if windowed and self.near: return self.near
         return self.mask, self.fold, self.apart
 
@@ -111,7 +111,7 @@ def rotation(frequencies: Tensor, # radians per position, [rotary_dim / 2]
              at: Tensor,          # positions, [T]
              dtype: torch.dtype,
             ) -> tuple[Tensor, Tensor]: # cos and sin for `rotate`, [T, 1, rotary_dim]
-    "Angles of tokens that stand anywhere."
+    "Cosines and sines of any positions."
     angles = at.float()[:, None, None] * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
@@ -122,7 +122,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               groups: int,             # query heads per key-value head
               dtype: torch.dtype,
               span: int | None = None, # S, positions that the cache's views have; None: start + T
-              apart: bool = False,     # whether each new token shall ask on its own, if few
+              apart: bool = False,     # attention token by token, if T is small
               window: int | None = None, # positions that a token sees in some layers; None: all
              ) -> Positions:
     "Angles and masks for T new tokens."
@@ -135,7 +135,7 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
 
 # %% ../../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
-    "Grouped-query attention of new tokens over the cache, as far as their window reaches."
+    "Grouped-query attention of new tokens over the cache, within the sliding window if any."
     windowed = False # whether it has a sliding window
 
     def __init__(self, config, tensor: Checkpoint,
@@ -185,7 +185,7 @@ class MLP:
 
 # %% ../../nbs/engine/04_transformer.ipynb #656b6a71
 class Layer:
-    "One decoder layer: attention with memory, then a gated perceptron, each added to what came in."
+    "One decoder layer: attention and gated MLP, each after a norm and with a residual connection."
     def __init__(self, config, tensor: Checkpoint, prefix: str): # such as "model.layers.0."
         self.attention = Attention(config, tensor, f"{prefix}self_attn.")
         self.mlp = MLP(config, tensor, f"{prefix}mlp.")
@@ -216,8 +216,8 @@ def sliding_window(config) -> int | None: # positions, or None if every token se
 # %% ../../nbs/engine/04_transformer.ipynb #2e2df540
 def weight_counts(config, layers: int | None = None, # None: as many as the config says
                  ) -> tuple[int, int, int]: # numbers, together all that there are
-    """How many numbers the matrices of a decoder have, the head included; its embedding, 0 if that
-    is the head; and the rest, norms and biases."""
+    """Parameters of a decoder: in matrices, the LM head included; in the embedding, 0 if it is tied
+    to the head; in norms and biases."""
     layers = config.num_hidden_layers if layers is None else layers
     hidden, inner, size = config.hidden_size, config.intermediate_size, head_size(config)
     q, kv = config.num_attention_heads * size, config.num_key_value_heads * size
@@ -231,7 +231,7 @@ def weight_counts(config, layers: int | None = None, # None: as many as the conf
     return layers * matrices + vocabulary, embedding, layers * (norms + biases) + hidden
 
 def held_tensors(part) -> dict[int, Tensor]: # by identity
-    "The tensors that a part of a decoder holds, at any depth."
+    "All tensors inside a part of a decoder."
     if isinstance(part, Tensor): return {id(part): part}
     if isinstance(part, partial): inside = list(part.keywords.values())
     elif isinstance(part, list): inside = part
@@ -277,7 +277,7 @@ class Llama(CausalLM):
 
     @property
     def param_count(self) -> int:
-        "How many numbers it has learned."
+        "The number of parameters."
         return sum(weight_counts(self.config, len(self.layers)))
 
     def four_bits(self) -> FourBits:
@@ -300,8 +300,8 @@ class Llama(CausalLM):
 
     def compute(self, ids: Tensor, where: TokenPositions, cache: LayerCache,
                 last: int | None = None, layers: Sequence[int] = ()):
-        """The arithmetic of `forward`: nothing in it depends on where the tokens stand but `where`
-        and the cache."""
+        """The arithmetic of `forward`. Positions enter through `where` and the cache only, so that
+        batches, trees and the device's loop use it too."""
         x = self.embed(ids)
         states = {0: x}
         for i, layer in enumerate(self.layers):

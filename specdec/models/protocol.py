@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for type checkers only: importing transformers takes second
 
 # %% ../../nbs/engine/03_protocol.ipynb #1e960606
 def described(model: "CausalLM") -> str:
-    "A model in a line: what it is called, how large it is, what it can read."
+    "A model in a line: name, size, memory, vocabulary, context."
     name = f" {model.name}" if model.name else ""
     size = f"{model.param_count / 1e6:,.1f} M parameters in " if model.param_count else ""
     memory = f", {model.memory_footprint_mb:,.0f} MB" if model.memory_footprint_mb else ""
@@ -30,44 +30,44 @@ def described(model: "CausalLM") -> str:
 
 # %% ../../nbs/engine/03_protocol.ipynb #500834f0
 class CausalLM(Protocol):
-    "A language model as the package uses it; targets and drafts are both of this kind."
+    "What the package needs of a causal language model, as target or as draft model."
     vocab_size: int      # V, the width of the logits
     context_length: int  # positions it was trained for
     device: torch.device # where it computes
     dtype: torch.dtype   # of its weights
-    config: Any = None   # its shape, as transformers writes it down; None: there is nothing to know
-    packed: bool = False # its weights lie as suits several tokens at once; see `fits_plain`
-    layout: str = ""     # how its weights lie, and what decided that, in words; "": not known
-    # a step of one token, over one in the layout that is fastest for plain decoding; as measured
-    # when that layout was looked up, and 1 where it is the same
+    config: Any = None   # its transformers config; None: it has none
+    packed: bool = False # weights in the layout for several tokens at once; see `fits_plain`
+    layout: str = ""     # the layout of its weights and its reason, in words; "": not known
+    # time of a step of one token / time in the layout that is fastest for plain decoding, by the
+    # layout table; 1 if that is this layout
     plain_factor: float = 1.0
-    int4: bool = False   # loaded as int4: matrices are in four bits, as far as `int4_share` says
-    int4_share: float = 0.0 # how much of the weights that a step reads is in four bits, 0…1
+    int4: bool = False   # loaded as int4: `int4_share` of its weights are in four bits
+    int4_share: float = 0.0 # share of the weights that a step reads in four bits, 0…1
 
-    name: str | None = None   # what it was loaded by
+    name: str | None = None   # the name it was loaded by
     digest: str | None = None # of its weights; None: not known
-    target_digest: str | None = None # of a draft: the weights that it was trained for
-    tokenizer: "PreTrainedTokenizerBase | None" = None # None: it speaks in token ids only
-    eos_ids: frozenset[int] = frozenset() # an answer is over after one of these
+    target_digest: str | None = None # of a draft model: the digest of the target it was trained for
+    tokenizer: "PreTrainedTokenizerBase | None" = None # None: token ids only, no text
+    eos_ids: frozenset[int] = frozenset() # end-of-sequence tokens
 
     @property
     def param_count(self) -> int: # 0: not known
-        "How many numbers it has learned."
+        "The number of parameters."
         return 0
 
     @property
     def memory_footprint_mb(self) -> float: # MB (10⁶ bytes); 0: not known
-        "What its weights take in memory; rows that stay in their file don't."
+        "Memory of its weights, without rows that stay in their file."
         return 0.0
 
     @property
     def precision(self) -> str: # such as "float32"; "int4" where matrices are kept in four bits
-        "What its weights are kept in."
+        "The dtype of its weights."
         return "int4" if self.int4 else str(self.dtype).removeprefix("torch.")
 
     @property
     def kept_as(self) -> str: # such as "int4 (79 % of the weights)"
-        "What its weights are kept in, for people: four bits, and how many of the weights are."
+        "The dtype of its weights, with the share in four bits, for people."
         if not self.int4 or self.int4_share == 1: return self.precision
         return f"int4 ({100 * self.int4_share:.0f} % of the weights)"
 
@@ -82,14 +82,14 @@ class CausalLM(Protocol):
                 last: int | None = None) -> Tensor: ...
     @overload
     def forward(self, ids: Tensor,          # token ids that follow what the cache holds, [B, T]
-                # grows by T; None: the ids are the whole text, and nothing of it is kept
+                # grows by T; None: the ids are the whole sequence, and no cache is kept
                 cache: KVCache | None = None,
                 last: int | None = None,    # logits for the last positions only; None: for all T
                 layers: Sequence[int] = (), # also return these hidden states
                ) -> Tensor | tuple[Tensor, Tensor]: # logits [B, last, V]; with layers: and features
-        """Append the tokens to the cache and say what may follow each: logits, and with `layers`
-        the features besides, `[B, T, len(layers) · hidden]`. Hidden state 0 is the embeddings, i
-        comes out of layer i, and the last one has been through the final norm."""
+        """Append the tokens to the cache, and return the logits after each of them; with `layers`
+        also features, `[B, T, len(layers) · hidden]`: these hidden states, side by side. Hidden
+        state 0 is the embeddings, i the output of layer i, the last one after the final norm."""
 
 # %% ../../nbs/engine/03_protocol.ipynb #wr4p0002
 class WrapperLM(CausalLM):
@@ -107,12 +107,12 @@ class WrapperLM(CausalLM):
 
     @property
     def param_count(self) -> int: # 0: not known
-        "How many numbers the model has learned."
+        "The number of parameters."
         return self.model.param_count
 
     @property
     def memory_footprint_mb(self) -> float: # MB (10⁶ bytes); 0: not known
-        "What its weights take in memory."
+        "Memory of its weights."
         return self.model.memory_footprint_mb
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -129,7 +129,7 @@ def truncate_cache(cache: KVCache,
                    keep_length: int, # positions to keep, 0…cache.length
                   ) -> KVCache: # of the same capacity
     """A copy of the cache's first positions; the cache itself stays as it is. (`KVCache.rollback`
-    forgets in place, and copies nothing.) Raises `InputError` for a length that it hasn't."""
+    forgets in place, and copies nothing.) Raises `InputError` for a length out of range."""
     name = f"The length to keep, of a cache that holds {cache.length},"
     length = require_int(keep_length, name, 0, cache.length)
     kept = KVCache(len(cache.keys), cache.capacity, cache.multiple)
@@ -142,8 +142,8 @@ def truncate_cache(cache: KVCache,
 
 # %% ../../nbs/engine/03_protocol.ipynb #a0932a29
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (looked at
-    only on the CPU: a GPU would have to wait)."""
+    """Raise `InputError` unless ids is `[B, T]` with T ≥ 1 and all in the vocabulary (looked at on
+    the CPU only: on a GPU it would be a synchronisation)."""
     check(ids.ndim == 2 and ids.numel() > 0,
           f"Token ids must have the shape [B, T] with at least one token, not {list(ids.shape)}.")
     if ids.device.type == "cpu":
@@ -153,8 +153,8 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
               "they were made with another tokenizer.")
 
 def check_wanted(last: int | None, layers: Sequence[int], depth: int) -> None:
-    """Raise `InputError` for logits that can't be counted, or hidden states that a model with so
-    many layers doesn't have."""
+    """Raise `InputError` unless `last` is None or at least 1, and `layers` are hidden states of a
+    model with `depth` layers."""
     if last is not None: require_int(last, "last, the logits that are wanted (None: all),", 1)
     try:
         if all(0 <= to_int(i) <= depth for i in layers): return
