@@ -24,7 +24,7 @@ PROMPT = torch.zeros(1, 1, dtype=torch.long)      # one token stands before ever
 
 
 def model_of(distribution: Next) -> Logits:
-    "A model that gives this law after the prompt."
+    "A model that gives this distribution after the prompt."
     def logits(ids: Tensor) -> Tensor:
         text = ids[0, 1:].tolist()
         rows = [distribution(tuple(text[:i])).astype(float) for i in range(len(text) + 1)]
@@ -34,7 +34,7 @@ def model_of(distribution: Next) -> Logits:
 
 def check_round(
     name: str, fn: WholeRound, cases: list[VerifyCase],
-    wanted: Callable[[Next], Next] = lambda distribution: distribution,  # what the options make of the target's law
+    wanted: Callable[[Next], Next] = lambda distribution: distribution,  # what the options make of p
 ) -> VerifyReport:
     "As `check_verify`, for a function that drafts as well."
     report = VerifyReport(name, "tensors", 1e-6)
@@ -51,7 +51,7 @@ def check_round(
 
 
 def without_zeros(distribution: Next) -> Next:
-    "A law that gives every token something, and no two of them the same."
+    "A distribution that gives every token something, and no two of them the same."
     def mixed(text):
         row = distribution(text)
         ramp = [Fraction(2 * i, len(row) * (len(row) + 1)) for i in range(1, len(row) + 1)]
@@ -60,7 +60,7 @@ def without_zeros(distribution: Next) -> Next:
 
 
 def at_zero(distribution: Next) -> Next:
-    "What temperature 0 leaves of a law: its likeliest token."
+    "What temperature 0 leaves of a distribution: its likeliest token."
     def sure(text):
         row = distribution(text)
         return delta(row, int(row.argmax()))
@@ -425,17 +425,17 @@ def _worst_text(report: VerifyReport) -> dict:
 
 
 def judge_rule(rule: VerifyRule, run: int) -> dict: # findings; `run` is for those who draw
-    "The exact law of a verify function."
+    "The exact distribution of a verify function."
     return findings(check_verify(rule, route="tensors"))
 
 
 def judge_round(
     fn: WholeRound, run: int,
     sizes: Sequence[tuple[int, int]] = SIZES,          # (K, V)
-    given: Callable[[Next], Next] = lambda distribution: distribution,  # what is made of both models' laws
+    given: Callable[[Next], Next] = lambda distribution: distribution,  # what is made of both models' distributions
     wanted: Callable[[Next], Next] = lambda distribution: distribution,  # what the options make of the target's
 ) -> dict: # findings
-    "The exact law of a whole round."
+    "The exact distribution of a whole round."
     cases = [replace(case, p=given(case.p), q=given(case.q))
              for case in verify_cases(sizes, draft=sampled)]
     return findings(check_round("round", fn, cases, wanted))

@@ -151,7 +151,7 @@ def audit(
     runs: int = 1,               # how often each is asked, with other seeds where anything is drawn
     known: Iterable[dict] = (),  # verdicts of an earlier audit, which are taken over
 ) -> Iterator[dict]: # verdicts, as they come
-    """Install each package in the version that the audit names, ask it, and say whether its law is
+    """Install each package in the version that the audit names, ask it, and say whether its distribution is
     the target's; where that fails, there is no verdict, and `raised` says why. Raises `InputError`
     for a name that isn't known."""
     for name in names:

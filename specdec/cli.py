@@ -761,7 +761,7 @@ def prove(as_json: AsJson = False) -> None:
     decoders are caught.
 
     Every branch of the production code is walked with its exact weight, in fractions. Exit code 1
-    if any law differs from the target's, or if a broken decoder gets through.
+    if any distribution differs from the target's, or if a broken decoder gets through.
 
     Examples:
 
@@ -780,8 +780,8 @@ def prove(as_json: AsJson = False) -> None:
                     mutant_rows(mutants))
         differ = sum(line["error"] != "0" for line in lines)
         caught = sum(mutant["caught"] for mutant in mutants)
-        typer.echo(f"{len(lines)} laws compared, {differ} differ. {caught} of {len(mutants)} "
-                   f"broken decoders caught. {found['seconds']:.0f} s.")
+        typer.echo(f"{len(lines)} distributions compared, {differ} differ. {caught} of "
+                   f"{len(mutants)} broken decoders caught. {found['seconds']:.0f} s.")
     if not found["holds"]: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/07_cli.ipynb #16c31295
@@ -1353,7 +1353,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Say what public decoders really sample: install each as it is published, walk its rule by
-    exact enumeration or test its texts, and compare the law with the target's. All of them take
+    exact enumeration or test its texts, and compare the distribution with the target's. All take
     some five minutes; each package is fetched from the package index once, 2 GB in all, and kept
     in the cache (SPECDEC_HOME, folder audit). It needs a checkout of the repository.
 

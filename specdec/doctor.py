@@ -294,7 +294,7 @@ def says_whose(about: dict | None) -> bool:
     return named and isinstance((about or {}).get("threads"), int)
 
 def costs_line(facts: dict) -> str:
-    "What drafting costs one pair, in words; v and c in plain steps, of greedy text."
+    "What drafting costs one pair, in words; v and c in plain steps, of greedy decoding."
     if not facts["costs"]: return f"{facts['file']} is damaged: calibrate again"
     about, found = facts["about"], facts["costs"]["greedy"]
     known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
@@ -343,7 +343,7 @@ def tiny_drafters(target) -> dict[str, Any]: # of `tiny_model` → what drafts, 
 def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
                 loop: str | None = None, # None: the one that the pair takes
                ) -> tuple[list[int], str, str]: # token ids; the loop; why nothing was recorded
-    "The greedy text of a pair, by which loop, and what that warned of."
+    "The greedy sequence of a pair, the loop that ran, and its warning."
     from specdec.pair import Pair
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -354,8 +354,9 @@ def greedy_text(target, drafter, # of `tiny_model` and `tiny_drafters`
     return result.generated_ids, result.loop, why
 
 # %% ../nbs/use/10_doctor.ipynb #d2f04ab9
-def distribution_error(kind: str) -> str: # distance from the target's law, a fraction
-    "How far the law of the loop is from the target's, with drafts by lookup or by a model."
+def distribution_error(kind: str) -> str: # distance from the target's distribution, a fraction
+    """How far the distribution of the loop is from the target's, with drafts by lookup or by a
+    model."""
     from specdec.drafters.base import Drafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
@@ -382,7 +383,7 @@ def compared(device: "torch.device", kind: str, target, drafter, findings: Findi
     cuda = device.type == "cuda"
     error = None if cuda else distribution_error(kind)  # the same fractions everywhere
     if error not in (None, "0"): findings.problems.append(
-        f"{where} the law of the host's loop differs from the target's by {error}: {bug}")
+        f"{where} the distribution of the host's loop differs from the target's by {error}: {bug}")
     return {"device": str(device), "drafter": kind, "tokens": len(expected), "equal": at is None,
             "recorded": not why if cuda else None, "law_errors": error and {"host": error},
             "taken": greedy_text(target, drafter)[1]}
@@ -450,9 +451,10 @@ def device_line(facts: dict) -> str:
 def loop_line(facts: dict) -> str:
     "A self-test in words."
     equal = f"{facts['tokens']} equal tokens" if facts["equal"] else "the greedy texts differ"
+    errors = facts["law_errors"]
     return listed(f"{facts['device']}, drafts by {facts['drafter']}: {equal}",
                   {True: "recorded", False: "not recorded"}.get(facts["recorded"]),
-                  facts["law_errors"] and f"error of the law {facts['law_errors']['host']}")
+                  errors and f"distance from the target's distribution {errors['host']}")
 
 def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     "Everything that was answered, in words."

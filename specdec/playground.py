@@ -76,8 +76,8 @@ class Settings:
 
 # %% ../nbs/use/06_panel.ipynb #4abe8885
 class RecordingRandom(SeededRandom):
-    """A seeded source that remembers the uniform numbers it drew. Everything it draws is made of
-    one uniform number, so nothing escapes it."""
+    """A `SeededRandom` that remembers the uniform numbers it drew. Each of its draws is made of one
+    uniform number, so none is missed."""
     def __init__(self, seed: int | None = None): # as for `SeededRandom`
         super().__init__(seed)
         self.drawn: list[float] = []  # [draws], in order
@@ -165,7 +165,7 @@ def look_at_round(p: Tensor,              # [n + 1, V]
 # %% ../nbs/use/06_panel.ipynb #04c31b38
 class LiveDrafter:
     """A drafter whose K is asked for anew before each round. Drafting fewer or more tokens never
-    changes what the text is distributed as. It follows one session, so it is its own state."""
+    changes the distribution of the sequence. It follows one session, so it is its own state."""
     def __init__(self, drafter: Drafter,
                  settings: Callable[[], Settings]): # of the round at hand
         self.drafter, self.settings, self.layers = drafter, settings, drafter.layers

@@ -1003,7 +1003,7 @@ def test_prove_covers_every_size_and_finds_no_error(no_model):
     assert found.exit_code == ExitCode.DONE and report["holds"] is True
     def sizes(what): return {(line["K"], line["V"]) for line in report["lines"] if line["what"] == what}
     few = {"speculate, Branches": {(1, 2), (2, 3), (3, 3), (5, 2)},
-           "speculate_batch, three texts": {(1, 2), (2, 3)}}
+           "speculate_batch, three sequences": {(1, 2), (2, 3)}}
     for what in few.keys() | {line["what"] for line in report["lines"]}:
         assert sizes(what) == few.get(what, {(K, V) for K in (1, 2, 3, 4) for V in (2, 3, 4)})
     assert {line["error"] for line in report["lines"]} == {"0"}

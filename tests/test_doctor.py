@@ -433,7 +433,7 @@ def test_which_loop_is_taken_is_what_a_result_says(quick, monkeypatch, loop):
 
 def test_another_distribution_is_a_problem(quick, monkeypatch):
     monkeypatch.setattr(doctor, "distribution_error", lambda kind: "1/8")
-    found = is_ill("the law of the host's loop differs from the target's by 1/8")
+    found = is_ill("the distribution of the host's loop differs from the target's by 1/8")
     assert len(found["problems"]) == 2 and found["loops"][0]["law_errors"] == {"host": "1/8"}
 
 

@@ -243,6 +243,8 @@ def test_the_peak_is_set_back():
 
 
 PHASES = """
+import json, torch
+from specdec.profiling import MemoryMeter
 meter = MemoryMeter()
 for name, size in [("large", 80_000_000), ("small", 20_000_000), ("large", 1_000_000)]:
     with meter.phase(name): block = torch.ones(size, dtype=torch.uint8)

@@ -67,7 +67,10 @@ def test_a_whole_vocabulary_is_an_ordinary_checkpoint(folder, data, tmp_path):
 
 
 SCRIPT = """
+import json, sys, torch
 torch.set_num_threads(1)
+from specdec.train.export import distill
+from specdec.train.student import DistillConfig
 distill(DistillConfig(**json.loads(sys.argv[1])))
 """
 
@@ -221,7 +224,11 @@ def test_two_processes_train_as_one(folder, data, tmp_path, target):
     distill(one)
     script = tmp_path / "run.py"
     script.write_text("""
+import json, os, sys, torch
 torch.set_num_threads(1)
+import specdec.train.export as d
+from specdec.train.loop import training_tensors
+from safetensors.torch import save_file
 config, train = d.DistillConfig(**json.loads(sys.argv[1])), d.train
 def watched(training):
     yield from train(training)

@@ -39,7 +39,7 @@ def _tried(r: Round) -> int:
     "How many of a round's drafts were tried: the accepted ones, and the one that was rejected."
     return min(r.accepted + 1, len(r.drafted))
 
-def design_effect(groups: Iterable[Iterable[Round]], # two or more, such as the rounds of each text
+def design_effect(groups: Iterable[Iterable[Round]], # two or more: a sequence's rounds
                  ) -> float: # 1: as good as independent tries; 4: worth a quarter of them
     """The variance of α̂ that the groups show, relative to independent tries (Kish 1965; the
     linearised variance of a ratio). Raises `InputError` for fewer than two groups with drafts."""
@@ -85,7 +85,8 @@ def estimate_alpha(rounds: Iterable[Round],
     effect = max(1.0, float(in_range(design_effect, "The design effect", 0)))
     ends = wilson_interval(accepted / effect, tried / effect, confidence)
     alpha = accepted / tried
-    low, high = min(alpha, float(ends[0])), max(alpha, float(ends[1]))  # rounding must not shut α out
+    # rounding must not shut α out
+    low, high = min(alpha, float(ends[0])), max(alpha, float(ends[1]))
     return AlphaEstimate(alpha, low, high, accepted, tried, confidence, effect)
 
 # %% ../../nbs/bench/03_alpha.ipynb #96068802

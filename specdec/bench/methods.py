@@ -265,7 +265,7 @@ class LlamaCpp:
     def generate(self, ids: list[int], n: int, # prompt, and how many new tokens
                  temperature: float = 0.0,     # above 0 it samples from the whole distribution
                  seed: int = 0) -> Answer:
-        "n new tokens, whether a text ends before or not."
+        "n new tokens, whether a sequence ends before or not."
         found = self.ask("/completion", dict(
             prompt=list(ids), n_predict=n, temperature=temperature, samplers=["temperature"],
             seed=seed, ignore_eos=True, return_tokens=True, cache_prompt=False))
@@ -275,11 +275,12 @@ class LlamaCpp:
 
 # %% ../../nbs/bench/01_methods.ipynb #84a91665
 class Parted(BaseModel):
-    "Where a greedy text leaves the plain one: the first token that isn't the target's likeliest."
+    """Where a greedy sequence leaves the plain one: the first token that isn't the target's
+    likeliest."""
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     position: int = Field(ge=0)  # in the answer; 0 is its first token
     gap: float = Field(ge=0)     # between the two tokens' logits there
-    plain: int = Field(ge=0)     # the token of the plain text
+    plain: int = Field(ge=0)     # the token of the plain sequence
     ours: int = Field(ge=0)      # the token of this one
 
 @torch.inference_mode()

@@ -346,8 +346,8 @@ def noise(some: pd.DataFrame) -> float | None: # the runs of one method; None: n
     return None if vary.empty else float(vary.median())
 
 def partings(some: pd.DataFrame) -> dict | None: # the runs of one method
-    """On how many prompts a greedy text of llama.cpp leaves ours, where at the earliest, and the
-    gaps between the two tokens' logits there; None for methods of which that isn't asked."""
+    """On how many prompts a greedy sequence of llama.cpp leaves ours, where at the earliest, and
+    the gaps between the two tokens' logits there; None for methods of which that isn't asked."""
     if "parted_at" not in some or some.parted_at.isna().any(): return None
     first = some.sort_values("repeat").drop_duplicates("prompt")
     parted = first[first.parted_gap > 0]
@@ -446,7 +446,7 @@ def floor_line(floor: dict) -> str:
     )
 
 def parting_lines(report: dict) -> list[str]:
-    "Where greedy texts of llama.cpp leave ours."
+    "Where greedy sequences of llama.cpp leave ours."
     lines = []
     for method, figures in report["methods"].items():
         found = figures.get("parted")

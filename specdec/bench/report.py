@@ -153,10 +153,10 @@ class Run:
     sampling: float        # s, distributions and decisions
     drafted: np.ndarray    # draft tokens of each round, [rounds]
     accepted: np.ndarray   # of them, [rounds]
-    emitted: np.ndarray    # tokens that joined the text, [rounds]
+    emitted: np.ndarray    # tokens that joined the sequence, [rounds]
     per_token: np.ndarray  # s, after the first token; empty: not known
     per_round: np.ndarray  # s, after the prompt; empty: not known
-    parted: dict | None    # where a greedy text left the plain one, and the logit gap there
+    parted: dict | None    # where a greedy sequence left the plain one, and the logit gap there
 
     @property
     def tokens_per_second(self) -> float:
@@ -906,7 +906,8 @@ def throughput(study: Study) -> Picture | None:
         if plain and plain.speed:
             handles["plain"] = axis.axhline(plain.speed.value, color=INK, linewidth=1)
             low, high = plain.speed.low, plain.speed.high
-            if low is not None and high is not None: axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
+            if low is not None and high is not None:
+                axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
             said.append(f"plain: {plain.speed.value:.1f}")
         axis.set(xticks=range(len(Ks)), xticklabels=Ks, ylim=(0, None))
     legend(figure, handles)
@@ -1000,11 +1001,11 @@ def in_short(study: Study, setting: Setting) -> str: # one or two sentences
 
 # %% ../../nbs/bench/09_report.ipynb #722297fb
 ROUNDING = {"float32": 1e-4, "float16": .06, "bfloat16": .5, "int4": .5}  # of a gap of logits
-SHOWN = 20  # texts that are listed
+SHOWN = 20  # sequences that are listed
 
 def parted_table(study: Study,
                 ) -> tuple[str, pd.DataFrame]: # a sentence; those with the largest gaps
-    "The greedy texts that left the plain one."
+    "The greedy sequences that left the plain one."
     greedy = [(line, run) for line, runs in study.runs.items() for run in runs
               if line.setting.temperature == 0 and len(run.drafted) and line.method != "plain"]
     found = sorted(((line, run, run.parted) for line, run in greedy if run.parted),
@@ -1102,7 +1103,7 @@ SUMMARY = """# {{ title | md }}
 
 def rendered(form: str, # "page.html" or "summary.md"
              title: str, sections: Sequence["Section"]) -> str:
-    "The whole text, which needs nothing else."
+    "The page or the summary; it needs no other file."
     writer = Environment(
         loader=DictLoader({"page.html": PAGE, "summary.md": SUMMARY}), trim_blocks=True,
         autoescape=lambda name: name == "page.html", undefined=StrictUndefined,

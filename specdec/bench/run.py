@@ -383,7 +383,7 @@ class Bench:
         self.compiled: dict[int, Peer] = {}       # positions → the compiled peer
         self.warm: set[tuple] = set()             # ways that have run
         self.broken: dict[tuple, Exception] = {}  # ways that can't, and why
-        self.greedy: dict[tuple, list[int]] = {}  # (prompt, n) → the plain text
+        self.greedy: dict[tuple, list[int]] = {}  # (prompt, n) → the plain sequence
 
     def small(self) -> Drafter:
         "The small model that drafts."
@@ -422,7 +422,7 @@ class Bench:
         return made
 
     def llamacpp(self, positions: int) -> LlamaCppModes:
-        "The target in llama.cpp, with room for texts of so many positions."
+        "The target in llama.cpp, with room for sequences of so many positions."
         if self.engines is not None and self.engines.context < positions: self.close()
         if self.engines is None:
             self.engines = LlamaCppModes(self.target, self.dtype, max(2048, positions))
@@ -456,7 +456,7 @@ def put_away() -> None:
 
 # %% ../../nbs/bench/07_run.ipynb #86408232
 def our_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "A text by one of our methods."
+    "A sequence by one of our methods."
     plain = run.method == "plain"
     return bench.pair(run.method).generate(
         ids, K=run.K or 1, temperature=run.temperature, max_new_tokens=run.max_new_tokens,
@@ -476,7 +476,7 @@ def bare_result(run: BenchmarkConfig, ids: list[int], made: list[int], # of the 
 
 # %% ../../nbs/bench/07_run.ipynb #b7a36b76
 def longest(run: BenchmarkConfig, ids: list[int], step: int = 512) -> int: # positions
-    "Room for the text, in steps: a compiled peer has one compilation for each."
+    "Room for the sequence, in steps: a compiled peer has one compilation for each."
     return -(-(len(ids) + run.max_new_tokens) // step) * step
 
 def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
@@ -495,7 +495,7 @@ def llamacpp_mode(method: str) -> str: # such as "eagle3" of "llamacpp-eagle3"
     return method.partition("-")[2] or "plain"
 
 def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "A text by one of the peers."
+    "A sequence by one of the peers."
     settings = {"temperature": run.temperature, "max_new_tokens": run.max_new_tokens,
                 "seed": run.seed}
     if run.method in LLAMACPP:
@@ -521,12 +521,12 @@ def probe_of(bench: Bench, method: str) -> Probe:
     return specdec_probes(bench.target, nbytes)[method]
 
 def probe_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "What a probe found, under `settings`; there is no text."
+    "What a probe found, under `settings`; there is no sequence."
     found = probe_of(bench, run.method)(ids)
     return bare_result(run, ids, [], found.seconds, tokens=found.tokens, **found.details)
 
 def decoded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
-    "One text, or probe; raises `ModelError` if a text is not as long as was asked for."
+    "One sequence, or probe; raises `ModelError` if a sequence is not as long as was asked for."
     set_seeds(run.seed)
     if run.method in PROBES: return probe_result(bench, run, ids)
     ours = run.method in ("plain", *DRAFTING)
@@ -548,7 +548,7 @@ def rounded(result: GenerationResult) -> GenerationResult:
 
 # %% ../../nbs/bench/07_run.ipynb #1069fcc6
 def plain_text(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> list[int]:
-    "The greedy plain text for a prompt, made if it isn't known."
+    "The greedy plain sequence for a prompt, made if it isn't known."
     which = (tuple(ids), run.max_new_tokens)
     if which not in bench.greedy:
         alone = run.model_copy(update={"method": "plain", "K": None})
@@ -557,8 +557,8 @@ def plain_text(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> list[int]:
 
 @torch.inference_mode()
 def where_parted(bench: Bench, run: BenchmarkConfig, result: GenerationResult) -> Parted | None:
-    """Where a greedy text of ours or llama.cpp's leaves the plain one; None if it doesn't, and for
-    all others."""
+    """Where a greedy sequence of ours or llama.cpp's leaves the plain one; None if it doesn't, and
+    for all others."""
     if run.temperature or run.method not in (*DRAFTING, *LLAMACPP): return None
     ids, ours = result.prompt_ids, result.generated_ids
     if run.method in LLAMACPP:
@@ -595,7 +595,8 @@ def do_cell(cell: Cell,
     for run in cell.runs:
         if keys.get(run) in known: continue
         try:
-            with preserve_interrupts(): record = recorded(bench_of(cell, run.dtype), cell, run, known)
+            with preserve_interrupts():
+                record = recorded(bench_of(cell, run.dtype), cell, run, known)
         except Exception as error: yield Failure(run.pair, run.dtype, run.method, reason(error))
         else: yield record
 
@@ -607,7 +608,7 @@ def failures(cell: Cell, why: str) -> list[Failure]:
 
 # %% ../../nbs/bench/07_run.ipynb #f15a698e
 def remember(bench: Bench, record: Record) -> None:
-    "Greedy plain texts are compared with."
+    "Greedy plain sequences are compared with."
     run = record.config
     if run.method == "plain" and not run.temperature and run.dtype == bench.dtype:
         which = (tuple(record.result.prompt_ids), run.max_new_tokens)
@@ -751,7 +752,7 @@ def planned(every: Iterable[Cell]) -> Iterator[Cell]:
 
 # %% ../../nbs/bench/07_run.ipynb #2d62bab3
 def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
-    "Raise `InputError` for a text that the target has no room for, or four bits it can't have."
+    "Raise `InputError` for a sequence that the target has no room for, or four bits it can't have."
     target = cell.pair.target
     room, tokens = room_of(target, run.dtype), len(prompt_ids(tokenizer_of(target), cell.prompt))
     check(tokens + run.max_new_tokens <= room,
@@ -762,7 +763,7 @@ def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
 # %% ../../nbs/bench/07_run.ipynb #556d9c35
 @lru_cache
 def room_of(target: str, dtype: str) -> int: # positions
-    "How long its texts can be; raises `InputError` if its weights can't be kept in that dtype."
+    "Its context length in tokens; raises `InputError` if its weights can't be kept in that dtype."
     folder = find_model(target)
     config, native = read_config(folder)
     if dtype == "int4":
@@ -1020,7 +1021,8 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
     try: import ray
     except ImportError as error:
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
-    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR,
+                  configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error
     with redirect_stdout(sys.stderr):  # Ray prints where results belong
         try: yield ray

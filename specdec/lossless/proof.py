@@ -36,24 +36,24 @@ from ..verify import VerifyRule, delta, draft_probability, promises, residual
 
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
 Text = tuple[int, ...]               # token ids; the prompt is not part of it
-Distribution = dict[Text, Fraction]  # text → probability; they sum to 1
+Distribution = dict[Text, Fraction]  # sequence → probability; they sum to 1
 # [V] or [n, V] of Fraction: arrays that stand in for the tensors that rules are written for
 Exact = Any
-# text → what may follow it, [V]: a model at its barest
+# sequence → what may follow it, [V]: a model at its barest
 Next = Callable[[Text], Exact]
 
 # %% ../../nbs/lossless/01_proof.ipynb #6973b467
 class Language:
-    """A model without rounding: after every text another distribution over V tokens, in fractions,
-    some of them 0. The same seed gives the same language. All denominators are powers of two, and
-    so are the probabilities themselves with `halves`. Raises `InputError` for sizes that don't fit.
-    """
+    """A model without rounding: after every sequence another distribution over V tokens, in
+    fractions, some of them 0. The same seed gives the same language. All denominators are powers of
+    two, and so are the probabilities themselves with `halves`. Raises `InputError` for sizes that
+    don't fit."""
     def __init__(
         self,
         V: int,                               # vocabulary size
         seed: int | str = 0,
         tokens: Sequence[int] | None = None,  # the tokens that it can say; None: all V
-        most: int | None = None,              # how many of them may follow one text; None: all
+        most: int | None = None,              # how many of them may follow one sequence; None: all
         halves: bool = False,                 # probabilities 1, 1/2, 1/4, …, not sixteenths
     ):
         self.V, self.seed, self.halves = V, seed, halves
@@ -68,12 +68,12 @@ class Language:
         )
         check(
             1 <= self.most <= 16,
-            "Between 1 and 16 tokens may follow a text, since a row is made of sixteenths, not"
+            "Between 1 and 16 tokens may follow a sequence, since a row is made of sixteenths, not"
             f" {self.most}: set `most`.",
         )
 
     def __call__(self, text: Text) -> Exact: # [V], summing to 1
-        "The distribution after a text."
+        "The distribution after a sequence."
         if text not in self.rows:
             rng = random.Random(f"{self.seed} {text}")
             count = rng.randint(1, self.most)
@@ -124,7 +124,7 @@ def one_round(verify: VerifyRule, p: Next, q: Next,
               rng: RandomSource,
               draft: Drafting = sampled, # how they are drawn from q
              ) -> Text: # the 1…K + 1 tokens that the round emits
-    "Draft after the empty text, then verify against p's rows."
+    "Draft after the empty sequence, then verify against p's rows."
     tokens, rows = draft(q, K, rng)
     targets: Exact = np.stack([p(tuple(tokens[:i])) for i in range(len(tokens) + 1)])
     num_accepted, next_token = verify(targets, rows, tokens, rng)
@@ -132,10 +132,11 @@ def one_round(verify: VerifyRule, p: Next, q: Next,
 
 # %% ../../nbs/lossless/01_proof.ipynb #e134c44d
 def target_distribution(p: Next,
-               length: int,                           # tokens of a text
-               eos_ids: frozenset[int] = frozenset(), # a text ends earlier after one of these
+               length: int,                           # tokens of a sequence
+               eos_ids: frozenset[int] = frozenset(), # a sequence ends earlier after one of these
               ) -> Distribution:
-    "The law of the text that the target writes alone: the chain rule, and nothing else."
+    """The distribution of the sequence that the target writes alone: the chain rule, and nothing
+    else."""
     distribution: Distribution = {}
     texts: Distribution = {(): Fraction(1)}
     while texts:
@@ -145,11 +146,11 @@ def target_distribution(p: Next,
     return distribution
 
 # %% ../../nbs/lossless/01_proof.ipynb #bc67ba94
-def completed(distribution: Distribution,  # of texts of any length
+def completed(distribution: Distribution,  # of sequences of any length
               p: Next,
               length: int, # to which they are continued, or cut
              ) -> Distribution:
-    "The law of texts that the target goes on writing alone."
+    "The distribution of sequences that the target goes on writing alone."
     whole: Distribution = {}
     texts = dict(distribution)
     while texts:
@@ -162,7 +163,7 @@ def completed(distribution: Distribution,  # of texts of any length
     return whole
 
 # %% ../../nbs/lossless/01_proof.ipynb #2f960063
-# total variation, in [0, 1]; 0 only if the laws are equal
+# total variation, in [0, 1]; 0 only if the distributions are equal
 def distance(a: dict[Outcome, Fraction], b: dict[Outcome, Fraction]) -> Fraction:
     "By how much the probability of an event can differ at most: ½ Σ |a - b|."
     none = Fraction(0)
@@ -171,12 +172,12 @@ def distance(a: dict[Outcome, Fraction], b: dict[Outcome, Fraction]) -> Fraction
 # %% ../../nbs/lossless/01_proof.ipynb #3d48c900
 @dataclass(frozen=True)
 class Proven:
-    "One line of the proof: what was walked, and how far its law is from the target's."
+    "One line of the proof: what was walked, and how far its distribution is from the target's."
     what: str       # the rule, or the loop and its drafter
     case: str       # the kind of p, q and draft
     K: int          # draft tokens per round
     V: int          # vocabulary size
-    texts: int      # texts whose probability was compared
+    texts: int      # sequences whose probability was compared
     error: Fraction # total variation; anything but 0 means that it is broken
 
 # %% ../../nbs/lossless/01_proof.ipynb #0787c0de
@@ -184,8 +185,8 @@ def round_error(verify: VerifyRule, p: Next, q: Next,
                 K: int, V: int,
                 case: str, # what the line is called
                 draft: Drafting = sampled) -> Proven:
-    """Walk one round, let the target complete its texts to K + 1 tokens, compare their joint law
-    with the target's."""
+    """Walk one round, let the target complete its sequences to K + 1 tokens, compare their joint
+    distribution with the target's."""
     expected = target_distribution(p, K + 1)
     found = completed(exact_distribution(lambda rng: one_round(verify, p, q, K, rng, draft)), p,
                       K + 1)
@@ -199,7 +200,7 @@ def _name(thing) -> str:
 # %% ../../nbs/lossless/01_proof.ipynb #b8ad8dfc
 def language_pairs(V: int,                  # vocabulary size, at least 2
                    seed: int | str = 0,
-                   most: int | None = None, # tokens that may follow one text, at most; None: all
+                   most: int | None = None, # tokens that may follow a sequence, at most; None: all
                    halves: bool = False,    # whether q's probabilities are powers of two
                   ) -> Iterator[tuple[str, Next, Next]]: # name, p, q
     "Pairs of target and draft that a right decoder must survive; every row has zeros of its own."
@@ -260,8 +261,8 @@ def _float_row(language: Next, text: Text, width: int) -> Tensor: # [width]
 # %% ../../nbs/lossless/01_proof.ipynb #0fba1da1
 class ExactModel(CausalLM):
     """A language behind the interface of a causal language model. Its logits *are* probabilities;
-    use them with `AsIs`, or with `SamplingParams()` for greedy text. It answers to what its cache
-    holds after the prompt's one token, so a cache that is wrong gives wrong rows."""
+    use them with `AsIs`, or with `SamplingParams()` for greedy decoding. It answers to what its
+    cache holds after the prompt's one token, so a cache that is wrong gives wrong rows."""
     device, dtype, context_length = torch.device("cpu"), torch.float32, 10 ** 6
     def __init__(self, language: Next,
                  V: int): # width of its rows; tokens from V on have probability 0 in the language
@@ -329,20 +330,21 @@ def memory_of(thing) -> Hashable:
 # rounds that are running, and what tells all that the program remembers between them
 Started = tuple[Iterator[Round], Callable[[], Hashable]]
 
-def distribution_of_rounds(start: Callable[[RandomSource], Started], # starts a new text
-                  length: int,                        # texts are cut there
-                  # whether paths to the same text and memory are walked on as one
+def distribution_of_rounds(start: Callable[[RandomSource], Started], # starts a new sequence
+                  length: int,                        # sequences are cut there
+                  # whether paths to the same sequence and memory are walked on as one
                   merge: bool = True,
                  ) -> Distribution:
-    """The exact law of the text that rounds produce. Paths that have led to the same text and the
-    same memory have the same future, so one is walked for all: else their number would grow
-    exponentially with the rounds. Raises `InputError` for rounds that can't be walked."""
-    length = require_int(length, "length, the tokens of a text,", 1)
-    # by length of the text: state → text, rounds so far, the choices that led there, probability
+    """The exact distribution of the sequence that rounds produce. Paths that have led to the same
+    sequence and the same memory have the same future, so one is walked for all: else their number
+    would grow exponentially with the rounds. Raises `InputError` for rounds that can't be
+    walked."""
+    length = require_int(length, "length, the tokens of a sequence,", 1)
+    # by length: state → sequence, rounds so far, the choices that led there, probability
     distribution: Distribution = {}
     levels: list[dict[Hashable, Any]] = [{} for _ in range(length)]
     levels[0][()] = (), 0, (), Fraction(1)
-    # rounds only add to a text: when a level's turn comes, nothing can join it any more
+    # rounds only add to a sequence: when a level's turn comes, nothing can join it any more
     for level in levels:
         for text, rounds, path, weight in level.values():
             for new_text, memory, rng, ended in _next_round(start, text, rounds, path):
@@ -360,8 +362,8 @@ def distribution_of_rounds(start: Callable[[RandomSource], Started], # starts a 
 def _next_round(
     start, text: Text, rounds: int, path: tuple[int, ...]
 ) -> Iterator[tuple[Text, Hashable, Enumerator, bool]]:
-    """Every way to go on for one round after `path`, which led to `text`: the new text, the memory,
-    the source, whether the text had ended."""
+    """Every way to go on for one round after `path`, which led to `text`: the new sequence, the
+    memory, the `rng`, whether the sequence had ended."""
     to_do = [path]
     while to_do:
         rng = Enumerator(to_do.pop(), len(path))
@@ -370,12 +372,12 @@ def _next_round(
         check(
             again == text,
             f"The same choices led to {text} and to {again}: the program has randomness or memory"
-            " that doesn't come from its source.",
+            " that doesn't come from its `rng`.",
         )
         new = next(running, None)
         check(
             new is None or new.emitted,
-            f"A round after {text} added no token: nothing says that such a text ever ends.",
+            f"A round after {text} added no token: nothing says that such a sequence ever ends.",
         )
         to_do += rng.open
         if new is None: yield text, None, rng, True
@@ -398,9 +400,10 @@ def loop_error(loop: Loop,
                greedy: bool = False,                  # at temperature 0
                merge: bool = True,                    # see `distribution_of_rounds`
               ) -> Proven:
-    """Walk a whole loop until K + 3 tokens exist, and compare their joint law with the target's:
-    the prompt's token, a round that is accepted with its bonus, and one token more, so that what a
-    full round leaves behind shows. With `max_new_tokens`: to the end, and the ends must agree."""
+    """Walk a whole loop until K + 3 tokens exist, and compare their joint distribution with the
+    target's: the prompt's token, a round that is accepted with its bonus, and one token more, so
+    that what a full round leaves behind shows. With `max_new_tokens`: to the end, and the ends must
+    agree."""
     length = K + 3 if max_new_tokens is None else max_new_tokens
     limit = 2 * (K + 3) if max_new_tokens is None else max_new_tokens
     def start(rng: RandomSource) -> Started:
@@ -445,7 +448,7 @@ class Sure:
 def prove_loop(loop: Loop,
                # (model, V) → a drafter that samples from it
                model_drafter: Callable,
-               lookup: Callable,                         # () → a drafter that looks into the text
+               lookup: Callable,                         # () → a drafter by lookup
                sizes: Sequence[tuple[int, int]] = SIZES, # (K, V)
                seed: int | str = 1,                      # another one, other languages
               ) -> Iterator[Proven]:
@@ -474,8 +477,8 @@ def prove_loop(loop: Loop,
 class ExactDecoder(Llama):
     """A language behind the interface of our own decoder, as `ExactModel` is behind that of any:
     one layer of attention, which a forward's masks, positions and caches serve as they would serve
-    learned weights. What it sees and can't be a text (a gap, two tokens in one place) has an answer
-    of its own. Raises `InputError` if hidden features are asked for."""
+    learned weights. What it sees and can't be a sequence (a gap, two tokens in one place) has an
+    answer of its own. Raises `InputError` if hidden features are asked for."""
     device, dtype, batch_invariant = torch.device("cpu"), torch.float32, False
     places = 32  # positions that it can tell apart
     context_length, window, groups, rope_scale = places, None, 1, 1.0
@@ -509,7 +512,7 @@ class ExactDecoder(Llama):
         return torch.stack([_float_row(self.language, t, self.vocab_size) for t in texts])[None]
 
 def _text_of(seen: Tensor) -> tuple: # [places, V], bool
-    "The text after the prompt's one token; where it is none, the places with it."
+    "The sequence after the prompt's one token; where it is none, the places with it."
     found = seen.nonzero().tolist()
     in_order = [place for place, _ in found] == list(range(len(found)))
     return tuple(token for _, token in found[1:]) if in_order else tuple(map(tuple, found))
@@ -564,8 +567,8 @@ def batch_error(batch: Callable, # what `specdec.loop.speculate_batch` is
                 case: str,
                 model: Callable[[Next, int], CausalLM] = ExactDecoder, # (p, V) → the target
                ) -> Proven:
-    """Walk three texts, two at a time, to their ends: their joint law, and the product of three
-    laws of the target."""
+    """Walk three sequences, two at a time, to their ends: their joint distribution, and the product
+    of three distributions of the target."""
     prompts, lengths = ([0], [0, 1], [0, 0, 1]), (3, 4, 2)
     def together(rng: RandomSource) -> tuple[Text, ...]:
         drafters = model_drafter(ExactModel(q, V), V), Sure(q), NoDrafter()
@@ -582,7 +585,7 @@ def batch_error(batch: Callable, # what `specdec.loop.speculate_batch` is
         expected = {(*a, b): w * v for a, w in expected.items() for b, v in own.items()}
     found = exact_distribution(together)
     texts = len(expected.keys() | found.keys())
-    name = f"{_name(batch)}, three texts"
+    name = f"{_name(batch)}, three sequences"
     return Proven(name, case, K, V, texts, distance(found, expected))
 
 def _behind(p: Next, prompt: Sequence[int]) -> Next:
@@ -598,11 +601,11 @@ class ExactRows(ExactDecoder):
 def prove_batches(batch: Callable, model_drafter: Callable, # as for `batch_error`
                   sizes: Sequence[tuple[int, int]] = ((1, 2), (2, 3)), # (K, V)
                   seed: int | str = 1) -> Iterator[Proven]:
-    "Every kind of pair, and both ways in which texts share a forward."
+    "Every kind of pair, and both ways in which sequences share a forward."
     for K, V in sizes:
         for case, p, q in language_pairs(V, f"{seed} {K}", most=2, halves=True):
             yield batch_error(batch, model_drafter, p, q, K, V, case)
-            alone = f"{case}, rows apart"
+            alone = f"{case}, batch-invariant"
             yield batch_error(batch, model_drafter, p, q, K, V, alone, ExactRows)
 
 # %% ../../nbs/lossless/01_proof.ipynb #forked9
@@ -615,7 +618,7 @@ def candidates_error(judge: Callable, # as `specdec.lossless.proof.recursive_rej
                      p: Next, q: Next,
                      n: int, V: int, # candidates, and vocabulary size
                      case: str) -> Proven:
-    "Draw candidates for the first place and judge them: the law of the token, and p."
+    "Draw candidates for the first place and judge them: the distribution of the token, and p."
     def first(rng: RandomSource) -> Text:
         tokens, rows = draw(q(()), n, rng)
         which, token = judge(p(()), rows, tokens, rng)

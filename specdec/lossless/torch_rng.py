@@ -38,7 +38,7 @@ class SymbolicUniform:
         self,
         t: Fraction | float,  # exact, or ±inf
     ) -> bool:
-        "Whether it lies below t. If that is open, the source decides, and the interval shrinks."
+        "Whether it lies below t. If that is open, `rng` decides, and the interval shrinks."
         check(
             not self.races,
             "A random number that has already decided a race (argmax of p / e, or of logits + "
@@ -237,7 +237,7 @@ def _after(step: Step, kind: str, a: Fraction | float, b: Fraction | float) -> _
     raise InputError(
         "argmax and argmin of random numbers are followed for races only (p / e with exponential "
         f"e, or logits + Gumbel noise), not after `{name}` here, and not in bfloat16 or float16. "
-        "Use one of these, torch.multinomial, or draws from a specdec Source.")
+        "Use one of these, torch.multinomial, or draws from a `RandomSource`.")
 
 # %% ../../nbs/lossless/05_symbolic_uniform.ipynb #41def206
 def _weights(row: list[Number], largest: bool) -> list[Fraction | float]:
@@ -254,7 +254,7 @@ def _weights(row: list[Number], largest: bool) -> list[Fraction | float]:
     raise InputError(
         "argmax and argmin of random numbers are followed for races only: (p / e).argmax() or "
         "(e / p).argmin() with exponential e, or (logits + Gumbel noise).argmax(). For other code "
-        "use torch.multinomial, or draws from a specdec Source.")
+        "use torch.multinomial, or draws from a `RandomSource`.")
 
 # %% ../../nbs/lossless/05_symbolic_uniform.ipynb #41def206-2
 def exponential_race(
@@ -315,7 +315,7 @@ class SymbolicTensor(Tensor):
             name in _ANSWERS,
             f"`{name}` of random numbers that are not decided yet can't be followed. They can be "
             "moved about, scaled, shifted, compared with probabilities, and raced (argmax). "
-            "Compare the number with a probability, or take the draw from a specdec Source.",
+            "Compare the number with a probability, or take the draw from a `RandomSource`.",
         )
         with torch._C.DisableTorchFunctionSubclass():
             return _ANSWERS[name](func, *args, **(kwargs or {}))
@@ -327,7 +327,7 @@ class SymbolicTensor(Tensor):
 
     def __float__(self):
         raise InputError("float(u) asks for all digits of a random number. Compare it with a "
-                         "probability, or take the draw from a specdec Source.")
+                         "probability, or take the draw from a `RandomSource`.")
     __bool__ = __int__ = __index__ = __complex__ = __float__
 
     def tolist(self): return [u.tolist() for u in self] if self.positions.dim() else self.item()
@@ -395,7 +395,8 @@ def _places(tensor: Tensor, size: int) -> Tensor: # of its shape
 def _known(whole: Tensor, size: int) -> np.ndarray: # of Number, [size]
     "All that a tensor's memory holds, as numbers that are known."
     memory = whole.as_strided((size,), (1,), 0).detach().cpu().double().numpy()
-    def known(x): return Number(SymbolicUniform(Enumerator()), (("scale", 0), ("shift", as_fraction(x))))
+    def known(x):
+        return Number(SymbolicUniform(Enumerator()), (("scale", 0), ("shift", as_fraction(x))))
     return _each(known, memory.astype(object))
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #ef0ed3e7
@@ -467,7 +468,7 @@ def _common(u: SymbolicTensor, t: Tensor | float) -> tuple[np.ndarray, np.ndarra
     check(
         not isinstance(t, SymbolicTensor),
         "Two random numbers were compared or combined; only a random number and a known one can "
-        "be. Take the draws from a specdec Source.",
+        "be. Take the draws from a `RandomSource`.",
     )
     dtype, numbers = torch.result_type(u, t), u.numbers
     known = torch.as_tensor(t, device="cpu").to(dtype).double()
@@ -740,9 +741,9 @@ class _StandIns(TorchFunctionMode):
                 return self.__torch_function__(func, types, args, kwargs)
         initialises = getattr(func, "__module__", "") == "torch.nn.init"
         followed = name not in _UNSUPPORTED_DRAWS and not initialises
-        check(followed, f"`{name}` draws numbers that specdec has no exact law for. Use "
+        check(followed, f"`{name}` draws numbers that specdec has no exact distribution for. Use "
               "torch.rand, torch.multinomial, torch.bernoulli or exponential_, or take the draws "
-              "from a specdec Source.")
+              "from a `RandomSource`.")
         if name in ("tensor", "as_tensor", "asarray"):
             copied = any(isinstance(x, SymbolicTensor) for x in _leaves(args))
             check(not copied, f"torch.{name} would copy a random number that is not decided yet. "
@@ -760,7 +761,7 @@ def _changes(name: str, kwargs: dict) -> bool:
 _SEEDED = ("It seeds inside, so that every call makes the same draws. Seed once, outside, before "
            "the first call.")
 _ELSEWHERE = ("It draws from {}, where specdec can't follow. Use torch.rand or torch.multinomial, "
-              "or take the draws from a specdec Source.")
+              "or take the draws from a `RandomSource`.")
 _SEEDS = {"manual_seed", "seed", "set_state"}  # of a torch.Generator
 _NOTICED = {*_SEEDS, "random", "getrandbits"}
 
@@ -811,7 +812,7 @@ def torch_distribution(
     function: Callable[[], Hashable],  # draws with torch's functions; called once for each branch
     grid: bool = False,                # as in `drawn_from`
 ) -> dict[Hashable, Fraction]:         # outcome → probability; they sum to 1
-    "The exact law of what `function()` returns. Raises what `drawn_from` raises."
+    "The exact distribution of what `function()` returns. Raises what `drawn_from` raises."
     def program(rng: RandomSource) -> Hashable:
         with drawn_from(rng, grid): outcome = function()
         check(

@@ -54,7 +54,7 @@ def draw(logits: Tensor,             # [B, V], any float dtype, on any device
 # %% ../../nbs/drafters/12_data.ipynb #771aa7b4
 def chat_prefix(tokenizer) -> list[int]: # token ids
     """A chat up to where the user's first word would stand; without a chat template, the token that
-    begins or ends a text. Raises `InputError` if there is neither."""
+    begins or ends a sequence. Raises `InputError` if there is neither."""
     if not tokenizer.chat_template:
         start = tokenizer.bos_token_id
         if start is None: start = tokenizer.eos_token_id
@@ -154,7 +154,8 @@ class SampleConfig:
     target: str = "smollm2"    # a name for `find_model`
     out: str = "samples"       # the folder of the shards
     tokens: Count = 1_000_000  # how many to write, rounded up to whole shards
-    prompts: str | None = None # a file for `specdec.answers.read_prompts`; None: it writes the questions too
+    # a file of prompts, see `specdec.answers.read_prompts`; None: it writes the questions too
+    prompts: str | None = None
     # of the shards, in turn, 0 until each start had its turn; None: 0.7 and 1, and 0 with prompts
     temperatures: Annotated[tuple[Annotated[Number, Field(ge=0)], ...],
                             Field(min_length=1)] | None = None
@@ -319,7 +320,7 @@ def frequent_tokens(counts: np.ndarray, # of each token, [V]
     return torch.from_numpy(np.sort(order[:size or len(counts)]))
 
 def coverage(counts: np.ndarray, size: int) -> float: # share of the occurrences
-    "How much of the text the most frequent tokens are."
+    "How much of the sequence the most frequent tokens are."
     most_frequent = np.sort(counts)[::-1][:size]
     return float(most_frequent.sum() / counts.sum())
 
@@ -330,7 +331,6 @@ def own_decoder(target: CausalLM) -> Llama:
     raise InputError("The target must be of a family that our own decoder computes, not "
                      f"{type(target).__name__}: its last hidden state gives the logits.")
 
-# %% ../../nbs/drafters/12_data.ipynb #9f310cd8
 class Teacher:
     """The target: what goes on in it while it reads, and what it says about the draft's tokens.
     Raises `InputError` for a target that isn't our own decoder."""
@@ -346,7 +346,8 @@ class Teacher:
         self.head = Linear(output_rows(target, tokens).to(target.dtype))
 
     def read(self, ids: Tensor) -> Tensor: # [B, T] → [B, T, F + hidden]
-        "One forward over whole texts, without gradient: the features, then the last hidden state."
+        """One forward over whole sequences, without gradient: the features, then the last hidden
+        state."""
         rows, length = ids.shape
         cache = self.cache  # the last one, if it fits
         held = None if cache is None else cache.keys[0]

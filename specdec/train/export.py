@@ -30,7 +30,7 @@ from .student import STUDENTS, DistillConfig
 # %% ../../nbs/drafters/15_export.ipynb #710f1e2e
 def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None:  # processes
     """Raise `InputError` or `ModelError` for what can't be trained, before the target writes its
-    texts: the folders are made, and a drafter is begun to see whether it can be."""
+    sequences: the folders are made, and a drafter is begun to see whether it can be."""
     folders = [config.out, f"{config.out}/training"]
     if config.keep_states: folders.append(config.keep_states)
     for folder in folders:
@@ -62,8 +62,8 @@ def _alone(folder: Path, process: Process) -> Iterator[None]: # the drafter's
         yield
 
 def _training_texts(config: DistillConfig, target: CausalLM, process: Process) -> Path:
-    """The folder of the texts to train on: what is given, or what the target has written or writes
-    now. A run that has begun keeps its texts, even if `tokens` has changed."""
+    """The folder of the sequences to train on: what is given, or what the target has written or
+    writes now. A run that has begun keeps its sequences, even if `tokens` has changed."""
     if config.data: return Path(config.data)
     folder = Path(config.out) / "training"
     words = folder / "samples"

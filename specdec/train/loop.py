@@ -89,7 +89,7 @@ def update_weights(optimizers: dict[str, torch.optim.Optimizer],
 
 # %% ../../nbs/drafters/14_loop.ipynb #19628972
 def distillation_loss(student: Student, teacher: Teacher,
-                      ids: Tensor,      # texts, [B, T]
+                      ids: Tensor,      # sequences, [B, T]
                       states: Tensor,   # of the teacher, [B, T, F + hidden]
                       config: DistillConfig,
                       start: int,       # the first place that counts, at least the number of steps
@@ -170,7 +170,7 @@ def rows_to_evaluate(held: np.ndarray,   # held-out rows, [N, T]
 # %% ../../nbs/drafters/14_loop.ipynb #0741e933
 @dataclass
 class HeldOut:
-    "Texts to measure on, with all that the teacher says about them."
+    "Sequences to measure on, with all that the teacher says about them."
     ids: Tensor         # [B, T]
     states: Tensor      # of the teacher, [B, T, F + hidden]
     normalisers: Tensor # log Σ exp of the target's logits, [B, T]
@@ -188,7 +188,7 @@ def read_held_out(teacher: Teacher, rows: np.ndarray, counts: np.ndarray, # both
 # %% ../../nbs/drafters/14_loop.ipynb #0f772488
 def _accepted(student: Student, teacher: Teacher, texts: HeldOut, i: int, start: int, steps: int,
              ) -> Tensor: # [2, steps, T - start]
-    "Of text i: the chance that what is drafted is accepted, sampled and greedily."
+    "Of sequence i: the chance that what is drafted is accepted, sampled and greedily."
     ids, states = texts.ids[i:i + 1], texts.states[i:i + 1]
     normaliser = texts.normalisers[i, :, None]
     p = (teacher.logits(states) - normaliser).exp()[0, start:]  # [T - start, D]
@@ -205,11 +205,11 @@ def evaluate(student: Student, teacher: Teacher, texts: HeldOut,
              start: int,          # the first place that counts
              steps: int = DRAFTED) -> dict:
     """What a round would accept, exactly, at temperature 1 and greedily, at each of the first draft
-    positions: α by position, and τ for drafts of that length. The drafts follow the target's text.
-    """
+    positions: α by position, and τ for drafts of that length. The drafts follow the target's
+    sequence."""
     each = [_accepted(student, teacher, texts, i, start, steps) for i in range(len(texts.ids))]
     chances, where = torch.stack(each, 2), texts.counts[:, start:]  # [2, steps, B, T - start]
-    n = chances.shape[-1] - steps + 1  # rounds that fit into a text
+    n = chances.shape[-1] - steps + 1  # rounds that fit into a sequence
     # step s of a round stands s places later
     same_round = torch.stack([chances[:, s, :, s:s + n] for s in range(steps)], -1)
     whole = torch.stack([where[:, s:s + n] for s in range(steps)]).all(0)
@@ -281,8 +281,8 @@ class Training:
         # together: rows held out without an answer must not count as a whole where others have some
         inside = in_answers(np.concatenate((train, held)), marks)
         learned, measured = inside[:len(train)], inside[len(train):]
-        check(bool(learned.any()), "No row to train on has an answer, so there is nothing to learn from: "
-              "give more rows.")
+        check(bool(learned.any()), "No row to train on has an answer, so there is nothing to learn "
+              "from: give more rows.")
         self.counts = torch.from_numpy(learned).to(self.device)
         counts = count_tokens(train, target.vocab_size)
         self.student = STUDENTS[config.kind](config, target, counts)

@@ -74,11 +74,12 @@ class DistillConfig:
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
     data: str | None = None
-    # without data: a file of questions to answer, as `specdec generate --prompts` takes; None: the target asks, too
+    # without data: a file of prompts to answer, as `specdec generate --prompts` takes it; None: the
+    # target writes the questions, too
     prompts: str | None = None
     # tokens to sample if there is no data; None: as many as `tokens`
     samples: Count | None = None
-    # a drafter's folder to go on from, with its shape; a head learns the new texts' frequent tokens
+    # a drafter's folder to go on from, with its shape; a head learns the tokens frequent now
     weights: str | None = None
     seed: Seed = 0
     layers: Count = 1             # decoder layers of the drafter
@@ -124,7 +125,7 @@ class Student(Protocol):
     @property
     def module(self) -> nn.Module: "What has parameters."
 
-    def predictions(self, ids: Tensor,      # texts, [B, T]
+    def predictions(self, ids: Tensor,      # sequences, [B, T]
                     features: Tensor,       # the target's, [B, T, F]
                     steps: int,
                     start: int,             # the first place asked for, at least `steps`
@@ -137,7 +138,7 @@ class Student(Protocol):
 
 # %% ../../nbs/drafters/13_student.ipynb #a63048ad
 def _first_head(config: DistillConfig, target: Llama,
-                counts: np.ndarray, # how often the texts have each of the target's tokens, [V]
+                counts: np.ndarray, # how often the sequences have each of the target's tokens, [V]
                ) -> Head:
     """What training begins with: a head that was trained before, on the tokens that are frequent
     now, or one as `init` says."""
