@@ -66,7 +66,7 @@ _all_ = [
 # %% ../nbs/use/08_package.ipynb #e8c5ee1c
 # what Python calls for a name that the package doesn't hold yet (PEP 562)
 def __getattr__(name: str):
-    """Import the module that defines `name` when somebody first asks for it; raises
+    """Import the module that defines `name` when it is first asked for; raises
     `AttributeError` for any other name."""
     if name not in _HOMES: raise AttributeError(f"module 'specdec' has no attribute {name!r}")
     value = getattr(import_module(f"specdec.{_HOMES[name]}"), name)

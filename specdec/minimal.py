@@ -69,8 +69,7 @@ def verify(p, q, tokens: list[int], rng) -> tuple[int, int]:
     return len(tokens), rng.categorical(p[-1])
 
 # %% ../nbs/path/00_tour.ipynb #b5fb2887
-def one_round(target: Reader, drafter, text: list[int], K: int, temperature: float,
-              rng: RandomSource) -> list[int]:
+def one_round(target: Reader, drafter, text, K, temperature, rng) -> list[int]:
     "The 1 to K + 1 tokens that join the text, for one forward of the target."
     tokens, q = drafter(text, K, rng)  # drawn from q [n, V]; None: a sure drafter
     p = probabilities(target(text + tokens, len(tokens) + 1), temperature)
@@ -90,7 +89,6 @@ def generate(model, prompt: list[int], drafter=lookup, K: int = 5, temperature=0
         room = limit - len(text) - 1  # the model adds one token of its own
         new = one_round(target, drafter, text, min(K, room), temperature, rng)
         ends = [i for i, token in enumerate(new, 1) if token in eos_ids]
-        if ends: new = new[:ends[0]]  # nothing follows an end
+        if ends: new, limit = new[:ends[0]], 0  # nothing follows an end
         text += new
         yield new
-        if ends: return

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import grimp
@@ -59,6 +60,17 @@ def test_every_module_has_its_place(graph):
     "The packages themselves are empty; what they hold has a place."
     placed = {f"specdec.{name}" for layer in layers() for name in layer}
     assert placed == {name for name in graph.modules if not graph.find_children(name) and name != "specdec._modidx"}
+
+
+def test_the_picture_of_the_layers_is_the_contract():
+    "nbs/images/map.svg, on the front page."
+    spec = spec_from_file_location("pictures", ROOT / "tools" / "pictures.py")
+    pictures = module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    drawn = [module for modules in pictures.layers().values() for module in modules]
+    assert drawn == [name for layer in reversed(layers()) for name in reversed(layer)]
+    stored = (ROOT / "nbs" / "images" / "map.svg").read_text(encoding="utf-8")
+    assert stored == pictures.draw_map(pictures.layers()), "run python tools/pictures.py map"
 
 
 def test_packages_are_empty(graph):

@@ -47,7 +47,7 @@ def test_what_counts(reading, monkeypatch, tmp_path):
 @pytest.mark.parametrize("name, cell, figure", [
     ("nbs/path/01_x.ipynb", "# " + "word " * 2600, "words"),
     ("nbs/path/01_x.ipynb", "\n".join(f"x = {i}" for i in range(301)), "code lines"),
-    ("nbs/path/00_tour.ipynb", "\n".join(f"x = {i}" for i in range(123)), "code lines"),
+    ("nbs/path/00_tour.ipynb", "\n".join(f"x = {i}" for i in range(121)), "code lines"),
     ("nbs/path/00_tour.ipynb", "x = " + "1" * 90, "longest line"),
     ("nbs/use/01_x.ipynb", "x = " + "1" * 100, "longest line"),
 ], ids=["words", "lines", "lines of the tour", "line of the tour", "line anywhere"])

@@ -5,7 +5,6 @@
 opens a notebook there. `palette` writes the colours of `specdec/palette.py` into the site's style sheet.
 """
 import argparse
-import ast
 import json
 import re
 from html import escape
@@ -202,23 +201,28 @@ def draw_race(data: dict, temperature: float = 0.0, K: int = 4) -> str:
 
 
 def layers() -> dict[str, list[str]]:
-    "The layers of the package, lowest first, as tests/test_layers.py holds them."
-    tree = ast.parse((ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8"))
-    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
-    return ast.literal_eval(values["LAYERS"])
+    """The layers of the package, lowest first, as the contract in pyproject.toml has them: the comments there are their
+    names. What a module of a layer may use in it stands to its left."""
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition('\nlayers = [\n')[2].partition("\n]")[0]
+    found: dict[str, list[str]] = {}
+    for line in map(str.strip, contract.splitlines()):
+        if line.startswith("#"): found[name := line[1:].strip()] = []
+        else: found[name] += line.strip('",').split(" | ")
+    return {name: found[name][::-1] for name in reversed(found)}
 
 
 def draw_map(found: dict[str, list[str]]) -> str:
     "A band for each layer, the highest on top, with its modules from left to right; the colour is the sub-package."
-    colours = {"": FILL["context"], "drafters": FILL["accepted"], "lossless": "#cfe2f3", "train": "#ead1dc"}
-    left, wide, body, y = 130, 830, [], 12
+    colours = {"": FILL["context"], "models": "#fff2cc", "drafters": FILL["accepted"], "device": "#fde2c8",
+               "lossless": "#cfe2f3", "train": "#ead1dc", "bench": "#e6dcf2"}
+    left, wide, body, y = 250, 750, [], 12
     for layer, modules in reversed(found.items()):
-        body.append(text(left - 14, y + 22, layer, 14, "end", f'fill="{FAINT}"'))
+        body.append(text(left - 14, y + 22, layer.partition(";")[0], 14, "end", f'fill="{FAINT}"'))
         x = left
         for module in modules:
-            words = 9 * len(module) + 18
+            words = 8 * len(module) + 18
             if x + words > left + wide: x, y = left, y + 42
-            body += box(x, y, words, module, colours.get(module.rpartition(".")[0], "#fff2cc"))
+            body += box(x, y, words, module, colours[module.rpartition(".")[0]])
             x += words + 8
         y += 54
         body.append(f'<path d="M8 {y - 10} H{left + wide}" stroke="#cbd2d9" stroke-width="1"/>')

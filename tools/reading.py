@@ -30,7 +30,7 @@ class Limits:
     longest_line: int = 100
 
 
-LIMITS = {"tour": Limits(2500, 122, 45, 88), "path": Limits(2500, 300, 45), "other": Limits()}
+LIMITS = {"tour": Limits(2500, 120, 45, 88), "path": Limits(2500, 300, 45), "other": Limits()}
 PATH_WORDS = 15_000  # the whole path, the tour included
 
 
