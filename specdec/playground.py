@@ -233,6 +233,7 @@ class Session:
         self.since = 1                        # the first round under the current settings
         self.rng, self.timer = RecordingRandom(seed), PhaseTimer(target.device)
         self.tokenizer, self.stream = tokenizer, TextStream(tokenizer)
+        self.sampling = LiveSampling(lambda: self.current)
         self.loop = speculate(
             target, LiveDrafter(drafter, lambda: self.current), self.prompt,
             cast(SamplingParams, self.sampling),
@@ -267,7 +268,7 @@ class Session:
         if done is None: return False
         if not self.rounds:  # drawn from the prompt's last row, and no rule was asked
             drawn = self.rng.drawn[-1:] if self.current.temperature else []
-            self.seen = self.p[-1:], None, [], 0, done.emitted[0], drawn
+            self.seen = self.sampling.p[-1:], None, [], 0, done.emitted[0], drawn
         positions = look_at_round(*self.seen)
         # a text that ended inside its draft has nothing after its end
         if len(done.emitted) <= done.accepted: positions = positions[:len(done.emitted)]
