@@ -66,7 +66,7 @@ STORED = {
     (lambda stored: stored["modules"].clear(), CODE, ["specdec/half.py: no mutant was tried"]),
     (lambda stored: stored["modules"]["half"].update(tried=1), CODE, ["specdec/half.py: 1 mutants of 2 were tried"]),
     (lambda stored: stored["modules"]["half"].update(made=200), CODE,
-     [f"specdec/half.py: 2 mutants of {mutation.SAMPLE} were tried"]),
+     [f"specdec/half.py: 2 mutants of {mutation.FEW} were tried"]),
     (lambda stored: stored["mutants"][1].pop("reason"), CODE,
      ["specdec/half.py, half: no test noticed '+    return n * 2'"]),
 ], ids=["as stored", "other words", "other code", "never tried", "some not tried", "too few", "a survivor"])

@@ -44,7 +44,8 @@ TESTS = {
     "models/batch": ["batches", "trees"],
     "device/ops": ["device_loop"],
 }
-SAMPLE = 80     # mutants of a module, at most
+SAMPLES = {"verify": 80, "cache": 80}  # mutants of a module, at most; of the others, whose tests take longer, `FEW`
+FEW = 16
 SLOWEST = 2.0   # seconds of a test, at most: slower ones are left out
 VERY_FAST = .1  # seconds of a test that is asked before the others
 BUDGET = 15.0   # seconds of all tests that one mutant meets, at most: the slowest are left out
@@ -56,6 +57,11 @@ OPERATORS = re.compile(
     r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Lt_LtE|Lt_GtE|LtE_Lt|LtE_Gt|Gt_GtE|Gt_LtE|GtE_Gt|GtE_Lt"
     r"|Is_IsNot|IsNot_Is))$"
 )  # each operator's opposite, and its edge
+
+
+def sample_of(module: str, made: int) -> int:
+    "How many of the mutants that can be made of a module are tried."
+    return min(SAMPLES.get(module, FEW), made)
 
 
 def source(module: str) -> str:
@@ -99,7 +105,7 @@ def problems(stored: dict, modules: dict[str, str]) -> list[str]: # `modules`: n
         name, known = f"specdec/{module}.py", stored["modules"].get(module)
         if known is None: found.append(f"{name}: no mutant was tried")
         elif known["digest"] != digest(code): found.append(f"{name} has changed since its mutants were tried")
-        elif known["tried"] < min(SAMPLE, known["made"]):
+        elif known["tried"] < sample_of(name, known["made"]):
             found.append(f"{name}: {known['tried']} mutants of {min(SAMPLE, known['made'])} were tried")
     for row in stored["mutants"]:
         if row["outcome"] == "survived" and not row.get("reason"):
@@ -197,7 +203,7 @@ def mutants(module: str) -> list[tuple[dict, str, range]]:
 
 def sample(made: list) -> list:
     "Those of them that are tried, in their order; always the same."
-    chosen = sorted(Random(0).sample(range(len(made)), min(SAMPLE, len(made))))
+    chosen = sorted(Random(0).sample(range(len(made)), sample_of(module, len(made))))
     return [made[i] for i in chosen]
 
 
