@@ -105,8 +105,8 @@ def problems(stored: dict, modules: dict[str, str]) -> list[str]: # `modules`: n
         name, known = f"specdec/{module}.py", stored["modules"].get(module)
         if known is None: found.append(f"{name}: no mutant was tried")
         elif known["digest"] != digest(code): found.append(f"{name} has changed since its mutants were tried")
-        elif known["tried"] < sample_of(name, known["made"]):
-            found.append(f"{name}: {known['tried']} mutants of {min(SAMPLE, known['made'])} were tried")
+        elif known["tried"] < sample_of(module, known["made"]):
+            found.append(f"{name}: {known['tried']} mutants of {sample_of(module, known['made'])} were tried")
     for row in stored["mutants"]:
         if row["outcome"] == "survived" and not row.get("reason"):
             found.append(f"specdec/{row['module']}.py, {row['where']}: no test noticed {row['diff'][-1]!r}")
@@ -201,7 +201,7 @@ def mutants(module: str) -> list[tuple[dict, str, range]]:
     return found
 
 
-def sample(made: list) -> list:
+def sample(module: str, made: list) -> list:
     "Those of them that are tried, in their order; always the same."
     chosen = sorted(Random(0).sample(range(len(made)), sample_of(module, len(made))))
     return [made[i] for i in chosen]
@@ -346,7 +346,7 @@ def run():
     reasons = {key(row): row["reason"] for row in stored["mutants"] if row.get("reason")}
     for module in TESTS:
         code, made = source(module), mutants(module)
-        chosen = sample(made)
+        chosen = sample(module, made)
         if stored["modules"].get(module, {}).get("digest") == digest(code):
             known = {row["id"]: row["outcome"] for row in stored["mutants"] if row["module"] == module}
         else: known = {}
