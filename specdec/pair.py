@@ -94,8 +94,8 @@ class Settings:
         return WatchedLM(target, self.sampling, self.logprobs)
 
 def check_settings(
-    target: CausalLM, eos_ids: Iterable, *, K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify,
-    loop, ignore_eos, logprobs, grammar,
+    target: CausalLM, eos_ids: Iterable, *,
+    K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos, logprobs, grammar,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
@@ -535,7 +535,8 @@ class Pair:
         each: list[Settings] = []
         for i, prompt in enumerate(prompts):
             with place_named(i, len(prompts)):
-                each.append(check_settings(self.target, self.eos_ids, **asked | {"seed": first.seed + i}))
+                own = asked | {"seed": first.seed + i}
+                each.append(check_settings(self.target, self.eos_ids, **own))
                 ids.append(encode(self.tokenizer, prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
         first.wrap(self.target)

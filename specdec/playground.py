@@ -233,8 +233,10 @@ class Session:
         self.since = 1                        # the first round under the current settings
         self.rng, self.timer = RecordingRandom(seed), PhaseTimer(target.device)
         self.tokenizer, self.stream = tokenizer, TextStream(tokenizer)
+        self.sampling = LiveSampling(lambda: self.current)
         self.loop = speculate(
-            target, LiveDrafter(drafter, lambda: self.current), self.prompt, self,
+            target, LiveDrafter(drafter, lambda: self.current), self.prompt,
+            cast(SamplingParams, self.sampling),
             self.rng, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer,
         )
 
@@ -247,16 +249,6 @@ class Session:
     def recent(self) -> list[Round]:
         "The rounds under the current settings, without the prompt's."
         return self.rounds[self.since:]
-
-    @property
-    def temperature(self) -> float:
-        "Of this round: the loop asks for it, and for `probs`, as of `SamplingParams`."
-        return self.current.temperature
-
-    def probs(self, logits: Tensor) -> Tensor: # [..., V] → [..., V]
-        "Logits to p, under the settings of this round."
-        self.p = self.current.sampling.probs(logits)
-        return self.p
 
     def verify(self, p, q, tokens, rng) -> tuple[int, int]:
         "The package's default rule; its arguments, draws and answer are noted."
@@ -276,7 +268,7 @@ class Session:
         if done is None: return False
         if not self.rounds:  # drawn from the prompt's last row, and no rule was asked
             drawn = self.rng.drawn[-1:] if self.current.temperature else []
-            self.seen = self.p[-1:], None, [], 0, done.emitted[0], drawn
+            self.seen = self.sampling.p[-1:], None, [], 0, done.emitted[0], drawn
         positions = look_at_round(*self.seen)
         # a text that ended inside its draft has nothing after its end
         if len(done.emitted) <= done.accepted: positions = positions[:len(done.emitted)]
