@@ -95,7 +95,8 @@ class Settings:
 
 def check_settings(
     target: CausalLM, eos_ids: Iterable, *,
-    K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos, logprobs, grammar,
+    K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
+    logprobs, grammar,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
