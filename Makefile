@@ -54,6 +54,7 @@ check-code: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/mutation.py --check
 
 check-texts: setup
 	$(BIN)/python tools/reading.py --check
@@ -83,9 +84,9 @@ record: setup model         ## the runs of the page to step through, their avera
 	$(BIN)/python tools/record.py
 	$(BIN)/python tools/pictures.py recorded
 
-mutation: setup model       ## change the rules and the loop in every small way, and count what the tests notice
+mutation: setup model       ## change what decodes in small ways, and count what the tests notice; half an hour
 	$(BIN)/python -m pip install --quiet "cosmic-ray>=8.4,<9"
-	OMP_NUM_THREADS=1 $(BIN)/python tools/mutation.py --out nbs/data/mutation.json
+	$(BIN)/python tools/mutation.py
 
 docs: setup                 ## render the notebooks into docs/
 	$(BIN)/python tools/site.py

@@ -637,7 +637,7 @@ def tree_of(language, V, shape=None):
 class Exactly:
     "Rows as they are; colder than that, all on the likeliest token."
     temperature: float = 1.0
-    def __call__(self, rows):
+    def probs(self, rows):
         if self.temperature == 1: return rows
         return torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
 

@@ -15,15 +15,18 @@ from specdec.errors import InputError, NumericalError
 from specdec.lossless.check import check_verify
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
-from specdec.sampling import SeededRandom
+from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import (
     LossyLenience,
     LossyTypical,
     acceptance_probability,
+    default_rule,
     delta,
     distribution_of_token,
     entropy,
     greedy_match,
+    is_promised,
+    promises,
     residual,
     sample_and_match,
     speculative_sampling,
@@ -376,3 +379,17 @@ def test_what_is_no_distribution_is_an_error():
     bad = torch.tensor([[float("nan"), .5], [.5, .5]])
     for rule in (sample_and_match, LossyLenience(0.5), LossyTypical(0.3, 0.5)):
         with pytest.raises(NumericalError): rule(bad, None, [0], SeededRandom(0))
+
+
+@pytest.mark.parametrize("said, cold, warm", [
+    ("always", True, True), ("greedy", True, False), ("never", False, False),
+])
+def test_a_promise_holds_at_the_temperatures_that_it_names(said, cold, warm):
+    rule = promises(lossless=said)(lambda: 0)
+    assert [is_promised(rule, t) for t in (0, 0.0, 1e-9, 1)] == [cold, cold, warm, warm]
+    assert is_promised(lambda: 0, 0) is None
+
+
+def test_the_default_rule_is_greedy_at_temperature_0_only():
+    rules = [default_rule(SamplingParams(t)) for t in (0, 1e-9, 1)]
+    assert rules == [greedy_match, speculative_sampling, speculative_sampling]

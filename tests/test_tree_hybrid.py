@@ -221,8 +221,10 @@ def test_a_pair_takes_the_tree_where_it_pays(target, head):
         result = pair.generate(REPEATING, max_new_tokens=20, K=K)
         assert result.generated_ids == plain.generated_ids and result.costs["c"][1] == [.05, .05]
     for K, nodes in ((2, 0), (5, 5), (16, 16)):  # never more than K
-        drafter, costs, _ = pair.with_costs(pair.drafter, False, 0.0)
-        drafter, _ = pair.with_tree(drafter, costs, K)
+        asked = pairs_module.check_settings(
+            target, (), K=K, temperature=0.0, top_k=None, top_p=None, max_new_tokens=20, seed=0, stop=(), verify=None,
+            method="speculative", loop=None, ignore_eos=False, logprobs=None, grammar=None)
+        drafter = pair._plan(asked).drafter
         assert (len(drafter.tree.shape) if isinstance(drafter, TreeHybrid) else 0) == nodes
 
 
