@@ -134,7 +134,7 @@ class Costs:
 
     def as_dict(self) -> dict:
         "For JSON, which has lists only."
-        return json.loads(json.dumps(asdict(self)))
+        return parse_json(json.dumps(asdict(self)))
 
     def __post_init__(self):
         each = [cost for both in self.c for cost in both]

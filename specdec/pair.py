@@ -94,9 +94,9 @@ class Settings:
         return WatchedLM(target, self.sampling, self.logprobs)
 
 def check_settings(
-    target: CausalLM, eos_ids: Iterable, *, K, temperature, top_k, top_p, max_new_tokens, seed,
-    stop, method, verify,
-    loop, ignore_eos, logprobs, grammar,
+    target: CausalLM, eos_ids: Iterable, *,
+    K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
+    logprobs, grammar,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
