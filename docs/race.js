@@ -32,7 +32,7 @@
     const rounds = (kind) => data.races[T.selectedIndex].lanes[kind === "plain" ? "plain" : String(data.Ks[K.selectedIndex])];
     const ends = () => lanes.map((each) => rounds(each.kind).at(-1).end);
     const count = (list) => list.reduce((sum, round) => sum + round.text.length, 0);
-    const piece = (round) => round.text.map((token, i) => make("span", { class: i < round.accepted ? "fate-accepted" : "" }, token));
+    const piece = (round) => round.text.map((token, i) => make("span", { class: i < round.accepted ? "status-accepted" : "" }, token));
 
     const draw = (time) => lanes.forEach((each, i) => {
       const list = rounds(each.kind), end = list.at(-1).end;
@@ -76,7 +76,7 @@
     document.addEventListener("visibilitychange", () => { last = performance.now(); });
 
     root.replaceChildren(
-      make("div", { class: "race-bar" }, button, T, K, make("span", { class: "race-key" }, make("span", { class: "fate-accepted" }, "green"), " was guessed, and kept")),
+      make("div", { class: "race-bar" }, button, T, K, make("span", { class: "race-key" }, make("span", { class: "status-accepted" }, "green"), " was guessed, and kept")),
       ...lanes.map((each) => each.box), result);
     begin();
     if (!still.matches) clear();

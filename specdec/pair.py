@@ -775,6 +775,10 @@ class ConfiguredPair:
     drafter = property(lambda self: self.pair.drafter, doc="What drafts.")
     stats = property(lambda self: self.pair.stats, doc="Running totals of the pair.")
 
+    def reset_stats(self) -> None:
+        "Begin the running totals anew."
+        self.pair.reset_stats()
+
     def generate(self, prompt, **settings): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."
         return self.pair.generate(prompt, **(self.config.decoding.settings() | settings))

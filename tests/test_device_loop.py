@@ -1237,7 +1237,7 @@ def test_a_loop_that_cannot_be_is_refused_before_anything_runs():
     rule = dict(verify=my_rule, loop="device")
     for pair, wrong, said in (
         (pair_of(), dict(loop="gpu"), "must be"), (pair_of(), rule, "rule of one's own"),
-        (pair_of(), dict(loop="device", K="adaptive"), "recording for each"),
+        (pair_of(), dict(loop="device", K="adaptive"), "CUDA graph for each"),
         (pair_of(MyLookup()), dict(loop="device"), r"\(MyLookup\) works on the host"),
     ):
         with pytest.raises(InputError, match=said): pair.generate(PROMPT, **wrong)

@@ -16,7 +16,7 @@ from specdec.drafters.choose import paying_shape
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree
 from specdec.errors import InputError
-from specdec.loop import speculate
+from specdec.loop import Request, decide, speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.models.batch import ancestry, keep_rows, read_tree
 from specdec.pair import Pair
@@ -302,3 +302,13 @@ def test_bad_input(target, head, wrong, said):
 class Foreign:
     "A target that is none of our decoders."
     window = None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_walk_reads_each_node_in_its_own_row(target, temperature):
+    "Row 0 stands behind the sequence, row i + 1 behind node i; here each row leaves no choice."
+    draft = Draft([3, 9, 4], parents=[-1, -1, 1])
+    logits = torch.full((4, target.vocab_size), -100.0)
+    for row, token in enumerate([9, 5, 4, 7]): logits[row, token] = 100.0
+    request = Request(target, PROMPT, NoDrafter(), SamplingParams(temperature), SeededRandom(0))
+    assert decide(request, draft, (logits, None)) == ([1, 2], [9, 4, 7])

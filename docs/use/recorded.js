@@ -4,7 +4,7 @@
   "use strict";
   const MEANING = {
     target: "the target's own token", accepted: "draft token, accepted", rejected: "draft token, rejected: not in the text",
-    replacement: "the target's token in place of the rejected one", bonus: "the target's token after a fully accepted draft",
+    corrected: "the target's token in place of the rejected one", bonus: "the target's token after a fully accepted draft",
   };
   const NEVER = "draft token, never tried: one before it was rejected";
   const SLOWER = 8;                  // a run of a second is played in eight
@@ -23,12 +23,12 @@
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
   const sum = (rounds) => rounds.reduce((total, r) => total + r.emitted, 0);
 
-  // What became of each token of a round, in the order of the draft: its text, its fate, and its draft position.
+  // What became of each token of a round, in the order of the draft: its text, its status, and its draft position.
   const spots = (r) => {
-    const found = r.draft.map((token, i) => ({ token, i, fate: i < r.accepted ? "accepted" : i === r.accepted ? "rejected" : "never" }));
+    const found = r.draft.map((token, i) => ({ token, i, status: i < r.accepted ? "accepted" : i === r.accepted ? "rejected" : "never" }));
     if (r.emitted <= r.accepted) return found.slice(0, r.emitted); // the text ends inside the draft
-    const fate = !r.draft.length ? "target" : r.accepted === r.draft.length ? "bonus" : "replacement";
-    found.splice(fate === "replacement" ? r.accepted + 1 : r.draft.length, 0, { token: r.own, i: r.accepted, fate });
+    const status = !r.draft.length ? "target" : r.accepted === r.draft.length ? "bonus" : "corrected";
+    found.splice(status === "corrected" ? r.accepted + 1 : r.draft.length, 0, { token: r.own, i: r.accepted, status });
     return found;
   };
 
@@ -84,7 +84,7 @@
     };
     const keep = () => history.replaceState(null, "", `#${new URLSearchParams(at)}`);
 
-    const firstSpot = (run) => ({ token: run.first, fate: "target", i: 0 });
+    const firstSpot = (run) => ({ token: run.first, status: "target", i: 0 });
     let at = first(), clock = 0, playing = false, frame = 0, timer = 0, last = 0;
 
     // Every change goes through here.
@@ -121,8 +121,8 @@
     const strip = make("div", { class: "recorded-strip", role: "toolbar", "aria-label": "This round's tokens. Arrow keys move from token to token" });
     const lens = make("div", { class: "recorded-lens", role: "region", "aria-label": "The token under the microscope" });
     const charts = make("div", { class: "recorded-charts" });
-    const key = make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([fate, words]) => [make("span", { class: `fate-${fate}`, title: words }, ` ${fate} `), " "]),
-      make("span", { class: "fate-never", title: NEVER }, " never tried "));
+    const key = make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([status, words]) => [make("span", { class: `status-${status}`, title: words }, ` ${status} `), " "]),
+      make("span", { class: "status-never", title: NEVER }, " never tried "));
 
     let drawnFor = null;
     const draw = () => {
@@ -145,7 +145,7 @@
       }
       drawnFor = run;
       light();
-      fill(text, [[firstSpot(run)], ...rounds.slice(0, n).map(spots)], n, (spot) => spot.fate !== "never");
+      fill(text, [[firstSpot(run)], ...rounds.slice(0, n).map(spots)], n, (spot) => spot.status !== "never");
       fill(strip, [n ? spots(rounds[n - 1]) : [firstSpot(run)]], n, () => true, n);
       lens.replaceChildren(...microscope(run, n));
       averages();
@@ -163,10 +163,10 @@
       if (had) chosen.focus({ preventScroll: true });
     };
     const token = (box, spot, round, j) => {
-      const words = data.tokens[spot.token], broken = !box.classList.contains("recorded-strip") && words.includes("\n") && spot.fate !== "rejected";
+      const words = data.tokens[spot.token], broken = !box.classList.contains("recorded-strip") && words.includes("\n") && spot.status !== "rejected";
       const made = make("button", {
-        type: "button", tabindex: -1, class: `recorded-spot fate-${spot.fate}`, "data-round": round, "data-token": j,
-        title: MEANING[spot.fate] || NEVER, "aria-label": `${spelled(spot.token).trim() || "space"}: ${MEANING[spot.fate] || NEVER}`,
+        type: "button", tabindex: -1, class: `recorded-spot status-${spot.status}`, "data-round": round, "data-token": j,
+        title: MEANING[spot.status] || NEVER, "aria-label": `${spelled(spot.token).trim() || "space"}: ${MEANING[spot.status] || NEVER}`,
         "aria-pressed": String(round === at.round && j === at.token),
       }, !box.classList.contains("recorded-strip") ? spelled(spot.token) : spelled(spot.token).replace(/^ /, "␣"));
       made.addEventListener("click", () => { play(false); go({ round, token: j }); });
@@ -236,28 +236,28 @@
       }
     };
 
-    // Why a token met its fate, in words.
+    // Why a token met its status, in words.
     const why = (run, n, spot) => {
       if (!n) return "It comes with the prompt: the forward that reads the prompt ends in the distribution of the first token. No draft was asked, so nothing was compared.";
-      if (spot.fate === "never") return "A guess before it was rejected. It had been guessed for a text that did not come about, so it was thrown away untried.";
+      if (spot.status === "never") return "A guess before it was rejected. It had been guessed for a text that did not come about, so it was thrown away untried.";
       const r = run.rounds[n - 1], [overlap] = r.positions[spot.i], greedy = run.temperature === 0;
       const meet = overlap === null || greedy ? "" : ` p and q overlap by ${digits(overlap)}: so often a guess is kept here.`;
       return {
         accepted: greedy ? "Temperature 0: it is the target's likeliest token, so it is kept; nothing is drawn." : "u is below min(1, p/q), so the guess is kept.",
         rejected: greedy ? "Temperature 0: it is not the target's likeliest token, so it is rejected; nothing is drawn."
           : "u is not below min(1, p/q), so the guess is rejected. The residual, max(p − q, 0), decides what comes instead.",
-        replacement: greedy ? "Temperature 0: the target's likeliest token, in place of the guess."
+        corrected: greedy ? "Temperature 0: the target's likeliest token, in place of the guess."
           : `Drawn from the residual, max(p − q, 0), where its share is ${digits(r.chance)}. So the text stays distributed as p.`,
         bonus: `${r.accepted === 1 ? "The one guess was kept" : `All ${r.accepted} guesses were kept`}, and nothing was left to reject: one token more comes from p itself, of the same forward.`,
         target: "Nothing was drafted here: a plain step, and the token comes from p itself.",
-      }[spot.fate] + meet;
+      }[spot.status] + meet;
     };
     // One token: the numbers that decided on it, in words and side by side, and what p and q were there.
     const microscope = (run, n) => {
-      const r = run.rounds[n - 1], spot = n ? spots(r)[at.token] : firstSpot(run), tried = n && spot.fate !== "never";
+      const r = run.rounds[n - 1], spot = n ? spots(r)[at.token] : firstSpot(run), tried = n && spot.status !== "never";
       const number = (x) => (x === null || x === undefined ? "–" : digits(x));
       const [overlap, top] = tried ? r.positions[spot.i] : [null, []];
-      const drafted = spot.fate === "accepted" || spot.fate === "rejected", mine = top.find(([token]) => token === spot.token) || [];
+      const drafted = spot.status === "accepted" || spot.status === "rejected", mine = top.find(([token]) => token === spot.token) || [];
       const p = drafted ? r.p[spot.i] : mine[1], q = drafted ? r.q[spot.i] : overlap === null ? null : mine[2];
       const facts = [["p, target", p], ["q, draft", q], ["min(1, p/q)", drafted ? Math.min(1, p / q) : null],
         ["u, drawn", tried ? (drafted ? r.u[spot.i] : r.drawn) : null], ["residual", overlap === null ? null : Math.max(0, p - q)]];
@@ -271,7 +271,7 @@
       });
       while (rows.length < ROWS) rows.push(row("\u00a0", "", "", "", "")); // the box keeps its height
       return [
-        make("p", { class: "recorded-title" }, "Under the microscope: ", shown(spot.token), ", ", make("span", { class: `fate-${spot.fate}` }, spot.fate === "never" ? "never tried" : spot.fate)),
+        make("p", { class: "recorded-title" }, "Under the microscope: ", shown(spot.token), ", ", make("span", { class: `status-${spot.status}` }, spot.status === "never" ? "never tried" : spot.status)),
         make("dl", { class: "recorded-facts" }, ...facts.map(([name, x]) => make("div", { class: "recorded-fact" }, make("dt", {}, name), make("dd", {}, number(x))))),
         make("p", { class: "recorded-why", style: `min-height:${tallestWhy}px` }, why(run, n, spot)),
         table("The likeliest tokens here", ["token", "p and q", "p", "q", "role"], rows),
@@ -294,7 +294,7 @@
       const all = [...Array(run.rounds.length + 1).keys()], parts = all.map((n) => (n ? spots(run.rounds[n - 1]) : [firstSpot(run)]));
       status.style.minHeight = `${tallest(status, all.map((n) => (copy) => copy.replaceChildren(...sentences(run, n))))}px`;
       strip.style.minHeight = `${tallest(strip, all.map((n) => (copy) => fill(copy, [parts[n]], n, () => true, n)))}px`;
-      text.style.minHeight = `${tallest(text, [(copy) => fill(copy, parts, all.length - 1, (spot) => spot.fate !== "never")])}px`;
+      text.style.minHeight = `${tallest(text, [(copy) => fill(copy, parts, all.length - 1, (spot) => spot.status !== "never")])}px`;
       const words = new Set(all.flatMap((n) => parts[n].map((spot) => why(run, n, spot))));
       tallestWhy = tallest(make("p", { class: "recorded-why" }), [...words].map((each) => (copy) => { copy.textContent = each; }));
       measured = root.clientWidth;
