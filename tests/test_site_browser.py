@@ -177,12 +177,12 @@ def hits(tab, query: str) -> list[str]:
 
 
 @pytest.mark.parametrize("query, page", [
-    ("install", "index.html#run-it"), ("EAGLE", "drafters/heads.html"), ("kvcache", "path/kvcache.html"),
+    ("install", "index.html#run-it"), ("EAGLE", "drafters/head.html"), ("kvcache", "path/kvcache.html"),
     ("exact", "path/rejection.html"), ("residual", "path/rejection.html#api-residual"),
-    ("vLLM", "drafters/published.html"), ("symbols", "symbols.html"),
+    ("vLLM", "drafters/export.html#api-vllm_command"), ("symbols", "symbols.html"),
     ("playground", "use/playground.html"), ("command line", "use/cli.html"),
     ("top-k", "engine/sampling.html"), ("check_verify", "lossless/check.html#api-check_verify"),
-    ("train drafter", "drafters/distill.html"), ("Reference", "use/reference.html"), ("speedup", "path/speedup.html"),
+    ("train drafter", "drafters/export.html"), ("Reference", "use/reference.html"), ("speedup", "path/speedup.html"),
 ])
 def test_search_finds_what_one_means(front, query, page):
     assert page in hits(front, query)[:3]
@@ -339,7 +339,7 @@ def test_scheme_toggle_changes_and_stays(browser, site):
     tab.wait_for_function(f"{background} !== '{light}'")
     sun.wait_for()
     assert not moon.is_visible()
-    tab.goto(f"{site}/engine/core.html")
+    tab.goto(f"{site}/engine/result.html")
     tab.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
     assert tab.evaluate(background) != light
     context.close()
