@@ -116,7 +116,7 @@ def test_a_draft_that_knows_some_tokens_only(tmp_path):
     expected = module(torch.tensor([[1, 3, 0, 3]])).logits
     assert torch.allclose(logits[..., [4, 7, 97]], expected[..., :3], atol=1e-5)
     assert torch.isneginf(logits).sum() == 4 * 97
-    with pytest.raises(InputError, match="Hidden states"):
+    with pytest.raises(InputError, match="no hidden states"):
         model.forward(torch.tensor([[4]]), model.new_cache(4), layers=(0,))
 
 

@@ -355,7 +355,7 @@ def test_randomness_from_elsewhere_and_rounds_without_tokens_are_errors():
         yield Round([], 0, [1])
         while True: yield Round([], 0, [])
     p = Language(3, "p")
-    with pytest.raises(InputError, match="doesn't come from its source"):
+    with pytest.raises(InputError, match="doesn't come from its .rng"):
         loop_error(speculate, Elsewhere, constant("1/4", "1/2", "1/4"), 2, 3, "")
     with pytest.raises(InputError, match="added no token"): loop_error(silent, Nothing, p, 1, 3, "")
 
