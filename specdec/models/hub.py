@@ -168,8 +168,8 @@ def leftovers(folder: Path) -> list[Path]:
     return list(folder.parent.glob(f"{folder.name}.partial-*"))
 
 @contextmanager
-def all_or_nothing(folder: Path, # what will appear; its parent must exist, and nobody else may be
-                                 # making it (see `locked`)
+def all_or_nothing(folder: Path, # what will appear; its parent must exist, and no other process
+                                 # may be making it (see `locked`)
                   ) -> Iterator[Path]: # an empty folder to fill
     """A folder that replaces `folder` when the block ends; an error or an interrupt leaves
     everything as it was."""

@@ -348,7 +348,7 @@ def system_free() -> list[int]: # bytes; empty: the system doesn't say
         return [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     return []
 
-def memory_free_mb(device: torch.device) -> float: # MB (10⁶ bytes); infinity: nobody says
+def memory_free_mb(device: torch.device) -> float: # MB (10⁶ bytes); infinity: not known
     "How much memory could be had on a device."
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
