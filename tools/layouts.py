@@ -47,7 +47,7 @@ class RandomWeights(Checkpoint):
         if not file.exists():
             shape = config.vocab_size, config.hidden_size
             save_file({name: torch.empty(shape, dtype=self.dtype).normal_(0, .02)}, file)
-        self.files, self.unread = {name: file}, set()
+        self.files, self.tensors, self.unread = {name: file}, {}, set()
 
     def read(self, name: str, into: Tensor) -> Tensor:
         return into.normal_(0, .02)
