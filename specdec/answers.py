@@ -21,7 +21,9 @@ from .errors import InputError, check
 from .result import GenerationResult
 from .files import append_whole, fingerprint, numbered_lines, parse_json, written_whole
 from .models.hub import encode, find_model, folder_digest
-from .pair import Pair, drafter_name, find_drafter, place_named, rule_name
+from .drafters.load import drafter_name, find_drafter
+from .pair import Pair, place_named
+from .plan import rule_name
 
 # %% ../nbs/use/07_answers.ipynb #9086b691
 Asked = str | list[dict] # a text, or the messages of a chat

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from .errors import InputError, check, require_int
-from .lossless.check import Answer, ask_server, checked, printable
+from .lossless.check import ResponsePart, ask_server, checked, printable
 
 # %% ../nbs/use/12_ollama.ipynb #1c41361c
 WHY_NOT = (
@@ -43,27 +43,27 @@ LOADING = 120  # s for an answer, at most, and one more for each token that is a
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
-class Version(Answer):
+class Version(ResponsePart):
     version: str
 
-class Details(Answer):
+class Details(ResponsePart):
     parameter_size: str | None = None
     quantization_level: str | None = None
 
-class Model(Answer):
+class Model(ResponsePart):
     name: str
     size: Count | None = None
     details: Details | None = None
 
-class Models(Answer):
+class Models(ResponsePart):
     models: list[Model] | None = None
 
-class Generated(Answer):
+class Generated(ResponsePart):
     response: str
     eval_count: Count | None = None
     eval_duration: Count | None = None # ns
 
-Found = TypeVar("Found", bound=Answer)
+Found = TypeVar("Found", bound=ResponsePart)
 
 def _ask(kind: type[Found], url: str, path: str, data: dict | None, # None: GET
          seconds: float) -> Found:

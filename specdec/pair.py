@@ -9,7 +9,7 @@ __all__ = ['Pair', 'load_pair', 'ConfiguredPair', 'load_config']
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -19,22 +19,11 @@ import torch
 
 from .completion import BatchClock, Completion, PairStats, StopChecker
 from .config import Config, PairSection, decoding_of, read_config
-from .sampling import SamplingParams, SeededRandom
-from .verify import is_promised
-from specdec.costs import (
-    Costs, KnownCosts, MachineCosts, calibrate, costs_for, costs_of_fewer, set_costs,
-    uses_costs, with_costs,
-)
-from .device.drafters import unsupported_reason
-from .device.graphs import is_capturable
+from .constraints import Grammar, WatchedLM, fits_to_its_end
+from .costs import KnownCosts, MachineCosts, calibrate, costs_for, set_costs
 from .device.loop import DeviceDecoder
-from specdec.drafters.base import (
-    Drafter, DraftsTrees, NoDrafter, WrapperDrafter,
-)
-from specdec.drafters.choose import (
-    MOST, AdaptiveDrafter, HybridDrafter, Lookahead, TreeHybrid, gives_trees, head_of,
-    paying_tree,
-)
+from .drafters.base import Drafter, DraftsTrees, NoDrafter
+from .drafters.choose import HybridDrafter, Lookahead
 from specdec.drafters.load import (
     best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter,
     model_drafter, named,
@@ -42,175 +31,23 @@ from specdec.drafters.load import (
 from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
-from .drafters.tree import TreeDrafter
 from .errors import InputError, ModelError, check, require_int
-from specdec.constraints import (
-    Grammar, GrammarDrafter, GrammarLM, WatchedLM, fits_to_its_end, start_of,
-)
-from .models.linear import FEW, release_workers
-from .models.loading import load, memory_free_mb, memory_needed
-from .loop import Request, end_ids, serve, speculate_batch
+from .loop import Request, serve, speculate_batch
 from .models.hub import encode, find_model, pick_device
-from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from .models.protocol import CausalLM
-from .registry import PairSpec, get_pair
-from .verify import VerifyRule
-from .result import Event, GenerationResult
+from .models.linear import release_workers
 from .models.llama import Llama
+from .models.loading import load, memory_free_mb, memory_needed
+from .models.protocol import CausalLM
+from specdec.plan import (
+    METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_truths, make_plan,
+)
+from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
+from .registry import PairSpec, get_pair
+from .result import Event, GenerationResult
+from .sampling import SeededRandom
+from .verify import VerifyRule
 
 if TYPE_CHECKING: from typing_extensions import Unpack  # of Python 3.11
-
-# %% ../nbs/use/01_pairs.ipynb #1oops0cd
-METHODS = ("speculative", "plain")
-LOOPS = (None, "host", "device")
-
-@dataclass(frozen=True)
-class Settings:
-    "The checked arguments of `generate`, without the prompt."
-    K: int                    # draft tokens of a round, at most
-    sampling: SamplingParams
-    max_new_tokens: int
-    seed: int
-    stops: list[str]
-    plain: bool               # plain decoding, without draft tokens
-    verify: VerifyRule | None # None: the default rule
-    ends: frozenset[int]      # end-of-sequence tokens; empty with `ignore_eos`
-    loop: str | None
-    logprobs: int | None
-    grammar: Grammar | None
-    adapts: bool              # whether K changes from round to round
-    controller: Lookahead | None # if K is one
-    known: dict               # method, settings and is_lossless of the result
-
-    @property
-    def looked_at(self) -> bool:
-        "Whether each round's logits are masked or recorded, on the host."
-        return self.logprobs is not None or self.grammar is not None
-
-    def wrap(self, target: CausalLM) -> CausalLM:
-        "The target, for one sequence, with the grammar and the log-probabilities asked for."
-        if self.grammar is not None: target = GrammarLM(target, self.grammar)
-        if self.logprobs is None: return target
-        return WatchedLM(target, self.sampling, self.logprobs)
-
-def check_settings(
-    target: CausalLM, eos_ids: Iterable, *,
-    K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
-    logprobs, grammar,
-) -> Settings:
-    "Check the arguments of `Pair.generate`; raises `InputError`."
-    sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
-    seed = SeededRandom(seed).seed
-    check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
-    check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
-    check(target.tokenizer is not None or not stops, NO_TEXT)
-    check_truths(ignore_eos=ignore_eos)
-    rule = rule_name(verify, method)
-    adapts = isinstance(K, str) and K == "adaptive"
-    controller = K if is_controller(K) else None
-    if controller is not None:
-        K, most, adapts = type(controller).__name__, target.context_length, True
-    else: most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
-    max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
-    ends = frozenset() if ignore_eos else end_ids(eos_ids)
-    settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
-                    seed=seed, stop=stops, ignore_eos=ignore_eos)
-    if rule: settings["verify"] = rule
-    if grammar is not None:
-        check(ends != frozenset(), "A grammar needs an end-of-sequence token to end the text: "
-              "leave out ignore_eos, or take a target that has such a token.")
-        settings["grammar"] = str(grammar)
-    # so few rows that a forward is batch-invariant: greedy text then equals that of plain decoding
-    exact = sampling.temperature == 0 and getattr(target, "batch_invariant", False)
-    if exact and verify is None: most = min(most, FEW - 1)
-    lossless = verify is None or is_promised(verify, sampling.temperature)
-    return Settings(most, sampling, max_new_tokens, seed, stops, method == "plain", verify, ends,
-                    loop, logprobs, grammar, adapts, controller,
-                    dict(method=method, settings=settings, is_lossless=lossless))
-
-def is_controller(K) -> bool:
-    "Whether K is a `Lookahead`, and not a class."
-    parts = "observe_step", "lookahead", "reset"
-    return not isinstance(K, type) and all(hasattr(K, part) for part in parts)
-
-NO_TEXT = ("Stop strings and streaming need text, and this model has no tokenizer: leave them "
-           "out.")
-
-def check_truths(**values) -> None:
-    "Raise `InputError` unless each is True or False."
-    for name, value in values.items():
-        check(isinstance(value, bool), f"{name} must be True or False, not {value!r}.")
-
-def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
-    "The stop strings as a list; raises `InputError` unless they are strings and not empty."
-    stops = [stop] if isinstance(stop, str) else stop if stop is not None else []
-    check(
-        isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops),
-        f"Stop strings must be text and not empty, not {stop!r}.",
-    )
-    return list(stops)
-
-# its name and parameters; None for None
-def rule_name(verify: VerifyRule | None, method: str) -> str | None:
-    "The name of a verify rule in a result; raises `InputError` for anything that is none."
-    if verify is None: return None
-    check(
-        callable(verify) and not isinstance(verify, type),
-        f"verify must be a function (p, q, tokens, rng) or None, not {verify!r}. A rule with"
-        " parameters is given as LossyLenience(0.5).",
-    )
-    check(
-        method != "plain",
-        "Plain decoding drafts nothing, so there is nothing to verify: leave out either"
-        " method=\"plain\" or the rule.",
-    )
-    return getattr(verify, "__name__", str(verify))
-
-def chosen_loop(settings: Settings, target: CausalLM, drafter: Drafter) -> str: # "host", "device"
-    """The loop of `settings`, if it names one; else the device's loop on a GPU, where the pair has
-    no `unsupported_reason`, and the host's loop on a CPU. Raises `InputError` if the settings name
-    the device's loop and the pair can't use it."""
-    on_host = unsupported_reason(target, drafter, settings.verify)
-    if settings.adapts: on_host = "a K that changes would need a CUDA graph for each"
-    if settings.looked_at:
-        on_host = "log-probabilities and grammars need each round's logits on the host"
-    check(not (settings.loop == "device" and on_host),
-          f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
-    if settings.loop: return settings.loop
-    return "host" if on_host or not is_capturable(target.device) else "device"
-
-def holds_trees(drafter: object) -> bool:
-    "Whether a drafter, or one inside it, drafts trees."
-    held = getattr(drafter, "drafter", None), *getattr(drafter, "members", ())
-    return isinstance(drafter, DraftsTrees) or any(holds_trees(one) for one in held if one)
-
-def check_trees(settings: Settings, drafter: Drafter) -> None:
-    "Raise `InputError` for what a tree of draft tokens can't be combined with."
-    if not holds_trees(drafter): return
-    around = isinstance(drafter, (WrapperDrafter, HybridDrafter))
-    check(isinstance(drafter, TreeHybrid) or not around,
-          f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts "
-          "trees: give the pair the TreeDrafter alone, or as the last member of a TreeHybrid.")
-    plain = settings.verify is None and not settings.adapts and not settings.looked_at
-    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a "
-          "grammar or log-probabilities: leave them out, and give K, the nodes of the tree, as a "
-          "number.")
-
-# %% ../nbs/use/01_pairs.ipynb #5erve005
-@dataclass
-class Plan:
-    "Which drafter and which loop decode, and the costs by which the drafter chooses."
-    drafter: Drafter
-    loop: str                  # "host" or "device"
-    costs: Costs | None = None
-    origin: str | None = None  # of the costs; None: the drafter doesn't choose by costs
-    # of a batch: the costs while 1, 2, … sequences are left; empty: they don't change
-    by_size: tuple[Costs, ...] = ()
-
-    def costs_told(self) -> dict | None:
-        "The costs as a result records them; None: the drafter doesn't choose by costs."
-        if self.origin is None: return None
-        return (self.costs.as_dict() if self.costs else {}) | {"origin": self.origin}
 
 # %% ../nbs/use/01_pairs.ipynb #5erve006
 def is_list(prompt: object) -> bool:
@@ -226,7 +63,6 @@ def place_named(i: int, count: int) -> Iterator[None]:
         raise InputError(f"Prompt {i + 1} of {count}: {error}") from error
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d
-NOTHING = NoDrafter()
 BATCH = 16 # sequences that share a forward, unless told otherwise
 Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
 
@@ -404,25 +240,6 @@ class Pair:
         return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
                        settings.K, settings.max_new_tokens, settings.ends, settings.verify)
 
-    def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
-        "The drafter, the loop and the costs for these settings."
-        drafter = NOTHING if settings.plain else self.drafter
-        check_trees(settings, drafter)
-        loop = chosen_loop(settings, self.target, drafter)
-        if size > 1: loop = "host"  # the device's loop decodes one sequence at a time
-        if settings.plain or loop == "device": return Plan(drafter, loop)
-        chooser, costs, origin = self._with_costs(drafter, settings, size)
-        if size > 1 and costs is not None:
-            alone = self._with_costs(drafter, settings)[1] or costs
-            by_size = tuple(costs_of_fewer(alone, costs, size, n) for n in range(1, size + 1))
-            return Plan(chooser, loop, by_size[-1], origin, by_size)
-        greedy = settings.sampling.temperature == 0 and settings.verify is None
-        if greedy and size == 1 and not settings.looked_at and settings.controller is None:
-            chooser, costs = self._with_tree(chooser, costs, settings.K)
-        if settings.grammar is not None:
-            chooser = GrammarDrafter(chooser, start_of(settings.grammar, self.target))
-        return Plan(chooser, loop, costs, origin)
-
     def costs_at(self, drafter: Drafter, size: int) -> KnownCosts:
         "What drafting costs in a batch of this size, as known already; nothing is timed."
         if self.costs is not None: return KnownCosts(self.costs, "given")
@@ -430,39 +247,10 @@ class Pair:
             self.known_costs.setdefault(size, costs_for(self.target, drafter, size))
         return self.known_costs[size]
 
-    def _with_costs(self, drafter: Drafter, settings: Settings, size: int = 1,
-                   ) -> tuple[Drafter, Costs | None, str | None]:
-        """The drafter, choosing by the costs that are known, or under the controller given as K;
-        these costs, and their origin."""
-        adapts = settings.adapts and settings.controller is None
-        costs: Costs | None = None
-        origin: str | None = None
-        if uses_costs(drafter, adapts):
-            known = self.costs_at(drafter, size)
-            origin = known.origin
-            if known.costs is not None: costs = known.costs.at(settings.sampling.temperature)
-        chooser = with_costs(drafter, costs, adapts)
-        if settings.controller is not None:
-            chooser = AdaptiveDrafter(chooser, settings.controller)
-        return chooser, costs, origin
-
-    def _with_tree(self, drafter: Drafter, costs: Costs | None, # as `_with_costs` gives them
-                   most: int, # tokens of a draft
-                  ) -> tuple[Drafter, Costs | None]:
-        """For greedy decoding: a tree in place of a head's chains, if by costs that were given or
-        calibrated it promises clearly more tokens per time."""
-        if not isinstance(drafter, HybridDrafter) or costs is None: return drafter, costs
-        head, known = head_of(drafter.members[-1]), self.costs_at(drafter, 1)
-        if head is None or not gives_trees(self.target): return drafter, costs
-        chain, verify = costs.c[-1], costs.verify[:most]
-        level = known.costs.tree if known.costs else None # of a tree
-        if known.origin == "given": level = level or chain # a chain's, if no other is known
-        if known.origin not in ("given", "calibrated") or level is None: return drafter, costs
-        shape = paying_tree(chain, level, verify)
-        if not shape: return drafter, costs
-        costs = replace(costs, c=(*costs.c[:-1], level))
-        tree = TreeDrafter(head, self.target, shape=shape)
-        return TreeHybrid(*drafter.members[:-1], tree, c=costs.c, verify=costs.verify), costs
+    def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
+        "The drafter, the loop and the costs for these settings."
+        drafter = NOTHING if settings.plain else self.drafter
+        return make_plan(self.target, drafter, settings, self.costs_at, size)
 
     def calibrate(self, batch_sizes: Sequence[int] = (1,), # sequences that share a forward
                  ) -> dict[int, KnownCosts]: # by batch size

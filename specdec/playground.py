@@ -46,7 +46,7 @@ from .speedup import tokens_per_round, verification_cost, walltime_factor
 K_MAX = 16  # the longest draft that the slider offers
 
 @dataclass(frozen=True)
-class Settings:
+class PanelSettings:
     """What the sliders say about the next round. Raises `InputError` for values that can't be
     served."""
     # draft tokens per round, at most; 1…16, or "adaptive": as many as pay
@@ -167,7 +167,7 @@ class LiveDrafter:
     """A drafter whose K is asked for anew before each round. Drafting fewer or more tokens never
     changes the distribution of the sequence. It follows one session, so it is its own state."""
     def __init__(self, drafter: Drafter,
-                 settings: Callable[[], Settings]): # of the round at hand
+                 settings: Callable[[], PanelSettings]): # of the round at hand
         self.drafter, self.settings, self.layers = drafter, settings, drafter.layers
         self.controlled = adaptive(drafter)  # the same drafter under a controller of K
 
@@ -191,7 +191,7 @@ class LiveDrafter:
 
 class LiveSampling:
     "The sampling parameters of the round at hand. It keeps the last p, to be shown."
-    def __init__(self, settings: Callable[[], Settings]): # of the round at hand
+    def __init__(self, settings: Callable[[], PanelSettings]): # of the round at hand
         self.settings = settings
 
     @property
@@ -204,7 +204,7 @@ class LiveSampling:
 
 # %% ../nbs/use/06_panel.ipynb #ee47d5a8
 @dataclass(frozen=True)
-class Token:
+class ShownToken:
     "A token as the reader sees it, and why it is there."
     id: int
     text: str           # line breaks and all; a character of several tokens stands at its last
@@ -219,7 +219,7 @@ class Session:
     `InputError` for a request that can't be served."""
     def __init__(self, target: CausalLM, drafter: Drafter, tokenizer,
                  prompt: Sequence[int],  # token ids
-                 settings: Settings,     # for the first round
+                 settings: PanelSettings,     # for the first round
                  seed: int = 0,
                  max_new_tokens: int = 96,
                  eos_ids: Set[int] = frozenset()):
@@ -227,7 +227,7 @@ class Session:
         self.prompt, self.eos_ids, self.finished = list(prompt), eos_ids, False
         self.rounds: list[Round] = []               # the first holds the prompt's token
         self.positions: list[list[Position]] = []   # of each round
-        self.tokens: list[Token] = []               # emitted and rejected ones, as read
+        self.tokens: list[ShownToken] = []               # emitted and rejected ones, as read
         self.seconds: list[float] = []        # what the loop took for each round; nothing else
         self.draft_seconds: list[float] = []  # the drafter's part of that
         self.since = 1                        # the first round under the current settings
@@ -286,7 +286,7 @@ class Session:
             if not text:  # struck out, half a character, or a special token: they go by their names
                 text = self.tokenizer.decode([token])
                 if "\ufffd" in text: text = "▯"
-            self.tokens.append(Token(token, text, status, len(self.rounds), number, position))
+            self.tokens.append(ShownToken(token, text, status, len(self.rounds), number, position))
 
         status = position.status
         if position.drafted is not None and status != "untried": show(position.drafted, status)
@@ -302,7 +302,7 @@ def probability(x: float) -> str:
     "Three decimals or, where that would be nothing, its size."
     return f"{x:.3f}" if x == 0 or x >= 5e-4 else f"{x:.0e}"
 
-def explain(token: Token) -> str: # one line
+def explain(token: ShownToken) -> str: # one line
     "Which token this is, and the numbers that decided its status."
     position, was_drafted = token.position, token.status in ("accepted", "rejected")
     look = LOOKS.get(token.status)
@@ -327,7 +327,9 @@ def asset(name: str) -> str: # its text
     folder = resources.files("specdec") / "data" / "playground"
     return (folder / name).read_text(encoding="utf-8")
 
-def token_html(token: Token, first: bool = False) -> str: # first: the one that the Tab key reaches
+def token_html(token: ShownToken,
+               first: bool = False, # the one that the Tab key reaches
+              ) -> str:
     """A token in the look of its status; its explanation appears under the text when the mouse or
     the keyboard reaches it."""
     status, text, why = token.status, token.text, escape(explain(token))
@@ -341,7 +343,7 @@ def token_html(token: Token, first: bool = False) -> str: # first: the one that 
         f"{text}</{tag}>"
     )
 
-def text_html(tokens: Sequence[Token],
+def text_html(tokens: Sequence[ShownToken],
               empty: str = "", # what to say while there is no text
              ) -> str: # an HTML fragment
     "The text, each token in the look of its status. What a model says is escaped."
@@ -783,7 +785,7 @@ class Engine:
         "The target of the pair in use for plain decoding, which may be another copy."
         return self.alone[list_pairs()[self.name].target]
 
-    def open(self, recipe: Recipe, settings: Settings) -> Session:
+    def open(self, recipe: Recipe, settings: PanelSettings) -> Session:
         """The session of a recipe: the one at hand if it can go on, else a new one. Raises
         `InputError` or `ModelError`."""
         if self.session and recipe == self.recipe and not self.session.finished:
@@ -885,12 +887,12 @@ def controls() -> dict: # name → widget
         reset=button("Reset", "undo", "Forget the text"),
     )
 
-def read_settings(controls: dict) -> Settings:
+def read_settings(controls: dict) -> PanelSettings:
     "What the sliders say; raises `InputError`."
     temperature, top_p = (round(controls[name].value, 3) for name in ("temperature", "top_p"))
     K = "adaptive" if controls["adaptive"].value else controls["K"].value
     if controls["drafter"].value == PLAIN: K = 1  # any will do
-    return Settings(K, temperature, top_p)
+    return PanelSettings(K, temperature, top_p)
 
 def read_recipe(controls: dict) -> Recipe:
     "What the boxes say; raises `InputError` for an empty prompt."
@@ -1034,7 +1036,7 @@ class Playground:
         self.engine.load(drafter)
         self.status("Ready.", running=False)
 
-    def write(self, recipe: Recipe, settings: Settings, rounds: int | None) -> Iterator[None]:
+    def write(self, recipe: Recipe, settings: PanelSettings, rounds: int | None) -> Iterator[None]:
         "The job of Run and Step: some rounds, or all, with plain steps in between."
         loaded = recipe.drafter in (*self.engine.pairs, PLAIN)
         self.status("Writing …" if loaded else f"Loading {recipe.drafter} …")

@@ -32,7 +32,8 @@ from specdec.errors import InputError, ModelError, NumericalError
 from specdec.models.hub import prompts
 from specdec.models.loading import load
 from specdec.models.transformers import TransformersLM
-from specdec.pair import METHODS, Pair, load_pair
+from specdec.pair import Pair, load_pair
+from specdec.plan import METHODS
 from specdec.registry import get_pair
 from specdec.result import GenerationResult, statuses
 from specdec.verify import (

@@ -28,13 +28,13 @@ from specdec.playground import (
     K_MAX,
     PLAIN,
     Engine,
+    PanelSettings,
     Playground,
     Position,
     Recipe,
     RecordingRandom,
     Session,
-    Settings,
-    Token,
+    ShownToken,
     Worker,
     acceptance_html,
     bar_html,
@@ -74,7 +74,7 @@ def drafters(target):
     }
 
 
-def begun(kind="noisy", settings=Settings(K=4, temperature=.8), target=None, count=24, **more) -> Session:
+def begun(kind="noisy", settings=PanelSettings(K=4, temperature=.8), target=None, count=24, **more) -> Session:
     target = target or tiny()
     return Session(target, drafters(target)[kind], TOKENIZER, PROMPT, settings, max_new_tokens=count, **more)
 
@@ -97,7 +97,7 @@ def contradictions(session: Session) -> list:
 @pytest.mark.parametrize("temperature, top_p", [(0, 1), (.8, 1), (1.5, .7)])
 def test_watched_loop_says_what_the_unwatched_one_says(kind, temperature, top_p):
     target = tiny()
-    session = written(kind, Settings(3, temperature, top_p), target, seed=5)
+    session = written(kind, PanelSettings(3, temperature, top_p), target, seed=5)
     sampling = SamplingParams(temperature, top_p=None if top_p == 1 else top_p)
     assert session.rounds == list(speculate(target, drafters(target)[kind], PROMPT, sampling, SeededRandom(5), 3, 24))
     assert len(session.rounds) == len(session.positions) == len(session.seconds) == len(session.draft_seconds)
@@ -129,39 +129,39 @@ def test_statuses_that_do_not_follow_are_noticed():
 @pytest.mark.parametrize("temperature, rule", [(0, greedy_match), (.8, speculative_sampling)])
 def test_what_is_explained_is_the_rule_that_runs(temperature, rule, monkeypatch):
     "The session asks the function that the loop itself asks, and reports what that answered."
-    assert default_rule(Settings(3, temperature).sampling) is rule
+    assert default_rule(PanelSettings(3, temperature).sampling) is rule
     asked = []
     def noted(sampling):
         asked.append(sampling)
         return default_rule(sampling)
     monkeypatch.setattr(playground, "default_rule", noted)
-    session = written("noisy", Settings(3, temperature))
-    assert asked == [Settings(3, temperature).sampling] * (len(session.rounds) - 1)
+    session = written("noisy", PanelSettings(3, temperature))
+    assert asked == [PanelSettings(3, temperature).sampling] * (len(session.rounds) - 1)
 
 
 def test_greedy_draws_nothing_to_show():
-    session = written("noisy", Settings(K=3))
+    session = written("noisy", PanelSettings(K=3))
     assert all(place.u_accept is None and place.u_draw is None for places in session.positions for place in places)
     assert {len(p.ids) for places in session.positions for p in places} == {8}
 
 
 def test_settings_count_from_the_next_round_on():
-    session = begun("itself", Settings(1, .8), count=40)
+    session = begun("itself", PanelSettings(1, .8), count=40)
     for K, steps in ((1, 3), (5, 1), (2, 2)):
-        session.settings = Settings(K, .8)
+        session.settings = PanelSettings(K, .8)
         for _ in range(steps): session.step()
     assert [len(r.drafted) for r in session.rounds] == [0, 1, 1, 5, 2, 2]
     assert session.since == 4 and len(session.recent) == 2
-    session.settings = Settings(2, 0.0)
+    session.settings = PanelSettings(2, 0.0)
     session.step()
     assert session.positions[-1][0].u_accept is None and session.since == 6
 
 
 def test_text_that_ends_inside_a_draft_has_no_places_after_its_end():
     target = tiny()
-    free = written("itself", Settings(6, 0), target)
+    free = written("itself", PanelSettings(6, 0), target)
     end = free.ids[4]
-    session = written("itself", Settings(6, 0), target, eos_ids=frozenset([end]))
+    session = written("itself", PanelSettings(6, 0), target, eos_ids=frozenset([end]))
     assert session.ids[-1] == end and len(session.positions[-1]) <= len(session.rounds[-1].emitted)
     assert [token.id for token in session.tokens] == session.ids
 
@@ -170,7 +170,7 @@ def test_text_that_ends_inside_a_draft_has_no_places_after_its_end():
 @pytest.mark.parametrize("temperature", [0, .8])
 def test_adaptive_rounds_are_those_of_the_unwatched_loop(kind, temperature):
     target = tiny()
-    session = written(kind, Settings("adaptive", temperature), target, count=40, seed=5)
+    session = written(kind, PanelSettings("adaptive", temperature), target, count=40, seed=5)
     drafter = adaptive(drafters(target)[kind])
     sampling = SamplingParams(temperature)
     assert session.rounds == list(speculate(target, drafter, PROMPT, sampling, SeededRandom(5), MOST, 40))
@@ -178,9 +178,9 @@ def test_adaptive_rounds_are_those_of_the_unwatched_loop(kind, temperature):
 
 
 def test_adaptive_may_begin_and_end_within_a_text():
-    session = begun("itself", Settings(1, .8), count=90)
+    session = begun("itself", PanelSettings(1, .8), count=90)
     for K, steps in ((1, 2), ("adaptive", 2), (2, 2), ("adaptive", 1)):
-        session.settings = Settings(K, .8)
+        session.settings = PanelSettings(K, .8)
         for _ in range(steps): session.step()
     lengths = [len(r.drafted) for r in session.rounds]
     assert [lengths[i] for i in (0, 1, 4, 5)] == [0, 1, 2, 2]
@@ -191,11 +191,12 @@ def test_adaptive_may_begin_and_end_within_a_text():
 
 def test_settings_and_requests_that_cannot_be_served():
     for K in (0, K_MAX + 1, 1.5, True, "many"):
-        with pytest.raises(InputError): Settings(K)
+        with pytest.raises(InputError): PanelSettings(K)
     for wrong in (dict(temperature=float("nan")), dict(top_p=0.0)):
-        with pytest.raises(InputError): Settings(**wrong)
-    with pytest.raises(InputError, match="context"): Session(tiny(), NoDrafter(), TOKENIZER, [1] * 100, Settings())
-    with pytest.raises(InputError, match="seed"): Session(tiny(), NoDrafter(), TOKENIZER, [1], Settings(), seed=2**80)
+        with pytest.raises(InputError): PanelSettings(**wrong)
+    with pytest.raises(InputError, match="context"): Session(tiny(), NoDrafter(), TOKENIZER, [1] * 100, PanelSettings())
+    with pytest.raises(InputError, match="seed"):
+        Session(tiny(), NoDrafter(), TOKENIZER, [1], PanelSettings(), seed=2**80)
 
 
 def test_a_place_keeps_what_was_said_and_sums_over_everything():
@@ -220,7 +221,7 @@ def test_recording_source_changes_nothing():
 # Text
 
 def test_tokens_are_the_text_and_what_was_struck_out():
-    session = Session(talker(), NGramDrafter(), TOKENIZER, PROMPT, Settings(3, 1.5), max_new_tokens=60)
+    session = Session(talker(), NGramDrafter(), TOKENIZER, PROMPT, PanelSettings(3, 1.5), max_new_tokens=60)
     while session.step(): pass
     assert [t.id for t in session.tokens if t.status != "rejected"] == session.ids
     said = [("corrected" if status == "corrected" else status, token)
@@ -252,7 +253,7 @@ class Tags(HTMLParser):
 
 def evil(status):
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1])
-    return Token(1, EVIL, status, 1, 1, look_at(p, q, status, 1, 0, u_accept=0.5, u_draw=0.2))
+    return ShownToken(1, EVIL, status, 1, 1, look_at(p, q, status, 1, 0, u_accept=0.5, u_draw=0.2))
 
 
 @pytest.mark.parametrize("status", ["target", "accepted", "rejected", "corrected", "bonus"])
@@ -300,9 +301,9 @@ def test_figures_count_the_same_stretch():
 
 
 def test_counts_start_afresh_with_the_settings():
-    session = begun("itself", Settings(1, .8), count=40)
+    session = begun("itself", PanelSettings(1, .8), count=40)
     for _ in range(4): session.step()
-    session.settings = Settings(5, .8)
+    session.settings = PanelSettings(5, .8)
     for _ in range(2): session.step()
     found = measures(session)
     assert (found.rounds, found.tokens) == (2, sum(len(r.emitted) for r in session.rounds[-2:]))
@@ -367,7 +368,7 @@ def test_the_microscope_says_how_it_was_decided():
             assert (f"Round {n}" in html) and (at.u_accept is None or f"u = {at.u_accept:.3f}" in html)
             assert ("Never tried" in html) == (at.status == "untried")
             assert ("drawn from the residual" in html) == (at.status == "rejected")
-    greedy = written("noisy", Settings(K=3))
+    greedy = written("noisy", PanelSettings(K=3))
     assert "nothing is drawn" in microscope_html(greedy, 1, 1)
 
 
@@ -385,7 +386,7 @@ def test_theory_and_measurement_stand_at_the_K_that_was_run():
 
 
 def test_theory_uses_the_lengths_that_were_drafted():
-    found, v = measures(written("n-gram", Settings(5, .8), count=60), STEPS), [1 + k / 10 for k in range(K_MAX)]
+    found, v = measures(written("n-gram", PanelSettings(5, .8), count=60), STEPS), [1 + k / 10 for k in range(K_MAX)]
     assert 0 in found.lengths and max(found.lengths) > 1  # lookup often has nothing to say
     a = found.alpha.alpha
     tokens = sum(float(tokens_per_round(a, n)) if n else 1 for n in found.lengths)
@@ -395,7 +396,7 @@ def test_theory_uses_the_lengths_that_were_drafted():
 
 
 def test_an_adaptive_K_is_marked_at_its_median():
-    session = written("itself", Settings("adaptive", .8), count=40)
+    session = written("itself", PanelSettings("adaptive", .8), count=40)
     found = measures(session, STEPS)
     lengths = sorted(len(r.drafted) for r in session.recent if r.drafted)
     assert found.K == lengths[(len(lengths) - 1) // 2] > 1 and measures(written("none")).K == 0
@@ -662,7 +663,7 @@ def test_engine_keeps_pairs_and_forgets_sessions(toys):
     engine = Engine()
     engine.load(PLAIN)
     assert engine.pair is toys
-    engine.open(Recipe("toy", "Hi", 0, 8), Settings())
+    engine.open(Recipe("toy", "Hi", 0, 8), PanelSettings())
     engine.close()
     assert engine.session is None and engine.summary() is None and engine.pairs
 

@@ -40,6 +40,7 @@ from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.pair import Pair
+from specdec.plan import check_settings
 from specdec.sampling import SamplingParams, SeededRandom
 
 FLAT, STEEP = (1.0,) * 16, tuple(1 + n for n in range(1, 17))
@@ -221,7 +222,7 @@ def test_a_pair_takes_the_tree_where_it_pays(target, head):
         result = pair.generate(REPEATING, max_new_tokens=20, K=K)
         assert result.generated_ids == plain.generated_ids and result.costs["c"][1] == [.05, .05]
     for K, nodes in ((2, 0), (5, 5), (16, 16)):  # never more than K
-        asked = pairs_module.check_settings(
+        asked = check_settings(
             target, (), K=K, temperature=0.0, top_k=None, top_p=None, max_new_tokens=20, seed=0, stop=(), verify=None,
             method="speculative", loop=None, ignore_eos=False, logprobs=None, grammar=None)
         drafter = pair._plan(asked).drafter

@@ -187,7 +187,7 @@ sys.stdin.read()"""
 
 # %% ../../nbs/bench/01_methods.ipynb #08e7c913
 @dataclass(frozen=True)
-class Answer:
+class LlamaCppAnswer:
     "What llama.cpp made of a prompt, by its own clock."
     ids: list[int]
     text: str
@@ -264,13 +264,14 @@ class LlamaCpp:
 
     def generate(self, ids: list[int], n: int, # prompt, and how many new tokens
                  temperature: float = 0.0,     # above 0 it samples from the whole distribution
-                 seed: int = 0) -> Answer:
+                 seed: int = 0) -> LlamaCppAnswer:
         "n new tokens, whether a sequence ends before or not."
         found = self.ask("/completion", dict(
             prompt=list(ids), n_predict=n, temperature=temperature, samplers=["temperature"],
             seed=seed, ignore_eos=True, return_tokens=True, cache_prompt=False))
         times = found["timings"]
-        return Answer(found["tokens"], found["content"], times["prompt_ms"], times["predicted_ms"],
+        return LlamaCppAnswer(found["tokens"], found["content"], times["prompt_ms"],
+                              times["predicted_ms"],
                       times.get("draft_n", 0), times.get("draft_n_accepted", 0))
 
 # %% ../../nbs/bench/01_methods.ipynb #84a91665
@@ -334,7 +335,7 @@ class LlamaCppModes:
         self.home.cleanup()
 
 # %% ../../nbs/bench/01_methods.ipynb #d19ce3b9
-def llamacpp_result(answer: Answer, ids: list[int], # of the prompt
+def llamacpp_result(answer: LlamaCppAnswer, ids: list[int], # of the prompt
                     mode: str,                      # of `LLAMACPP_MODES`
                     **settings) -> GenerationResult: # such as temperature and seed
     "An answer in the form of our own results, with llama.cpp's own times."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..models.checkpoint import Checkpoint
 from ..cache import KVCache
-from ..models.linear import Plan, hidden_places
+from ..models.linear import AttentionPlan, hidden_places
 from specdec.verify import (
     VerifyRule, block_residual, block_verification, greedy_match, speculative_sampling,
 )
@@ -81,7 +81,7 @@ class Rotary(Protocol):
 
 def static_plan(model: Rotary,
                 hidden: Tensor, # what each new token may not see, [T, capacity]
-               ) -> Plan:
+               ) -> AttentionPlan:
     "What hides, in every shape the same."
     mask = torch.zeros(hidden.shape, dtype=model.dtype, device=hidden.device)
     return mask.masked_fill(hidden, float("-inf")).repeat(model.groups, 1), model.groups, ()

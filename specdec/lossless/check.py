@@ -1057,43 +1057,43 @@ Id = Annotated[int, Field(ge=0, lt=2**31)]
 LogProb = Annotated[float, Field(le=1e-3, allow_inf_nan=True)]  # above 0 by rounding only
 TokenName = Annotated[str, Field(pattern="^token_id:[0-9]{1,9}$")]
 
-class Answer(BaseModel):
+class ResponsePart(BaseModel):
     "A part of an answer: numbers are numbers, not text; what we don't look at may be anything."
     model_config = ConfigDict(strict=True, extra="ignore")
 
-class Listed(Answer):
+class Listed(ResponsePart):
     id: Id
     logprob: LogProb
 
-class Token(Answer):
+class ResponseToken(ResponsePart):
     id: Id
     bytes: list[int] | None = None
     top_logprobs: list[Listed]
 
-class Objects(Answer):
+class Objects(ResponsePart):
     "As llama.cpp has it."
-    content: list[Token]
+    content: list[ResponseToken]
 
-class Lists(Answer):
+class Lists(ResponsePart):
     "As vLLM has it."
     tokens: list[TokenName]
     top_logprobs: list[dict[TokenName, LogProb]]
 
-class Choice(Answer):
+class Choice(ResponsePart):
     logprobs: dict | None = None
 
-class Cut(Answer):
+class Cut(ResponsePart):
     "A sequence in tokens."
     tokens: list[Id]
 
-class Usage(Answer):
+class Usage(ResponsePart):
     completion_tokens: Id | None = None
 
-class Timings(Answer):
+class Timings(ResponsePart):
     draft_n: Id = 0
     draft_n_accepted: Id = 0
 
-class Completion(Answer):
+class CompletionResponse(ResponsePart):
     choices: Annotated[list[Choice], Field(min_length=1)]
     usage: Usage | None = None
     timings: Timings | None = None
@@ -1134,7 +1134,7 @@ def _distribution(row: list[tuple[int, float]]) -> dict[int, float]: # token →
 
 def read_answer(found: dict) -> Said:
     "The parts of an answer; raises `ModelError` if ids or probabilities are missing or malformed."
-    whole_answer = checked(Completion, found, "The server's")
+    whole_answer = checked(CompletionResponse, found, "The server's")
     logs = whole_answer.choices[0].logprobs
     if not logs: raise ModelError(
         "The server's answer has no token ids with log-probabilities, by which sequences could be "

@@ -153,7 +153,7 @@ class Entry:
     read: Callable[[], Tensor]  # the numbers, of any floating dtype, or int64
 
 # %% ../../nbs/engine/15_gguf.ipynb #9ac8b967
-class Plan:
+class GGUFLayout:
     "A GGUF file in the making: metadata first, then what tensors it shall have."
     def __init__(self, path: Path, kind: str, # the architecture
                  dtype: torch.dtype):         # of matrices
@@ -195,10 +195,10 @@ class Plan:
 # %% ../../nbs/engine/15_gguf.ipynb #ac8c1a22
 @contextmanager
 def planned(path: Path,  # whole or not at all
-            kind: str, dtype: torch.dtype) -> Iterator[Plan]:
+            kind: str, dtype: torch.dtype) -> Iterator[GGUFLayout]:
     "A plan to be filled; the file is there when the block ends without an error."
     with written_whole(path) as partial:
-        plan = Plan(partial, kind, dtype)
+        plan = GGUFLayout(partial, kind, dtype)
         try:
             yield plan
             plan.write()
@@ -222,7 +222,7 @@ def matrix_dtype(dtype: str) -> torch.dtype:
 # %% ../../nbs/engine/15_gguf.ipynb #72b260b2
 _ROWS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
-def add_weights(plan: Plan, folder: Path, config, kind: str) -> None:
+def add_weights(plan: GGUFLayout, folder: Path, config, kind: str) -> None:
     "Every tensor of a checkpoint; raises `ModelError` for one that has no place in the format."
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
     number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
@@ -320,7 +320,7 @@ _HEAD_NAMES = {  # ours → in the file, each with ".weight"
     "layers.0.mlp.down_proj": "blk.0.ffn_down",
 }
 
-def add_head(plan: Plan, head: Head) -> None:
+def add_head(plan: GGUFLayout, head: Head) -> None:
     "The head's metadata and its tensors."
     config, writer = head.config, plan.writer
     add_sizes(writer, config.decoder)

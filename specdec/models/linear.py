@@ -210,7 +210,8 @@ def hidden_places(at: Tensor,                # positions of the new tokens, [T]
     return later if window is None else later | (place <= at - window)
 
 # %% ../../nbs/engine/05_layouts.ipynb #c1caef89
-Plan = tuple[Tensor | None, int, tuple[Tensor, ...]] # mask, fold, masks apart; see `attention_plan`
+# mask, fold, masks token by token; see `attention_plan`
+AttentionPlan = tuple[Tensor | None, int, tuple[Tensor, ...]]
 
 def attention_plan(start: int, T: int, # the first new position, and how many there are
                    span: int,          # S, positions that the cache's views have; start + T or more
@@ -218,7 +219,7 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
                    window: int | None = None, # of `hidden_places`
-                  ) -> Plan:
+                  ) -> AttentionPlan:
     """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
     hides but causal order), how many heads are folded into one, and apart the mask of each piece
     of the tokens, `[tokens, 1, 1, positions]`."""

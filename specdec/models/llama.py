@@ -20,7 +20,8 @@ from .checkpoint import Checkpoint, read_linear, read_vocabulary
 from ..errors import check
 from ..cache import KVCache
 from specdec.models.linear import (
-    VECTOR, Int4Linear, Linear, Plan, attention_plan, grouped_attention, is_batch_invariant,
+    VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
+    is_batch_invariant,
 )
 from .protocol import CausalLM, check_ids, check_wanted
 
@@ -93,9 +94,9 @@ class Positions:
     mask: Tensor | None # added to the scores; None: nothing but causal order; see `attention_plan`
     fold: int           # how many query heads share one matrix product in attention
     apart: tuple[Tensor, ...] = () # masks for attention token by token; see `attention_plan`
-    near: Plan | None = None # of layers with a sliding window; None: as of the others
+    near: AttentionPlan | None = None # of layers with a sliding window; None: as of the others
 
-    def plan(self, windowed: bool) -> Plan: # whether the layer has a sliding window
+    def plan(self, windowed: bool) -> AttentionPlan: # whether the layer has a sliding window
         "The arguments of `grouped_attention` for a layer."
         if windowed and self.near: return self.near
         return self.mask, self.fold, self.apart

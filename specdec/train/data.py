@@ -383,7 +383,7 @@ class Teacher:
         return torch.stack(sums), torch.stack(choices)
 
 # %% ../../nbs/drafters/12_data.ipynb #e31293fd
-class Records:
+class FixedRecords:
     "Records of equal size in a file, each with its digest; those that are not whole are not there."
     def __init__(self, path: Path, size: int): # bytes of a record
         self.path, self.size, self.step = path, size, size + self.digest(b"").digest_size
@@ -429,7 +429,7 @@ class States:
         key = f"{hash_row(rows.reshape(-1)):08x}-{'-'.join(map(str, teacher.layers))}"
         claim(folder / f"{key}.json", {"target": target.digest, "dtype": str(target.dtype)})
         width = teacher.size * len(teacher.layers) * target.dtype.itemsize  # bytes of a token
-        self.kept = Records(folder / f"{key}.states", rows.shape[1] * width)
+        self.kept = FixedRecords(folder / f"{key}.states", rows.shape[1] * width)
 
     def __call__(self, picks: list[int]) -> tuple[Tensor, Tensor]: # ids [B, T], [B, T, F + hidden]
         "Those rows: their token ids, and the states."
