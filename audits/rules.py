@@ -527,8 +527,8 @@ _RIGHT = (
             flashmap, partial(judge_round, sizes=FEW),
             unseen="its draft model, its caches, and the kernels for other engines"),
     Audited("eagle-llm", "1.2.1", "eagle.model.utils.evaluate_posterior, cnets.Model.sample",
-            eagle_llm, judge_open, options="two children of the root, chains below; distributions without "
-            "zeros", unseen="larger trees, filters, its caches"),
+            eagle_llm, judge_open, options="two children of the root, chains below; "
+            "distributions without zeros", unseen="larger trees, filters, its caches"),
     Audited("litgpt", "0.5.13", "litgpt.generate.speculative_decoding.speculative_decoding",
             litgpt, partial(judge_round, sizes=FEW), needs=LITGPT_NEEDS,
             unseen="its caches and its loop; top-p"),
@@ -573,7 +573,8 @@ _WRONG = (
 _WRONG_ROUNDS = (
     Audited("sequential-speculative-decoding/capped_hsd", "0.1.1",
             "seqspecdecod.capped_hsd.capped_hsd_step", capped_hsd, judge_open,
-            options="distributions without zeros", unseen="distributions with zeros, for which it fails",
+            options="distributions without zeros",
+            unseen="distributions with zeros, for which it fails",
             does="Its prefixes are one token too short: the chance to keep all draft tokens "
                  "comes from all but the last, and what is drawn after a rejection belongs to the "
                  "place before.",
@@ -600,8 +601,8 @@ _WRONG_ROUNDS = (
             "candidate_generator.SinglePositionMultiTokenCandidateGenerator",
             transformers_single_position, partial(judge_round, sizes=FEW),
             options="do_sample", unseen="the models that use it",
-            does="It drafts the likeliest token each time, and reports the softmax as the distribution "
-                 "it was drawn from.",
+            does="It drafts the likeliest token each time, and reports the softmax as the "
+                 "distribution it was drawn from.",
             mistake="greedy draft with a softmax q",
             mend="draw the token from that softmax, or report a one-hot q"),
 )
@@ -609,7 +610,8 @@ _WRONG_ROUNDS = (
 
 _LOSSY_BY_DESIGN = (
     Audited("medusa-llm", "0.1", "medusa.model.utils.evaluate_posterior", medusa_llm, judge_open,
-            options="its default thresholds; one candidate; distributions without zeros", promises=False,
+            options="its default thresholds; one candidate; distributions without zeros",
+            promises=False,
             unseen="trees",
             does="Typical acceptance: a draft token that the target finds likely enough is kept, "
                  "at any probability that the draft gave it; nothing is drawn at all.",
