@@ -453,7 +453,7 @@ def loop_line(facts: dict) -> str:
     equal = f"{facts['tokens']} equal tokens" if facts["equal"] else "the greedy texts differ"
     errors = facts["law_errors"]
     return listed(f"{facts['device']}, drafts by {facts['drafter']}: {equal}",
-                  {True: "recorded", False: "not recorded"}.get(facts["recorded"]),
+                  {True: "captured", False: "not captured"}.get(facts["recorded"]),
                   errors and f"distance from the target's distribution {errors['host']}")
 
 def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
