@@ -83,7 +83,8 @@ class Request:
         self.capacity = self.limit  # positions that the target's cache needs
         if isinstance(drafter, DraftsTrees):
             self.capacity += drafter.max_nodes(self.K)
-            self.K = min(self.K, self.capacity)  # more nodes than that are never of use
+            # a larger K has no place: the cache's room already counts the nodes of this one
+            self.K = min(self.K, self.capacity)
         self.tokens: list[int] = self.prompt.copy()
 
     @property
@@ -101,9 +102,10 @@ def step(target: CausalLM,
     one forward of the target reads all the drafts, and the verify rule decides what stays."""
     with timer.phase("draft"): drafts = [draft(request) for request in requests]
     with timer.phase("verify"): outputs = verify(target, requests, drafts, buffers)
-    each = list(zip(requests, drafts, outputs))
-    with timer.phase("sample"): verdicts = [decide(*parts) for parts in each]
-    with timer.phase("draft"): return [commit(*parts, v) for parts, v in zip(each, verdicts)]
+    with timer.phase("sample"):
+        verdicts = [decide(*each) for each in zip(requests, drafts, outputs)]
+    with timer.phase("draft"):
+        return [commit(*each) for each in zip(requests, drafts, outputs, verdicts)]
 
 # %% ../nbs/path/04_speculative.ipynb #h0st1oop
 Output = tuple[Tensor, Tensor | None] # logits [n + 1, V] and features [n + 1, F] of a forward
@@ -171,7 +173,7 @@ def commit(request: Request, draft: Draft, output: Output,
     if draft.parents is None: return Round(draft.tokens, len(path), emitted)
     # a round of a tree shows the accepted path, and the first rejected token after it
     end = path[-1] if path else -1
-    failed = [i for i, parent in enumerate(draft.parents or ()) if parent == end][:1]
+    failed = [i for i, parent in enumerate(draft.parents) if parent == end][:1]
     return Round([draft.tokens[i] for i in path + failed], len(path), emitted)
 
 # %% ../nbs/path/04_speculative.ipynb #8ddafd32

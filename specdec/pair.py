@@ -39,11 +39,11 @@ from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed
 from .models.protocol import CausalLM
 from specdec.plan import (
-    METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_truths, make_plan,
+    METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_bools, make_plan,
 )
 from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .registry import PairSpec, get_pair
-from .result import Event, GenerationResult
+from .result import Event, GenerationResult, Round
 from .sampling import SeededRandom
 from .verify import VerifyRule
 
@@ -144,7 +144,9 @@ class Pair:
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: `default_rule`, which is lossless; the result says whether the rule is
                  verify: VerifyRule | None = None,
-                 loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
+                 # "host" or "device"; None: the device's on a GPU, where this pair and these
+                 # settings can use it (experimental), else the host's
+                 loop: str | None = None,
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
                  # record log-probabilities in the result: of each token, and of so many of the
                  # likeliest ones
@@ -183,8 +185,9 @@ class Pair:
                 grammar: Grammar | None = None, raise_interrupt: bool = False,
                ) -> Iterator[tuple[int, GenerationResult]]:
         """Decode a list of prompts in a batch, and yield each result as it ends, with its number in
-        the list, from 0 on. When a sequence ends, the next one joins the batch. Arguments are
-        checked at once, as in `generate`; errors name the prompt.
+        the list, from 0 on. Prompts are read one by one; the rounds after them share forwards. When
+        a sequence ends, the next one joins the batch. Arguments are checked at once, as in
+        `generate`; errors name the prompt.
 
         Prompt i has the seed `seed + i`. In float32 its result has the tokens of
         `generate(prompts[i], seed=seed + i)`: greedy tokens always, sampled ones if the same drafts
@@ -238,13 +241,13 @@ class Pair:
                  drafter: Drafter) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
         return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                       settings.K, settings.max_new_tokens, settings.ends, settings.verify)
+                       settings.K, settings.max_new_tokens, settings.eos_ids, settings.verify)
 
-    def costs_at(self, drafter: Drafter, size: int) -> KnownCosts:
+    def costs_at(self, size: int) -> KnownCosts:
         "What drafting costs in a batch of this size, as known already; nothing is timed."
         if self.costs is not None: return KnownCosts(self.costs, "given")
         if size not in self.known_costs:
-            self.known_costs.setdefault(size, costs_for(self.target, drafter, size))
+            self.known_costs.setdefault(size, costs_for(self.target, self.drafter, size))
         return self.known_costs[size]
 
     def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
@@ -273,37 +276,42 @@ class Pair:
         check(stream is None or self.tokenizer is not None, NO_TEXT)
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
-        check_truths(raise_interrupt=raise_interrupt)
+        check_bools(raise_interrupt=raise_interrupt)
         ids, target = encode(self.tokenizer, prompt), settings.wrap(self.target)
         self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
-        plan, timer, decoder = self._plan(settings), PhaseTimer(self.target.device), None
-        if plan.loop == "device":
-            decoder = self._decoder(plan.drafter)
-            rounds = decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
-                                       settings.max_new_tokens, settings.ends, timer,
-                                       settings.verify)
+        plan, timer = self._plan(settings), PhaseTimer(self.target.device)
+        if plan.loop == "device": rounds = self._on_device(plan.drafter, ids, settings, timer)
         else:
             request = self._request(ids, settings, target, plan.drafter)
             rounds = serve(target, request, timer)
         completion = Completion(StopChecker(self.tokenizer, settings.stops),
-                                tell or bool(settings.stops) or stream is not None,
+                                tell or stream is not None,
                                 target if isinstance(target, WatchedLM) else None)
         events = completion.follow(rounds, stream, raise_interrupt)
-        return self._decoded(ids, settings, plan, completion, events, timer, decoder)
+        return self._decoded(ids, settings, plan, completion, events, timer)
+
+    def _on_device(self, drafter: Drafter, ids: list[int], settings: Settings,
+                   timer: PhaseTimer) -> Iterator[Round]:
+        "Rounds on the device, by a decoder that is free, with its CUDA graphs; else by a new one."
+        assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
+        free = self.decoders.setdefault(id(drafter), [])
+        try: decoder = free.pop()
+        except IndexError: decoder = DeviceDecoder(self.target, drafter)
+        try:
+            yield from decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
+                                         settings.max_new_tokens, settings.eos_ids, timer,
+                                         settings.verify)
+        finally: free.append(decoder)
 
     def _decoded(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
-                 events: Iterator[Event], timer: PhaseTimer,
-                 decoder: DeviceDecoder | None, # of the device's loop; free afterwards
-                ) -> Generator[Event, None, None]:
+                 events: Iterator[Event], timer: PhaseTimer) -> Generator[Event, None, None]:
         "Pass the events on, and add one with the result."
         device, peak = self.target.device, None
         try:
             of_this_run = reset_peak_memory(device)
             yield from events
             if of_this_run: peak = peak_memory_mb(device)
-        finally:
-            if decoder: self.decoders[id(decoder.drafter)].append(decoder)
-            release_workers()  # else they slow down a call in another thread
+        finally: release_workers()  # else they slow down a call in another thread
         result = self._result(ids, settings, plan, completion, timer, peak)
         self._count(result)
         yield Event(None, None, completion.rest, result)
@@ -316,7 +324,7 @@ class Pair:
               "There are no prompts: expected a list of at least one.")
         size = require_int(batch_size, "batch_size, how many sequences share a forward,", 1)
         size = min(size, len(prompts))
-        check_truths(raise_interrupt=raise_interrupt)
+        check_bools(raise_interrupt=raise_interrupt)
         # a random seed with room above it for the seeds of the other prompts
         if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
         first = check_settings(self.target, self.eos_ids, **asked)
@@ -328,9 +336,9 @@ class Pair:
                 each.append(check_settings(self.target, self.eos_ids, **own))
                 ids.append(encode(self.tokenizer, prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
-        first.wrap(self.target)
-        alone = size == 1 or first.looked_at or first.loop == "device"
-        alone = alone or isinstance(self.drafter, DraftsTrees) and not first.plain
+        first.wrap(self.target)  # raises for log-probabilities or a grammar that can't be
+        alone = size == 1 or first.needs_logits or first.loop == "device"
+        alone = alone or not first.plain and isinstance(self.drafter, DraftsTrees)
         if alone or not isinstance(self.target, Llama):
             self._plan(first)  # raises for settings that can't be combined
             return self._one_by_one(ids, each, raise_interrupt)
@@ -360,7 +368,7 @@ class Pair:
         device, timer = self.target.device, PhaseTimer(self.target.device)
         requests = {i: self._request(ids[i], settings, self.target, plan.drafter)
                     for i, settings in enumerate(each)}
-        texts = [Completion(StopChecker(self.tokenizer, settings.stops), bool(settings.stops))
+        texts = [Completion(StopChecker(self.tokenizer, settings.stops), tell=False)
                  for settings in each]
         clock, peak = BatchClock(timer), None
         def result(i: int) -> GenerationResult:
@@ -382,12 +390,13 @@ class Pair:
                     if of_this_run: peak = peak_memory_mb(device)
                     found = result(i)
                     self._count(found, clock.now - before)
-                    clock.last.pop(i)
+                    clock.leave(i)
                     yield i, found
                     clock.resume()
                     before = clock.now
             except KeyboardInterrupt:
                 if raise_interrupt: raise
+                # the time since the last result is counted once, with the first that has tokens
                 shared = time.perf_counter() - before
                 for i in list(requests):  # unfinished ones, and those that were not begun
                     texts[i].interrupted = True
@@ -401,13 +410,6 @@ class Pair:
     def _count(self, result: GenerationResult, seconds: float | None = None) -> None:
         "Add a result to the totals; seconds: its share of the batch's time."
         with self.adding: self.stats.add(result, seconds)
-
-    def _decoder(self, drafter: Drafter) -> DeviceDecoder:
-        "A decoder on the device that is free, with its CUDA graphs; else a new one."
-        assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
-        free = self.decoders.setdefault(id(drafter), [])
-        try: return free.pop()
-        except IndexError: return DeviceDecoder(self.target, drafter)
 
     def _result(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
                 timer: PhaseTimer, peak: float | None) -> GenerationResult:
@@ -424,7 +426,7 @@ class Pair:
             known["fits_grammar"] = fits and fits_to_its_end(
                 settings.grammar, self.target, generated)
         return GenerationResult(
-            **settings.known, **known,
+            **settings.result_fields, **known,
             prompt_ids=ids,
             generated_ids=generated,
             text=completion.checker.text,
@@ -442,7 +444,7 @@ class Pair:
             drafter=None if settings.plain else drafter_name(plan.drafter),
             loop=plan.loop, device=device_name(self.target.device),
             layout=self.target.layout, plain_factor=self.target.plain_factor,
-            costs=plan.costs_told(),
+            costs=plan.costs_dict(),
             logprobs=odds,
         )
 
@@ -457,7 +459,7 @@ def finish_reason(completion: Completion, settings: Settings) -> str:
     "Why a completion ended, in a word."
     if completion.interrupted: return "interrupted"
     if completion.checker.end is not None: return "stop"
-    if completion.ids[-1] in settings.ends: return "eos"
+    if completion.ids[-1] in settings.eos_ids: return "eos"
     if len(completion.ids) == settings.max_new_tokens: return "length"
     return "context"
 
@@ -542,9 +544,12 @@ def section_of(pair: Pair) -> PairSection:
     if draft:
         parts["draft"] = draft.name
         if draft.precision != target.precision: parts["draft_dtype"] = draft.precision
-    other = parts.get("draft") not in (None, target.name) or "draft_dtype" in parts
     if type(drafter) is NGramDrafter: parts["lookup"] = True
-    known = not pair.named or "lookup" in parts or other and parts["draft"] is not None
+    # a draft with the target's own name and dtype is the target without some layers, which no name
+    # says
+    other = parts.get("draft") is not None and (
+        parts["draft"] != target.name or "draft_dtype" in parts)
+    known = not pair.named or "lookup" in parts or other
     check(
         target.name is not None and known,
         "This pair was put together by hand, from parts that have no names to write down: only a"
