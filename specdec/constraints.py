@@ -57,8 +57,8 @@ def start_of(grammar: Grammar, model: CausalLM) -> GrammarState:
 class GrammarLM(WrapperLM):
     """A model under a grammar: in each row of its logits, tokens that the grammar forbids there get
     minus infinity. The tokens read into an empty cache are the prompt; the grammar begins after
-    it. (`begin` says how long the prompt is, where it comes in several forwards.) Raises `InputError`
-    for a grammar that allows no text."""
+    it. (`begin` says how long the prompt is, where it comes in several forwards.) Raises
+    `InputError` for a grammar that allows no text."""
     def __init__(self, model: CausalLM, grammar: Grammar):
         super().__init__(model)
         self.start, self.prompt = start_of(grammar, model), 0
