@@ -76,6 +76,7 @@ class Completion:
         # rounds with their seconds: one list, so that an interrupt can't separate them
         self.timed: list[tuple[Round, float]] = []
         self.interrupted, self.total_time = False, 0.0
+        self.reused = 0 # tokens of the prompt that were copied, not read
         self.rest = ""  # the end of the text, which was held back
 
     @property

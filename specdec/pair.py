@@ -32,7 +32,7 @@ from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
 from .errors import InputError, ModelError, check, require_int
-from .loop import Request, serve, speculate_batch
+from .loop import Prefilled, Request, prefill, serve, speculate_batch
 from .models.hub import encode, find_model, pick_device
 from .models.linear import release_workers
 from .models.llama import Llama
@@ -82,6 +82,7 @@ class GenerateArguments(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     grammar: Grammar | None
+    prefilled: Prefilled | None
     raise_interrupt: bool
     batch_size: int
 
@@ -152,6 +153,8 @@ class Pair:
                  # likeliest ones
                  logprobs: int | None = None,
                  grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
+                 # from `prefill`: what the prompt shares with it at the beginning is not read again
+                 prefilled: Prefilled | None = None,
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
                  batch_size: int = BATCH,       # of a list: sequences that share a forward
                 ):
@@ -165,7 +168,7 @@ class Pair:
         asked = dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
             seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar,
+            logprobs=logprobs, grammar=grammar, prefilled=prefilled,
         )
         if is_list(prompt):
             check(stream is None, "stream follows a single text, and this is a list of prompts: "
@@ -182,12 +185,13 @@ class Pair:
                 stop: str | Sequence[str] = (), method: str = "speculative",
                 verify: VerifyRule | None = None, loop: str | None = None,
                 ignore_eos: bool = False, logprobs: int | None = None,
-                grammar: Grammar | None = None, raise_interrupt: bool = False,
+                grammar: Grammar | None = None, prefilled: Prefilled | None = None,
+                raise_interrupt: bool = False,
                ) -> Iterator[tuple[int, GenerationResult]]:
         """Decode a list of prompts in a batch, and yield each result as it ends, with its number in
-        the list, from 0 on. Prompts are read one by one; the rounds after them share forwards. When
-        a sequence ends, the next one joins the batch. Arguments are checked at once, as in
-        `generate`; errors name the prompt.
+        the list, from 0 on. What all prompts begin with is read once, the rest of each by itself;
+        the rounds after them share forwards. When a sequence ends, the next one joins the batch.
+        Arguments are checked at once, as in `generate`; errors name the prompt.
 
         Prompt i has the seed `seed + i`. In float32 its result has the tokens of
         `generate(prompts[i], seed=seed + i)`: greedy tokens always, sampled ones if the same drafts
@@ -200,7 +204,7 @@ class Pair:
         return self._list(prompts, batch_size, raise_interrupt, dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
             seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar,
+            logprobs=logprobs, grammar=grammar, prefilled=prefilled,
         ))
 
     def stream(self, prompt: Prompt,
@@ -209,7 +213,8 @@ class Pair:
                stop: str | Sequence[str] = (), method: str = "speculative",
                verify: VerifyRule | None = None, loop: str | None = None,
                ignore_eos: bool = False, logprobs: int | None = None,
-               grammar: Grammar | None = None, raise_interrupt: bool = False,
+               grammar: Grammar | None = None, prefilled: Prefilled | None = None,
+               raise_interrupt: bool = False,
               ) -> Generator[Event, None, None]:
         """Decode a prompt, and yield an `Event` for each token and each rejected draft token, round
         by round; the last event holds the `result` and the end of the text. Arguments are checked
@@ -219,8 +224,23 @@ class Pair:
             self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
             loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
+            prefilled=prefilled,
         )
         return self._one(prompt, settings, None, raise_interrupt)
+
+    def prefill(self, prompt: Prompt,
+                prefilled: Prefilled | None = None, # of an earlier prompt that begins like this one
+               ) -> Prefilled:
+        """Read a prompt once. `generate(prompt, prefilled=it)` then decodes without reading it
+        again, as often as you like, also prompts that go on from it, such as a chat's next turn, in
+        the host's loop. In float32 on an x86 CPU the text is the same. Keeps some memory
+        (`nbytes`).
+        Raises `InputError` for a prompt that can't be decoded, and for a list of prompts."""
+        check(not is_list(prompt), "prefill reads one prompt, and this is a list: `results` reads "
+              "what its prompts share once by itself.")
+        ids = encode(self.tokenizer, prompt)
+        try: return prefill(self.target, ids, self.drafter.layers, prefilled)
+        finally: release_workers()  # else they slow down a call in another thread
 
     @classmethod
     def from_config(cls, config: str | Path | Config, # or a .yaml, .yml or .toml file
@@ -241,7 +261,8 @@ class Pair:
                  drafter: Drafter) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
         return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                       settings.K, settings.max_new_tokens, settings.eos_ids, settings.verify)
+                       settings.K, settings.max_new_tokens, settings.eos_ids, settings.verify,
+                       settings.prefilled)
 
     def costs_at(self, size: int) -> KnownCosts:
         "What drafting costs in a batch of this size, as known already; nothing is timed."
@@ -287,6 +308,7 @@ class Pair:
         completion = Completion(StopChecker(self.tokenizer, settings.stops),
                                 tell or stream is not None,
                                 target if isinstance(target, WatchedLM) else None)
+        if settings.prefilled: completion.reused = settings.prefilled.shared_with(ids, target)
         events = completion.follow(rounds, stream, raise_interrupt)
         return self._decoded(ids, settings, plan, completion, events, timer)
 
@@ -382,6 +404,7 @@ class Pair:
             try:
                 for i, r in rounds:
                     texts[i].add(r, clock.tick(i))
+                    texts[i].reused = requests[i].reused
                     if texts[i].checker.end is None and not requests[i].is_over: continue
                     requests.pop(i).ended = True  # a stop string may have ended it
                     if requests and len(requests) < len(plan.by_size):
@@ -428,6 +451,7 @@ class Pair:
         return GenerationResult(
             **settings.result_fields, **known,
             prompt_ids=ids,
+            prompt_reused=completion.reused,
             generated_ids=generated,
             text=completion.checker.text,
             rounds=rounds[1:],
@@ -571,6 +595,10 @@ class ConfiguredPair:
     def reset_stats(self) -> None:
         "Begin the running totals anew."
         self.pair.reset_stats()
+
+    def prefill(self, prompt: Prompt, prefilled: Prefilled | None = None) -> Prefilled:
+        "Read a prompt once; see `Pair.prefill`."
+        return self.pair.prefill(prompt, prefilled)
 
     def generate(self, prompt, **settings): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."

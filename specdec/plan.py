@@ -20,7 +20,7 @@ from specdec.drafters.choose import (
 )
 from .drafters.tree import TreeDrafter
 from .errors import check, require_int
-from .loop import end_ids
+from .loop import Prefilled, end_ids
 from .models.linear import FEW
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
@@ -46,6 +46,7 @@ class Settings:
     grammar: Grammar | None
     adapts: bool              # whether K changes from round to round
     controller: Lookahead | None # if K is one
+    prefilled: Prefilled | None # of a prompt that begins like this one
     result_fields: dict       # method, settings and is_lossless, as a result has them
 
     @property
@@ -62,7 +63,7 @@ class Settings:
 def check_settings(
     target: CausalLM, eos_ids: Iterable, *,
     K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
-    logprobs, grammar,
+    logprobs, grammar, prefilled=None,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
@@ -94,7 +95,7 @@ def check_settings(
     return Settings(
         K=most, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stops=stops,
         plain=method == "plain", verify=verify, eos_ids=ends, loop=loop, logprobs=logprobs,
-        grammar=grammar, adapts=adapts, controller=controller,
+        grammar=grammar, adapts=adapts, controller=controller, prefilled=prefilled,
         result_fields=dict(method=method, settings=settings, is_lossless=lossless))
 
 def is_controller(K) -> bool:
@@ -144,6 +145,7 @@ def chosen_loop(settings: Settings, target: CausalLM, drafter: Drafter) -> str: 
     if settings.adapts: on_host = "a K that changes would need a CUDA graph for each"
     if settings.needs_logits:
         on_host = "log-probabilities and grammars need each round's logits on the host"
+    if settings.prefilled is not None: on_host = "a prefilled prompt is continued on the host"
     check(not (settings.loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if settings.loop: return settings.loop

@@ -220,7 +220,7 @@ def test_texts_share_their_forwards(monkeypatch):
             return super().compute(ids, *rest)
     counting = copy.copy(target)
     counting.__class__ = Counting
-    texts = [Request(counting, [1, 2], NoDrafter(), SamplingParams(), SeededRandom(0), 5, 10) for _ in range(4)]
+    texts = [Request(counting, [i, 2], NoDrafter(), SamplingParams(), SeededRandom(0), 5, 10) for i in range(4)]
     decode(counting, texts, 4)
     assert Counter(rows) == {2: 4, 4: 9}
 
