@@ -192,10 +192,10 @@ NOTES = { # the names of others that are no key here
     "assistant_early_exit": "here it is skip, the layers that the draft leaves out.",
 } | _noted("temperature says it: 0 is greedy, and anything above samples.",
            "do_sample greedy sampling sample_strategy sampling_strategy") \
-  | _noted("a lossless rule is chosen by the temperature; the one key for a lossy rule is lenience.",
+  | _noted("the temperature chooses a lossless rule; the one key for a lossy rule is lenience.",
            "verify verification verification_strategy") \
-  | _noted("draft_tokens: adaptive drafts as many as pay; a controller of your own is an argument in"
-           " Python, K=AdaptiveLookahead(…).",
+  | _noted("draft_tokens: adaptive drafts as many as pay; a controller of your own is an argument"
+           " in Python, K=AdaptiveLookahead(…).",
            "adaptive adaptive_lookahead initial_lookahead min_lookahead max_lookahead"
            " cooldown_steps num_assistant_tokens_schedule") \
   | _noted("in Python it is NGramDrafter(longest=…).",
@@ -210,12 +210,17 @@ NOTES = { # the names of others that are no key here
   | _noted("one device decodes.", "tensor_parallel_size speculative_draft_tensor_parallel_size"
            " draft_tensor_parallel_size gpu_memory_utilization")
 
+def as_key(name: str) -> str: return name.lstrip("-").replace("-", "_")  # of an option
+
+def twin(key: str) -> str: # "": there is none
+    "Our name for what others call so."
+    return ELSEWHERE.get(as_key(key), ELSEWHERE.get(as_key(key).lower(), ""))
+
 def meant(key: str, known: list[str], # the keys that this section has
          ) -> str:
     "What an unknown key may stand for."
-    key = key.lstrip("-").replace("-", "_")  # as an option is written
+    key, ours = as_key(key), twin(key)
     if key in known: return f"did you mean {key}?"
-    ours = ELSEWHERE.get(key, ELSEWHERE.get(key.lower(), ""))
     for name in (ours, _IN_A_GRID.get(ours)):
         if name in known: return f"here it is {name}."
     if key in NOTES: return NOTES[key]
@@ -243,7 +248,7 @@ def told(error: Mapping, # of pydantic's
                  inside := section_at(kind, (section,))) is not kind
                  for field in inside.model_fields}  # key → the section that has it
         if key in homes: return f"{where}{key} belongs into the section {homes[key]}."
-        ours = ELSEWHERE.get(key)
+        ours = twin(key)
         if ours not in known and ours in homes:
             return f"{where}unknown key {name}: here it is {ours}, in the section {homes[ours]}."
         return f"{where}unknown key {name}: {meant(key, known)}"
