@@ -125,15 +125,16 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
         "line {}: decoding.temperature should be a finite number", 2, 2,
     ),
     "a seed of 65 bits": (
-        f"decoding:\n  seed: {2**64}\n", f"[decoding]\nseed = {2**64}\n", "line {}: decoding.seed should be less", 2, 2,
+        f"decoding:\n  seed: {2**64}\n", f"[decoding]\nseed = {2**64}\n", "line {}: decoding.seed should be less",
+        2, 2,
     ),
     "another system's, of the other section": (
         "decoding:\n  draft_model_path: a\n", '[decoding]\ndraft_model_path = "a"\n',
         "line {}: unknown key decoding.draft_model_path: here it is draft, in the section pair", 2, 2,
     ),
     "another system's, outside of a section": (
-        "main_model: a\n", 'main_model = "a"\n', "line {}: unknown key main_model: here it is target, in the section pair",
-        1, 1,
+        "main_model: a\n", 'main_model = "a"\n',
+        "line {}: unknown key main_model: here it is target, in the section pair", 1, 1,
     ),
     "what is no key here": (
         "decoding:\n  do_sample: yes\n", "[decoding]\ndo_sample = true\n",

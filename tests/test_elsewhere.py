@@ -1,4 +1,4 @@
-"""The page for people who come from elsewhere: every name that it gives as ours exists, and every test that it names."""
+"""The page for people who come from elsewhere: each name that it gives as ours exists, and each test that it names."""
 import ast
 import inspect
 import json
@@ -76,7 +76,8 @@ def lacking(page: str) -> list[str]:
     for name, file in {test for cell in column("held by", page) for test in HELD.findall(cell)}:
         path = NOTEBOOK.parents[2] / file
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
-        if name not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}: found.append(f"{file}::{name}")
+        tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if name not in tests: found.append(f"{file}::{name}")
     return found
 
 

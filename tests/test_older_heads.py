@@ -63,15 +63,15 @@ DOORS = {
     "load": lambda head, folder, target: load(str(head), "cpu", "float32"),
     "Pair(draft=…)": lambda head, folder, target: specdec.Pair(target, draft=str(head)),
     "load_pair": lambda head, folder, target: specdec.load_pair("smollm2", "cpu", drafter=head, target=target),
-    "a configuration's drafter": lambda head, folder, target: from_config(f"{{target: {folder}, drafter: {head}}}", head),
-    "a configuration's draft": lambda head, folder, target: from_config(f"{{target: {folder}, draft: {head}}}", head),
+    "a configuration's drafter": lambda head, folder, target: from_config("drafter", head, folder),
+    "a configuration's draft": lambda head, folder, target: from_config("draft", head, folder),
     "--drafter": lambda head, folder, target: by_command(["--target", str(folder), "--drafter", str(head)]),
     "--draft": lambda head, folder, target: by_command(["--target", str(folder), "--draft", str(head)]),
 }
 
 
-def from_config(pair: str, head: Path):
-    (head.parent / "a.yaml").write_text(f"pair: {pair}\n")
+def from_config(key: str, head: Path, folder: Path):
+    (head.parent / "a.yaml").write_text(f"pair: {{target: {folder}, {key}: {head}}}\n")
     return specdec.Pair.from_config(head.parent / "a.yaml")
 
 
@@ -85,7 +85,8 @@ def by_command(words):
 @pytest.mark.parametrize("pickled", [True, False], ids=["pickled", "safetensors"])
 @pytest.mark.parametrize("version", [3, 1], ids=["EAGLE-3", "EAGLE"])
 @pytest.mark.parametrize("door", DOORS)
-def test_an_older_head_gets_one_sentence_and_the_command_from_every_door(door, version, pickled, folder, target, tmp_path):
+def test_an_older_head_gets_one_sentence_and_the_command_from_every_door(
+        door, version, pickled, folder, target, tmp_path):
     head = save_older(random_head(target), tmp_path / "head", version, pickled)
     with pytest.raises(ModelError) as caught: DOORS[door](head, folder, target)
     said = str(caught.value)
@@ -114,7 +115,8 @@ def test_only_a_head_is_taken_for_one(folder, target, tmp_path):
 def test_a_head_is_known_by_its_config_alone(tmp_path):
     "As of one on the hub, of which only the config.json is there yet."
     for words, version in ((dict(architectures=["LlamaForCausalLMEagle3"]), 3), (dict(draft_vocab_size=32000), 3),
-                           (dict(model_type="eagle", architectures=["EAGLEModel"]), 1), (dict(model_type="llama"), None)):
+                           (dict(model_type="eagle", architectures=["EAGLEModel"]), 1),
+                           (dict(model_type="llama"), None)):
         (tmp_path / "config.json").write_text(json.dumps(words))
         assert older_head(tmp_path) == version, words
 
@@ -141,7 +143,7 @@ def test_the_command_that_is_said_makes_a_drafter(folder, target, tmp_path):
 # What a pair is given
 
 def test_a_name_or_a_state_is_no_draft(target):
-    with pytest.raises(InputError, match=r"load\(name\) loads a model, load_drafter\(folder, target\) .* load_pair\(name\)"):
+    with pytest.raises(InputError, match=r"load\(name\) loads a model, load_drafter\(folder.*load_pair\(name\)"):
         specdec.Pair(target, "smollm2")
     with pytest.raises(InputError, match=r"load\(name\) loads a model by its name, load_pair\(name\) a whole pair"):
         specdec.Pair("smollm2")

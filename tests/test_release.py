@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
 
 
-def workflow(name: str) -> dict: return yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+def workflow(name: str) -> dict:
+    return yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -39,7 +40,8 @@ def test_a_wheel_is_built_tested_and_then_approved_by_a_person():
     assert [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})] == ["publish"]
     triggers = workflow("release")[True]  # YAML reads `on` as a truth
     assert triggers == {"push": {"tags": ["v*"]}}
-    handed_on = {step["with"]["name"] for job in jobs.values() for step in job["steps"] if "artifact" in step.get("uses", "")}
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    handed_on = {step["with"]["name"] for step in steps if "artifact" in step.get("uses", "")}
     assert handed_on == {"dist"}
 
 
@@ -55,7 +57,7 @@ def test_a_tag_that_is_not_the_version_ends_the_release(tag, passes, settings):
 def test_the_version_is_one(settings):
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == settings["version"] and cited["license"] == "Apache-2.0"
-    assert cited["repository-code"].rstrip("/") == "https://github.com/specdec/specdec" and cited["cff-version"] == "1.2.0"
+    assert cited["repository-code"] == "https://github.com/specdec/specdec" and cited["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= set(cited) and cited["authors"] == [{"name": settings["author"]}]
     written = (ROOT / "specdec" / "__init__.py").read_text(encoding="utf-8")
     assert f'__version__ = "{settings["version"]}"' in written
@@ -94,7 +96,8 @@ def test_every_bound_from_above_is_watched(settings):
     pattern = re.sub(r"\(\?<(?=current)", "(?P<", pattern)
     files = [re.compile(each.strip("/")) for each in manager["managerFilePatterns"]]
     assert any(file.search("settings.ini") for file in files)
-    lines = [line for line in (ROOT / "settings.ini").read_text(encoding="utf-8").splitlines() if "requirements" in line]
+    text = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if "requirements" in line]
     found = {match["depName"]: match["currentValue"] for match in re.finditer(pattern, "\n".join(lines))}
     assert set(found) == bounded(settings) and {"torch", "transformers", "fastcore"} <= set(found)
     assert found["torch"] in settings["requirements"] and "python_version" not in found

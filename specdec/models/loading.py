@@ -32,8 +32,8 @@ from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
 from ..files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
-    FOUR_BITS, INT4, STORED, check_no_older_head, find_config, find_model, has_int4, load_tokenizer, load_transformers,
-    pick_device, pick_dtype, weights_digest,
+    FOUR_BITS, INT4, STORED, check_no_older_head, find_config, find_model, has_int4, load_tokenizer,
+    load_transformers, pick_device, pick_dtype, weights_digest,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
