@@ -98,8 +98,9 @@ class Pair:
                 ):
         check(
             is_model(target),
-            f"A target is a model, not {named(target)}. To load one by its name, use load(name), a"
-            " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
+            f"A target is a model, not {named(target)}. load(name) loads a model by its name,"
+            " load_pair(name) a whole pair, and TransformersLM(module) wraps a module of"
+            " transformers.",
         )
         check(costs is None or callable(getattr(costs, "at", None)),
               f"costs must be MachineCosts, from `measure_costs`, or None, not {named(costs)}.")
@@ -621,7 +622,10 @@ class ConfiguredPair:
 def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
                ) -> ConfiguredPair:
     "Load the pair of a configuration; see `Pair.from_config`."
-    if not isinstance(config, Config): config = read_config(config)
+    if not isinstance(config, Config):
+        read = read_config(config)
+        try: return load_config(read)
+        except InputError as error: raise InputError(f"{config}: {error}") from error
     section = config.pair
     if section.name: spec = get_pair(section.name)
     else:

@@ -180,6 +180,12 @@ def test_commands_are_found_for_the_comparison_of_help_pages():
     assert any("[peers]" in doc for _, doc, _ in WRITTEN)
 
 
+@pytest.mark.parametrize("words", [[], ["bench"], ["config"]], ids=["specdec", "bench", "config"])
+def test_without_a_command_the_help_is_all_that_is_said(words):
+    bare, asked = run(*words), run(*words, "-h")
+    assert bare.exit_code == ExitCode.BAD_INPUT and (bare.stdout + bare.stderr).strip() == asked.stdout.strip() != ""
+
+
 def test_help_lists_the_doctor_before_what_takes_long():
     listed = re.findall(r"^│ (\w+) ", process("-h").stdout, re.M)
     assert listed.index("fetch") + 1 == listed.index("doctor") < listed.index("bench")
