@@ -199,7 +199,7 @@ print("".join(str(out.get("text", "")) for cell in notebook.cells for out in cel
 
 
 def test_the_tour_runs_from_its_file_alone(fetched, wheel):
-    "As in Colab: Jupyter and torch are there, and one file. Its first cell installs this version and fetches the model."
+    "As in Colab: Jupyter, torch and one file. The first cell installs this version and fetches the model."
     fetched.install("nbclient", "ipykernel")
     fetched("python", "-m", "pip", "uninstall", "--quiet", "--yes", settings()["lib_name"])
     shutil.rmtree(fetched.variables["SPECDEC_HOME"])
