@@ -1462,7 +1462,7 @@ def playground(
     """Open the playground in a browser: sliders for K and temperature, tokens coloured by their
     status, one round under the microscope.
 
-    It needs Voilà: pip install voila ipywidgets ipykernel. Ctrl-C ends it, with all it started.
+    It needs Voilà: pip install "specdec-nb[playground]". Ctrl-C ends it, with all it started.
 
     Examples:
 
