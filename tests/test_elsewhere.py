@@ -1,4 +1,5 @@
 """The page for people who come from elsewhere: every name that it gives as ours exists."""
+import ast
 import inspect
 import json
 import re
@@ -55,3 +56,20 @@ def test_a_name_of_ours_exists(name): assert exists(name), name
 def test_the_tables_are_read():
     assert {"K", "alpha", "specdec.cache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
     assert not exists("specdec.cache.KVCache.truncate") and not exists("speed") and not exists("--drafts")
+
+
+def held() -> list[tuple[str, str]]:
+    "The tests that the page names, each with its file."
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    page = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.findall(r"\[(test_\w+)\]\(https://github\.com/specdec/specdec/blob/main/(tests/\w+\.py)\)", page)
+
+
+def is_there(name: str, file: str) -> bool:
+    tree = ast.parse((NOTEBOOK.parents[2] / file).read_text(encoding="utf-8"))
+    return name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_tests_that_it_names_are_there():
+    assert len(held()) > 15 and [named for named in held() if not is_there(*named)] == []
+    assert not is_there("test_it_is_fast", "tests/test_elsewhere.py")

@@ -89,8 +89,8 @@ def _why_not(model, config) -> list[str]: # empty: it can
 def generation_ends(model, # a transformers module
                     tokenizer=None, # adds its own end, as it does in `load`
                    ) -> frozenset[int]: # token ids
-    """After which tokens `generate` of transformers ends a sequence: those of the generation config,
-    or of the config where that names none. Raises `ModelError` for ends that aren't token ids."""
+    """After which tokens `generate` of transformers ends a sequence: those of the generation
+    config, or of the config where that names none. Raises `ModelError` for ends that aren't token ids."""
     configs = (getattr(model, "generation_config", None), model.config,
                model.config.get_text_config())
     named = (getattr(config, "eos_token_id", None) for config in configs)
@@ -101,7 +101,6 @@ def generation_ends(model, # a transformers module
     except TypeError as error:
         raise ModelError(f"The eos_token_id of {type(model).__name__} must be token ids, not "
                          f"{ends!r}.") from error
-
 
 # %% ../../nbs/engine/07_adapter.ipynb #8f80f643
 class TransformersLM(CausalLM):
