@@ -90,7 +90,8 @@ def generation_ends(model, # a transformers module
                     tokenizer=None, # adds its own end, as it does in `load`
                    ) -> frozenset[int]: # token ids
     """After which tokens `generate` of transformers ends a sequence: those of the generation
-    config, or of the config where that names none. Raises `ModelError` for ends that aren't token ids."""
+    config, or of the config where that names none. Raises `ModelError` for ends that aren't token
+    ids."""
     configs = (getattr(model, "generation_config", None), model.config,
                model.config.get_text_config())
     named = (getattr(config, "eos_token_id", None) for config in configs)
