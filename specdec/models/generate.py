@@ -342,7 +342,7 @@ def transformers_generate(
     """Our loop inside `generate` of transformers:
     `model.generate(…, custom_generate=specdec.transformers_generate)`. Greedy tokens are those of
     the library in float32; samples have the same distribution (Leviathan et al. 2023). A sequence
-    also ends where the model's positions do.
+    also ends where the model's positions do. The module is put into evaluation mode.
 
     `drafter=` and `K=` may be arguments of `generate`; a streamer has to be bound, since `generate`
     keeps its own from the function: `partial(specdec.transformers_generate, streamer=s)`. It also
@@ -381,8 +381,8 @@ def transformers_generate(
     # greedy decoding draws nothing, and leaves torch's generator alone
     seed = int(torch.randint(2**62, ())) if config.do_sample else 0
     rng = SeededRandom(seed)
-    ends = frozenset(int(end) for criterion in stopping_criteria
-                     for end in getattr(criterion, "eos_token_id", ()))
+    ends = [int(end) for criterion in stopping_criteria
+            for end in getattr(criterion, "eos_token_id", ())]
     held = cache if cache is not None and cache.get_seq_length() else None
     sequences = []
     try:
@@ -393,17 +393,19 @@ def transformers_generate(
             sequences.append(Continued(buffer, width))
             prompt = ids[pad:].tolist()
             for emitted in decode(wrapped, drafter, sequences[-1], prompt, K, sampling, rng,
-                                  stopping_criteria, ends, with_scores):
+                                  stopping_criteria, frozenset(ends), with_scores):
                 if streamer is not None: streamer.put(torch.tensor(emitted))
     finally:
         if streamer is not None: streamer.end()
 
     longest = max(sequence.length for sequence in sequences)
     pad_token = config.pad_token_id
-    if pad_token is None: pad_token = min(ends, default=0)
+    if pad_token is None: pad_token = ends[0] if ends else 0
     result = input_ids.new_full((count, longest), pad_token)
     for row, one in zip(result, sequences): row[:one.length] = one.buffer[0, :one.length]
-    if not any(pads) and count == 1 and cache is not None and wrapped.cache is not None:
+    if any(pads) or count > 1: cache = None  # it was made for the batch, and holds nothing
+    is_seen = config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
+    if cache is not None and wrapped.cache is not None and is_seen:
         extend(cache, wrapped.cache, longest - 1)
     if not config.return_dict_in_generate: return result
     from transformers.generation import GenerateDecoderOnlyOutput
@@ -413,7 +415,7 @@ def transformers_generate(
         sequences=result.to(device),
         scores=tuple(after[None] for _, after in rows) if with_scores else None,
         logits=tuple(before[None] for before, _ in rows) if config.output_logits else None,
-        **{name: cache if count == 1 and not any(pads) else None},
+        **{name: cache},
     )
 
 # %% ../../nbs/engine/20_generate.ipynb #tfg00023
