@@ -551,10 +551,10 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
     """Load a registered pair; raises `InputError` with the most similar names if the name is
     unknown."""
     pair = load_spec(get_pair(name), device, dtype, method, drafter, target, revision)
-    pair.origin = PairSection(
+    pair.origin = PairSection.model_validate(dict(
         name=name, drafter=None if drafter is None else str(drafter), device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-    )
+    ))
     return pair
 
 # %% ../nbs/use/01_pairs.ipynb #bfd26aba

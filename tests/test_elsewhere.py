@@ -91,3 +91,20 @@ def test_every_row_is_held_by_tests_that_are_there():
 ], ids=["nothing", "no link", "no such test", "no such file"])
 def test_a_row_without_a_test_is_noticed(cell):
     assert lacking(f"| there | here | held by |\n|---|---|---|\n| a | b | {cell} |")
+
+
+def held() -> list[tuple[str, str]]:
+    "The tests that the page names, each with its file."
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    page = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.findall(r"\[(test_\w+)\]\(https://github\.com/specdec/specdec/blob/main/(tests/\w+\.py)\)", page)
+
+
+def is_there(name: str, file: str) -> bool:
+    tree = ast.parse((NOTEBOOK.parents[2] / file).read_text(encoding="utf-8"))
+    return name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_tests_that_it_names_are_there():
+    assert len(held()) > 15 and [named for named in held() if not is_there(*named)] == []
+    assert not is_there("test_it_is_fast", "tests/test_elsewhere.py")
