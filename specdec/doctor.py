@@ -479,7 +479,7 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     lines += [("costs", costs_line(pair)) for pair in facts.get("costs") or []]
     if e := facts.get("extras"):
         lines.append(("playground", "can be served" if e["playground"] else
-                      "not yet: pip install voila ipywidgets ipykernel"))
+                      'not yet: pip install "specdec-nb[playground]"'))
     return lines
 
 # %% ../nbs/use/10_doctor.ipynb #829608d8

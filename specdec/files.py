@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../nbs/engine/01_files.ipynb #ddaabb7f
+import errno
 import hashlib
 import json
 import os
@@ -223,6 +224,11 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
                          f"a value isn't what its form says ({error}).") from error
 
 # %% ../nbs/engine/01_files.ipynb #93b6e740
+def _if_full(error: Exception) -> str: # a library's own error doesn't say
+    "Advice that helps where a disk is full."
+    full = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "make room there, or " if getattr(error, "errno", None) in full else ""
+
 @contextmanager
 def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
     """Files that get into a folder together, when the block ends; an error or an interrupt leaves
@@ -237,14 +243,18 @@ def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
             for path in files: path.replace(folder / path.name)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"Nothing was written to {folder} ({first_line(error)}): "
-                         "make room there, or take another folder.") from error
+                         f"{_if_full(error)}take another folder.") from error
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write instead
     """Replace one file: it is there whole or not at all, even if the process is killed meanwhile,
-    and two that write it at a time don't mix. Raises `ModelError` if it can't be written."""
+    and two that write it at a time don't mix. Raises `ModelError` if it can't be written, and
+    `InputError` if its folder isn't there."""
     try:
         place = path.resolve()  # a link stays a link
+        if not place.parent.is_dir():
+            raise InputError(f"{path} can't be written: there is no folder {place.parent}. Make it"
+                             " first, or take another place.")
         if place.exists() and not place.is_file(): raise OSError("it is not a file")
         partial = place.with_name(f"{place.name[:60]}.{secrets.token_hex(8)}.partial")
         try:
@@ -256,8 +266,8 @@ def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write i
             with suppress(OSError): partial.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{path} can't be written ({reason}): make room there, or take another"
-                         " place. What was there before still is.") from error
+        raise ModelError(f"{path} can't be written ({reason}): {_if_full(error)}take another place."
+                         " What was there before still is.") from error
 
 def append_whole(path: Path, text: str) -> None:
     "Text at the end of a file, all of it or nothing; raises `OSError` if it can't be written."

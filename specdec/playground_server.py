@@ -43,7 +43,7 @@ def check_server() -> None:
     gone = [name for name in ("voila", "ipywidgets", "ipykernel") if find_spec(name) is None]
     if gone:
         raise ModelError(
-            f"The playground needs {' and '.join(gone)}: pip install voila ipywidgets ipykernel"
+            f"The playground needs {' and '.join(gone)}: pip install \"specdec-nb[playground]\""
         )
 
 def app_files() -> dict[str, str]: # path → text

@@ -731,7 +731,7 @@ def test_a_click_puts_a_token_under_the_microscope(panel):
 
 def test_what_is_missing_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(playground_server, "find_spec", lambda name: None if name == "voila" else True)
-    with pytest.raises(ModelError, match="pip install voila"): open_playground(browser=False)
+    with pytest.raises(ModelError, match=r"specdec-nb\[playground\]"): open_playground(browser=False)
     monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
     with pytest.raises(ModelError, match="pip install ipywidgets"): Playground()
 

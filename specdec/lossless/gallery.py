@@ -26,7 +26,7 @@ from specdec.lossless.proof import (
     recursive_rejection, round_error, sampled, take_likeliest,
 )
 from ..verify import VerifyRule, delta, residual, speculative_sampling
-from ..models.llama import rotation
+from ..models.llama import Positions, rotation
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7d5831d9
 @dataclass(frozen=True)
@@ -567,9 +567,9 @@ CANDIDATES = [ # of `Broken`, too: several draft tokens for one place
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #shared06
-def _of_tree(where) -> bool: # specdec.models.llama.Positions
+def _of_tree(where: object) -> bool: # where the tokens of a forward stand
     "Whether a forward has a mask of its own for all rows, as trees have."
-    return where.mask is not None
+    return isinstance(where, Positions) and where.mask is not None
 
 class SeesSiblings(ExactDecoder):
     "Reads a tree under the causal mask."
