@@ -35,7 +35,15 @@ def _can_be(name: str) -> str:
     return name
 
 Name = Annotated[str, AfterValidator(_can_be)] # of a model: perhaps a folder or a file
-Dtype = Literal["auto", "float32", "bfloat16", "float16", "int4"]
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int4")
+
+def _dtype_known(name: str) -> str:
+    if name in DTYPES: return name
+    near = difflib.get_close_matches(name, DTYPES, n=1, cutoff=0.5)
+    hint = f"; nearest: {near[0]}" if near else ""
+    raise ValueError(f"expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {name!r}{hint}")
+
+Dtype = Annotated[str, AfterValidator(_dtype_known), Field(json_schema_extra={"enum": [*DTYPES]})]
 DEVICE = r"^(auto|(cpu|cuda|mps)(:[0-9]+)?)$"
 
 def _kind_known(device: str) -> str: # whether it is here, is asked when a model is loaded
@@ -256,12 +264,8 @@ def told(error: Mapping, # of pydantic's
     if error["type"] == "too_short": return f"{where}{name} must not be empty."
     words = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if error["type"] == "value_error": return f"{where}{name}: {words}."
-    given, near = repr(error["input"]), []
-    if error["type"] == "literal_error":
-        choices = re.findall("'([^']+)'", words)
-        near = difflib.get_close_matches(str(error["input"]), choices, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{where}{name} should be {words}, not {given[:80]}{'…' * (len(given) > 80)}.{hint}"
+    given = repr(error["input"])
+    return f"{where}{name} should be {words}, not {given[:80]}{'…' * (len(given) > 80)}."
 
 # %% ../nbs/use/09_config.ipynb #1befa7f8
 Kind = TypeVar("Kind", bound=BaseModel)

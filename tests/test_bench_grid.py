@@ -163,7 +163,8 @@ def test_what_is_left_open_is_what_the_machine_has():
     [cell] = cells(Grid(**SMALL | dict(threads=None, dtypes=["auto"], domains=["code"])))
     assert cell.runs[0].dtype in ("float32", "bfloat16") and cell.runs[0].device in ("cpu", "cuda", "mps")
     for wrong in (dict(device="abacus"), dict(dtypes=["float7"])):
-        with pytest.raises(InputError, match="abacus|float7"): list(cells(Grid(**SMALL | wrong)))
+        with pytest.raises(ValidationError, match="expected auto, .* not '(abacus|float7)'"): Grid(**SMALL | wrong)
+    with pytest.raises(InputError, match="isn't available"): list(cells(Grid(**SMALL | dict(device="cuda:99"))))
 
 
 # The configurations that come with the project

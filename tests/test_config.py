@@ -96,12 +96,12 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
     ),
     "a value of no kind": (
         "pair:\n  name: smollm2\n  dtype: int5\n", '[pair]\nname = "smollm2"\ndtype = "int5"\n',
-        "line {}: pair.dtype should be .*'float16' or 'int4', not 'int5'. Did you mean int4.$", 3, 3,
+        "line {}: pair.dtype: expected auto, float32, bfloat16, float16 or int4, not 'int5'; nearest: int4.$", 3, 3,
     ),
     "a dtype as others write it": (
-        "pair: {target: a, draft: b}\ndecoding: {}\n".replace("b}", "b,\n  draft_dtype: bf16}"),
+        "pair: {target: a, draft: b,\n  draft_dtype: bf16}\n",
         '[pair]\ntarget = "a"\ndraft = "b"\ndraft_dtype = "bf16"\n',
-        "line {}: pair.draft_dtype should be .* Did you mean bfloat16", 2, 4,
+        "line {}: pair.draft_dtype: expected .*; nearest: bfloat16", 2, 4,
     ),
     "no such pair": (
         "decoding: {}\npair:\n  name: smolm2\n", '[pair]\nname = "smolm2"\n',

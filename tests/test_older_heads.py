@@ -128,8 +128,10 @@ def test_a_head_of_today_is_no_model(target, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("speculators") is None, reason="needs pip install speculators")
-def test_the_command_that_is_said_makes_a_drafter(folder, target, tmp_path):
-    head = save_older(random_head(target), tmp_path / "head", 3, pickled=True)
+def test_the_command_that_is_said_makes_a_drafter(tmp_path):
+    target = random_target(tmp_path / "target", depth=8)  # its layers 2, 4 and 5 are what the format means unless it says
+    target.name = str(tmp_path / "target")
+    head = save_older(random_head(target, layers=(2, 4, 5)), tmp_path / "head", 3, pickled=True)
     with pytest.raises(ModelError) as caught: load_drafter(head, target)
     command = shlex.split(re.search("`(.*?)`", str(caught.value))[1])
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)

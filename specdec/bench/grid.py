@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ..files import fingerprint
 from .methods import DRAFTERS, LLAMACPP_MODES, PROBES
 from .prompts import PromptDataset
-from ..config import Name, meant, placed_name, placed_names, read_as
+from ..config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
 from ..errors import check
 from ..models.hub import STORED, Prompt, pick_device, pick_dtype
 from ..registry import PairSpec, get_pair
@@ -88,7 +88,8 @@ class GridPair(_Settings):
     drafter: Name | None = Field(
         None, description="The trained head of the methods head and hybrid: a folder, or org/name.")
     skip: list[int] = Field([], description="The layers that the method skip leaves out.")
-    draft_dtype: str | None = Field(None, description="Of the draft, where it isn't the target's.")
+    draft_dtype: Dtype | None = Field(
+        None, description="Of the draft, where it isn't the target's.")
 
     @model_validator(mode="before")
     @classmethod
@@ -131,9 +132,9 @@ class Grid(_Settings):
     K: list[int | str] = Field(
         [4], description="Draft tokens per round, at most: whole numbers, or adaptive.")
     temperatures: list[Positive] = Field([0.0], min_length=1, description="0 is greedy.")
-    dtypes: list[str] = Field(
+    dtypes: list[Dtype] = Field(
         ["auto"], min_length=1, description="Of the target: auto, float32, bfloat16, int4, ….")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
+    device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
     threads: Count | None = Field(None, description="On a CPU; as many as there are, if not given.")
     prompts: Name = Field(
         "builtin", description="builtin, quick, held_out, public, or a file of JSON lines.")
