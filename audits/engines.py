@@ -140,7 +140,8 @@ def judge_engine(
                 false_positive_rate=FALSE_POSITIVE_RATE, weak=True, stop=False, seed=run * samples, progress=False)
         plain = report(opened(checkpoints, False))
         if plain.rejected:
-            return no_verdict(f"its plain decoding already has another law: {plain.summary()}")
+            return no_verdict("its plain decoding already has another distribution: "
+                              f"{plain.summary()}")
         engine = opened(checkpoints, True)
         found = report(engine)
         if not engine.accepted: return no_verdict("it never accepted a draft token")

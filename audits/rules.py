@@ -527,8 +527,8 @@ _RIGHT = (
             flashmap, partial(judge_round, sizes=FEW),
             unseen="its draft model, its caches, and the kernels for other engines"),
     Audited("eagle-llm", "1.2.1", "eagle.model.utils.evaluate_posterior, cnets.Model.sample",
-            eagle_llm, judge_open, options="two children of the root, chains below; laws without "
-            "zeros", unseen="larger trees, filters, its caches"),
+            eagle_llm, judge_open, options="two children of the root, chains below; "
+            "distributions without zeros", unseen="larger trees, filters, its caches"),
     Audited("litgpt", "0.5.13", "litgpt.generate.speculative_decoding.speculative_decoding",
             litgpt, partial(judge_round, sizes=FEW), needs=LITGPT_NEEDS,
             unseen="its caches and its loop; top-p"),
@@ -549,17 +549,17 @@ _WRONG = (
             mend="subtract the draft's whole row, which the function would have to be given"),
     Audited("rotalabs-accel/verify_tokens", "1.1.1",
             "rotalabs_accel.speculative.core.verify_tokens", rotalabs_verify_tokens, judge_open,
-            options="top_p .9, its default, which takes no token from these laws",
+            options="top_p .9, its default, which takes no token from these distributions",
             does="The same residual; and the bonus token is the likeliest one, since the threshold "
                  "of top-p arrives at its sampler as the k of top-k.",
-            mistake="bonus token from another law than the target's",
+            mistake="bonus token from another distribution than the target's",
             mend="name the arguments in that call; hand the draft's rows over"),
     Audited("rotalabs-accel/eagle_verify", "1.1.1",
             "rotalabs_accel.speculative.eagle.eagle_verify", rotalabs_eagle_verify, judge_open,
-            options="use_sampling; laws without zeros",
+            options="use_sampling; distributions without zeros",
             does="After a rejection it takes the probability of the drafted token away from every "
                  "token, and its bonus token is always the likeliest.",
-            mistake="a residual of something else than q; bonus token from another law",
+            mistake="a residual of something else than q; bonus token from another distribution",
             mend="subtract the draft's row; draw the bonus token from the target's"),
     Audited("tightwad", "0.5.4", "tightwad.speculation.verify_draft_tokens", tightwad,
             unseen="the server that it asks, which decides what the target's token is",
@@ -573,7 +573,8 @@ _WRONG = (
 _WRONG_ROUNDS = (
     Audited("sequential-speculative-decoding/capped_hsd", "0.1.1",
             "seqspecdecod.capped_hsd.capped_hsd_step", capped_hsd, judge_open,
-            options="laws without zeros", unseen="laws with zeros, for which it fails",
+            options="distributions without zeros",
+            unseen="distributions with zeros, for which it fails",
             does="Its prefixes are one token too short: the chance to keep all draft tokens "
                  "comes from all but the last, and what is drawn after a rejection belongs to the "
                  "place before.",
@@ -583,7 +584,7 @@ _WRONG_ROUNDS = (
     Audited("litgpt/greedy", "0.5.13",
             "litgpt.generate.speculative_decoding.speculative_decoding", partial(litgpt, 0.),
             partial(judge_open, wanted=at_zero), needs=LITGPT_NEEDS, temperature=0.0,
-            options="laws without zeros and ties",
+            options="distributions without zeros and ties",
             does="At temperature 0 it drafts the likeliest token, but accepts it with the ratio of "
                  "the two softmax probabilities, as if it had been drawn.",
             mistake="greedy draft with a softmax q, on both sides",
@@ -600,8 +601,8 @@ _WRONG_ROUNDS = (
             "candidate_generator.SinglePositionMultiTokenCandidateGenerator",
             transformers_single_position, partial(judge_round, sizes=FEW),
             options="do_sample", unseen="the models that use it",
-            does="It drafts the likeliest token each time, and reports the softmax as the law it "
-                 "was drawn from.",
+            does="It drafts the likeliest token each time, and reports the softmax as the "
+                 "distribution it was drawn from.",
             mistake="greedy draft with a softmax q",
             mend="draw the token from that softmax, or report a one-hot q"),
 )
@@ -609,12 +610,13 @@ _WRONG_ROUNDS = (
 
 _LOSSY_BY_DESIGN = (
     Audited("medusa-llm", "0.1", "medusa.model.utils.evaluate_posterior", medusa_llm, judge_open,
-            options="its default thresholds; one candidate; laws without zeros", promises=False,
+            options="its default thresholds; one candidate; distributions without zeros",
+            promises=False,
             unseen="trees",
             does="Typical acceptance: a draft token that the target finds likely enough is kept, "
                  "at any probability that the draft gave it; nothing is drawn at all.",
-            mistake="none: its authors say that it is not the target's law",
-            mend="rejection sampling, where the target's law is wanted"),
+            mistake="none: its authors say that it is not the target's distribution",
+            mend="rejection sampling, where the target's distribution is wanted"),
     Audited("transformers/ensemble", "5.23.0",
             "transformers.generation.utils._speculative_sampling",
             partial(transformers_sampling, .5), options="assistant_ensemble_weight .5",

@@ -6,7 +6,7 @@
 __all__ = ['GenerationResult', 'InputError', 'ModelError', 'NumericalError', 'SpecdecError', 'prompts', 'load', 'Pair',
            'PairSpec', 'list_pairs', 'get_pair', 'load_pair', 'NGramDrafter', 'ModelDrafter', 'SuffixDrafter',
            'HybridDrafter', 'AdaptiveDrafter', 'AdaptiveLookahead', 'HeadDrafter', 'block_verification', 'check_verify',
-           'check_decoder']
+           'check_decoder', 'transformers_generate']
 
 # %% ../nbs/use/08_package.ipynb #a44b7713
 from importlib import import_module
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
     from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
     from specdec.drafters.head import HeadDrafter
+    from specdec.models.generate import transformers_generate
     from specdec.models.loading import load
     from specdec.verify import block_verification
     from specdec.lossless.check import check_decoder, check_verify
@@ -54,12 +55,14 @@ _HOMES = {
     "block_verification": "verify",
     "check_verify": "lossless.check",
     "check_decoder": "lossless.check",
+    "transformers_generate": "models.generate",
 }  # name → the module that defines it
 _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",
     "load", "Pair", "PairSpec", "list_pairs", "get_pair", "load_pair", "NGramDrafter",
     "ModelDrafter", "SuffixDrafter", "HybridDrafter", "AdaptiveDrafter",
     "AdaptiveLookahead", "HeadDrafter", "block_verification", "check_verify", "check_decoder",
+    "transformers_generate",
 ]
 # nbdev makes __all__ of it, and needs it spelled out
 

@@ -29,17 +29,19 @@ def _zeros(t: Tensor, size: int) -> Tensor: # [B, kv_heads, size, head_dim]
         raise CacheFullError(f"There is no memory for a cache of {size} positions: ask for fewer "
                              f"new tokens. (One buffer of many: {list(shape)}.)") from error
 
-def _layout(t: Tensor) -> tuple:
+def _fixed_parts(t: Tensor) -> tuple:
     "What must stay the same from one append to the next: batch, heads, head size, dtype."
     batch, heads, _, size = t.shape
     return batch, heads, size, t.dtype
 
 def _check_fits(keys: Tensor, values: Tensor, held_keys: Tensor, held_values: Tensor) -> None:
     "Raise `InputError` unless keys and values belong together, and into the buffers held."
-    fit = _layout(keys) == _layout(held_keys) and _layout(values) == _layout(held_values)
+    fit = (_fixed_parts(keys) == _fixed_parts(held_keys)
+           and _fixed_parts(values) == _fixed_parts(held_values))
     if fit and keys.shape[2] == values.shape[2]: return
     raise InputError(
-        f"This cache holds keys of {_layout(held_keys)} and values of {_layout(held_values)} "
+        f"This cache holds keys of {_fixed_parts(held_keys)} and values of "
+        f"{_fixed_parts(held_values)} "
         f"(batch, heads, head size, dtype). Keys {list(keys.shape)} in {keys.dtype} with values "
         f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for them.")
 
@@ -48,7 +50,9 @@ class LayerBuffers:
     "Two buffers for each layer, for keys and for values, allocated by the layer's first append."
     def __init__(self, layers: int,   # how many layers will append
                  capacity: int,       # positions there is room for
-                 multiple: int = 1,   # a view's length is rounded up to a multiple of this
+                 # a view's length is rounded up to a multiple of this: that of a vector, where
+                 # logits must be batch-invariant
+                 multiple: int = 1,
                 ) -> None:
         sizes = dict(layers=layers, capacity=capacity, multiple=multiple)
         layers, capacity, multiple = (
@@ -66,6 +70,7 @@ class LayerBuffers:
         values fit them."""
         held_keys, held_values = self.keys[layer], self.values[layer]
         if held_keys is None or held_values is None:
+            # before anything is allocated: do keys and values belong together?
             _check_fits(keys, values, keys, keys.new_empty(*keys.shape[:3], values.shape[3]))
             size = self.span(self.capacity)
             held_keys, held_values = (_zeros(t, size) for t in (keys, values))

@@ -58,6 +58,8 @@ def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a
     # the library that prints tables makes `SystemExit(1)` of a pipe without a reader
     causes = (error, error.__context__)
     if any(isinstance(cause, BrokenPipeError) for cause in causes): return ExitCode.NO_READER
+    if isinstance(error, UsageError) and not error.format_message():
+        return ExitCode.BAD_INPUT  # no command was named, and the help has been printed
     line = in_one_line(error)
     if line is None: return None
     with suppress(OSError): typer.echo(line, err=True)

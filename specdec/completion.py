@@ -65,15 +65,18 @@ class StopChecker:
 class Completion:
     "One completion while it grows: its rounds with their times, text and log-probabilities."
     def __init__(self, checker: StopChecker, # decodes the text
-                 tell: bool = True,          # False: no events, the text is decoded at the end
+                 # False: no events, and without stop strings the text is decoded at the end
+                 tell: bool = True,
                  watched: WatchedLM | None = None, # the target, if log-probabilities are wanted
                 ):
-        self.checker, self.tell, self.watched = checker, tell, watched
+        self.checker, self.watched = checker, watched
+        self.tell = tell or bool(checker.stops)
         # of each round, for each token: id → log-probability
         self.chances: list[list[dict[int, float]]] = []
         # rounds with their seconds: one list, so that an interrupt can't separate them
         self.timed: list[tuple[Round, float]] = []
         self.interrupted, self.total_time = False, 0.0
+        self.reused = 0 # tokens of the prompt that were copied, not read
         self.rest = ""  # the end of the text, which was held back
 
     @property
@@ -107,7 +110,8 @@ class Completion:
             self.chances.append(self.watched.logprobs(self.timed[-1][0].emitted))
 
     def add(self, r: Round, seconds: float) -> list[Event]:
-        "Add a round, cut at a stop string; the events of its tokens, with their pieces of text."
+        """Add a round, shortened in place where a stop string ends; the events of its tokens, with
+        their pieces of text."""
         self.timed.append((r, seconds))  # first of all: an interrupt may come from here on
         self.add_logprobs()
         if not self.tell: return []
@@ -117,9 +121,9 @@ class Completion:
             pieces.append(self.checker.new())
             if self.checker.end is not None: break
         r.emitted = r.emitted[:len(pieces)]
-        certain, odds = iter(pieces), iter(self.chances[-1] if self.watched else [])
+        texts, odds = iter(pieces), iter(self.chances[-1] if self.watched else [])
         return [Event(token, status, "") if status == "rejected"
-                else Event(token, status, next(certain), logprobs=next(odds, None))
+                else Event(token, status, next(texts), logprobs=next(odds, None))
                 for token, status in r.statuses()]
 
     def finish(self) -> str: # the text that was held back
@@ -134,7 +138,8 @@ class Completion:
                raise_interrupt: bool = False, # False: an interrupt ends the completion
               ) -> Iterator[Event]:
         """Add rounds until they end, a stop string appears or the user interrupts, and yield the
-        event of each token. The time that the caller spends on an event doesn't count."""
+        event of each token. The time that the caller spends on an event doesn't count, that of
+        `stream` counts in the next round."""
         start = before = time.perf_counter()
         try:
             for r in rounds:
@@ -163,12 +168,12 @@ class BatchClock:
         self.timer = timer
         self.first: dict[int, int] = {}    # of each sequence: the first span after it joined
         self.last: dict[int, float] = {}   # when its last round ended
-        self.now, self.spans = time.perf_counter(), len(timer.spans)
+        self.now, self.span_count = time.perf_counter(), len(timer.spans)
 
     def tick(self, i: int) -> float: # s
         "The time of the round that sequence i has just finished."
-        before, spans = self.now, self.spans
-        self.now, self.spans = time.perf_counter(), len(self.timer.spans)
+        before, spans = self.now, self.span_count
+        self.now, self.span_count = time.perf_counter(), len(self.timer.spans)
         started = self.last.get(i, before)  # a new sequence joined at the last tick
         self.first.setdefault(i, spans)
         self.last[i] = self.now
@@ -179,6 +184,10 @@ class BatchClock:
         since = PhaseTimer(self.timer.device)
         since.spans = self.timer.spans[self.first.get(i, len(self.timer.spans)):]
         return since
+
+    def leave(self, i: int) -> None:
+        "Sequence i has ended."
+        self.last.pop(i)
 
     def resume(self) -> None:
         "Leave out the time that the caller spent on a result, while nothing was decoded."

@@ -21,6 +21,7 @@ from pydantic import (
 from .errors import InputError, check
 from .files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
 from .files import written_whole
+from .registry import get_pair
 from .verify import LossyLenience
 
 # %% ../nbs/use/09_config.ipynb #3b49e084
@@ -28,11 +29,20 @@ class _Section(BaseModel):
     "Types are taken as they are, and unknown keys are errors."
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-def _no_end(name: str) -> str:
+def _can_be(name: str) -> str:
     if "\0" in name: raise ValueError("no name holds the character U+0000")
+    if not name.strip(): raise ValueError("a name is not empty")
     return name
 
-Name = Annotated[str, AfterValidator(_no_end)] # of a model: perhaps a folder or a file
+Name = Annotated[str, AfterValidator(_can_be)] # of a model: perhaps a folder or a file
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int4"]
+DEVICE = r"^(auto|(cpu|cuda|mps)(:[0-9]+)?)$"
+
+def _kind_known(device: str) -> str: # whether it is here, is asked when a model is loaded
+    if re.match(DEVICE, device): return device
+    raise ValueError(f"expected auto, cpu, cuda, cuda:1, … or mps, not {device!r}")
+
+Device = Annotated[str, AfterValidator(_kind_known), Field(json_schema_extra={"pattern": DEVICE})]
 
 class PairSection(_Section):
     "What decodes: a registered pair, or the parts of one."
@@ -46,10 +56,19 @@ class PairSection(_Section):
                           " `specdec distill` wrote, or org/name of an EAGLE-3 head on the hub.")
     lookup: bool = Field(
         False, description="Look drafts up in the text, alone or beside a drafter.")
-    skip: list[int] = Field([], description="The target drafts without these layers.")
-    draft_dtype: str | None = Field(None, description="Of the draft, where it isn't the target's.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
-    dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
+    skip: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="The target drafts without these layers.")
+    draft_dtype: Dtype | None = Field(
+        None, description="Of the draft, where it isn't the target's.")
+    device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
+    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16 or int4.")
+
+    @field_validator("name")
+    @classmethod
+    def registered(cls, name: str | None) -> str | None:
+        "Names the nearest, if there is none of that name."
+        if name is not None: get_pair(name)
+        return name
 
     @model_validator(mode="after")
     def one_pair(self) -> "PairSection":
@@ -69,6 +88,10 @@ class PairSection(_Section):
         return self
 
 # %% ../nbs/use/09_config.ipynb #057e2b03
+def _some_text(stop: str) -> str:
+    if not stop: raise ValueError("a text to stop before is not empty")
+    return stop
+
 class Decoding(_Section):
     "How it decodes: the arguments of `Pair.generate`."
     method: Literal["speculative", "plain"] = Field(
@@ -76,14 +99,17 @@ class Decoding(_Section):
     draft_tokens: Annotated[int, Field(ge=1)] | Literal["adaptive"] = Field(
         5, description="K, draft tokens per round, at most; or adaptive: as many as pay.")
     max_new_tokens: int = Field(128, ge=1, description="Where to stop at the latest.")
-    stop: list[str] = Field([], description="Texts to stop before.")
+    stop: list[Annotated[str, AfterValidator(_some_text)]] = Field(
+        [], description="Texts to stop before.")
     ignore_eos: bool = Field(False, description="Go on after the end of a text.")
-    temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest token.")
+    temperature: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="0 always takes the likeliest token.")
     top_k: int | None = Field(None, ge=1, description="Sample among so many likeliest tokens.")
     top_p: float | None = Field(
         None, gt=0, le=1,
         description="Sample among the likeliest tokens that together reach this probability.")
-    seed: int | None = Field(None, description="The same seed, the same text.")
+    seed: int | None = Field(
+        None, ge=-2**63, lt=2**64, description="The same seed, the same text.")
     lenience: float | None = Field(
         None, gt=0, le=1,
         description="Not lossless below 1: draft tokens are accepted that the target would reject.")
@@ -133,29 +159,74 @@ def decoding_of(settings: dict, # arguments of `Pair.generate`, or `GenerationRe
         raise InputError(f"{wrong['loc'][0]} can't be kept in a file: {wrong['msg']}.") from error
 
 # %% ../nbs/use/09_config.ipynb #b65d5c78
-ELSEWHERE = {  # the names of others → ours
-    "K": "draft_tokens", "gamma": "draft_tokens", "num_draft_tokens": "draft_tokens",
-    "num_assistant_tokens": "draft_tokens", "num_speculative_tokens": "draft_tokens",
-    "speculate_k": "draft_tokens", "draft_max": "draft_tokens",
-    "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens", "max_length": "max_new_tokens",
-    "temp": "temperature", "stop_strings": "stop", "acceptance_threshold": "lenience",
-    "assistant_model": "draft", "draft_model": "draft", "model_draft": "draft",
-    "speculative_model": "draft", "model": "target", "target_model": "target",
-    "main_model": "target", "torch_dtype": "dtype",
+_THEIRS = {  # ours: the names of others
+    "draft_tokens": "K k gamma lookahead speculate_k num_draft_tokens max_draft_tokens n_draft"
+                    " num_assistant_tokens num_speculative_tokens max_speculative_tokens draft_max"
+                    " speculative_tokens prompt_lookup_num_tokens draft_n_max spec_draft_n_max"
+                    " speculative_num_steps",
+    "max_new_tokens": "max_tokens n_predict max_length max_gen_len max_completion_tokens",
+    "temperature": "temp",
+    "stop": "stop_strings stop_sequences stop_words",
+    "seed": "random_seed rng_seed",
+    "lenience": "acceptance_threshold lossy_threshold posterior_threshold typical_acceptance",
+    "name": "pair_name model_pair",
+    "target": "model target_model main_model base_model verifier model_path main_model_path"
+              " target_model_path model_name target_model_name model_name_or_path checkpoint_path",
+    "draft": "assistant_model draft_model model_draft speculative_model draft_model_path"
+             " draft_model_name draft_checkpoint_path speculative_draft_model_path",
+    "drafter": "speculator speculator_path ea_model_path draft_head",
+    "lookup": "ngram prompt_lookup",
+    "dtype": "torch_dtype precision target_dtype",
+    "draft_dtype": "draft_torch_dtype draft_precision",
+    "device": "device_map",
 }
-_OFF_BY_ONE = {
-    "speculative_num_draft_tokens": "draft_tokens, and one less: SGLang counts the round's first"
-                                    " token as well",
-    "speculative_num_steps": "draft_tokens",
-}
+ELSEWHERE = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
+_IN_A_GRID = {"draft_tokens": "K", "temperature": "temperatures", "dtype": "dtypes",
+              "name": "pairs"} # where a file lists several of what a configuration has one of
+
+def _noted(note: str, names: str) -> dict[str, str]: return dict.fromkeys(names.split(), note)
+
+NOTES = { # the names of others that are no key here
+    "speculative_num_draft_tokens": "here it is draft_tokens, and one less: SGLang counts the"
+                                    " round's first token as well.",
+    "assistant_early_exit": "here it is skip, the layers that the draft leaves out.",
+} | _noted("temperature says it: 0 is greedy, and anything above samples.",
+           "do_sample greedy sampling sample_strategy sampling_strategy") \
+  | _noted("the temperature chooses a lossless rule; the one key for a lossy rule is lenience.",
+           "verify verification verification_strategy") \
+  | _noted("draft_tokens: adaptive drafts as many as pay; a controller of your own is an argument"
+           " in Python, K=AdaptiveLookahead(…).",
+           "adaptive adaptive_lookahead initial_lookahead min_lookahead max_lookahead"
+           " cooldown_steps num_assistant_tokens_schedule") \
+  | _noted("in Python it is NGramDrafter(longest=…).",
+           "max_matching_ngram_size prompt_lookup_max prompt_lookup_min") \
+  | _noted("dtype: int4 keeps weights in four bits.", "quantization load_in_4bit load_in_8bit") \
+  | _noted("what is sampled from is shaped by temperature, top_k and top_p only.",
+           "num_beams repetition_penalty presence_penalty frequency_penalty min_p typical_p") \
+  | _noted("keys and values are always kept.", "use_cache") \
+  | _noted("a model brings its own.", "tokenizer tokenizer_path eos_token_id pad_token_id") \
+  | _noted("it is said with the prompts: specdec generate --prompts FILE --config FILE"
+           " --batch-size N.", "batch_size prompt prompts max_batch_size") \
+  | _noted("one device decodes.", "tensor_parallel_size speculative_draft_tensor_parallel_size"
+           " draft_tensor_parallel_size gpu_memory_utilization")
+
+def as_key(name: str) -> str: return name.lstrip("-").replace("-", "_")  # of an option
+
+def twin(key: str) -> str: # "": there is none
+    "Our name for what others call so."
+    return ELSEWHERE.get(as_key(key), ELSEWHERE.get(as_key(key).lower(), ""))
 
 def meant(key: str, known: list[str], # the keys that this section has
          ) -> str:
     "What an unknown key may stand for."
-    if key in _OFF_BY_ONE: return f"here it is {_OFF_BY_ONE[key]}."
-    if ELSEWHERE.get(key) in known: return f"here it is {ELSEWHERE[key]}."
+    key, ours = as_key(key), twin(key)
+    if key in known: return f"did you mean {key}?"
+    for name in (ours, _IN_A_GRID.get(ours)):
+        if name in known: return f"here it is {name}."
+    if key in NOTES: return NOTES[key]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}."
+
 
 # %% ../nbs/use/09_config.ipynb #89128ed0
 def section_at(kind: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
@@ -172,18 +243,25 @@ def told(error: Mapping, # of pydantic's
     path = tuple(str(part) for part in error["loc"])
     where, name = f"line {line_of(path, lines)}: ", ".".join(path)
     if error["type"] == "extra_forbidden":
-        known = list(section_at(kind, path[:-1]).model_fields)
-        sections = {name: section_at(kind, (name,)) for name in kind.model_fields}
-        homes = [name for name, section in sections.items()
-                 if section is not kind and path[-1] in section.model_fields]
-        if homes: return f"{where}{path[-1]} belongs into the section {homes[0]}."
-        return f"{where}unknown key {name}: {meant(path[-1], known)}"
+        key, known = path[-1], list(section_at(kind, path[:-1]).model_fields)
+        homes = {field: section for section in kind.model_fields if (
+                 inside := section_at(kind, (section,))) is not kind
+                 for field in inside.model_fields}  # key → the section that has it
+        if key in homes: return f"{where}{key} belongs into the section {homes[key]}."
+        ours = twin(key)
+        if ours not in known and ours in homes:
+            return f"{where}unknown key {name}: here it is {ours}, in the section {homes[ours]}."
+        return f"{where}unknown key {name}: {meant(key, known)}"
     if error["type"] == "missing": return f"{where}{name} is missing."
     if error["type"] == "too_short": return f"{where}{name} must not be empty."
     words = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if error["type"] == "value_error": return f"{where}{name}: {words}."
-    given = repr(error["input"])
-    return f"{where}{name} should be {words}, not {given[:80]}{'…' * (len(given) > 80)}."
+    given, near = repr(error["input"]), []
+    if error["type"] == "literal_error":
+        choices = re.findall("'([^']+)'", words)
+        near = difflib.get_close_matches(str(error["input"]), choices, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"{where}{name} should be {words}, not {given[:80]}{'…' * (len(given) > 80)}.{hint}"
 
 # %% ../nbs/use/09_config.ipynb #1befa7f8
 Kind = TypeVar("Kind", bound=BaseModel)

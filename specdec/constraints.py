@@ -57,12 +57,19 @@ def start_of(grammar: Grammar, model: CausalLM) -> GrammarState:
 class GrammarLM(WrapperLM):
     """A model under a grammar: in each row of its logits, tokens that the grammar forbids there get
     minus infinity. The tokens read into an empty cache are the prompt; the grammar begins after
-    it. Raises `InputError` for a grammar that allows no text."""
+    it. (`begin` says how long the prompt is, where it comes in several forwards.) Raises
+    `InputError` for a grammar that allows no text."""
     def __init__(self, model: CausalLM, grammar: Grammar):
         super().__init__(model)
         self.start, self.prompt = start_of(grammar, model), 0
+        self.coming: int | None = None  # tokens of the next prompt, where `begin` has said it
         # after each token of the answer; None: the text has ended, or doesn't fit
         self.states: list[GrammarState | None] = []
+
+    def begin(self, prompt_length: int) -> None:
+        "The next tokens are of a prompt, up to its last one; they may come in several forwards."
+        super().begin(prompt_length)
+        self.coming = prompt_length
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
                 layers: Sequence[int] = ()):
@@ -78,9 +85,12 @@ class GrammarLM(WrapperLM):
 
     def follow(self, tokens: list[int], before: int) -> list[GrammarState | None]:
         "The states after each of these tokens, which stand after `before` others."
-        if before == 0:
-            self.prompt, self.states = len(tokens), [self.start]
-            return [*[None] * (self.prompt - 1), self.start]
+        if before == 0 or self.coming is not None:
+            self.prompt, self.states = self.coming or len(tokens), [self.start]
+            self.coming = None
+        end = before + len(tokens)
+        if end <= self.prompt: # the prompt, or a part of it
+            return [*[None] * (len(tokens) - 1), self.start if end == self.prompt else None]
         del self.states[before - self.prompt + 1:]  # what was rolled back
         for token in tokens:
             state = self.states[-1]

@@ -107,7 +107,8 @@ def timed_rounds(target: CausalLM, drafter: Drafter,
     rounds = speculate(target, drafter, text, SamplingParams(temperature), SeededRandom(0), most,
                   1 + len(lengths) * (most + 1), timer=timer)
     played = list(islice(rounds, 1 + len(lengths)))[1:]
-    seconds = [end - start for _, start, end in timer.spans[3:]]  # the first three are the prompt's
+    # `loop.start` has three phases, and `loop.step` four: draft, verify, sample, draft
+    seconds = [end - start for _, start, end in timer.spans[3:]]
     found = []
     for drafted, _ in zip(drafter.made, played):
         ask, forward, decide, tell = (seconds.pop(0) for _ in range(4))
@@ -308,7 +309,7 @@ def costs_file(subject: dict) -> Path:
     return cache_home() / "costs" / f"{name}-{target['dtype']}-{threads}-{key}.json"
 
 # %% ../nbs/engine/16_costs.ipynb #5423ba39
-VERSION = 2 # of the file
+VERSION: Literal[2] = 2 # of the file
 
 class CostsFile(BaseModel):
     "The content of a file of costs."
@@ -492,8 +493,8 @@ def timed_steps(target: CausalLM, drafter: Drafter,
     most, lengths = max(1, *lengths), (lengths[0], *lengths)
     prompts = torch.randint(target.vocab_size, (size, held), generator=draw).tolist()
     texts = [Request(target, prompt, ScheduledDrafter(drafter, lengths),
-                     SamplingParams(temperature),
-                       SeededRandom(i), most, 1 + len(lengths) * (most + 1))
+                     SamplingParams(temperature), SeededRandom(i), most,
+                     1 + len(lengths) * (most + 1))
              for i, prompt in enumerate(prompts)]
     count, ends = [0] * size, np.zeros(1 + len(lengths))
     drafted = np.zeros(1 + len(lengths))

@@ -32,18 +32,18 @@ from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
 from .errors import InputError, ModelError, check, require_int
-from .loop import Request, serve, speculate_batch
+from .loop import Prefilled, Request, prefill, serve, speculate_batch
 from .models.hub import encode, find_model, pick_device
 from .models.linear import release_workers
 from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed
 from .models.protocol import CausalLM
 from specdec.plan import (
-    METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_truths, make_plan,
+    METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_bools, make_plan,
 )
 from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .registry import PairSpec, get_pair
-from .result import Event, GenerationResult
+from .result import Event, GenerationResult, Round
 from .sampling import SeededRandom
 from .verify import VerifyRule
 
@@ -82,6 +82,7 @@ class GenerateArguments(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     grammar: Grammar | None
+    prefilled: Prefilled | None
     raise_interrupt: bool
     batch_size: int
 
@@ -97,8 +98,9 @@ class Pair:
                 ):
         check(
             is_model(target),
-            f"A target is a model, not {named(target)}. To load one by its name, use load(name), a"
-            " pair, load_pair(name); around a module of transformers, TransformersLM(module).",
+            f"A target is a model, not {named(target)}. load(name) loads a model by its name,"
+            " load_pair(name) a whole pair, and TransformersLM(module) wraps a module of"
+            " transformers.",
         )
         check(costs is None or callable(getattr(costs, "at", None)),
               f"costs must be MachineCosts, from `measure_costs`, or None, not {named(costs)}.")
@@ -144,12 +146,16 @@ class Pair:
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: `default_rule`, which is lossless; the result says whether the rule is
                  verify: VerifyRule | None = None,
-                 loop: str | None = None, # "host" or "device"; None: see `chosen_loop`
+                 # "host" or "device"; None: the device's on a GPU, where this pair and these
+                 # settings can use it (experimental), else the host's
+                 loop: str | None = None,
                  ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
                  # record log-probabilities in the result: of each token, and of so many of the
                  # likeliest ones
                  logprobs: int | None = None,
                  grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
+                 # from `prefill`: what the prompt shares with it at the beginning is not read again
+                 prefilled: Prefilled | None = None,
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
                  batch_size: int = BATCH,       # of a list: sequences that share a forward
                 ):
@@ -163,7 +169,7 @@ class Pair:
         asked = dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
             seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar,
+            logprobs=logprobs, grammar=grammar, prefilled=prefilled,
         )
         if is_list(prompt):
             check(stream is None, "stream follows a single text, and this is a list of prompts: "
@@ -180,11 +186,13 @@ class Pair:
                 stop: str | Sequence[str] = (), method: str = "speculative",
                 verify: VerifyRule | None = None, loop: str | None = None,
                 ignore_eos: bool = False, logprobs: int | None = None,
-                grammar: Grammar | None = None, raise_interrupt: bool = False,
+                grammar: Grammar | None = None, prefilled: Prefilled | None = None,
+                raise_interrupt: bool = False,
                ) -> Iterator[tuple[int, GenerationResult]]:
         """Decode a list of prompts in a batch, and yield each result as it ends, with its number in
-        the list, from 0 on. When a sequence ends, the next one joins the batch. Arguments are
-        checked at once, as in `generate`; errors name the prompt.
+        the list, from 0 on. What all prompts begin with is read once, the rest of each by itself;
+        the rounds after them share forwards. When a sequence ends, the next one joins the batch.
+        Arguments are checked at once, as in `generate`; errors name the prompt.
 
         Prompt i has the seed `seed + i`. In float32 its result has the tokens of
         `generate(prompts[i], seed=seed + i)`: greedy tokens always, sampled ones if the same drafts
@@ -197,7 +205,7 @@ class Pair:
         return self._list(prompts, batch_size, raise_interrupt, dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
             seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar,
+            logprobs=logprobs, grammar=grammar, prefilled=prefilled,
         ))
 
     def stream(self, prompt: Prompt,
@@ -206,7 +214,8 @@ class Pair:
                stop: str | Sequence[str] = (), method: str = "speculative",
                verify: VerifyRule | None = None, loop: str | None = None,
                ignore_eos: bool = False, logprobs: int | None = None,
-               grammar: Grammar | None = None, raise_interrupt: bool = False,
+               grammar: Grammar | None = None, prefilled: Prefilled | None = None,
+               raise_interrupt: bool = False,
               ) -> Generator[Event, None, None]:
         """Decode a prompt, and yield an `Event` for each token and each rejected draft token, round
         by round; the last event holds the `result` and the end of the text. Arguments are checked
@@ -216,8 +225,23 @@ class Pair:
             self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
             loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
+            prefilled=prefilled,
         )
         return self._one(prompt, settings, None, raise_interrupt)
+
+    def prefill(self, prompt: Prompt,
+                prefilled: Prefilled | None = None, # of an earlier prompt that begins like this one
+               ) -> Prefilled:
+        """Read a prompt once. `generate(prompt, prefilled=it)` then decodes without reading it
+        again, as often as you like, also prompts that go on from it, such as a chat's next turn, in
+        the host's loop. In float32 on an x86 CPU the text is the same. Keeps some memory
+        (`nbytes`).
+        Raises `InputError` for a prompt that can't be decoded, and for a list of prompts."""
+        check(not is_list(prompt), "prefill reads one prompt, and this is a list: `results` reads "
+              "what its prompts share once by itself.")
+        ids = encode(self.tokenizer, prompt)
+        try: return prefill(self.target, ids, self.drafter.layers, prefilled)
+        finally: release_workers()  # else they slow down a call in another thread
 
     @classmethod
     def from_config(cls, config: str | Path | Config, # or a .yaml, .yml or .toml file
@@ -238,13 +262,14 @@ class Pair:
                  drafter: Drafter) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
         return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                       settings.K, settings.max_new_tokens, settings.ends, settings.verify)
+                       settings.K, settings.max_new_tokens, settings.eos_ids, settings.verify,
+                       settings.prefilled)
 
-    def costs_at(self, drafter: Drafter, size: int) -> KnownCosts:
+    def costs_at(self, size: int) -> KnownCosts:
         "What drafting costs in a batch of this size, as known already; nothing is timed."
         if self.costs is not None: return KnownCosts(self.costs, "given")
         if size not in self.known_costs:
-            self.known_costs.setdefault(size, costs_for(self.target, drafter, size))
+            self.known_costs.setdefault(size, costs_for(self.target, self.drafter, size))
         return self.known_costs[size]
 
     def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
@@ -273,37 +298,43 @@ class Pair:
         check(stream is None or self.tokenizer is not None, NO_TEXT)
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
-        check_truths(raise_interrupt=raise_interrupt)
+        check_bools(raise_interrupt=raise_interrupt)
         ids, target = encode(self.tokenizer, prompt), settings.wrap(self.target)
         self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
-        plan, timer, decoder = self._plan(settings), PhaseTimer(self.target.device), None
-        if plan.loop == "device":
-            decoder = self._decoder(plan.drafter)
-            rounds = decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
-                                       settings.max_new_tokens, settings.ends, timer,
-                                       settings.verify)
+        plan, timer = self._plan(settings), PhaseTimer(self.target.device)
+        if plan.loop == "device": rounds = self._on_device(plan.drafter, ids, settings, timer)
         else:
             request = self._request(ids, settings, target, plan.drafter)
             rounds = serve(target, request, timer)
         completion = Completion(StopChecker(self.tokenizer, settings.stops),
-                                tell or bool(settings.stops) or stream is not None,
+                                tell or stream is not None,
                                 target if isinstance(target, WatchedLM) else None)
+        if settings.prefilled: completion.reused = settings.prefilled.shared_with(ids, target)
         events = completion.follow(rounds, stream, raise_interrupt)
-        return self._decoded(ids, settings, plan, completion, events, timer, decoder)
+        return self._decoded(ids, settings, plan, completion, events, timer)
+
+    def _on_device(self, drafter: Drafter, ids: list[int], settings: Settings,
+                   timer: PhaseTimer) -> Iterator[Round]:
+        "Rounds on the device, by a decoder that is free, with its CUDA graphs; else by a new one."
+        assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
+        free = self.decoders.setdefault(id(drafter), [])
+        try: decoder = free.pop()
+        except IndexError: decoder = DeviceDecoder(self.target, drafter)
+        try:
+            yield from decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
+                                         settings.max_new_tokens, settings.eos_ids, timer,
+                                         settings.verify)
+        finally: free.append(decoder)
 
     def _decoded(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
-                 events: Iterator[Event], timer: PhaseTimer,
-                 decoder: DeviceDecoder | None, # of the device's loop; free afterwards
-                ) -> Generator[Event, None, None]:
+                 events: Iterator[Event], timer: PhaseTimer) -> Generator[Event, None, None]:
         "Pass the events on, and add one with the result."
         device, peak = self.target.device, None
         try:
             of_this_run = reset_peak_memory(device)
             yield from events
             if of_this_run: peak = peak_memory_mb(device)
-        finally:
-            if decoder: self.decoders[id(decoder.drafter)].append(decoder)
-            release_workers()  # else they slow down a call in another thread
+        finally: release_workers()  # else they slow down a call in another thread
         result = self._result(ids, settings, plan, completion, timer, peak)
         self._count(result)
         yield Event(None, None, completion.rest, result)
@@ -316,7 +347,7 @@ class Pair:
               "There are no prompts: expected a list of at least one.")
         size = require_int(batch_size, "batch_size, how many sequences share a forward,", 1)
         size = min(size, len(prompts))
-        check_truths(raise_interrupt=raise_interrupt)
+        check_bools(raise_interrupt=raise_interrupt)
         # a random seed with room above it for the seeds of the other prompts
         if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
         first = check_settings(self.target, self.eos_ids, **asked)
@@ -328,9 +359,9 @@ class Pair:
                 each.append(check_settings(self.target, self.eos_ids, **own))
                 ids.append(encode(self.tokenizer, prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
-        first.wrap(self.target)
-        alone = size == 1 or first.looked_at or first.loop == "device"
-        alone = alone or isinstance(self.drafter, DraftsTrees) and not first.plain
+        first.wrap(self.target)  # raises for log-probabilities or a grammar that can't be
+        alone = size == 1 or first.needs_logits or first.loop == "device"
+        alone = alone or not first.plain and isinstance(self.drafter, DraftsTrees)
         if alone or not isinstance(self.target, Llama):
             self._plan(first)  # raises for settings that can't be combined
             return self._one_by_one(ids, each, raise_interrupt)
@@ -360,7 +391,7 @@ class Pair:
         device, timer = self.target.device, PhaseTimer(self.target.device)
         requests = {i: self._request(ids[i], settings, self.target, plan.drafter)
                     for i, settings in enumerate(each)}
-        texts = [Completion(StopChecker(self.tokenizer, settings.stops), bool(settings.stops))
+        texts = [Completion(StopChecker(self.tokenizer, settings.stops), tell=False)
                  for settings in each]
         clock, peak = BatchClock(timer), None
         def result(i: int) -> GenerationResult:
@@ -374,6 +405,7 @@ class Pair:
             try:
                 for i, r in rounds:
                     texts[i].add(r, clock.tick(i))
+                    texts[i].reused = requests[i].reused
                     if texts[i].checker.end is None and not requests[i].is_over: continue
                     requests.pop(i).ended = True  # a stop string may have ended it
                     if requests and len(requests) < len(plan.by_size):
@@ -382,12 +414,13 @@ class Pair:
                     if of_this_run: peak = peak_memory_mb(device)
                     found = result(i)
                     self._count(found, clock.now - before)
-                    clock.last.pop(i)
+                    clock.leave(i)
                     yield i, found
                     clock.resume()
                     before = clock.now
             except KeyboardInterrupt:
                 if raise_interrupt: raise
+                # the time since the last result is counted once, with the first that has tokens
                 shared = time.perf_counter() - before
                 for i in list(requests):  # unfinished ones, and those that were not begun
                     texts[i].interrupted = True
@@ -401,13 +434,6 @@ class Pair:
     def _count(self, result: GenerationResult, seconds: float | None = None) -> None:
         "Add a result to the totals; seconds: its share of the batch's time."
         with self.adding: self.stats.add(result, seconds)
-
-    def _decoder(self, drafter: Drafter) -> DeviceDecoder:
-        "A decoder on the device that is free, with its CUDA graphs; else a new one."
-        assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
-        free = self.decoders.setdefault(id(drafter), [])
-        try: return free.pop()
-        except IndexError: return DeviceDecoder(self.target, drafter)
 
     def _result(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
                 timer: PhaseTimer, peak: float | None) -> GenerationResult:
@@ -424,8 +450,9 @@ class Pair:
             known["fits_grammar"] = fits and fits_to_its_end(
                 settings.grammar, self.target, generated)
         return GenerationResult(
-            **settings.known, **known,
+            **settings.result_fields, **known,
             prompt_ids=ids,
+            prompt_reused=completion.reused,
             generated_ids=generated,
             text=completion.checker.text,
             rounds=rounds[1:],
@@ -442,7 +469,7 @@ class Pair:
             drafter=None if settings.plain else drafter_name(plan.drafter),
             loop=plan.loop, device=device_name(self.target.device),
             layout=self.target.layout, plain_factor=self.target.plain_factor,
-            costs=plan.costs_told(),
+            costs=plan.costs_dict(),
             logprobs=odds,
         )
 
@@ -457,7 +484,7 @@ def finish_reason(completion: Completion, settings: Settings) -> str:
     "Why a completion ended, in a word."
     if completion.interrupted: return "interrupted"
     if completion.checker.end is not None: return "stop"
-    if completion.ids[-1] in settings.ends: return "eos"
+    if completion.ids[-1] in settings.eos_ids: return "eos"
     if len(completion.ids) == settings.max_new_tokens: return "length"
     return "context"
 
@@ -524,10 +551,10 @@ def load_pair(name: str, device: str = "auto", dtype: str = "auto",
     """Load a registered pair; raises `InputError` with the most similar names if the name is
     unknown."""
     pair = load_spec(get_pair(name), device, dtype, method, drafter, target, revision)
-    pair.origin = PairSection(
+    pair.origin = PairSection.model_validate(dict(
         name=name, drafter=None if drafter is None else str(drafter), device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-    )
+    ))
     return pair
 
 # %% ../nbs/use/01_pairs.ipynb #bfd26aba
@@ -542,9 +569,12 @@ def section_of(pair: Pair) -> PairSection:
     if draft:
         parts["draft"] = draft.name
         if draft.precision != target.precision: parts["draft_dtype"] = draft.precision
-    other = parts.get("draft") not in (None, target.name) or "draft_dtype" in parts
     if type(drafter) is NGramDrafter: parts["lookup"] = True
-    known = not pair.named or "lookup" in parts or other and parts["draft"] is not None
+    # a draft with the target's own name and dtype is the target without some layers, which no name
+    # says
+    other = parts.get("draft") is not None and (
+        parts["draft"] != target.name or "draft_dtype" in parts)
+    known = not pair.named or "lookup" in parts or other
     check(
         target.name is not None and known,
         "This pair was put together by hand, from parts that have no names to write down: only a"
@@ -567,6 +597,10 @@ class ConfiguredPair:
         "Begin the running totals anew."
         self.pair.reset_stats()
 
+    def prefill(self, prompt: Prompt, prefilled: Prefilled | None = None) -> Prefilled:
+        "Read a prompt once; see `Pair.prefill`."
+        return self.pair.prefill(prompt, prefilled)
+
     def generate(self, prompt, **settings): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."
         return self.pair.generate(prompt, **(self.config.decoding.settings() | settings))
@@ -588,7 +622,10 @@ class ConfiguredPair:
 def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
                ) -> ConfiguredPair:
     "Load the pair of a configuration; see `Pair.from_config`."
-    if not isinstance(config, Config): config = read_config(config)
+    if not isinstance(config, Config):
+        read = read_config(config)
+        try: return load_config(read)
+        except InputError as error: raise InputError(f"{config}: {error}") from error
     section = config.pair
     if section.name: spec = get_pair(section.name)
     else:

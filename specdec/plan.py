@@ -20,7 +20,7 @@ from specdec.drafters.choose import (
 )
 from .drafters.tree import TreeDrafter
 from .errors import check, require_int
-from .loop import end_ids
+from .loop import Prefilled, end_ids
 from .models.linear import FEW
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
@@ -40,16 +40,17 @@ class Settings:
     stops: list[str]
     plain: bool               # plain decoding, without draft tokens
     verify: VerifyRule | None # None: the default rule
-    ends: frozenset[int]      # end-of-sequence tokens; empty with `ignore_eos`
+    eos_ids: frozenset[int]   # end-of-sequence tokens; empty with `ignore_eos`
     loop: str | None
     logprobs: int | None
     grammar: Grammar | None
     adapts: bool              # whether K changes from round to round
     controller: Lookahead | None # if K is one
-    known: dict               # method, settings and is_lossless of the result
+    prefilled: Prefilled | None # of a prompt that begins like this one
+    result_fields: dict       # method, settings and is_lossless, as a result has them
 
     @property
-    def looked_at(self) -> bool:
+    def needs_logits(self) -> bool:
         "Whether each round's logits are masked or recorded, on the host."
         return self.logprobs is not None or self.grammar is not None
 
@@ -62,7 +63,7 @@ class Settings:
 def check_settings(
     target: CausalLM, eos_ids: Iterable, *,
     K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
-    logprobs, grammar,
+    logprobs, grammar, prefilled=None,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
@@ -70,7 +71,7 @@ def check_settings(
     check(method in METHODS, f"Unknown method {method!r}: expected {' or '.join(METHODS)}.")
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
     check(target.tokenizer is not None or not stops, NO_TEXT)
-    check_truths(ignore_eos=ignore_eos)
+    check_bools(ignore_eos=ignore_eos)
     rule = rule_name(verify, method)
     adapts = isinstance(K, str) and K == "adaptive"
     controller = K if is_controller(K) else None
@@ -86,13 +87,16 @@ def check_settings(
         check(ends != frozenset(), "A grammar needs an end-of-sequence token to end the text: "
               "leave out ignore_eos, or take a target that has such a token.")
         settings["grammar"] = str(grammar)
-    # so few rows that a forward is batch-invariant: greedy text then equals that of plain decoding
+    # So few rows that a forward is batch-invariant: greedy text then equals that of plain decoding.
+    # The result's settings say the K that was asked for.
     exact = sampling.temperature == 0 and getattr(target, "batch_invariant", False)
     if exact and verify is None: most = min(most, FEW - 1)
     lossless = verify is None or is_promised(verify, sampling.temperature)
-    return Settings(most, sampling, max_new_tokens, seed, stops, method == "plain", verify, ends,
-                    loop, logprobs, grammar, adapts, controller,
-                    dict(method=method, settings=settings, is_lossless=lossless))
+    return Settings(
+        K=most, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stops=stops,
+        plain=method == "plain", verify=verify, eos_ids=ends, loop=loop, logprobs=logprobs,
+        grammar=grammar, adapts=adapts, controller=controller, prefilled=prefilled,
+        result_fields=dict(method=method, settings=settings, is_lossless=lossless))
 
 def is_controller(K) -> bool:
     "Whether K is a `Lookahead`, and not a class."
@@ -102,7 +106,7 @@ def is_controller(K) -> bool:
 NO_TEXT = ("Stop strings and streaming need text, and this model has no tokenizer: leave them "
            "out.")
 
-def check_truths(**values) -> None:
+def check_bools(**values) -> None:
     "Raise `InputError` unless each is True or False."
     for name, value in values.items():
         check(isinstance(value, bool), f"{name} must be True or False, not {value!r}.")
@@ -139,8 +143,9 @@ def chosen_loop(settings: Settings, target: CausalLM, drafter: Drafter) -> str: 
     the device's loop and the pair can't use it."""
     on_host = unsupported_reason(target, drafter, settings.verify)
     if settings.adapts: on_host = "a K that changes would need a CUDA graph for each"
-    if settings.looked_at:
+    if settings.needs_logits:
         on_host = "log-probabilities and grammars need each round's logits on the host"
+    if settings.prefilled is not None: on_host = "a prefilled prompt is continued on the host"
     check(not (settings.loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
     if settings.loop: return settings.loop
@@ -155,11 +160,11 @@ def check_trees(settings: Settings, drafter: Drafter) -> None:
     "Raise `InputError` for what a tree of draft tokens can't be combined with."
     if not holds_trees(drafter): return
     around = isinstance(drafter, (WrapperDrafter, HybridDrafter))
-    check(isinstance(drafter, TreeHybrid) or not around,
+    check(not around,
           f"A {type(drafter).__name__} supports chains only, and the drafter inside it drafts "
           "trees: give the pair the TreeDrafter alone, or as the last member of a TreeHybrid.")
-    plain = settings.verify is None and not settings.adapts and not settings.looked_at
-    check(plain, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a "
+    simple = settings.verify is None and not settings.adapts and not settings.needs_logits
+    check(simple, "Trees of draft tokens can't be combined with a verify rule, adaptive K, a "
           "grammar or log-probabilities: leave them out, and give K, the nodes of the tree, as a "
           "number.")
 
@@ -174,14 +179,14 @@ class Plan:
     # of a batch: the costs while 1, 2, … sequences are left; empty: they don't change
     by_size: tuple[Costs, ...] = ()
 
-    def costs_told(self) -> dict | None:
+    def costs_dict(self) -> dict | None:
         "The costs as a result records them; None: the drafter doesn't choose by costs."
         if self.origin is None: return None
         return (self.costs.as_dict() if self.costs else {}) | {"origin": self.origin}
 
 # %% ../nbs/use/00_plan.ipynb #p1an0013
 NOTHING = NoDrafter()
-CostsAt = Callable[[Drafter, int], KnownCosts] # of a drafter, in a batch of a size
+CostsAt = Callable[[int], KnownCosts] # of the drafter, in a batch of a size
 
 def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, costs_at: CostsAt,
               size: int = 1, # of the batch
@@ -193,12 +198,12 @@ def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, costs_at: 
     if size > 1: loop = "host"  # the device's loop decodes one sequence at a time
     if settings.plain or loop == "device": return Plan(drafter, loop)
     chooser, costs, origin = choose_by_costs(drafter, settings, costs_at, size)
-    if size > 1 and costs is not None:
+    if size > 1 and costs is not None:  # without a grammar: these are decoded one by one
         alone = choose_by_costs(drafter, settings, costs_at)[1] or costs
         by_size = tuple(costs_of_fewer(alone, costs, size, n) for n in range(1, size + 1))
         return Plan(chooser, loop, by_size[-1], origin, by_size)
     greedy = settings.sampling.temperature == 0 and settings.verify is None
-    if greedy and size == 1 and not settings.looked_at and settings.controller is None:
+    if greedy and size == 1 and not settings.needs_logits and settings.controller is None:
         chooser, costs = tree_if_it_pays(target, chooser, costs, settings.K, costs_at)
     if settings.grammar is not None:
         chooser = GrammarDrafter(chooser, start_of(settings.grammar, target))
@@ -212,7 +217,7 @@ def choose_by_costs(drafter: Drafter, settings: Settings, costs_at: CostsAt, siz
     costs: Costs | None = None
     origin: str | None = None
     if uses_costs(drafter, adapts):
-        known = costs_at(drafter, size)
+        known = costs_at(size)
         origin = known.origin
         if known.costs is not None: costs = known.costs.at(settings.sampling.temperature)
     chooser = with_costs(drafter, costs, adapts)
@@ -226,7 +231,7 @@ def tree_if_it_pays(target: CausalLM, drafter: Drafter,
     """For greedy decoding: a tree in place of a head's chains, if by costs that were given or
     calibrated it promises clearly more tokens per time."""
     if not isinstance(drafter, HybridDrafter) or costs is None: return drafter, costs
-    head, known = head_of(drafter.members[-1]), costs_at(drafter, 1)
+    head, known = head_of(drafter.members[-1]), costs_at(1)
     if head is None or not gives_trees(target): return drafter, costs
     chain, verify = costs.c[-1], costs.verify[:most]
     level = known.costs.tree if known.costs else None # of a tree

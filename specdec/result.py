@@ -28,6 +28,11 @@ class Round:
     emitted: list[int]  # tokens that were kept: the accepted ones and one of the target's,
                         # unless the sequence ended inside
 
+    @property
+    def acceptance_rate(self) -> float:
+        "Accepted / drafted; 0 if nothing was drafted."
+        return self.accepted / len(self.drafted) if self.drafted else 0.0
+
     def statuses(self) -> Iterator[tuple[int, str]]: # (token, a key of `STATUS_STYLES`)
         "Each token and its status: accepted ones, the first rejected one, the target's token."
         for i, token in enumerate(self.emitted):
@@ -82,6 +87,7 @@ class GenerationResult:
     logprobs: list[dict[int, float]] | None = None
     # whether the text fits its grammar to the end; False: it was cut before; None: no grammar
     fits_grammar: bool | None = None
+    prompt_reused: int = 0 # tokens of the prompt that were read before, and copied
     # in a file of answers (`specdec generate --out`): which prompt it answers, as "index", and what
     # the run was asked; None elsewhere
     run: dict | None = None

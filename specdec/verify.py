@@ -137,7 +137,7 @@ def acceptance_probability(
 def default_rule(
     sampling: SamplingParams, # how logits become p
 ) -> VerifyRule:
-    "The verify rule of the package: greedy matching at temperature 0, else the ratio test."
+    "The package's verify rule: `greedy_match` at temperature 0, else `speculative_sampling`."
     return greedy_match if sampling.temperature == 0 else speculative_sampling
 
 # %% ../nbs/lossless/03_rules.ipynb #61b4efa3
@@ -160,7 +160,7 @@ def sample_and_match(
 ) -> tuple[int, int]:       # how many draft tokens are accepted (0…n), and what follows them
     """Draw a token from p at each position, and accept the draft token if it is the same. Lossless,
     since every emitted token was drawn from p. It accepts with probability Σ p·q, which is never
-    more than the ratio test's."""
+    more than `speculative_sampling`'s."""
     for i, token in enumerate(tokens):
         target_token = rng.categorical(p[i])
         if target_token != token: return i, target_token
@@ -174,8 +174,8 @@ def _like(number: float, p) -> Any:
 
 # %% ../nbs/lossless/03_rules.ipynb #eba2ee3a
 def distribution_of_token(kept: Tensor, # probability that a token is drafted and accepted, [V]
-                 rest: Tensor, # what is drawn from after a rejection: weights, [V]
-                ) -> Tensor: # probabilities, [V]
+                          rest: Tensor, # what is drawn from after a rejection: weights, [V]
+                         ) -> Tensor: # probabilities, [V]
     """The distribution of the token that a rule emits where a draft token is tried: what it
     accepts, and the remaining probability in proportion to the weights of `rest`."""
     return kept + (1 - kept.sum()) * rest / rest.sum()
@@ -207,18 +207,13 @@ class LossyLenience:
         """Accept each draft token with probability min(1, p / (l·q)); at the first rejection draw
         from the residual; see `VerifyRule`. Lossy."""
         for i, token in enumerate(tokens):
-            row = delta(p[i], token) if q is None else q[i]
-            check(
-                bool(row[token] > 0),
-                f"Draft token {i} (id {token}) has probability 0 in the q that was reported with"
-                " it: report the one it was drawn from, or None for a token that was certain.",
-            )
-            if not rng.bernoulli(min(p[i][token] / (_like(self.l, p) * row[token]), 1)):
-                return i, rng.categorical(residual(p[i], row))
+            q_token = draft_probability(i, token, p, q)
+            if rng.bernoulli(min(p[i][token] / (_like(self.l, p) * q_token), 1)): continue
+            return i, rng.categorical(residual(p[i], delta(p[i], token) if q is None else q[i]))
         return len(tokens), rng.categorical(p[len(tokens)])
 
-    # [V]; the sum is how often a draft token is accepted
-    def kept(self, p: Tensor, q: Tensor) -> Tensor:
+    def kept(self, p: Tensor, q: Tensor,
+            ) -> Tensor: # [V]; the sum is how often a draft token is accepted
         "min(q, p / l): how likely each token is to be drafted and accepted, `[V]` from `[V]`."
         return q - (q - p / _like(self.l, p)).clip(min=0)
 
@@ -269,8 +264,8 @@ class LossyTypical:
             if not p[i][token] > self.threshold(p[i]): return i, rng.categorical(p[i])
         return len(tokens), rng.categorical(p[len(tokens)])
 
-    # [V]; the sum is how often a draft token is accepted
-    def kept(self, p: Tensor, q: Tensor) -> Tensor:
+    def kept(self, p: Tensor, q: Tensor,
+            ) -> Tensor: # [V]; the sum is how often a draft token is accepted
         """q where p is above the threshold, else 0: how likely each token is to be drafted and
         accepted, `[V]` from `[V]`."""
         return q * (p > self.threshold(p))
@@ -330,6 +325,9 @@ def block_verification(
         if not rng.bernoulli(weight): continue
         left = block_residual(p[n], q[n], weight)
         mass = left.sum()
+        # Length n stays with probability h = mass / (mass + 1 - weight), tossed as two coins:
+        # weight (above) and h / weight. Weight 1 is asked apart, since mass may be 0 there, and
+        # length 0 always has it, so the loop ends.
         if weight == 1 or rng.bernoulli(min(mass / (mass + (1 - weight)) / weight, 1)):
             return n, rng.categorical(left if mass > 0 else p[n])
 

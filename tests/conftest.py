@@ -44,6 +44,35 @@ def browser():
         started.close()
 
 
+def axes(item) -> set[tuple]:
+    "The values that a parametrised case has, one for each decorator and each parametrised fixture."
+    params, decorators = item.callspec.params, []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        decorators.append(tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names))
+    decorators += [(name,) for name in params if not any(name in names for names in decorators)]
+    return {(names, *(id(params[name]) for name in names)) for names in decorators}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Where a test is parametrised more than once, `make test` runs as many cases as it takes for each value to stand
+    in one of them; all combinations are `slow`, which `make test-all` runs too."""
+    cases: dict[str, list] = {}
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for left in cases.values():
+        values = {item: axes(item) for item in left}
+        if len(values[left[0]]) < 2: continue
+        missing = set().union(*values.values())
+        while missing:
+            best = max(left, key=lambda item: len(values[item] & missing))
+            missing -= values[best]
+            left.remove(best)
+        for item in left: item.add_marker("slow")
+
+
 def pytest_collection_finish():
     "What the test files import stays to the end: whoever looks for garbage from now on need not go through it."
     gc.freeze()

@@ -1,13 +1,17 @@
 "The wrapper around transformers: any architecture that can be rolled back, and a refusal for those that can't."
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from families import LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
+from families import FAMILIES, LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
 from specdec.cache import KVCache
+from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import InputError, ModelError, SpecdecError
 from specdec.models.transformers import TransformersLM, as_transformers_cache, cache_argument, is_native
+from specdec.pair import Pair
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -86,3 +90,36 @@ def test_generate_of_transformers_on_this_cache():
     assert cache.length == 17
     for refused in (lambda: adapter.crop(-1), adapter.reset):
         with pytest.raises(SpecdecError, match="rollback"): refused()
+
+
+def ended(module, prompt, place=6, new=16):
+    "What the library's `generate` emits greedily once a token that it would emit is declared an end."
+    how = dict(attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new, pad_token_id=0)
+    module.generation_config.eos_token_id = None
+    end = module.generate(prompt, **how)[0, prompt.shape[1] + place].item()
+    module.generation_config.eos_token_id = [end, V - 1]
+    return module.generate(prompt, **how)[0, prompt.shape[1]:].tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES | LOOKALIKES | OTHERS)
+def test_a_module_ends_where_generate_ends(name):
+    module, prompt = random_model((FAMILIES | LOOKALIKES | OTHERS)[name]), tokens(8, 1)
+    expected = ended(module, prompt)
+    assert len(expected) <= 7 and expected[-1] in module.generation_config.eos_token_id
+    result = Pair(TransformersLM(module), NGramDrafter()).generate(prompt[0].tolist(), max_new_tokens=16)
+    assert result.generated_ids == expected and result.finish_reason == "eos"
+
+
+def test_ends_are_those_of_the_generation_config_then_of_the_config():
+    module = random_model(LlamaConfig(**SMALL))
+    module.config.eos_token_id = 7
+    for named, ends in [([3, 4], {3, 4}), (5, {5}), (None, {7})]:
+        module.generation_config.eos_token_id = named
+        assert TransformersLM(module).eos_ids == ends
+    tokenizer = SimpleNamespace(eos_token_id=9)
+    model = TransformersLM(module, tokenizer=tokenizer)
+    assert model.eos_ids == {7, 9} and model.tokenizer is tokenizer
+    module.config.eos_token_id = None
+    assert TransformersLM(module).eos_ids == frozenset() and TransformersLM(module).tokenizer is None
+    module.generation_config.eos_token_id = "</s>"
+    with pytest.raises(ModelError, match="must be token ids, not '</s>'"): TransformersLM(module)

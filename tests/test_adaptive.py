@@ -23,7 +23,7 @@ from specdec.drafters.choose import (
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, replay
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
-from specdec.loop import speculate
+from specdec.loop import Request, serve, speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     ExactModel,
@@ -33,6 +33,9 @@ from specdec.lossless.proof import (
     one_round,
     sampled,
 )
+from specdec.pair import Pair
+from specdec.profiling import PhaseTimer
+from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.speedup import best_K
 from specdec.verify import speculative_sampling
@@ -94,6 +97,44 @@ def test_what_the_moving_average_refuses(wrong):
 def test_observations_are_whole_numbers(make):
     for wrong in ((-1, 0), (2, -1), (2.0, 1), (2, None)):
         with pytest.raises(InputError): make().observe_step(*wrong)
+
+
+def test_a_controller_given_as_K_is_not_capped(tiny):
+    "It begins with its own number of tokens, not with the default K; all accepted, one more every five rounds."
+    pair = Pair(tiny, ModelDrafter(tiny, tiny.vocab_size))  # the draft is the target
+    result = pair.generate([1, 2, 3], K=AdaptiveLookahead(initial=8), max_new_tokens=160, ignore_eos=True)
+    assert [len(r.drafted) for r in result.rounds[:15]] == [8] * 5 + [9] * 5 + [10] * 5
+
+
+def test_each_text_and_each_reset_begins_anew(tiny):
+    "The controller given is a template: nothing of one text is left for the next, nor after `reset_stats`."
+    pair, controller = Pair(tiny, ModelDrafter(packable_llama(seed=1), tiny.vocab_size)), AdaptiveLookahead(initial=8)
+    def rounds(): return pair.generate([1, 2, 3], K=controller, max_new_tokens=60, ignore_eos=True).rounds
+    first, again = rounds(), rounds()
+    assert first == again and {len(r.drafted) for r in first} > {8} and pair.stats.drafted > 0
+    pair.reset_stats()
+    assert (pair.stats.drafted, pair.stats.rounds) == (0, 0) and rounds() == first
+    assert (controller.observations, controller.mean_accepted, controller.lookahead) == (0, 0, 8)
+
+
+def test_the_controller_of_a_text_can_be_read_reset_and_replaced(tiny):
+    drafter = AdaptiveDrafter(ModelDrafter(tiny, tiny.vocab_size), AdaptiveLookahead(initial=8))
+    request = Request(tiny, [1, 2, 3], drafter, SamplingParams(), SeededRandom(0), 16, 100)
+    rounds = serve(tiny, request, PhaseTimer())
+    next(rounds)
+    assert len(next(rounds).drafted) == 8
+    controller = request.state.controller
+    assert (controller.observations, controller.mean_accepted) == (1, 8)
+    controller.reset()
+    assert (controller.observations, controller.mean_accepted, controller.lookahead) == (0, 0, 8)
+    request.state.controller = AdaptiveLookahead(initial=3)
+    assert len(next(rounds).drafted) == 3 and request.state.controller.observations == 1
+
+
+def test_a_round_says_its_acceptance_rate(tiny):
+    assert Round([1, 2, 3, 4], 1, [1, 9]).acceptance_rate == 0.25 and Round([], 0, [9]).acceptance_rate == 0
+    found = speculate(tiny, ModelDrafter(tiny, tiny.vocab_size), [1, 2], SamplingParams(), SeededRandom(0), 3, 20)
+    assert [r.acceptance_rate for r in found] == [0, 1, 1, 1, 1, 1]
 
 
 def test_limits_hold_and_the_ends_of_alpha_work():

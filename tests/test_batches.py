@@ -78,13 +78,13 @@ def walk(model, seed, steps=25, size=4, bound=1e-5):
             assert (features[i] - states[0, -len(more):]).abs().max() < bound * states.abs().max()
             text += more
             del text[len(text) - rng.randint(0, len(more) - 1):]  # never all that is new
-            cache.texts[i].rollback(len(text))
+            cache.caches[i].rollback(len(text))
         for i in reversed(range(len(texts))):
             if len(texts[i]) > 52 or rng.random() < 0.15:
                 texts[i] = texts[-1]
                 texts.pop()
                 cache.leave(i)
-        assert [text.length for text in cache.texts] == [len(text) for text in texts]
+        assert [text.length for text in cache.caches] == [len(text) for text in texts]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -118,7 +118,7 @@ def test_a_cache_gives_each_text_a_place_and_takes_it_back():
     assert cache.nbytes == numbers * 3 * 2 * 4  # layers, keys and values, bytes
     model.forward(torch.tensor([[1, 2, 3]]), second)
     cache.leave(0)
-    assert cache.texts == [second] and second.length == 3 and first not in cache.texts
+    assert cache.caches == [second] and second.length == 3 and first not in cache.caches
     assert second.keys[2].data_ptr() == cache.held[2][0].data_ptr()  # its views have moved with it
     assert second.values[2].data_ptr() == cache.held[2][1].data_ptr()
     assert cache.join().length == 0 and second.length == 3
@@ -220,7 +220,7 @@ def test_texts_share_their_forwards(monkeypatch):
             return super().compute(ids, *rest)
     counting = copy.copy(target)
     counting.__class__ = Counting
-    texts = [Request(counting, [1, 2], NoDrafter(), SamplingParams(), SeededRandom(0), 5, 10) for _ in range(4)]
+    texts = [Request(counting, [i, 2], NoDrafter(), SamplingParams(), SeededRandom(0), 5, 10) for i in range(4)]
     decode(counting, texts, 4)
     assert Counter(rows) == {2: 4, 4: 9}
 

@@ -214,6 +214,7 @@ def most_at_once(file) -> dict[str, int]:
     return most
 
 
+@pytest.mark.slow  # a killed worker's cell is in every run, with work that only pretends
 def test_the_real_pairs_cells_of_a_killed_node_are_done_again(head, tmp_path, monkeypatch):
     "As `specdec bench run CONFIG --ray` does it; the second machine is killed with a cell in its hands."
     fetch()

@@ -465,6 +465,7 @@ def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch, quick):
     assert set(report["failed"]) == {*THEIRS, "memory", *ABSENT} and "no /proc here" in report["failed"]["memory"]
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_fresh_process(tiny):
     found = m.memory_in_child(str(tiny), "auto", "float32", tokens=8)
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(tiny).parameters())  # tied ones once

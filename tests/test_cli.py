@@ -180,6 +180,12 @@ def test_commands_are_found_for_the_comparison_of_help_pages():
     assert any("[peers]" in doc for _, doc, _ in WRITTEN)
 
 
+@pytest.mark.parametrize("words", [[], ["bench"], ["config"]], ids=["specdec", "bench", "config"])
+def test_without_a_command_the_help_is_all_that_is_said(words):
+    bare, asked = run(*words), run(*words, "-h")
+    assert bare.exit_code == ExitCode.BAD_INPUT and (bare.stdout + bare.stderr).strip() == asked.stdout.strip() != ""
+
+
 def test_help_lists_the_doctor_before_what_takes_long():
     listed = re.findall(r"^│ (\w+) ", process("-h").stdout, re.M)
     assert listed.index("fetch") + 1 == listed.index("doctor") < listed.index("bench")
@@ -649,7 +655,9 @@ def test_a_full_disk_names_the_file_of_answers(answered, monkeypatch):
     assert done.exit_code == ExitCode.BAD_INPUT and f"Error: {answered.out} can't be written" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+@pytest.mark.parametrize("number", [
+    pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL,
+], ids=["Ctrl-C", "kill -9"])
 def test_a_stopped_process_leaves_what_it_had_finished(one_load, tmp_path, number):
     "A short answer waits behind a long one, and is on the disk before that ends."
     (tmp_path / "texts").write_text("Tell me a very long story.\nSay only: yes.\n")
@@ -997,6 +1005,7 @@ def test_fetch_says_what_is_there():
 
 # prove
 
+@pytest.mark.slow  # each line and each mutant is also a test of proof and gallery
 def test_prove_covers_every_size_and_finds_no_error(no_model):
     found = run("prove", "--json")
     report = json.loads(found.stdout)
@@ -1231,6 +1240,7 @@ def test_every_exit_code_is_in_the_help():
     assert all(f"{code.value} " in said.split("Exit codes:")[1] for code in ExitCode)
 
 
+@pytest.mark.slow
 def test_text_is_utf_8_whatever_the_system_says():
     "A pipe in a C locale, as in a bare container: Python would take both ends for ASCII."
     plain = PLAIN | dict(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")

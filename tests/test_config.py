@@ -1,5 +1,6 @@
 "A pair in a file: both formats, every mistake with its line, and the way back."
 import json
+import re
 import time
 from itertools import pairwise
 
@@ -13,11 +14,13 @@ from helpers import on_a_disk_of
 from specdec.bench.grid import read_grid
 from specdec.config import (
     ELSEWHERE,
+    NOTES,
     Config,
     Decoding,
     PairSection,
     config_schema,
     config_text,
+    meant,
     read_config,
     save_config,
 )
@@ -90,6 +93,52 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
         "pair:\n  name: smollm2\ndecoding:\n  temprature: 1\n",
         '[pair]\nname = "smollm2"\n\n[decoding]\ntemprature = 1\n',
         "line {}: unknown key decoding.temprature: did you mean temperature", 4, 5,
+    ),
+    "a value of no kind": (
+        "pair:\n  name: smollm2\n  dtype: int5\n", '[pair]\nname = "smollm2"\ndtype = "int5"\n',
+        "line {}: pair.dtype should be .*'float16' or 'int4', not 'int5'. Did you mean int4.$", 3, 3,
+    ),
+    "a dtype as others write it": (
+        "pair: {target: a, draft: b}\ndecoding: {}\n".replace("b}", "b,\n  draft_dtype: bf16}"),
+        '[pair]\ntarget = "a"\ndraft = "b"\ndraft_dtype = "bf16"\n',
+        "line {}: pair.draft_dtype should be .* Did you mean bfloat16", 2, 4,
+    ),
+    "no such pair": (
+        "decoding: {}\npair:\n  name: smolm2\n", '[pair]\nname = "smolm2"\n',
+        "line {}: pair.name: No pair 'smolm2'. Nearest: smollm2, ", 3, 2,
+    ),
+    "no such device": (
+        "pair:\n  name: smollm2\n  device: gpu\n", '[pair]\nname = "smollm2"\ndevice = "gpu"\n',
+        "line {}: pair.device: expected auto, cpu, cuda, cuda:1, … or mps, not 'gpu'", 3, 3,
+    ),
+    "no name": ("pair:\n  target: ''\n", '[pair]\ntarget = ""\n', "line {}: pair.target: a name is not empty", 2, 2),
+    "a layer below the first": (
+        "pair:\n  target: a\n  skip: [3, -1]\n", '[pair]\ntarget = "a"\nskip = [3, -1]\n',
+        "line {}: pair.skip.1 should be greater than or equal to 0, not -1", 3, 3,
+    ),
+    "stop before nothing": (
+        "decoding:\n  stop: [a, '']\n", '[decoding]\nstop = ["a", ""]\n',
+        "line {}: decoding.stop.1: a text to stop before is not empty", 2, 2,
+    ),
+    "infinitely hot": (
+        "decoding:\n  temperature: .inf\n", "[decoding]\ntemperature = inf\n",
+        "line {}: decoding.temperature should be a finite number", 2, 2,
+    ),
+    "a seed of 65 bits": (
+        f"decoding:\n  seed: {2**64}\n", f"[decoding]\nseed = {2**64}\n", "line {}: decoding.seed should be less",
+        2, 2,
+    ),
+    "another system's, of the other section": (
+        "decoding:\n  draft_model_path: a\n", '[decoding]\ndraft_model_path = "a"\n',
+        "line {}: unknown key decoding.draft_model_path: here it is draft, in the section pair", 2, 2,
+    ),
+    "another system's, outside of a section": (
+        "main_model: a\n", 'main_model = "a"\n',
+        "line {}: unknown key main_model: here it is target, in the section pair", 1, 1,
+    ),
+    "what is no key here": (
+        "decoding:\n  do_sample: yes\n", "[decoding]\ndo_sample = true\n",
+        "line {}: unknown key decoding.do_sample: temperature says it: 0 is greedy", 2, 2,
     ),
     "of another system": (
         "decoding:\n  num_speculative_tokens: 5\n", "[decoding]\n\nnum_speculative_tokens = 5\n",
@@ -218,9 +267,69 @@ def test_an_editor_sees_what_we_see():
     assert json.loads(json.dumps(schema)) == schema
 
 
+def test_an_editor_lists_what_a_value_may_be():
+    section = config_schema()["$defs"]["PairSection"]["properties"]
+    assert section["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16", "int4"]
+    assert "int4" in section["dtype"]["description"] and section["draft_dtype"]["anyOf"][0]["enum"][-1] == "int4"
+    validator = jsonschema.Draft202012Validator(config_schema())
+    for device, fits in (("auto", True), ("cuda:1", True), ("mps", True), ("gpu", False), ("cuda:", False)):
+        assert validator.is_valid({"pair": {"name": "smollm2", "device": device}}) is fits, device
+
+
+# What others call it
+
+OURS = {*Decoding.model_fields, *PairSection.model_fields}
+KEYS = {  # theirs → ours, as somebody who comes from there would type it
+    "transformers": dict(num_assistant_tokens="draft_tokens", prompt_lookup_num_tokens="draft_tokens",
+                         assistant_model="draft", max_length="max_new_tokens", stop_strings="stop", torch_dtype="dtype",
+                         device_map="device", model_name_or_path="target"),
+    "vLLM": dict(model="target", speculative_model="draft", num_speculative_tokens="draft_tokens",
+                 max_tokens="max_new_tokens"),
+    "gpt-fast": dict(checkpoint_path="target", draft_checkpoint_path="draft", speculate_k="draft_tokens"),
+    "llama.cpp": {"model_draft": "draft", "--draft-max": "draft_tokens", "n_predict": "max_new_tokens",
+                  "temp": "temperature"},
+    "SGLang": dict(speculative_draft_model_path="draft", speculative_num_steps="draft_tokens"),
+    "a toy engine": dict(num_draft_tokens="draft_tokens", target_model="target", draft_model="draft"),
+    "a controller": dict(lookahead="draft_tokens", main_model_path="target", draft_model_path="draft",
+                         max_speculative_tokens="draft_tokens"),
+    "papers": dict(gamma="draft_tokens", K="draft_tokens"),
+    "a library for drafters": dict(acceptance_threshold="lenience", verifier="target", speculator="drafter"),
+}
+
+
+@pytest.mark.parametrize("theirs, ours", [pair for names in KEYS.values() for pair in names.items()])
+def test_a_key_of_another_system_is_translated_in_either_section(theirs, ours, file):
+    home = "pair" if ours in PairSection.model_fields else "decoding"
+    pairs = {"pair": "pair:\n  name: smollm2\n  ", "decoding": "decoding:\n  "}
+    for section, text in pairs.items():
+        with pytest.raises(InputError) as caught: read_config(file("a.yaml", f"{text}{theirs}: 3\n"))
+        where = "" if section == home else f", in the section {home}"
+        assert str(caught.value).endswith(f"unknown key {section}.{theirs}: here it is {ours}{where}."), caught.value
+
+
 def test_names_of_others_lead_to_keys_of_ours():
-    ours = {*Decoding.model_fields, *PairSection.model_fields}
-    assert set(ELSEWHERE.values()) <= ours and not set(ELSEWHERE) & ours
+    assert set(ELSEWHERE.values()) <= OURS and not set(ELSEWHERE) & OURS
+    assert not set(NOTES) & {*ELSEWHERE, *OURS}
+
+
+@pytest.mark.parametrize("theirs", NOTES)
+def test_what_has_no_key_here_gets_a_sentence_that_names_things_that_exist(theirs):
+    said = meant(theirs, list(Decoding.model_fields))
+    assert said == NOTES[theirs] and said.endswith(".") and "did you mean" not in said
+    options = {*re.findall(r"--([a-z-]+)", said)}
+    assert options <= {"prompts", "config", "batch-size"}
+
+
+def test_a_grid_has_several_of_what_a_configuration_has_one_of(file):
+    for theirs, ours in (("num_speculative_tokens", "K"), ("temp", "temperatures"), ("torch_dtype", "dtypes")):
+        with pytest.raises(InputError, match=f"line 1: unknown key {theirs}: here it is {ours}"):
+            read_grid(file("a.yaml", f"{theirs}: 3\n"))
+
+
+def test_what_cannot_be_loaded_is_told_with_its_file(file):
+    from specdec.pair import Pair
+    path = file("a.yaml", "pair:\n  target: no such model\n")
+    with pytest.raises(InputError, match="a.yaml: No model 'no such model'"): Pair.from_config(path)
 
 
 # What a hostile or damaged file may do
@@ -283,9 +392,16 @@ def test_any_text_is_a_configuration_or_a_clear_error(text, kind, tmp_path):
         except InputError as error: assert str(path) in str(error)
 
 
+def test_a_folder_that_is_not_there_is_no_full_disk(tmp_path):
+    with pytest.raises(InputError, match="there is no folder .*none. Make it first") as caught:
+        save_config(Config(), tmp_path / "none" / "a.yaml")
+    assert "room" not in str(caught.value) and not (tmp_path / "none").exists()
+
+
 def test_a_full_disk_leaves_the_configuration_before(tmp_path):
     path = tmp_path / "a.yaml"
     save_config(Config(), path)
     before = path.read_bytes()
-    with on_a_disk_of(20), pytest.raises(ModelError, match="a.yaml can't be written"): save_config(FULL, path)
+    with on_a_disk_of(20), pytest.raises(ModelError, match="a.yaml can't be written .*make room"):
+        save_config(FULL, path)
     assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a.yaml"]

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
-from specdec import pair as pairs
+from specdec import plan
 from specdec.cache import CacheFullError
 from specdec.device import loop as device_loop
 from specdec.device import ops
@@ -1218,7 +1218,7 @@ def test_a_pair_says_which_loop_ran_and_on_a_cpu_the_hosts_does():
 
 
 def test_on_a_gpu_a_pair_takes_the_devices_loop_where_it_can(fake, monkeypatch, recwarn):
-    monkeypatch.setattr(pairs, "is_capturable", lambda device: True)
+    monkeypatch.setattr(plan, "is_capturable", lambda device: True)
     pair = pair_of()
     found = {name: pair.generate(PROMPT, seed=1, temperature=1.0, max_new_tokens=20, **more) for name, more in {
         "usual": {}, "again": {}, "plain": dict(method="plain"), "host": dict(loop="host"),
@@ -1276,6 +1276,7 @@ def test_greedy_text_of_the_default_model():
 
 # The script
 
+@pytest.mark.slow
 def test_the_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     out, path = tmp_path / "gpu.json", Path(__file__).parents[1] / "tools" / "gpu.py"
     spec = spec_from_file_location("measure_gpu", path)

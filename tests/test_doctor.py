@@ -437,7 +437,7 @@ def test_another_distribution_is_a_problem(quick, monkeypatch):
     assert len(found["problems"]) == 2 and found["loops"][0]["law_errors"] == {"host": "1/8"}
 
 
-@pytest.mark.parametrize("fails", [None, "CUDA error: the driver is too old"], ids=["recorded", "refused"])
+@pytest.mark.parametrize("fails", [None, "CUDA error: the driver is too old"], ids=["captured", "refused"])
 @pytest.mark.parametrize("kind", ["lookup", "model"])
 def test_recordings_are_tried(monkeypatch, kind, fails):
     "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
@@ -449,7 +449,7 @@ def test_recordings_are_tried(monkeypatch, kind, fails):
     assert (pair["equal"], pair["recorded"], pair["law_errors"]) == (True, not fails, None)
     said = [fails in problem and "can't be captured" in problem for problem in findings.problems]
     assert said == [True] * bool(fails)
-    assert ("not recorded" in doctor.loop_line(pair)) is bool(fails)
+    assert ("not captured" in doctor.loop_line(pair)) is bool(fails)
 
 
 @pytest.mark.cuda
@@ -460,7 +460,7 @@ def test_on_a_gpu():
     assert found.facts["devices"][0]["device"] == "cuda:0" and found.facts["devices"][0]["driver"]
     pairs = [pair for pair in found.facts["loops"] if pair["device"] == "cuda"]
     assert len(pairs) == 2 and all(pair["recorded"] and pair["equal"] for pair in pairs)
-    assert "recorded" in report_text(found)
+    assert "captured" in report_text(found)
 
 
 # The doctor itself

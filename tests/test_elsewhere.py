@@ -1,4 +1,5 @@
-"""The page for people who come from elsewhere: every name that it gives as ours exists."""
+"""The page for people who come from elsewhere: each name that it gives as ours exists, and each test that it names."""
+import ast
 import inspect
 import json
 import re
@@ -16,16 +17,28 @@ from specdec.result import GenerationResult
 NOTEBOOK = Path(__file__).parents[1] / "nbs" / "use" / "elsewhere.ipynb"
 
 
+HELD = re.compile(r"\[(test_\w+)\]\(https://github\.com/specdec/specdec/blob/main/(tests/test_\w+\.py)\)")
+
+
+def column(name: str, page: str) -> list[str]:
+    "The cells under that heading, of all tables of a page."
+    found, at = [], None
+    for line in page.splitlines():
+        parts = [part.strip() for part in line.split("|")[1:-1]] if line.startswith("|") else []
+        if not parts: at = None
+        elif at is None: at = parts.index(name) if name in parts else -1
+        elif at >= 0 and not re.fullmatch("-+", parts[at]): found.append(parts[at])
+    return found
+
+
+def page() -> str:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
 def ours() -> list[str]:
     "The names in the columns headed `here`."
-    found, column = [], None
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    for cell in cells:
-        for line in "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else []:
-            parts = [part.strip() for part in line.split("|")[1:-1]] if line.startswith("|") else []
-            if "here" in parts: column = parts.index("here")
-            elif parts and column is not None: found += re.findall(r"`([^`]+)`", parts[column])
-    return found
+    return [name for cell in column("here", page()) for name in re.findall(r"`([^`]+)`", cell)]
 
 
 def exists(name: str) -> bool:
@@ -55,3 +68,43 @@ def test_a_name_of_ours_exists(name): assert exists(name), name
 def test_the_tables_are_read():
     assert {"K", "alpha", "specdec.cache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
     assert not exists("specdec.cache.KVCache.truncate") and not exists("speed") and not exists("--drafts")
+
+
+def lacking(page: str) -> list[str]:
+    "Rows that no test holds, and tests that are not there."
+    found = [cell for cell in column("held by", page) if not HELD.search(cell)]
+    for name, file in {test for cell in column("held by", page) for test in HELD.findall(cell)}:
+        path = NOTEBOOK.parents[2] / file
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
+        tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if name not in tests: found.append(f"{file}::{name}")
+    return found
+
+
+def test_every_row_is_held_by_tests_that_are_there():
+    assert len(column("held by", page())) > 50 and lacking(page()) == []
+
+
+@pytest.mark.parametrize("cell", [
+    "", "a test", "[test_fast](https://github.com/specdec/specdec/blob/main/tests/test_core.py)",
+    "[test_fast](https://github.com/specdec/specdec/blob/main/tests/test_none.py)",
+], ids=["nothing", "no link", "no such test", "no such file"])
+def test_a_row_without_a_test_is_noticed(cell):
+    assert lacking(f"| there | here | held by |\n|---|---|---|\n| a | b | {cell} |")
+
+
+def held() -> list[tuple[str, str]]:
+    "The tests that the page names, each with its file."
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    page = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.findall(r"\[(test_\w+)\]\(https://github\.com/specdec/specdec/blob/main/(tests/\w+\.py)\)", page)
+
+
+def is_there(name: str, file: str) -> bool:
+    tree = ast.parse((NOTEBOOK.parents[2] / file).read_text(encoding="utf-8"))
+    return name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_tests_that_it_names_are_there():
+    assert len(held()) > 15 and [named for named in held() if not is_there(*named)] == []
+    assert not is_there("test_it_is_fast", "tests/test_elsewhere.py")

@@ -12,6 +12,7 @@ from helpers_drafters import StepLookahead, check_sequences_apart, random_head, 
 from helpers_text import TOKENIZER, talker
 from specdec import costs as module
 from specdec import pair as pairs
+from specdec import plan
 from specdec.costs import (
     ConstantDrafter,
     Costs,
@@ -406,7 +407,7 @@ def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
         choosers = [drafter, *[state.chooser for state in states]]
         assert {id(each.verify) for each in choosers} == {id(costs.verify)}
     monkeypatch.setattr(pairs, "set_costs", noted)
-    monkeypatch.setattr(pairs, "costs_of_fewer", lambda one, many, size, n: Costs(n, many.verify, many.c))
+    monkeypatch.setattr(plan, "costs_of_fewer", lambda one, many, size, n: Costs(n, many.verify, many.c))
     pair = Pair(talker(), DRAFTS["hybrid"](), costs=MachineCosts(DEAR, DEAR))
     prompts = [[1, 2, 3] * n for n in (4, 8, 12, 16)]  # the context ends one after the other, the last first
     pair.generate(prompts, batch_size=3, max_new_tokens=200, ignore_eos=True)

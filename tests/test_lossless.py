@@ -81,7 +81,7 @@ def told(model, prompt, drafter, K):
     return [token for r in rounds for token in r.emitted], noted.kept(len(prompt) - 1, 48)
 
 
-@pytest.mark.parametrize("K", [1, 4, 15])
+@pytest.mark.parametrize("K", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(15, marks=pytest.mark.slow)])
 def test_float32_texts_are_the_plain_ones_bit_for_bit(float32_models, plain_text, tokenizer, K):
     """No tie is excused where a row of logits doesn't depend on how many are read: greedy texts, and the logits
     themselves."""
@@ -219,7 +219,8 @@ def chi_squared(drafter, models, bins, K):
     return sum((seen - due) ** 2 / due for seen, due in cells), len(cells) - 1, distribution
 
 
-@pytest.mark.parametrize("K", [1, 2])  # with 2, tokens two and three are drafted; with 1, the third is often the bonus
+# with 2, tokens two and three are drafted; with 1, the third is often the bonus
+@pytest.mark.parametrize("K", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_distribution_of_the_first_three_tokens(models, bins, K):
     statistic, freedom, _ = chi_squared(ModelDrafter(models[1], models[0].vocab_size), models, bins, K)
     assert statistic < stats.chi2.isf(ALARM, freedom)

@@ -269,7 +269,7 @@ def test_dice_draw_in_proportion():
 def real(): return load_transformers(fetch(), torch.device("cpu"), torch.float32), load_tokenizer(fetch())
 
 
-@pytest.mark.parametrize("index", [1, 7], ids=["code", "conversation"])
+@pytest.mark.parametrize("index", [1, pytest.param(7, marks=pytest.mark.slow)], ids=["code", "conversation"])
 def test_greedy_text_equals_generate(real, index):
     model, tokenizer = real
     prompt = encode(tokenizer, prompts()[index].messages)

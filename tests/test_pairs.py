@@ -988,7 +988,7 @@ def test_a_missing_drafter_is_noticed_before_the_target_is_loaded(monkeypatch, t
         with pytest.raises(InputError, match="no trained drafter"): load_pair("smollm2", drafter=folder)
 
 
-@pytest.mark.parametrize("name", ["smollm2-ngram", "smollm2-head"])
+@pytest.mark.parametrize("name", [pytest.param("smollm2-ngram", marks=pytest.mark.slow), "smollm2-head"])
 def test_a_pair_in_four_bits(name):
     """int4 is a dtype like the others: of the target, and where a draft is computed from it, of that. Some answer goes
     on, some other ends by itself: which ones depends on how the processor rounds."""

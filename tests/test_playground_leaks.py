@@ -91,30 +91,33 @@ def visit(browser, address):
     return page
 
 
-def test_a_visit_that_ends_in_any_way_leaves_no_kernel(browser):
+def reloaded(served, tab) -> None:
+    tab.get_by_role("button", name="Run").click()  # a text that is being written keeps no kernel alive
+    tab.reload()
+    tab.wait_for_function("(document.querySelector('.sp-status')?.textContent ?? '') != ''")
+    until(lambda: len(served.kernels) == 2, MINUTE, "reload")
+    tab.close()
+
+
+def crashed(served, tab) -> None:
+    tab.close()
+    until(lambda: len(served.kernels) == 1, MINUTE, "close")
+    crash(served, served.address)
+
+
+ENDS = {"closed": lambda served, tab: tab.close(), "left": lambda served, tab: tab.goto("about:blank"),
+        "reloaded": reloaded, "crashed": crashed}
+
+
+@pytest.mark.parametrize("end", ["closed", *(pytest.param(end, marks=pytest.mark.slow) for end in [*ENDS][1:])])
+def test_a_visit_that_ends_in_any_way_leaves_no_kernel(browser, end):
     with command() as served:
         stays = visit(browser, served.address)
         [first] = served.kernels
-
-        leaves = visit(browser, served.address)
+        other = visit(browser, served.address)
         assert len(served.kernels) == 2
-        leaves.get_by_role("button", name="Run").click()  # a text that is being written keeps nobody alive
-        leaves.reload()
-        leaves.wait_for_function("(document.querySelector('.sp-status')?.textContent ?? '') != ''")
-        print(f"reload {until(lambda: len(served.kernels) == 2, MINUTE, 'reload'):.0f} s")
-
-        leaves.goto("about:blank")
-        print(f"navigate {until(lambda: served.kernels == [first], MINUTE, 'navigate away'):.0f} s")
-
-        leaves.goto(served.address)
-        leaves.wait_for_selector(".sp-status")
-        assert len(served.kernels) == 2
-        leaves.close()
-        print(f"close {until(lambda: served.kernels == [first], MINUTE, 'close'):.0f} s")
-
-        crash(served, served.address)
-        print(f"crash {until(lambda: served.kernels == [first], MINUTE, 'crash'):.0f} s")
-
+        ENDS[end](served, other)
+        print(f"{end} {until(lambda: served.kernels == [first], MINUTE, end):.0f} s")
         # and the one that stayed was left alone all the while
         stays.get_by_role("button", name="Reset").click()
         stays.wait_for_function("document.querySelector('.sp-status').textContent.includes('Ready')")
@@ -137,7 +140,9 @@ def crash(served, address: str) -> None:
         shutil.rmtree(profile, ignore_errors=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGKILL)),
+], ids=lambda number: number.name)
 def test_a_command_that_ends_in_any_way_leaves_no_process(browser, number):
     with command() as served:
         page = visit(browser, served.address)

@@ -602,20 +602,31 @@ def test_install_cell_does_nothing_where_the_package_is():
     assert done.success and os.getcwd() == folder
 
 
-@pytest.mark.parametrize("workflow", ["test", "site"])
+def systems(job) -> set[str]:
+    "Where a job of a workflow runs; the words of a variable are nothing fixed."
+    matrix = job.get("strategy", {}).get("matrix", {})
+    if job["runs-on"] != "${{ matrix.system }}": return {job["runs-on"]}
+    return {*matrix["system"], *(each["system"] for each in matrix.get("include", []))}
+
+
+@pytest.mark.parametrize("workflow", ["test", "site", "release"])
 def test_workflows_are_pinned_and_run_what_exists(workflow):
     text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8")
     jobs = yaml.safe_load(text)["jobs"].values()
     steps = [step for job in jobs for step in job["steps"]]
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", step["uses"]) for step in steps if "uses" in step)
-    assert all(re.fullmatch(r"ubuntu-\d\d\.\d\d", job["runs-on"]) and job["timeout-minutes"] for job in jobs)
+    fixed = r"ubuntu-\d\d\.\d\d|macos-\d\d|\$\{\{ vars\.GPU_RUNNER \}\}"
+    assert all(re.fullmatch(fixed, name) and job["timeout-minutes"] for job in jobs for name in systems(job))
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    asked = [word for step in steps for word in step.get("run", "").split() if word != "make" and "=" not in word]
+    made = [step["run"].split() for step in steps if step.get("run", "").startswith("make ")]
+    asked = [word for words in made for word in words[1:] if "=" not in word]
     assert asked and set(asked) <= targets
+    named = re.findall(r"(?<![\w/])tests/[\w/]+\.py", text)
+    assert all((ROOT / name).exists() or name == "tests/test_wheel.py" for name in named)
     pins = (ROOT / ".github" / "constraints.txt").read_text(encoding="utf-8")
     assert (
         all(re.search(rf"^{name}==\d", pins, re.M) for name in ("torch", "transformers", "nbdev", "playwright"))
-        and "http" not in pins + text
+        and "http" not in pins + text.replace("https://pypi.org/project/specdec-nb", "")
     )
 
 

@@ -1,4 +1,5 @@
 "Whole runs: they help, they resume after kill -9, two processes train as one, and what can not be is told before."
+import importlib.util
 import json
 import os
 import shutil
@@ -214,7 +215,12 @@ def test_the_seed_decides(folder, data, tmp_path):
     assert same(found[0], found[1]) and not same(found[0], found[2])
 
 
-def test_two_processes_train_as_one(folder, data, tmp_path, target):
+@pytest.mark.parametrize("launcher", [
+    "--multi_gpu",
+    pytest.param("--use_deepspeed", marks=[pytest.mark.slow, pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="needs pip install deepspeed")]),
+])
+def test_two_processes_train_as_one(launcher, folder, data, tmp_path, target):
     """Started by accelerate's launcher on two CPU processes: equal weights on both, and the same as one process makes
     of the same batches."""
     one, two = (
@@ -238,7 +244,7 @@ d.distill(config)
 """)
     subprocess.run(
         [
-            sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+            sys.executable, "-m", "accelerate.commands.launch", launcher, "--num_processes", "2", "--num_machines",
             "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", str(script),
             json.dumps(two.__dict__),
         ],

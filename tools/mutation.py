@@ -40,6 +40,9 @@ TESTS = {
     "verify": ["rules", "block", "rejection", "trees"],
     "loop": ["requests", "speculative", "batches", "trees"],
     "cache": ["kvcache"],
+    "drafters/base": ["drafters_base", "speculative", "trees", "drafters_colder"],
+    "models/batch": ["batches", "trees"],
+    "device/ops": ["device_loop"],
 }
 SAMPLES = {"verify": 80, "cache": 80}  # mutants of a module, at most; of the others, whose tests take longer, `FEW`
 FEW = 16

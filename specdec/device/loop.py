@@ -281,11 +281,13 @@ class DeviceLoop:
 # %% ../../nbs/engine/14_device_loop.ipynb #7reelop1
 def ancestors(parents: Tensor, # of each draft token, 0 the sequence, i + 1 place i, [K]
              ) -> Tensor: # [K + 1, K + 1], bool; row 0 is the sequence's last token
-    "The attention mask of a tree: each row sees itself and the path to it."
+    """The attention mask of a tree: each row sees itself and the path to it. Places count from 1
+    here, as rows do; those of the host's `Draft.parents` from 0 (`models.batch.ancestry`)."""
     K = len(parents)
     follows = F.pad(parents, (1, 0))[:, None]
     sees = torch.eye(K + 1, device=parents.device).scatter_(1, follows, 1.0)
-    for _ in range(K.bit_length()): sees = (sees @ sees).clamp(max=1.0)
+    for _ in range(K.bit_length()):  # each squaring doubles the length of the paths
+        sees = (sees @ sees).clamp(max=1.0)
     return sees > 0
 
 # %% ../../nbs/engine/14_device_loop.ipynb #7reelop4
@@ -311,6 +313,8 @@ def walk_on_device(tree: DeviceDraft, sees: Tensor, # of `ancestors`
     depths = sees.sum(1) - 1
     num_accepted, end = torch.where(passed, depths, -1).max(0, keepdim=True)
     path, next_token = path_to(sees, end), target_tokens.index_select(0, end)
+    # A rejected child of the path's end. Where there is none argmax says 0, and `count` leaves
+    # that place out.
     others = (parents == end) & valid
     rejected = tree.tokens.index_select(0, others.long().argmax(0, keepdim=True))
     places = torch.arange(len(tree.tokens), device=rejected.device)
@@ -349,7 +353,8 @@ class DeviceDecoder:
              verify: VerifyRule | None = None, # None: the default rule
             ) -> DeviceLoop:
         "A loop for these settings: one that was kept, or a new one."
-        under_way = int(self.options.get("ahead") or 1) + 1  # rounds that may run past the end
+        # an upper bound of the rounds that may run past the end
+        under_way = int(self.options.get("ahead") or 1) + 1
         capacity = bucket(max(limit, 4 * (K + 1)) + under_way * (K + 1))
         key = sampling, K, capacity, verify
         with self.lock:

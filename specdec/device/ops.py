@@ -21,7 +21,7 @@ from specdec.verify import (
     VerifyRule, block_residual, block_verification, greedy_match, speculative_sampling,
 )
 from ..sampling import SamplingParams
-from ..models.llama import Llama, Positions, head_size
+from ..models.llama import Llama, Positions, head_size, rotation
 
 # %% ../../nbs/engine/08_device.ipynb #fe61ceef
 def as_llama(model, # a transformers module of the Llama family; on a CPU in float32, elsewhere any
@@ -82,7 +82,7 @@ class Rotary(Protocol):
 def static_plan(model: Rotary,
                 hidden: Tensor, # what each new token may not see, [T, capacity]
                ) -> AttentionPlan:
-    "What hides, in every shape the same."
+    "The mask of a forward, of the same shape whatever it hides, as a CUDA graph needs it."
     mask = torch.zeros(hidden.shape, dtype=model.dtype, device=hidden.device)
     return mask.masked_fill(hidden, float("-inf")).repeat(model.groups, 1), model.groups, ()
 
@@ -93,14 +93,12 @@ def static_positions(model: Rotary,
                      hidden: Tensor | None = None,
                     ) -> Positions: # masks [groups · T, capacity]
     "What `specdec.models.llama.positions` says, from positions that only the device knows."
-    angles = at.float()[:, None, None] * model.frequencies
-    cos, sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
-    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    cos, sin = rotation(model.frequencies, model.rope_scale, at, model.dtype)
     near = None
     if model.window: near = static_plan(model, hidden_places(at, capacity, model.window))
     if hidden is None: hidden = hidden_places(at, capacity)
     plan = static_plan(model, hidden)
-    return Positions(cos.to(model.dtype), sin.to(model.dtype), *plan, near)
+    return Positions(cos, sin, *plan, near)
 
 def read_at(model: Llama,
             ids: Tensor,                # tokens, [T]

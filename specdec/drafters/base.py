@@ -140,7 +140,8 @@ class WrapperState:
 
 class WrapperDrafter:
     """A drafter around another one, the inner drafter: a base class. A subclass overrides `wrap`,
-    which gets the inner drafter's new state and returns a `WrapperState` around it."""
+    which gets the inner drafter's new state and returns a `WrapperState` around it, or the inner
+    state itself."""
     def __init__(self, drafter: Drafter):
         self.drafter, self.layers = drafter, drafter.layers
         if isinstance(drafter, DraftsTrees): self.max_nodes = drafter.max_nodes
@@ -239,7 +240,7 @@ from dataclasses import replace
 from ..errors import check, to_number
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
-DRAFT_TEMPERATURE = 0.85  # of a `TemperatureScaledDrafter`, as a factor on the target's
+TEMPERATURE_FACTOR = 0.85  # of a `TemperatureScaledDrafter`, as a factor on the target's
 
 # %% ../../nbs/drafters/09_colder.ipynb #a7ace732
 class TemperatureScaledDrafter(WrapperDrafter):
@@ -248,7 +249,7 @@ class TemperatureScaledDrafter(WrapperDrafter):
     for a q nearer to the median. At temperature 0 it changes nothing. Raises `InputError` for a
     factor that isn't positive and finite."""
     def __init__(self, drafter: Drafter,
-                 factor: float = DRAFT_TEMPERATURE): # above 0; draft temperature / target's
+                 factor: float = TEMPERATURE_FACTOR): # above 0; draft temperature / target's
         check(0 < to_number(factor) < float("inf"),
               f"The factor on the temperature must be positive and finite, not {factor!r}.")
         super().__init__(drafter)

@@ -174,7 +174,7 @@ class Chooser:
         "Start from the priors."
         self.estimates: list = [Acceptance(prior, keep=self.keep) for prior in self.priors]
         if self.tree: self.estimates[-1] = self.tree.estimate(self.keep)
-        self.rested = 0  # rounds without a draft since the last one that was rejected
+        self.rested = 0  # rounds without a draft since the last draft of which nothing was accepted
 
     def set_costs(self, c: Sequence[Cost], verify: float | Sequence[float]) -> None:
         "Choose by these costs from now on; the estimates of α stay."
@@ -200,8 +200,9 @@ class Chooser:
         # Nothing pays. Probe one token now and then: when the plain rounds so far, times PROBE,
         # exceed the time that a token of the best drafter is expected to lose.
         losses = {i: prices[i][0] - expected[i][0] for i, seen in enumerate(some) if len(seen)}
-        best = min(losses, key=losses.__getitem__, default=0)
-        return (best, 1) if losses and losses[best] < self.rested * PROBE else (0, 0)
+        if not losses: return 0, 0
+        best = min(losses, key=losses.__getitem__)
+        return (best, 1) if losses[best] < self.rested * PROBE else (0, 0)
 
     def learn(self, who: int, evidence: Sequence[Hashable], accepted: int, tried: int,
               rounds: float = 1.0, # old tries fade as if so many rounds had passed

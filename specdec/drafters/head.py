@@ -27,6 +27,7 @@ from .model import plain_weight
 from ..cache import KVCache
 from ..models.linear import Linear, is_batch_invariant
 from ..files import parse_json, written_together
+from ..models.hub import check_no_older_head
 from ..models.protocol import CausalLM
 from specdec.models.llama import (
     MLP, Attention, Llama, Positions, head_size, positions, rms_norm, rope_frequencies, rotate,
@@ -557,10 +558,10 @@ def _stored_config(folder: Path) -> dict:
         ) from error
     kind = stored.get("speculators_model_type") if isinstance(stored, dict) else None
     if kind == "eagle3": return stored
+    check_no_older_head(folder)
     raise ModelError(
         f"{folder} is no EAGLE-3 head in the format of speculators: its config.json says "
-        f"speculators_model_type {kind!r}. (Older heads can be turned into one by "
-        "`speculators convert`.)"
+        f"speculators_model_type {kind!r}, and 'eagle3' is expected."
     )
 
 def _as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of the target

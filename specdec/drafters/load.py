@@ -23,7 +23,7 @@ from .lookup import SuffixDrafter
 from .translate import TokenIntersectionDrafter
 from ..models.loading import load_model
 from ..files import local_path, parse_json
-from ..models.hub import find_model, vocabulary_difference
+from ..models.hub import check_no_older_head, find_model, vocabulary_difference
 from ..models.protocol import CausalLM
 from ..registry import SlowerWarning, too_large
 
@@ -60,9 +60,14 @@ def model_drafter(target: CausalLM, draft: object) -> Drafter: # draft: a `Causa
     """A drafter around a draft model, which translates where the two vocabularies differ. Raises
     `InputError` for anything that is no model, for vocabularies with no token in common, and where
     they differ in size and there is no tokenizer to compare them."""
+    if isinstance(draft, (str, Path)) and local_path(draft).is_dir():
+        check_no_older_head(local_path(draft), getattr(target, "name", None))
+    check(not hasattr(draft, "propose"), f"A {type(draft).__name__} drafts for one sequence: give"
+          " the drafter that started it, and each sequence gets a state of its own.")
     if not is_model(draft): raise InputError(
-        f"A draft is a model, a drafter or None, not {named(draft)}. To load a model by name, use"
-        " load(name); around a module of transformers, TransformersLM(module).")
+        f"A draft is a model, a drafter or None, not {named(draft)}. load(name) loads a model,"
+        " load_drafter(folder, target) a trained drafter, load_pair(name) a whole pair, and"
+        " TransformersLM(module) wraps a module of transformers.")
     slower = too_large(draft.param_count, target.param_count)
     if slower: warnings.warn(slower, SlowerWarning, stacklevel=3)  # where the pair is made
     tokenizers = [model.tokenizer for model in (target, draft)]
@@ -91,6 +96,7 @@ def load_drafter(folder: Path,
         f"There is no trained drafter in {folder}: expected a folder that `specdec distill --out`"
         " wrote.",
     )
+    check_no_older_head(folder, getattr(target, "name", None))
     if "speculators_model_type" in (folder / "config.json").read_text(
         encoding="utf-8", errors="replace"
     ):

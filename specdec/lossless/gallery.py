@@ -724,7 +724,8 @@ def prove_everything() -> dict:
     def progress(items, what: str):
         return tqdm(items, desc=what, unit="", leave=False, disable=None)
 
-    lines = [asdict(line) | {"error": str(line.error)} for line in progress(prove_lines(), "laws")]
+    lines = [asdict(line) | {"error": str(line.error)}
+             for line in progress(prove_lines(), "cases")]
     broken_ones = progress(GALLERY + CANDIDATES + SHARED, "broken decoders")
     mutants = [prove_mutant(broken) for broken in broken_ones]
     exact = all(line["error"] == "0" for line in lines)

@@ -34,46 +34,47 @@ class BatchCache(LayerBuffers):
         shape = size, model.config.num_key_value_heads, 0, head_size(model.config)
         nothing = torch.empty(shape, dtype=model.dtype, device=model.device)
         self.held = [self.of_layer(i, nothing, nothing) for i in range(len(model.layers))]
-        self.texts: list[KVCache] = []
+        self.caches: list[KVCache] = []
         self.model, self.size = model, size
 
-    def lay(self, text: KVCache, place: int) -> None:
+    def bind(self, cache: KVCache, place: int) -> None:
         "Let the cache of a sequence be views of the buffers' row `place`."
-        text.keys = [keys[place:place + 1] for keys, _ in self.held]
-        text.values = [values[place:place + 1] for _, values in self.held]
+        cache.keys = [keys[place:place + 1] for keys, _ in self.held]
+        cache.values = [values[place:place + 1] for _, values in self.held]
 
     def join(self) -> KVCache: # empty; it grows and is rolled back like any other
         "The cache of another sequence; raises `InputError` if all places are taken."
-        check(len(self.texts) < self.size,
+        check(len(self.caches) < self.size,
               f"All {self.size} places are taken: let a sequence leave.")
-        text = KVCache(len(self.keys), self.capacity, self.multiple)
-        self.lay(text, len(self.texts))
-        self.texts.append(text)
-        return text
+        cache = KVCache(len(self.keys), self.capacity, self.multiple)
+        self.bind(cache, len(self.caches))
+        self.caches.append(cache)
+        return cache
 
     def leave(self, place: int) -> None:
         "Free a place: the last sequence moves there."
-        last = self.texts.pop()
-        if place == len(self.texts): return
+        last = self.caches.pop()
+        if place == len(self.caches): return
         kept = slice(last.length)
         for keys, values in self.held:
-            keys[place, :, kept] = keys[len(self.texts), :, kept]
-            values[place, :, kept] = values[len(self.texts), :, kept]
-        self.texts[place] = last
-        self.lay(last, place)
+            keys[place, :, kept] = keys[len(self.caches), :, kept]
+            values[place, :, kept] = values[len(self.caches), :, kept]
+        self.caches[place] = last
+        self.bind(last, place)
 
 # %% ../../nbs/engine/18_batches.ipynb #a13cda31
 class _Rows:
-    "New tokens of a batch, side by side in one row: where they stand in their sequences."
+    """New tokens of a batch, side by side in one row: where they stand in their sequences. To the
+    forward it is both: the positions of its tokens, and the cache of its layers."""
     def __init__(self, model: Llama, cache: BatchCache,
                  sizes: Sequence[int]): # new tokens of each sequence, in the cache's order
         self.model, self.cache, self.sizes, device = model, cache, sizes, model.device
-        self.starts = [text.length for text in cache.texts]
+        self.starts = [held.length for held in cache.caches]
         self.ends = [start + n for start, n in zip(self.starts, sizes)]
         self.places = [range(start, end) for start, end in zip(self.starts, self.ends)]
         which = [i for i, n in enumerate(sizes) for _ in range(n)]
         at = [position for places in self.places for position in places]
-        self.text = torch.tensor(which, device=device) # the sequence of each token, [R]
+        self.row_of = torch.tensor(which, device=device) # the sequence of each token, [R]
         self.at = torch.tensor(at, device=device)      # its position there, [R]
         self.cos, self.sin = rotation(model.frequencies, model.rope_scale, self.at, model.dtype)
 
@@ -83,11 +84,11 @@ class _Rows:
         "Write each token's keys and values into the row of its sequence."
         span, count = self.cache.span(max(self.ends)), len(self.sizes)
         held_keys, held_values = self.cache.held[layer]
-        held_keys[self.text, :, self.at] = keys[0].transpose(0, 1)
-        held_values[self.text, :, self.at] = values[0].transpose(0, 1)
+        held_keys[self.row_of, :, self.at] = keys[0].transpose(0, 1)
+        held_values[self.row_of, :, self.at] = values[0].transpose(0, 1)
         return held_keys[:count, :, :span], held_values[:count, :, :span]
 
-    def hides(self, at: Tensor, span: int) -> dict[bool, Tensor]: # windowed → [*at.shape, span]
+    def masks_at(self, at: Tensor, span: int) -> dict[bool, Tensor]: # windowed → [*at.shape, span]
         "Masks to add to the scores, for layers without and with a sliding window."
         found = {}
         for windowed in (False, True):
@@ -104,7 +105,7 @@ class _RaggedBatch(_Rows):
     batch-invariant: its bits don't depend on the other sequences."""
     def __init__(self, model: Llama, cache: BatchCache, sizes: Sequence[int]):
         super().__init__(model, cache, sizes)
-        self.masks = self.hides(self.at, cache.span(max(self.ends)))
+        self.masks = self.masks_at(self.at, cache.span(max(self.ends)))
         # sequence, first and last row, number of keys
         self.pieces: list[tuple[int, int, int, int]] = []
         row = 0
@@ -129,10 +130,10 @@ class _PaddedBatch(_Rows):
         super().__init__(model, cache, sizes)
         starts, steps = torch.tensor(self.starts), torch.arange(max(sizes))
         at = (starts[:, None] + steps).to(model.device)  # [texts, T]
-        masks = self.hides(at, cache.span(max(self.ends)))
+        masks = self.masks_at(at, cache.span(max(self.ends)))
         folded = {windowed: mask.repeat(1, model.groups, 1) for windowed, mask in masks.items()}
         self.masks = {windowed: mask[:, None] for windowed, mask in folded.items()}
-        self.step = self.at - at[self.text, 0]  # each token's number among its sequence's, [R]
+        self.offset = self.at - at[self.row_of, 0]  # each token's number among its sequence's, [R]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, windowed: bool) -> Tensor:
         "A layer's attention, in one product; see `_RaggedBatch`."
@@ -140,11 +141,11 @@ class _PaddedBatch(_Rows):
         texts, kv_heads = k.shape[:2]
         rows = q[0].transpose(0, 1)  # [R, heads, head_dim]
         asked = rows.new_zeros(texts, max(self.sizes), heads, size)
-        asked[self.text, self.step] = rows
+        asked[self.row_of, self.offset] = rows
         folded = asked.transpose(1, 2).reshape(texts, kv_heads, -1, size)
         y = F.scaled_dot_product_attention(folded, k, v, self.masks[windowed])
         y = y.reshape(texts, heads, -1, size).transpose(1, 2)
-        return y[self.text, self.step].transpose(0, 1)[None]
+        return y[self.row_of, self.offset].transpose(0, 1)[None]
 
 # %% ../../nbs/engine/18_batches.ipynb #f0be201a
 @torch.inference_mode()
@@ -161,9 +162,9 @@ def read_batch(target: Llama,
     ids = torch.tensor([[token for tokens in new for token in tokens]], device=target.device)
     wanted = layers or [()] * len(sizes)
     every = tuple(dict.fromkeys(layer for each in wanted for layer in each))
-    output = target.compute(ids, rows, rows, None, every)
+    output = target.compute(ids, rows, rows, None, every)  # both its positions and its cache
     logits, states = output if every else (output, None)
-    for sequence, end in zip(cache.texts, rows.ends): sequence.length = end
+    for sequence, end in zip(cache.caches, rows.ends): sequence.length = end
     if states is None: return [(part, None) for part in logits[0].split(sizes)]
     of_layer = dict(zip(every, states[0].chunk(len(every), -1)))
     # of each layer, the rows of each sequence
@@ -188,14 +189,13 @@ def places(model, # has `frequencies`, `rope_scale`, `groups` and `dtype`: a dec
            apart: bool,     # attention token by token, as for batch-invariant models
           ) -> Positions:
     "The `Positions` of tokens that aren't in a row, such as the nodes of a tree."
-    angles = at.to(model.frequencies.device).float()[:, None, None] * model.frequencies
-    cos, sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
-    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    at = at.to(model.frequencies.device)
+    cos, sin = rotation(model.frequencies, model.rope_scale, at, model.dtype)
     mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill_(hidden, float("-inf"))
     mask, few = mask.to(cos.device), len(at) <= FEW
     fold = model.groups if few and model.dtype != torch.float32 else 1
     plan = (None, 1, (mask[:, None, None],)) if apart and few else (mask.repeat(fold, 1), fold, ())
-    return Positions(cos.to(model.dtype), sin.to(model.dtype), *plan)
+    return Positions(cos, sin, *plan)
 
 # %% ../../nbs/drafters/25_trees.ipynb #48fc43e3
 def reads_trees(target: object) -> TypeGuard[Llama]:

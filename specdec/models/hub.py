@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -388,6 +389,7 @@ def _with_safetensors(folder: Path) -> Path:
     config = folder / "config.json"
     if not config.is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
+    check_no_older_head(folder)
     try: parse_json(config.read_text(encoding="utf-8"), "it")
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The config.json in {folder} is damaged ({error}): "
@@ -423,6 +425,38 @@ def _downloaded(name: str, revision: str | None, wanted: dict = _WANTED) -> Path
             f"{_way_in(name, error)}; or give a local folder."
         ) from error
     return Path(folder)
+
+# %% ../../nbs/engine/02_models.ipynb #0lderhead2
+_NAMES = 1 << 20  # bytes of a file of weights, from its beginning: the names of tensors are there
+
+def older_head(folder: Path) -> int | None: # 3; or 1, of EAGLE and EAGLE-2; None: it is none
+    "Which version of EAGLE a head in its authors' own format has; nothing is unpickled."
+    try: config = parse_json((folder / "config.json").read_text("utf-8", "replace"))
+    except (OSError, InputError): return None
+    if not isinstance(config, dict) or "speculators_model_type" in config: return None
+    words, names = f"{config.get('architectures')} {config.get('model_type')}".lower(), b""
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
+        with suppress(OSError), open(file, "rb") as opened: names += opened.read(_NAMES)
+    # as JSON has a name; and as a pickle has it, its length in four bytes before it
+    fuses = b'"fc.weight"' in names or b"\x09\0\0\0fc.weight" in names
+    if "eagle3" in words or "draft_vocab_size" in config or fuses and b"midlayer." in names:
+        return 3
+    return 1 if fuses or "eagle" in words else None
+
+def check_no_older_head(folder: Path,
+                        target: str | None = None, # the model that it drafts for, if it has a name
+                       ) -> None:
+    "Raise `ModelError` with what to do about a head in the format of EAGLE's authors."
+    version, name = older_head(folder), shlex.quote(target or "TARGET")
+    verifier = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == "smollm2" else name
+    if version == 3: raise ModelError(
+        f"{folder} is an EAGLE-3 head in its authors' format: `speculators convert"
+        f" {shlex.quote(str(folder))} --algorithm eagle3 --verifier {verifier} --output-path"
+        " converted` (of pip install speculators) writes a folder that is a drafter here.")
+    if version: raise ModelError(
+        f"{folder} is a head of EAGLE or EAGLE-2, older than what is read here: take an EAGLE-3"
+        f" head for the same target, or train one, `specdec distill --target {name} --out"
+        " FOLDER`.")
 
 # %% ../../nbs/engine/02_models.ipynb #1d77074b
 def load_tokenizer(folder: Path):

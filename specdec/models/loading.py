@@ -32,8 +32,8 @@ from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
 from ..files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
-    FOUR_BITS, INT4, STORED, find_config, find_model, has_int4, load_tokenizer, load_transformers,
-    pick_device, pick_dtype, weights_digest,
+    FOUR_BITS, INT4, STORED, check_no_older_head, find_config, find_model, has_int4, load_tokenizer,
+    load_transformers, pick_device, pick_dtype, weights_digest,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
@@ -150,9 +150,14 @@ def fits_plain(model: CausalLM) -> bool:
 
 # %% ../../nbs/engine/09_loading.ipynb #a040fb47
 def read_config(folder: Path): # a transformers config, and whether our decoder computes it
-    "The config.json of a folder; raises `ModelError` if it can't be used."
+    "The config.json of a folder; raises `ModelError` if it can't be used, or is a drafter's."
+    check_no_older_head(folder)
     from transformers import AutoConfig
     try:
+        stored = (folder / "config.json").read_text("utf-8", "replace")
+        if "speculators_model_type" in stored: raise ValueError(
+            "it is a head, which drafts for a target and is no model: load_drafter(folder, target),"
+            " --drafter, or the key drafter of a configuration takes it")
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         return config, is_native(config)
     except Exception as error:  # a strict config class may raise anything

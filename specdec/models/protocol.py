@@ -115,6 +115,10 @@ class WrapperLM(CausalLM):
         "Memory of its weights."
         return self.model.memory_footprint_mb
 
+    def begin(self, prompt_length: int) -> None:
+        "A sequence begins; its prompt may come in several forwards. A subclass may take note."
+        if isinstance(self.model, WrapperLM): self.model.begin(prompt_length)
+
     def new_cache(self, capacity: int) -> KVCache:
         "A cache for the inner model."
         return self.model.new_cache(capacity)
@@ -123,6 +127,18 @@ class WrapperLM(CausalLM):
                 layers: Sequence[int] = ()):
         "The inner model's output; see `CausalLM`."
         return self.model.forward(ids, cache, last=last, layers=layers)
+
+# %% ../../nbs/engine/03_protocol.ipynb #c0pypre1
+@torch.inference_mode()
+def copy_prefix(source: KVCache, cache: KVCache, # the first is read, the second is written
+                length: int) -> None:            # positions to copy, 0…source.length
+    """Let a cache hold what another one holds at its first positions; it may have another capacity,
+    which is large enough. Raises `CacheFullError` if there is no memory."""
+    for i, (keys, values) in enumerate(zip(source.keys, source.values)):
+        if keys is None or values is None: continue
+        for old, new in zip((keys, values), cache.of_layer(i, keys, values)):
+            new[:, :, :length] = old[:, :, :length]
+    cache.length = length
 
 # %% ../../nbs/engine/03_protocol.ipynb #2ff1d9e0
 def truncate_cache(cache: KVCache,
@@ -133,11 +149,7 @@ def truncate_cache(cache: KVCache,
     name = f"The length to keep, of a cache that holds {cache.length},"
     length = require_int(keep_length, name, 0, cache.length)
     kept = KVCache(len(cache.keys), cache.capacity, cache.multiple)
-    for i, (keys, values) in enumerate(zip(cache.keys, cache.values)):
-        if keys is None or values is None: continue
-        for old, new in zip((keys, values), kept.of_layer(i, keys, values)):
-            new[:, :, :length] = old[:, :, :length]
-    kept.length = length
+    copy_prefix(cache, kept, length)
     return kept
 
 # %% ../../nbs/engine/03_protocol.ipynb #a0932a29

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, SpecdecError, check, require_int, to_number
+from ..errors import ModelError, SpecdecError, check, require_int, to_int, to_number
 from ..cache import KVCache
 from .protocol import CausalLM, check_ids, check_wanted
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
-    from transformers import Cache
+    from transformers import Cache, PreTrainedTokenizerBase
 
 # %% ../../nbs/engine/07_adapter.ipynb #6b221efb
 def cache_argument(model) -> str:
@@ -85,11 +85,32 @@ def _why_not(model, config) -> list[str]: # empty: it can
         why.append("its tokens attend to later ones")
     return why
 
+# %% ../../nbs/engine/07_adapter.ipynb #ends0002
+def generation_ends(model, # a transformers module
+                    tokenizer=None, # adds its own end, as it does in `load`
+                   ) -> frozenset[int]: # token ids
+    """After which tokens `generate` of transformers ends a sequence: those of the generation
+    config, or of the config where that names none. Raises `ModelError` for ends that aren't token
+    ids."""
+    configs = (getattr(model, "generation_config", None), model.config,
+               model.config.get_text_config())
+    named = (getattr(config, "eos_token_id", None) for config in configs)
+    ends = next((end for end in named if end is not None), None)
+    several = list(ends) if isinstance(ends, (list, tuple, set)) else [ends]
+    several.append(getattr(tokenizer, "eos_token_id", None))
+    try: return frozenset(to_int(end) for end in several if end is not None)
+    except TypeError as error:
+        raise ModelError(f"The eos_token_id of {type(model).__name__} must be token ids, not "
+                         f"{ends!r}.") from error
+
 # %% ../../nbs/engine/07_adapter.ipynb #8f80f643
 class TransformersLM(CausalLM):
-    """Any causal language model of transformers behind the same interface, on the same cache;
-    raises `ModelError` if it isn't causal or remembers more than keys and values."""
-    def __init__(self, model): # a transformers module; it is put into evaluation mode
+    """Any causal language model of transformers behind the same interface, on the same cache. A
+    sequence ends where the library's `generate` ends it: see `generation_ends`. Raises `ModelError`
+    if the model isn't causal or remembers more than keys and values."""
+    def __init__(self, model, # a transformers module; it is put into evaluation mode
+                 tokenizer: "PreTrainedTokenizerBase | None" = None, # None: token ids only, no text
+                ):
         config = model.config.get_text_config()
         why = _why_not(model, config)
         if why:
@@ -99,6 +120,7 @@ class TransformersLM(CausalLM):
         self.device, self.dtype = model.device, model.dtype
         self.arguments = inspect.signature(model.forward).parameters
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
+        self.tokenizer, self.eos_ids = tokenizer, generation_ends(model, tokenizer)
 
     @property
     def param_count(self) -> int:

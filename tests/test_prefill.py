@@ -1,0 +1,326 @@
+"""A prompt read once and continued: the very rounds that it has without, whatever drafts, whoever else continues it;
+what is read then, and what can't be continued."""
+import copy
+from itertools import zip_longest
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from helpers import CPU, greedy, ids_of, tiny
+from helpers_drafters import random_head, random_target
+from helpers_text import talker
+from specdec.cache import CacheFullError
+from specdec.constraints import GrammarLM, WatchedLM
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.head import HeadDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.tree import TreeDrafter
+from specdec.errors import InputError
+from specdec.loop import BLOCK, Request, prefill, score, serve, speculate, speculate_batch
+from specdec.models.linear import is_batch_invariant
+from specdec.models.transformers import TransformersLM
+from specdec.pair import Pair
+from specdec.profiling import PhaseTimer
+from specdec.sampling import SamplingParams, SeededRandom
+
+exact_rows = pytest.mark.skipif(not is_batch_invariant(CPU, torch.float32), reason="rows depend on their number here")
+V = 40
+TARGET = tiny(vocab=V, hidden=32, layers=4, context=512)
+HEAD = random_head(TARGET, torch.tensor([0, 3, 4, 9, 10, 15, 20, 23]))
+DRAFTERS = {
+    "nothing": NoDrafter(), "lookup": NGramDrafter(), "model": ModelDrafter(TARGET.skip([1]), V),
+    "head": HeadDrafter(HEAD, TARGET),
+    "hybrid": HybridDrafter(SuffixDrafter(), HeadDrafter(HEAD, TARGET)),
+}
+LONG = torch.randint(V, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+OLD = LONG[:300]  # what is prefilled
+PROMPTS = {
+    "the same": OLD, "one more": LONG[:301], "going on": LONG, "its beginning": LONG[:290], "two blocks": LONG[:256],
+    "parted inside": [*LONG[:200], (LONG[200] + 1) % V, *LONG[:150]], "parted early": [*LONG[:5], (LONG[5] + 1) % V],
+}
+REUSED = {"the same": 300, "one more": 256, "going on": 256, "its beginning": 256, "two blocks": 128,
+          "parted inside": 128, "parted early": 0}
+
+
+def decoded(prompt, drafter=DRAFTERS["nothing"], temperature=0.0, seed=0, target=TARGET, count=12, **more):
+    return speculate(target, drafter, prompt, SamplingParams(temperature), SeededRandom(seed), 4, count, **more)
+
+
+class Counting:
+    "A target that notes how many tokens each of its forwards reads."
+    def __init__(self, monkeypatch, target=TARGET):
+        self.sizes, real = [], type(target).compute
+        def compute(model, ids, *rest):
+            self.sizes.append(ids.shape[1])
+            return real(model, ids, *rest)
+        monkeypatch.setattr(type(target), "compute", compute)
+
+
+# The same rounds
+
+
+@exact_rows
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_rounds_are_those_without_it(name, temperature):
+    drafter = DRAFTERS[name]
+    state = prefill(TARGET, OLD, drafter.layers)
+    for prompt in PROMPTS.values():
+        alone = list(decoded(prompt, drafter, temperature))
+        for _ in range(2): assert list(decoded(prompt, drafter, temperature, prefilled=state)) == alone
+    assert any(r.drafted for r in alone) or name == "nothing"
+
+
+@exact_rows
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_every_bit_is_that_without_it(prompt):
+    "Logits, keys, values and features; a state of a state too."
+    layers, prompt = (0, 2, 4), PROMPTS[prompt]
+    alone, again = prefill(TARGET, prompt, layers), prefill(TARGET, prompt, layers, prefill(TARGET, OLD, (4, 0, 2)))
+    assert torch.equal(alone.logits, again.logits) and torch.equal(alone.features, again.features)
+    assert alone.cache.length == again.cache.length == len(prompt)
+    for name in ("keys", "values"):
+        for one, other in zip(getattr(alone.cache, name), getattr(again.cache, name), strict=True):
+            assert torch.equal(one, other)
+
+
+@exact_rows
+def test_two_streams_in_turns_leave_the_state_as_it_is():
+    drafter = DRAFTERS["head"]
+    state = prefill(TARGET, OLD, drafter.layers)
+    before = [held.clone() for held in state.cache.keys + state.cache.values]
+    streams = [decoded(OLD, drafter, 1.0, seed, prefilled=state) for seed in range(2)]
+    rounds = [[r for r in one if r] for one in zip(*zip_longest(*streams), strict=True)]
+    assert rounds == [list(decoded(OLD, drafter, 1.0, seed)) for seed in range(2)] and rounds[0] != rounds[1]
+    assert all(torch.equal(*pair) for pair in zip(before, state.cache.keys + state.cache.values, strict=True))
+
+
+@exact_rows
+def test_a_tree_goes_on_too():
+    drafter = TreeDrafter(HEAD, TARGET)
+    state = prefill(TARGET, OLD, drafter.layers)
+    assert list(decoded(LONG, drafter, prefilled=state)) == list(decoded(LONG, drafter))
+
+
+@pytest.mark.parametrize("name, bound", [("filled", 1e-5), ("transformers", 1e-5), ("bfloat16", 0.05)])
+def test_elsewhere_every_shared_token_is_reused_and_the_logits_are_close(name, bound):
+    "Where bits depend on how many rows are read, a prompt is read at once, and a state may end anywhere."
+    target = copy.copy(TARGET)
+    target.batch_invariant = False
+    if name == "transformers": target = adapter()
+    if name == "bfloat16": target = half()
+    alone, state = prefill(target, LONG), prefill(target, OLD)
+    again = prefill(target, LONG, prefilled=state)
+    assert state.shared_with(LONG, target) == 300 and state.shared_with(LONG[:300], target) == 300
+    assert (alone.logits - again.logits).abs().max() < bound * alone.logits.abs().max()
+    if name == "bfloat16": return
+    assert ids_of(decoded(LONG, target=target, prefilled=state)) == greedy(target, LONG, 12)
+
+
+def adapter() -> TransformersLM:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    return TransformersLM(LlamaForCausalLM(LlamaConfig(
+        vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=512, initializer_range=0.3)))
+
+
+def half():
+    "The target in bfloat16."
+    with TemporaryDirectory() as folder:
+        return random_target(folder, V, 2, torch.bfloat16, max_position_embeddings=512)
+
+
+# What is read
+
+
+@exact_rows
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_only_what_is_new_is_read(prompt, monkeypatch):
+    state, counted, expected = prefill(TARGET, OLD), Counting(monkeypatch), REUSED[prompt]
+    prompt = PROMPTS[prompt]
+    request = Request(TARGET, prompt, NoDrafter(), SamplingParams(), SeededRandom(0), max_new_tokens=1, prefilled=state)
+    list(serve(TARGET, request, PhaseTimer()))
+    assert request.reused == expected == state.shared_with(prompt, TARGET)
+    assert sum(counted.sizes) == len(prompt) - expected and max(counted.sizes, default=0) <= BLOCK
+
+
+@exact_rows
+def test_a_list_reads_what_its_prompts_share_once(monkeypatch):
+    "And then gives what each gives alone. Prompts that are all the same are read once, whole."
+    drafter = DRAFTERS["hybrid"]
+    def requests(prompts, **more): return [
+        Request(TARGET, prompt, drafter, SamplingParams(float(i % 2)), SeededRandom(i), 4, 8, **more)
+        for i, prompt in enumerate(prompts)]
+    cases = [([LONG[:300], LONG[:290], [*LONG[:280], 1, 2]], 256, 44 + 34 + 26), ([LONG[:50]] * 3, 50, 0),
+             ([LONG[:50], LONG[:60]], 0, 110), ([LONG[:128], LONG[:140]], 0, 268)]
+    for prompts, shared, others in cases:
+        alone = [list(serve(TARGET, request, PhaseTimer())) for request in requests(prompts)]
+        asked, found = requests(prompts), {}
+        with monkeypatch.context() as patch:
+            counted, timer = Counting(patch), PhaseTimer()
+            for i, r in speculate_batch(TARGET, asked, 2, timer):
+                found.setdefault(i, []).append(r)
+            read = sum(size for size in counted.sizes if size > 2 * 5)  # not a step of two
+        assert [found[i] for i in range(len(prompts))] == alone
+        assert read == shared + others and [request.reused for request in asked] == [shared] * len(prompts)
+
+
+# Scores, and what was drafted
+
+
+@exact_rows
+def test_a_round_by_hand_is_the_loops():
+    "`prefill`, a draft, `score`, the rule: the distributions of `step`."
+    state = prefill(TARGET, LONG)
+    cache = state.fork(4)
+    rows = torch.cat((state.logits[None], score(TARGET, [1, 2, 3], cache)))
+    whole = TARGET.forward(torch.tensor([[*LONG, 1, 2, 3]]))[0, -4:]
+    assert rows.shape == (4, V) and (rows - whole).abs().max() < 1e-5 * whole.abs().max()
+    cache.rollback(len(LONG) + 1)
+    assert torch.equal(score(TARGET, [2, 3], cache), rows[2:]) and state.cache.length == len(LONG)
+    assert torch.equal(score(TARGET, [1, 2]), TARGET.forward(torch.tensor([[1, 2]]))[0])
+    with pytest.raises(CacheFullError): score(TARGET, [1, 2], cache)
+    with pytest.raises(InputError, match=r"0…39"): score(TARGET, [V])
+    with pytest.raises(InputError): score(TARGET, [])
+
+
+@pytest.mark.parametrize("name, sampled", [("model", True), ("head", True), ("lookup", False)])
+def test_what_a_drafter_drew_from_is_there_after_each_step(name, sampled):
+    request = Request(TARGET, OLD[:40] * 2, DRAFTERS[name], SamplingParams(0.8, top_k=5), SeededRandom(0), 3, 20)
+    assert request.draft is None
+    drawn = []
+    for r in serve(TARGET, request, PhaseTimer()):
+        if request.draft is not None: check_draft(r, request.draft)
+        if r.drafted: drawn.append(request.draft.q is not None)
+    assert len(drawn) > 3 and set(drawn) == {sampled}
+
+
+def check_draft(r, draft) -> None:
+    "That the draft is the round's, and each token could be drawn from its row."
+    assert r.drafted == draft.tokens
+    if draft.q is not None and draft.tokens:
+        assert draft.q.shape == (len(draft.tokens), V) and (draft.q > 0).sum(-1).max() <= 5
+        assert (draft.q[range(len(draft.tokens)), draft.tokens] > 0).all()
+        assert torch.allclose(draft.q.sum(-1), torch.ones(len(draft.tokens)))
+
+
+# The pair
+
+
+class Even:
+    "A grammar of even tokens, as many as there are."
+    def start(self, model): return self
+    def allowed(self): return torch.arange(V) % 2 == 0
+    def after(self, token): return self
+    def forced(self): return []
+
+
+def pair_of(drafter="hybrid", eos=frozenset()) -> Pair:
+    target = copy.copy(TARGET)
+    target.eos_ids = eos
+    head = HeadDrafter(HEAD, target)
+    return Pair(target, {"hybrid": HybridDrafter(SuffixDrafter(), head), "head": head}[drafter])
+
+
+@exact_rows
+@pytest.mark.parametrize("settings", [
+    {}, {"temperature": 1.0}, {"method": "plain"}, {"logprobs": 2}, {"grammar": Even()}, {"K": "adaptive"},
+    {"grammar": Even(), "logprobs": 1, "temperature": 1.0},
+], ids=["greedy", "sampled", "plain", "log-probabilities", "grammar", "adaptive", "all"])
+def test_a_pair_continues_a_prompt(settings):
+    "Also where something looks at each round's logits: then the last block is read again."
+    pair = pair_of(eos={1})
+    state = pair.prefill(OLD)
+    settings = {"max_new_tokens": 10, "seed": 3, "ignore_eos": "grammar" not in settings} | settings
+    for prompt in (OLD, LONG):
+        alone, again = (pair.generate(prompt, **settings, **more) for more in ({}, {"prefilled": state}))
+        assert again.generated_ids == alone.generated_ids and again.rounds == alone.rounds
+        assert again.logprobs == alone.logprobs and again.settings == alone.settings
+        wrapped = "logprobs" in settings or "grammar" in settings
+        assert alone.prompt_reused == 0 and again.prompt_reused == (300 if prompt is OLD and not wrapped else 256)
+        if "grammar" in settings: assert all(token % 2 == 0 for token in again.generated_ids)
+    *_, end = pair.stream(OLD, **settings, prefilled=state)
+    found = dict(pair.results([OLD, LONG], **settings, prefilled=state))
+    assert end.result.generated_ids == pair.generate(OLD, **settings).generated_ids
+    assert [found[i].generated_ids for i in (0, 1)] == [
+        pair.generate(prompt, **settings | {"seed": 3 + i}).generated_ids for i, prompt in enumerate((OLD, LONG))]
+
+
+@exact_rows
+def test_a_list_of_a_pair_says_what_it_reused():
+    pair, prompts = pair_of(), [LONG[:300], LONG[:310], LONG[:270]]
+    results = pair.generate(prompts, max_new_tokens=6)
+    assert [r.prompt_reused for r in results] == [256] * 3
+    assert [r.rounds for r in results] == [pair.generate(prompt, max_new_tokens=6).rounds for prompt in prompts]
+    assert [r.prompt_reused for r in pair.generate([[1, 2], [1, 3]], max_new_tokens=2)] == [0, 0]
+
+
+@exact_rows
+def test_a_chats_second_turn_reads_what_is_new():
+    pair = Pair(talker(context=512), NGramDrafter())
+    chat = [{"role": "user", "content": "one two three " * 60}]
+    state = pair.prefill(chat)
+    said = pair.generate(chat, prefilled=state, max_new_tokens=5)
+    assert said.prompt_reused == len(said.prompt_ids) > BLOCK
+    chat = [*chat, {"role": "assistant", "content": said.text}, {"role": "user", "content": "four"}]
+    again, alone = pair.generate(chat, prefilled=state, max_new_tokens=5), pair.generate(chat, max_new_tokens=5)
+    assert again.generated_ids == alone.generated_ids and again.text == alone.text
+    assert again.prompt_reused == len(said.prompt_ids) // BLOCK * BLOCK
+    later = pair.prefill(chat, state)
+    assert pair.generate(chat, prefilled=later, max_new_tokens=5).generated_ids == alone.generated_ids
+
+
+@pytest.mark.parametrize("wrap", [lambda model: GrammarLM(model, Even()),
+                                  lambda model: WatchedLM(GrammarLM(model, Even()), SamplingParams(), 1)])
+def test_a_grammar_begins_after_a_prompt_of_several_blocks(wrap):
+    "Also the second time, and with a cache that was filled before."
+    target, state = wrap(TARGET), prefill(TARGET, OLD)
+    for more in ({}, {"prefilled": state}, {}):
+        tokens = ids_of(decoded(LONG, NGramDrafter(), target=target, **more))
+        assert len(tokens) == 12 and all(token % 2 == 0 for token in tokens)
+    inner = target if isinstance(target, GrammarLM) else target.model
+    assert inner.prompt == 400 and inner.coming is None
+
+
+# What can't be continued
+
+
+def test_what_cannot_be_continued_is_said_before_anything_runs():
+    state, other = prefill(TARGET, OLD), tiny(vocab=V, hidden=32, layers=4, context=512, seed=1)
+    def refused(match, make):
+        with pytest.raises(InputError, match=match): make()
+    refused("by another target", lambda: decoded(OLD, target=other, prefilled=state))
+    refused("by another target", lambda: decoded(OLD, target=TARGET.skip([0]), prefilled=state))
+    refused("by another target", lambda: decoded(OLD, target=copy.copy(TARGET), prefilled=state))
+    refused("differ from the first token on", lambda: decoded([(OLD[0] + 1) % V, *OLD[1:]], prefilled=state))
+    refused("not a list", lambda: decoded(OLD, prefilled=OLD))
+    refused(r"after layers \[.*were not kept", lambda: decoded(OLD, DRAFTERS["head"], prefilled=state))
+    refused("prompt is empty", lambda: prefill(TARGET, []))
+    refused("another tokenizer", lambda: prefill(TARGET, [V]))
+    refused("context", lambda: prefill(TARGET, [1] * 512))
+    refused("prefill with the model inside", lambda: prefill(GrammarLM(TARGET, Even()), OLD))
+    refused("room", lambda: state.fork(0))
+    score(TARGET, OLD[:1], prefill(TARGET, OLD).fork(1))  # a fork may be written into
+    state.cache.rollback(5)
+    refused("prefilled, and its cache now holds 5", lambda: decoded(OLD, prefilled=state))
+
+
+def test_what_a_pair_cannot_continue():
+    pair = pair_of("head")
+    state = pair.prefill(OLD)
+    with pytest.raises(InputError, match="by another target"): pair_of().generate(OLD, prefilled=state)
+    with pytest.raises(InputError, match="prefill reads one prompt"): pair.prefill([OLD, LONG])
+    with pytest.raises(InputError, match="continued on the host"): pair.generate(OLD, prefilled=state, loop="device")
+    with pytest.raises(InputError, match="Prompt 2 of 2: .* first token"):
+        pair.generate([OLD, [(OLD[0] + 1) % V]], prefilled=state)
+    with pytest.raises(InputError, match="not a dict"): pair.stream(OLD, prefilled={})
+
+
+def test_it_says_what_it_is():
+    state = prefill(TARGET, OLD, (0, 4))
+    assert state.nbytes == state.cache.nbytes + 4 * (V + 300 * 64)
+    assert repr(state) == f"<Prefilled: 300 tokens, {state.nbytes / 1e6:,.1f} MB>"
