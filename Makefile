@@ -25,7 +25,8 @@ test-all:                   ## the same with every case, long statistics and lon
 
 # One process beside all others: those that mostly wait for other processes to end, and those that share a browser's one
 # pass over the pages.
-WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py tests/test_site_browser.py tests/test_recorded_browser.py
+WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py tests/test_site_browser.py tests/test_recorded_browser.py \
+           tests/test_wheel.py
 test-waiting: model
 	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) $(WAITING)
 
@@ -77,7 +78,7 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
 
-badges: setup               ## the badge and the install cell that let every notebook open in Colab
+badges: setup               ## what lets every notebook open anywhere: badge, install cell, kernel; and its last cell
 	$(BIN)/python tools/badges.py
 
 record: setup model         ## the runs of the page to step through, their averages, and the picture that stands in for them

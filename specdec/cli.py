@@ -1392,8 +1392,9 @@ def _audits(): # the module `audits.run`
     package. Raises `InputError` where they are missing."""
     from importlib import import_module
 
+    import specdec
     from specdec.errors import check
-    checkout = Path(__file__).parents[1]
+    checkout = Path(specdec.__file__).parents[1]
     check((checkout / "audits" / "run.py").is_file(),
           "The audits are not part of the installed package: clone "
           "https://github.com/specdec/specdec, and run `python -m audits` there.")

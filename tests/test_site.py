@@ -178,7 +178,7 @@ def reference():
     cells = [
         cell
         for cell in nbformat.read(ROOT / "nbs" / "use" / "reference.ipynb", as_version=4).cells
-        if cell.cell_type == "code" and cell.id not in (badges.BADGE_ID, badges.INSTALL_ID)
+        if cell.cell_type == "code" and cell.id not in (badges.INSTALL_ID, badges.LAST_ID)
     ]
     names, before = {}, os.getcwd()
     os.chdir(ROOT / "nbs" / "use")
@@ -569,29 +569,37 @@ def test_badges_come_once_and_disturb_nothing():
         {"cell_type": "markdown", "id": "b", "source": ["# x\n", "\n", "> y"]},
         {"cell_type": "code", "id": "c", "source": ["1"], "outputs": ["kept"]},
     ]
-    once = badges.with_badge(cells, "x.ipynb")
-    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c"] and [
+    once = badges.completed(cells, "x.ipynb")
+    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c", badges.LAST_ID] and [
         once[i] for i in (0, 1, 4)
     ] == cells
-    assert badges.with_badge(once, "x.ipynb") == once
-    moved = [once[3], *once[:3], {**once[4]}]
-    moved[3] = {**moved[3], "source": ["an old badge"]}
-    assert badges.with_badge(moved, "x.ipynb") == once
-    assert (
-        "x.ipynb" in "".join(once[2]["source"])
-        and "\n".join(badges.install("path/x.ipynb").splitlines()[:2]) == "#| hide\n#| eval: false"
-    )
+    assert badges.completed(once, "x.ipynb") == once
+    moved = [once[5], once[3], *once[:3], {**once[4]}]
+    moved[4] = {**moved[4], "source": ["an old badge"]}
+    assert badges.completed(moved, "x.ipynb") == once
+    assert "x.ipynb" in "".join(once[2]["source"])
 
 
-def test_install_cell_does_nothing_outside_of_colab():
+def test_badge_and_install_cell_are_of_one_version():
+    "The page as it was released, with the package as it was released; a copy of the files only where they are read."
+    version = badges.released()[-1]
+    alone, reading = (badges.install("path/x.ipynb", files) for files in (False, True))
+    for cell in (alone, reading):
+        assert cell.startswith("#| hide\n#| eval: false\n") and f'specdec-nb[notebooks]=={version}"' in cell
+    assert f"/blob/v{version}/nbs/path/x.ipynb" in badges.badge("path/x.ipynb")
+    assert f"--branch v{version} " in reading and "%cd specdec/nbs/path" in reading and "git" not in alone
+    def cell(code): return {"cell_type": "code", "id": "c", "source": [code]}
+    title = {"cell_type": "markdown", "id": "t", "source": ["# x"]}
+    for code, reads in (('Path("../data/table.jsonl.gz")', True), ('hatches = ("", "..")', False)):
+        assert ("git clone" in "".join(badges.completed([title, cell(code)], "x.ipynb")[2]["source"])) is reads
+
+
+def test_install_cell_does_nothing_where_the_package_is():
     from IPython.core.interactiveshell import InteractiveShell
     shell = InteractiveShell()
     folder = os.getcwd()
-    done = shell.run_cell(badges.install("path/x.ipynb"))
+    done = shell.run_cell(badges.install("path/x.ipynb", True))
     assert done.success and os.getcwd() == folder
-    assert {"google.colab", "git clone", "%pip install", "specdec fetch"} <= set(
-        re.findall(r"google\.colab|git clone|%pip install|specdec fetch", badges.install("path/x.ipynb"))
-    )
 
 
 def systems(job) -> set[str]:
