@@ -393,3 +393,8 @@ def test_a_promise_holds_at_the_temperatures_that_it_names(said, cold, warm):
 def test_the_default_rule_is_greedy_at_temperature_0_only():
     rules = [default_rule(SamplingParams(t)) for t in (0, 1e-9, 1)]
     assert rules == [greedy_match, speculative_sampling, speculative_sampling]
+
+
+def test_a_lenience_from_a_tensor_is_kept_as_a_number():
+    rule = LossyLenience(torch.tensor(.5))
+    assert type(rule.l) is float and str(rule) == str(LossyLenience(.5))

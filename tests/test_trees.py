@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import torch
 
-from helpers import ids_of
+from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
@@ -312,3 +312,17 @@ def test_the_walk_reads_each_node_in_its_own_row(target, temperature):
     for row, token in enumerate([9, 5, 4, 7]): logits[row, token] = 100.0
     request = Request(target, PROMPT, NoDrafter(), SamplingParams(temperature), SeededRandom(0))
     assert decide(request, draft, (logits, None)) == ([1, 2], [9, 4, 7])
+
+
+def test_no_tree_is_asked_for_where_only_one_token_has_room():
+    "A round emits one more token than it accepts; with room for one there is nothing to draft."
+    class Unasked:
+        layers = ()
+        def max_nodes(self, K): return K
+        def start(self, tokens, features, limit, eos_ids): return self
+        def propose(self, K, sampling, rng): raise AssertionError("it was asked")
+        def commit(self, tokens, features): pass
+    rounds = speculate(tiny(), Unasked(), [1, 2, 3], SamplingParams(), SeededRandom(0), 4, 2)
+    assert [(r.drafted, len(r.emitted)) for r in rounds] == [([], 1), ([], 1)]
+    with pytest.raises(AssertionError, match="asked"):
+        list(speculate(tiny(), Unasked(), [1, 2, 3], SamplingParams(), SeededRandom(0), 4, 3))

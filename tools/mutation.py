@@ -38,7 +38,7 @@ COMMAND = "python tools/mutation.py"
 # For each module the test files that hold it, those that notice most for their time first.
 TESTS = {
     "verify": ["rules", "block", "rejection", "trees"],
-    "loop": ["requests", "speculative", "batches", "trees"],
+    "loop": ["requests", "speculative", "batches", "trees", "prefill"],
     "cache": ["kvcache"],
     "drafters/base": ["drafters_base", "speculative", "trees", "drafters_colder"],
     "models/batch": ["batches", "trees"],
