@@ -129,7 +129,7 @@ def test_a_head_of_today_is_no_model(target, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("speculators") is None, reason="needs pip install speculators")
 def test_the_command_that_is_said_makes_a_drafter(tmp_path):
-    target = random_target(tmp_path / "target", depth=8)  # its layers 2, 4 and 5 are what the format means unless it says
+    target = random_target(tmp_path / "target", depth=8)  # layers 2, 4, 5: the default of the format
     target.name = str(tmp_path / "target")
     head = save_older(random_head(target, layers=(2, 4, 5)), tmp_path / "head", 3, pickled=True)
     with pytest.raises(ModelError) as caught: load_drafter(head, target)
