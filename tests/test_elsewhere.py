@@ -55,3 +55,12 @@ def test_a_name_of_ours_exists(name): assert exists(name), name
 def test_the_tables_are_read():
     assert {"K", "alpha", "specdec.cache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
     assert not exists("specdec.cache.KVCache.truncate") and not exists("speed") and not exists("--drafts")
+
+
+def test_every_test_that_is_named_exists():
+    "In the table of rows and tests."
+    page = "".join(map("".join, (cell["source"] for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"])))
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", page)
+    assert len(named) >= 15
+    for file, name in named:
+        assert f"def {name}(" in (NOTEBOOK.parents[2] / file).read_text(encoding="utf-8"), name
