@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from helpers_cuda import FakeCuda
 from specdec import costs, doctor, profiling, verify
-from specdec.drafters.base import TemperatureScaledDrafter
-from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec import pair as pairs
 from specdec.cli import ExitCode, app
 from specdec.device import ops
 from specdec.doctor import Findings, ask, examine, report_text
+from specdec.drafters.base import TemperatureScaledDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.errors import ModelError
 from specdec.models import checkpoint, hub, linear, loading
 
@@ -84,7 +84,8 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     lines = [line.removeprefix("costs").strip() for line in done.stdout.splitlines() if line.startswith("costs")]
     assert done.exit_code == ExitCode.DONE and len(lines) == 3
     assert "smollm2 in int4" in lines[0] and "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
-    assert lines[0].endswith("c of SuffixDrafter = 0, c of NGramDrafter = 0.30, then 0.20") and lines[1] == f"{lines[0]} (stale: calibrate again)"
+    assert lines[0].endswith("c of SuffixDrafter = 0, c of NGramDrafter = 0.30, then 0.20")
+    assert lines[1] == f"{lines[0]} (stale: calibrate again)"
     assert lines[2].endswith("c.json is damaged: calibrate again")
     assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
 

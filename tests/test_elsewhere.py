@@ -23,7 +23,8 @@ def ours() -> list[str]:
     for cell in cells:
         for line in "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else []:
             parts = [part.strip() for part in line.split("|")[1:-1]] if line.startswith("|") else []
-            if "here" in parts: column = parts.index("here")
+            if not parts: column = None  # a table has ended
+            elif "here" in parts: column = parts.index("here")
             elif parts and column is not None: found += re.findall(r"`([^`]+)`", parts[column])
     return found
 

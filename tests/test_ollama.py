@@ -241,12 +241,14 @@ def run(*words): return CliRunner().invoke(app, ["ollama", *words])
 
 def shown(table):
     "The cells of a printed table's rows."
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line.startswith("│")]
+    rows = (line.strip("│").split("│") for line in table.splitlines() if line.startswith("│"))
+    return [[cell.strip() for cell in row] for row in rows]
 
 
 def test_the_command_says_what_is_there():
     with serving(WHOLE) as (server, url): done = run("--url", url)
-    assert done.exit_code == 0 and "0.14.2" in done.stdout and [words for words in shown(done.stdout) if "MB" in " ".join(words)] == [
+    assert done.exit_code == 0 and "0.14.2" in done.stdout
+    assert [cells for cells in shown(done.stdout) if "MB" in " ".join(cells)] == [
         ["llama3.2:latest", "2,019 MB", "3.2B", "Q4_K_M"], ["qwen3:8b", "5,225 MB", "", ""]]
     assert WHY_NOT in done.stderr and [path for _, path, _ in server.got] == ["/api/version", "/api/tags"]
 

@@ -30,7 +30,7 @@ from ..files import numbered_lines, parse_json, written_whole
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 
-def read_fields(line: str) -> dict[str, Any]: # text, domain, and id and tokens where it has them
+def read_fields(line: str) -> dict[str, Any]: # text, domain; id, tokens where it has them
     "What stands in a line of a prompt file; raises `ValueError` that says what is wrong with it."
     found = object_of(line)
     unknown = sorted(found.keys() - set(FIELDS))
@@ -48,7 +48,7 @@ def read_fields(line: str) -> dict[str, Any]: # text, domain, and id and tokens 
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
 def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
-                 ) -> tuple[list[Prompt], dict[str, int], list[str]]: # prompts, tokens, what's wrong
+                 ) -> tuple[list[Prompt], dict[str, int], list[str]]: # prompts, tokens, mistakes
     """The prompts of a file, the tokens of those that were counted, by id, and each line that can't
     be used, with its number."""
     prompts: list[Prompt] = []

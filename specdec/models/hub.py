@@ -325,7 +325,8 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
 
 # %% ../../nbs/engine/02_models.ipynb #604001f3
 # old names without an owner, which the hub has moved
-RENAMED = {f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")}
+RENAMED = {name: f"openai-community/{name}"
+           for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 
 def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/name" on the hub
                revision: str | None = None, # on the hub: a branch, a tag or a commit
