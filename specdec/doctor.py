@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,7 +309,7 @@ def costs_line(facts: dict) -> str:
     v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in known)
     of_each = [f" of {drafter_words(each)}" for each in about.get("drafters", [])]
     c = ", ".join(f"c{whose} = " + (f"{first:.2f}, then {later:.2f}" if first or later else "0")
-                  for (first, later), whose in zip_longest(found["c"], of_each, fillvalue=""))
+                  for (first, later), whose in zip(found["c"], of_each + [""] * len(found["c"])))
     stale = " (stale: calibrate again)" * (facts["state"] == "stale")
     target = about["target"]
     return (f"{target['name']} in {target['dtype']}, threads: {about['threads']}: a step"

@@ -27,6 +27,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -346,20 +347,20 @@ def skipped(spec: PairSpec) -> tuple[int, ...]:
     return spec.skip or PAIRS["smollm2-skip"].skip
 
 # %% ../../nbs/bench/07_run.ipynb #63fb4d0e
-def once(find: Callable) -> Callable:
-    """The same function, which finds out once: also that something can't be had, since a hub that
-    doesn't answer is not asked again for each prompt. `cache_clear` forgets it."""
+def once(find: Callable) -> Any: # the same function, with `cache_clear`
+    """It finds out once: also that something can't be had, since a hub that doesn't answer is not
+    asked again for each prompt. `cache_clear` forgets it."""
     @cache
     def outcome(*which):
         try: return find(*which), None
         except ModelError as error: return None, error.with_traceback(None)
-    @wraps(find)
     def found_once(*which):
         found, error = outcome(*which)
         if error: raise error
         return found
-    found_once.cache_clear = outcome.cache_clear  # type: ignore[attr-defined]
-    return found_once
+    asked: Any = wraps(find)(found_once)
+    asked.cache_clear = outcome.cache_clear
+    return asked
 
 @once
 def weights_of(spec: PairSpec, method: str) -> dict[str, str | None]:
