@@ -171,7 +171,8 @@ Revision = Annotated[Optional[str], _option(
     help="Of a target on the hub: a branch, a tag or a commit.")]
 DrafterFolder = Annotated[Optional[Path], _option(
     "Model", "--drafter", exists=True, file_okay=False, show_default=False,
-    help="A folder that specdec distill wrote: it drafts, and not the pair's own draft.")]
+    help="A folder that specdec distill wrote: it drafts, and not the pair's own draft. Where the"
+         " pair also looks up in the text, it still does; with --target NAME this drafts alone.")]
 
 # %% ../nbs/use/07_cli.ipynb #1319aad8
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
@@ -636,6 +637,7 @@ def print_facts(facts: dict) -> None: # of `known_about`
     for model, licence in facts["licences"].items(): line("licence", f"{licence}: {model}")
     for model, page in facts["to_ask_for"].items(): line("to ask for", f"{model}, at {page}")
     if facts["translates"]: line("vocabulary", "two different ones: drafts are translated")
+    if facts["dtype"] != "auto": line("dtype", f"{facts['dtype']}, on a GPU")
     line("K", f"{facts['K']} to start from")
     line("tested with", facts["tested"] or "nothing that is recorded")
     line("note", facts["note"])
@@ -1026,7 +1028,9 @@ def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
     model: Any = load_by_name(name, device, dtype, use="plain")
     seconds = time.perf_counter() - start
     needed = memory_needed(model.config, model.device, model.precision, "plain")
-    result = Pair(model).generate(SMOKE, method="plain", max_new_tokens=n_tokens)
+    pair = Pair(model)
+    pair.generate(SMOKE, method="plain", max_new_tokens=2)  # the first run of all pays for more
+    result = pair.generate(SMOKE, method="plain", max_new_tokens=n_tokens)
     return {
         "model": name, "kind": type(model).__name__, "device": str(model.device),
         "dtype": model.kept_as, "layout": model.layout,
@@ -1119,7 +1123,10 @@ def ollama(
     if answer: typer.echo(answer["text"])
     else:
         typer.echo(f"Ollama {found['version']} at {found['url']}: {len(found['models'])} models")
-        for each in found["models"]: typer.echo(f"{each['name']}  {each['megabytes']:,.0f} MB")
+        if found["models"]: print_table(
+            ["model", "size", "parameters", "quantisation"],
+            [[each["name"], f"{each['megabytes']:,.0f} MB", each["parameters"] or "",
+              each["quantization"] or ""] for each in found["models"]])
     if answer and answer["tokens_per_second"]:
         typer.echo(f"{answer['model']}: {answer['tokens']} tokens at"
                    f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)

@@ -287,11 +287,19 @@ def costs(findings: Findings) -> list[dict]:
     return [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
 
 def says_whose(about: dict | None) -> bool:
-    "Whether kept costs say which target they are of, so that a person can be told."
-    target = (about or {}).get("target")
+    "Whether kept costs say which target and drafters they are of, so that a person can be told."
+    target, drafters = (about or {}).get("target"), (about or {}).get("drafters", [])
     named = isinstance(target, dict) and all(
         isinstance(target.get(key), str) and target[key].isprintable() for key in ("name", "dtype"))
-    return named and isinstance((about or {}).get("threads"), int)
+    drafting = isinstance(drafters, list) and all(drafter_words(each) for each in drafters)
+    return named and drafting and isinstance((about or {}).get("threads"), int)
+
+def drafter_words(about: object) -> str: # "": it isn't said
+    "What drafts, as `specdec.costs.about_drafter` put it: its class, without what is around it."
+    if not isinstance(about, dict): return ""
+    if "drafter" in about: return drafter_words(about["drafter"])
+    kind = about.get("kind")
+    return kind if isinstance(kind, str) and kind.isidentifier() else ""
 
 def costs_line(facts: dict) -> str:
     "What drafting costs one pair, in words; v and c in plain steps, of greedy decoding."
@@ -299,8 +307,9 @@ def costs_line(facts: dict) -> str:
     about, found = facts["about"], facts["costs"]["greedy"]
     known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
     v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in known)
-    c = ", ".join("c = 0" if not any(both) else f"c = {both[0]:.2f}, then {both[1]:.2f}"
-                  for both in found["c"])
+    of_each = [f" of {drafter_words(each)}" for each in about.get("drafters", [])]
+    c = ", ".join(f"c{whose} = " + (f"{first:.2f}, then {later:.2f}" if first or later else "0")
+                  for (first, later), whose in zip(found["c"], of_each + [""] * len(found["c"])))
     stale = " (stale: calibrate again)" * (facts["state"] == "stale")
     target = about["target"]
     return (f"{target['name']} in {target['dtype']}, threads: {about['threads']}: a step"

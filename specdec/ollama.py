@@ -85,7 +85,7 @@ def ollama_status(url: str | None = None) -> dict: # url, version, models: name,
         details = model.details or Details()
         models.append(dict(
             name=printable(model.name), megabytes=(model.size or 0) / 1e6,
-            parameters=details.parameter_size, numbers=details.quantization_level,
+            parameters=details.parameter_size, quantization=details.quantization_level,
         ))
     return dict(url=url, version=printable(version), models=models)
 

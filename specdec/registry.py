@@ -157,6 +157,7 @@ class PairSpec:
     # that the package has for that target
     skip: tuple[int, ...] = ()
     draft_dtype: str | None = None # of the draft model, where it isn't the target's
+    dtype: str = "auto"            # that the pair is meant to run in, on a GPU
     K: int = 5                     # draft tokens per round to start from
     note: str = ""
     tested: str = ""               # with what, in words
@@ -230,17 +231,19 @@ PAIRS |= {
         "HuggingFaceTB/SmolLM2-1.7B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", K=4,
         tested=_SHAPE_ONLY, note="small, for a laptop"),
     "gpt2_dev": PairSpec(
-        "openai-community/gpt2-xl", "openai-community/gpt2", K=4, tested=_SHAPE_ONLY,
-        note="open weights, through transformers"),
+        "openai-community/gpt2-xl", "openai-community/gpt2", dtype="float16", K=4,
+        tested=_SHAPE_ONLY, note="open weights, through transformers"),
     "tinyllama_llama3": PairSpec(
-        "meta-llama/Meta-Llama-3-8B-Instruct", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", K=3,
-        tested=_SHAPE_ONLY, note="the tokens are others, so drafts are translated"),
+        "meta-llama/Meta-Llama-3-8B-Instruct", "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        dtype="float16", K=3, tested=_SHAPE_ONLY,
+        note="the tokens are others, so drafts are translated"),
     "phi3_llama3": PairSpec(
-        "meta-llama/Meta-Llama-3-8B-Instruct", "microsoft/Phi-3-mini-4k-instruct", K=1,
-        tested=_SHAPE_ONLY, note="a costly draft, and other tokens: drafts are translated"),
+        "meta-llama/Meta-Llama-3-8B-Instruct", "microsoft/Phi-3-mini-4k-instruct",
+        dtype="float16", K=1, tested=_SHAPE_ONLY,
+        note="a costly draft, and other tokens: drafts are translated"),
     "llama3_self": PairSpec(
         "meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B-Instruct",
-        draft_dtype="int4", K=5, tested=_SHAPE_ONLY,
+        dtype="float16", draft_dtype="int4", K=5, tested=_SHAPE_ONLY,
         note="the target drafts for itself in four bits"),
 }
 

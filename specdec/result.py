@@ -8,7 +8,7 @@ __all__ = ['Round', 'GenerationResult', 'statuses', 'Event']
 # %% ../nbs/engine/01_result.ipynb #res00004
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from html import escape
 from types import UnionType
@@ -48,6 +48,9 @@ def _ratio(a: float, b: float) -> float:
     "a / b, and 0 where nothing was counted yet."
     return a / b if b else 0.0
 
+def _is_zero(value: object) -> bool: # False for False, which is no number
+    return type(value) in (int, float) and value == 0
+
 def percentile(seconds: list[float], percent: float) -> float:
     "That percentile; 0 if there are no numbers."
     return float(np.percentile(seconds, percent)) if seconds else 0.0
@@ -57,22 +60,26 @@ def percentile(seconds: list[float], percent: float) -> float:
 class GenerationResult:
     """Everything one generation produced and measured; one JSON line holds it without loss. What
     follows from the stored numbers is computed when it is asked for. The statistics of the drafts
-    are None for plain decoding."""
-    prompt_ids: list[int]
-    generated_ids: list[int]         # the first from the prompt's forward, others from `rounds`
-    text: str                        # without special tokens and without the stop string
-    finish_reason: str               # "eos", "stop", "length", "context" or "interrupted"
-    method: str                      # "speculative" or "plain"
-    rounds: list[Round]              # everything after the first token
-    per_token_latencies: list[float] # s; a round's time is shared; the first holds the prompt's
-    round_latencies: list[float]     # s; of the prompt's forward, then of each of the `rounds`
-    time_to_first_token: float       # s
-    total_time: float                # s
-    prefill_time_ms: float           # ms, the target's forward over the prompt
-    draft_time_total_ms: float       # ms, all that the drafter did
-    verify_time_total_ms: float      # ms, the target's forwards after the prompt
-    sampling_time_total_ms: float    # ms, distributions, verify rule, drawing
-    peak_memory_mb: float | None     # MB, of this run; None where the system can't tell
+    are None for plain decoding. Made by hand, it takes the figures that you have; a method, a total
+    and a first time that aren't given follow from the rounds and the latencies."""
+    prompt_ids: list[int] = field(default_factory=list)
+    # the first from the prompt's forward, others from `rounds`
+    generated_ids: list[int] = field(default_factory=list)
+    text: str = ""                   # without special tokens and without the stop string
+    finish_reason: str = "length"    # "eos", "stop", "length", "context" or "interrupted"
+    method: str = ""                 # "speculative" or "plain"; "": whichever the rounds are
+    rounds: list[Round] = field(default_factory=list) # everything after the first token
+    # s; a round's time is shared; the first holds the prompt's
+    per_token_latencies: list[float] = field(default_factory=list)
+    # s; of the prompt's forward, then of each of the `rounds`
+    round_latencies: list[float] = field(default_factory=list)
+    time_to_first_token: float = 0.0 # s; 0: the first latency, if there are any
+    total_time: float = 0.0          # s; 0: the sum of the latencies
+    prefill_time_ms: float = 0.0     # ms, the target's forward over the prompt
+    draft_time_total_ms: float = 0.0 # ms, all that the drafter did
+    verify_time_total_ms: float = 0.0 # ms, the target's forwards after the prompt
+    sampling_time_total_ms: float = 0.0 # ms, distributions, verify rule, drawing
+    peak_memory_mb: float | None = None # MB, of this run; None where the system can't tell
     settings: dict = field(default_factory=dict) # the arguments of `generate`, under text keys
     token_text: dict[int, str] = field(default_factory=dict) # the text of each token that occurs
     is_lossless: bool | None = None  # whether the output follows the target's distribution
@@ -91,6 +98,13 @@ class GenerationResult:
     # in a file of answers (`specdec generate --out`): which prompt it answers, as "index", and what
     # the run was asked; None elsewhere
     run: dict | None = None
+
+    def __post_init__(self):
+        times = self.per_token_latencies
+        if self.method == "":
+            self.method = "speculative" if any(r.drafted for r in self.rounds) else "plain"
+        if _is_zero(self.total_time): self.total_time = float(sum(times))
+        if _is_zero(self.time_to_first_token) and times: self.time_to_first_token = times[0]
 
     @property
     def is_speculative(self) -> bool:
@@ -315,6 +329,9 @@ def int_keys(table: dict) -> dict:
 
 def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line holds
     "The result; raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is none."
+    names = [f.name for f in fields(GenerationResult)]
+    missing = [name for name in names[:names.index("settings")] if name not in data]
+    check(not missing, f"it lacks {', '.join(missing)}")  # later fields came with later versions
     rounds = [_checked(Round(**r)) for r in data["rounds"]]
     token_text, odds = int_keys(data["token_text"]), data.get("logprobs")
     logprobs = None if odds is None else [int_keys(of_one) for of_one in odds]

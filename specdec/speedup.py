@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['tokens_per_round', 'forward_seconds', 'verification_cost', 'draft_cost', 'walltime_factor', 'operations_factor',
-           'best_K', 'speedup_of_rounds']
+           'best_K']
 
 # %% ../nbs/path/05_speedup.ipynb #e1b5a41c
 import time
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from .errors import InputError, check
-from .result import GenerationResult, Round
+from .result import GenerationResult
 from .models.protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #09f5a81e
@@ -139,19 +139,3 @@ def best_K(alpha: ArrayLike,   # α, acceptance probability, 0…1
     factor = np.asarray(walltime_factor(alpha[..., None], Ks, c[..., None], v))
     best = np.where(factor.max(-1) > 1 + 1e-12, factor.argmax(-1) + 1, 0)
     return best if best.ndim else int(best)
-
-# %% ../nbs/path/05_speedup.ipynb #fde542b0
-def speedup_of_rounds(rounds: Iterable[Round], # at least one
-                      c: float,                # drafting one token, in plain steps; at least 0
-                      v: ArrayLike,            # v[n]: verifying n drafts, in plain steps
-                     ) -> float:
-    """Tokens that the rounds emitted / what they cost in plain steps, Σ v(n) + n c. Raises
-    `InputError` for no rounds, or a round longer than v."""
-    rounds = list(rounds)
-    check(len(rounds) > 0, "There are no rounds, so there is no speed-up: give at least one.")
-    drafted = np.array([len(r.drafted) for r in rounds])
-    price, each = in_range(v, "v", 0, strict=True), in_range(c, "c", 0)
-    check(price.ndim == 1 and drafted.max() < len(price), "v must be a list that says what "
-          f"verifying 0 to {drafted.max()} drafts costs, not an array of shape {price.shape}.")
-    cost = (price[drafted] + drafted * each).sum()
-    return float(sum(len(r.emitted) for r in rounds) / cost)

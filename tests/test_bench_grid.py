@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from specdec.bench.grid import BenchmarkConfig, Grid, cells, grid_schema, read_grid
 from specdec.errors import InputError
-from specdec.registry import get_pair
+from specdec.registry import PAIRS, get_pair
 
 RUN = dict(pair="smollm2", method="suffix", K=4, temperature=0.0, max_new_tokens=8, domain="code", prompt="code_000",
            seed=0, repeat=0, dtype="float32", device="cpu", threads=1)
@@ -173,7 +173,36 @@ def test_the_configurations_are_what_they_say():
     from pathlib import Path
     folder = Path(__file__).parents[1] / "configs"
     runs = {path.stem: sum(len(cell.runs) for cell in cells(read_grid(path))) for path in folder.glob("*.yaml")}
-    assert set(runs) == {"quick", "drafters", "peers", "table"} and runs["quick"] < 60
+    assert set(runs) == {"quick", "drafters", "peers", "table", "pairs"} and runs["quick"] < 60
     table = read_grid(folder / "table.yaml")
     assert {"ngram", "suffix", "model", "head", "hybrid"} <= {*table.methods} and set(table.temperatures) == {0, 1}
     assert set(table.K) == {1, 2, 4, 8, "adaptive"} and set(table.dtypes) == {"float32", "bfloat16", "int4"}
+
+
+# By hand, and for other programs' runs
+
+def test_the_four_pairs_have_a_configuration():
+    from pathlib import Path
+    grid = read_grid(Path(__file__).parents[1] / "configs" / "pairs.yaml")
+    names = ["gpt2_dev", "tinyllama_llama3", "phi3_llama3", "llama3_self"]
+    assert [pair.name for pair in grid.pairs] == names and [*grid.K] == [1, 2, 4, 8] and "plain" in grid.methods
+    assert {PAIRS[name].dtype for name in names} == {"float16"} == {*grid.dtypes}
+    assert len(next(cells(grid)).runs) == 1 + 4  # plain, and a draft for each K
+
+
+def test_a_configuration_by_hand_needs_a_pair_only():
+    run = BenchmarkConfig(pair="p", K=4)
+    assert (run.decoder_label, run.method, run.temperature, run.seed) == ("SD-K4", "default", 0, 0)
+    assert BenchmarkConfig(pair="p").decoder_label == "AR"
+    assert BenchmarkConfig(pair="p", method="elsewhere:vLLM-0.11", K=3).decoder_label == "vLLM-0.11"
+    for wrong in ("elsewhere:", "elsewhere:a b", "elsewhere", "vLLM"):
+        with pytest.raises(ValidationError, match="unknown method"): BenchmarkConfig(pair="p", method=wrong)
+    with pytest.raises(ValidationError): BenchmarkConfig(K=4)
+
+
+def test_the_hash_of_a_configuration_is_the_same_everywhere():
+    "It goes by the settings alone; the value is that of an earlier process."
+    hashes = {BenchmarkConfig(**RUN | more).config_hash for more in ({}, {"K": 8}, {"seed": 1}, {"pair": "q"})}
+    assert len(hashes) == 4
+    again = BenchmarkConfig(**dict(reversed(RUN.items())))
+    assert again.config_hash in hashes and BenchmarkConfig(pair="gpt2_dev", K=4).config_hash == "41a03ec338ef"

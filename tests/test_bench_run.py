@@ -22,7 +22,7 @@ from specdec.bench import run as r
 from specdec.bench.grid import Grid, GridPair, cells, read_grid
 from specdec.bench.run import Record, Records, read_records
 from specdec.cli import app
-from specdec.errors import InputError
+from specdec.errors import InputError, ModelError
 
 
 @pytest.fixture(scope="module")
@@ -486,3 +486,40 @@ def test_a_file_that_is_changed_after_the_last_run_is_told(grid, tmp_path, monke
         r.in_turn(work, keep)
         file.unlink()
     with pytest.raises(InputError, match="replaced, removed or changed"): r.bench_run(grid, file, in_turn)
+
+
+# A pair that can't be had
+
+def test_a_pair_that_cannot_be_reached_leaves_the_others(folder, prompts, tmp_path, monkeypatch):
+    "The hub is asked once for a pair, and not for each of its prompts; what there is, is measured."
+    asked, real = [], r.find_model
+    def find(name, *more):
+        if name == "some/where":
+            asked.append(name)
+            raise ModelError("some/where can't be had")
+        return real(name, *more)
+    monkeypatch.setattr(r, "find_model", find)
+    pairs = [grid_of(folder, prompts).pairs[0], GridPair(name="far", target="some/where")]
+    some = grid_of(folder, prompts, pairs=pairs, methods=["plain", "suffix"], temperatures=[0], K=[3], count=2)
+    outcome = r.bench_run(some, tmp_path / "r.jsonl")
+    assert outcome.complete and outcome.made == 2 * 4 and len(asked) <= 2
+    assert {record.config.pair for record in outcome.records} == {"small"}
+    assert list(outcome.failed) == ["plain, far in float32", "suffix, far in float32"]
+    assert "plain, far in float32 is missing: ModelError: some/where can't be had" in r.run_text(outcome)
+    monkeypatch.setattr(r, "find_model", real)  # and when it is there again, it is asked for again
+    assert r.bench_run(some.model_copy(update={"pairs": pairs[:1]}), tmp_path / "r.jsonl").made == 0
+    with pytest.raises(ModelError): r.bench_run(some.model_copy(update={"pairs": pairs[1:]}))
+
+
+def test_a_draft_that_cannot_be_reached_leaves_the_rest_of_its_pair(folder, prompts, monkeypatch):
+    asked, real = [], r.find_model
+    def find(name, *more):
+        if name != "some/draft": return real(name, *more)
+        asked.append(name)
+        raise ModelError("some/draft can't be had")
+    monkeypatch.setattr(r, "find_model", find)
+    pair = GridPair(name="far", target=str(folder), draft="some/draft")
+    some = grid_of(folder, prompts, pairs=[pair], methods=["plain", "model"], temperatures=[0], K=[3], count=2)
+    outcome = r.bench_run(some)
+    assert [record.config.method for record in outcome.records] == ["plain"] * 4 and len(asked) == 1
+    assert list(outcome.failed) == ["model, far in float32"]

@@ -744,6 +744,33 @@ def test_any_target_with_any_draft(loads, monkeypatch):
                          (folder, "draft", None)]
 
 
+def test_a_trained_drafter_alone_or_beside_lookup(monkeypatch):
+    "With --target it drafts alone; the default pair looks up in the text as well."
+    seen, small = drafted_by(monkeypatch), str(shipped("smollm2-draft"))
+    for more in (["--target", "smollm2"], []):
+        assert ids_of("--dtype", "float32", *more, "--drafter", small)
+    alone, both = seen
+    assert type(alone).__name__ == "TemperatureScaledDrafter" and type(both).__name__ == "HybridDrafter"
+
+
+def test_a_loaded_model_is_warm_before_its_speed_is_told(monkeypatch):
+    "The first run pays for what is done once; the second is the one that is told."
+    made, generate = [], pairs.Pair.generate
+    def noticed(pair, *given, **more):
+        made.append((more["max_new_tokens"], generate(pair, *given, **more)))
+        return made[-1][1]
+    monkeypatch.setattr(pairs.Pair, "generate", noticed)
+    report = cli.load_report("smollm2", "cpu", "float32", 5)
+    assert [n for n, _ in made] == [2, 5] and report["num_tokens"] == 5
+    assert report["tokens_per_second"] == made[1][1].tokens_per_second
+
+
+def test_the_dtype_of_a_pair_is_told():
+    assert "dtype        float16, on a GPU" in run("pairs", "gpt2_dev").stdout
+    assert "dtype" not in run("pairs", "smollm2").stdout
+    assert json.loads(run("pairs", "llama3_self", "--json").stdout)["llama3_self"]["dtype"] == "float16"
+
+
 def test_compare_any_two_models(loads):
     folder = str(hub.fetch())
     words = ["--target", folder, "--draft", folder, "--dtype", "float32", "--max-new-tokens", "6", "--json"]

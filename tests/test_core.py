@@ -43,7 +43,7 @@ from specdec.result import (
     statuses_html,
 )
 from specdec.sampling import SeededRandom
-from specdec.speedup import draft_cost, speedup_of_rounds
+from specdec.speedup import draft_cost
 from specdec.verify import is_promised, promises
 
 # --- errors
@@ -332,6 +332,28 @@ def example(**changes) -> GenerationResult:
         **changes,
     )
 
+def test_a_result_by_hand_needs_what_people_have():
+    "What isn't given follows from what is, or is nothing; statistics are computed."
+    rounds = [Round([0] * 4, 3, [0] * 4), Round([0] * 4, 1, [0] * 2)]
+    r = GenerationResult(generated_ids=[0] * 7, per_token_latencies=[.04] + [.01] * 6, rounds=rounds)
+    assert (r.method, r.time_to_first_token, r.acceptance_rate, r.tokens_per_step) == ("speculative", .04, .5, 3)
+    assert r.total_time == pytest.approx(.1) and r.latency_p50 == .01
+    assert r.peak_memory_mb is None and r.prompt_ids == []
+    assert GenerationResult.from_json(r.to_json()) == r and "acceptance rate 0.50" in r.summary()
+    given = GenerationResult(generated_ids=[0], per_token_latencies=[.04], total_time=.5, time_to_first_token=.3)
+    assert (given.total_time, given.time_to_first_token, given.method) == (.5, .3, "plain")
+    with pytest.raises(TypeError): GenerationResult(generated_ids=[0], acceptance_rate=.5)
+    assert GenerationResult().tokens_per_second == 0
+
+
+def test_a_line_that_lacks_a_figure_is_no_result():
+    "Made by hand it may be left out; a file that lacks it was damaged."
+    for name in ("text", "total_time", "peak_memory_mb"):
+        data = json.loads(example().to_json())
+        del data[name]
+        with pytest.raises(InputError, match=f"it lacks {name}"): GenerationResult.from_json(json.dumps(data))
+
+
 def test_derived_figures_are_complete():
     r = example()
     assert (r.num_tokens, r.is_speculative, r.num_speculation_rounds) == (3, True, 1)
@@ -364,7 +386,7 @@ def test_the_speed_up_is_that_of_the_formula():
     )
     assert r.plain_step == .02
     c, v = draft_cost([r], .02), .075 / 3 / .02
-    assert r.speedup_estimate() == pytest.approx(speedup_of_rounds(rounds, c, [v] * 4))
+    assert r.speedup_estimate() == pytest.approx(5 / (3 * v + 4 * c))  # 5 tokens, 3 rounds, 4 draft tokens
     assert r.speedup_estimate(.04) == pytest.approx(2 * r.speedup_estimate())
 
 def test_an_estimated_speed_up_is_over_the_fastest_plain_layout():

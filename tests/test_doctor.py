@@ -23,6 +23,8 @@ from specdec import pair as pairs
 from specdec.cli import ExitCode, app
 from specdec.device import ops
 from specdec.doctor import Findings, ask, examine, report_text
+from specdec.drafters.base import TemperatureScaledDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.errors import ModelError
 from specdec.models import checkpoint, hub, linear, loading
 
@@ -72,15 +74,18 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     "Whole, stale and damaged files, none of which is a problem."
     both = costs.Costs(0.01, tuple(1 + n / 10 for n in range(1, 17)), ((0.0, 0.0), (0.3, 0.2)))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+    drafting = SuffixDrafter(), TemperatureScaledDrafter(NGramDrafter())
     for name, processor in (("b.json", "an abacus"), ("a.json", costs.processor_name())):
-        about = {**costs.machine(), "processor": processor, "target": {"name": "smollm2", "dtype": "int4"}}
+        about = {**costs.machine(), "processor": processor, "target": {"name": "smollm2", "dtype": "int4"},
+                 "drafters": [costs.about_drafter(each) for each in drafting]}
         costs.write_costs(tmp_path / "costs" / name, about, costs.MachineCosts(both, both))
     (tmp_path / "costs" / "c.json").write_text("{")
     done = run()
     lines = [line.removeprefix("costs").strip() for line in done.stdout.splitlines() if line.startswith("costs")]
     assert done.exit_code == ExitCode.DONE and len(lines) == 3
     assert "smollm2 in int4" in lines[0] and "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
-    assert lines[0].endswith("c = 0, c = 0.30, then 0.20") and lines[1] == f"{lines[0]} (stale: calibrate again)"
+    assert lines[0].endswith("c of SuffixDrafter = 0, c of NGramDrafter = 0.30, then 0.20")
+    assert lines[1] == f"{lines[0]} (stale: calibrate again)"
     assert lines[2].endswith("c.json is damaged: calibrate again")
     assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
 
@@ -88,7 +93,8 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
 ABOUT = {"threads": 2, "target": {"name": "m", "dtype": "int4"}}
 STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"name": "m"}},
            ABOUT | {"threads": "two"}, ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
-           ABOUT | {"target": {"name": ["m"], "dtype": "int4"}}]
+           ABOUT | {"target": {"name": ["m"], "dtype": "int4"}},
+           ABOUT | {"drafters": "x"}, ABOUT | {"drafters": [{"kind": "a b"}]}, ABOUT | {"drafters": [{"drafter": 1}]}]
 
 
 @pytest.mark.parametrize("about", STRANGE)
@@ -110,7 +116,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(about=st.dictionaries(st.sampled_from(["target", "threads", "processor"]), JSON) | st.fixed_dictionaries(
-    {"threads": JSON, "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
+    {"threads": JSON, "drafters": JSON, "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
 def test_any_subject_is_shown_or_called_damaged(monkeypatch, tmp_path, about):
     both = costs.Costs(0.01, (1.1,), ((0.0, 0.0),))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)

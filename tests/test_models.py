@@ -448,6 +448,10 @@ def test_find_a_folder_by_text_or_path(folder):
 def test_impossible_names_are_input_errors(home, name):
     with pytest.raises(InputError, match="expected 'smollm2'"): find_model(name)
 
+def test_an_old_name_is_told_its_new_one(home):
+    with pytest.raises(InputError, match="on the Hugging Face hub: there it is 'openai-community/gpt2-xl'"):
+        find_model("gpt2-xl")
+
 def test_a_missing_gguf_is_a_model_error(home):
     with pytest.raises(ModelError, match="no file missing.gguf"): find_model("missing.gguf")
 

@@ -55,7 +55,7 @@ WHOLE = {
 def test_what_is_there():
     with serving(WHOLE) as (_, url): found = ollama_status(url)
     assert found["url"] == url and found["version"] == "0.14.2"
-    assert [(m["name"], round(m["megabytes"]), m["parameters"], m["numbers"]) for m in found["models"]] == [
+    assert [(m["name"], round(m["megabytes"]), m["parameters"], m["quantization"]) for m in found["models"]] == [
         ("llama3.2:latest", 2019, "3.2B", "Q4_K_M"), ("qwen3:8b", 5225, None, None)]
 
 
@@ -239,9 +239,17 @@ def test_why_it_can_not_be_measured(): assert "no logits" in WHY_NOT and "GGUF" 
 def run(*words): return CliRunner().invoke(app, ["ollama", *words])
 
 
+def shown(table):
+    "The cells of a printed table's rows."
+    rows = (line.strip("│").split("│") for line in table.splitlines() if line.startswith("│"))
+    return [[cell.strip() for cell in row] for row in rows]
+
+
 def test_the_command_says_what_is_there():
     with serving(WHOLE) as (server, url): done = run("--url", url)
-    assert done.exit_code == 0 and "0.14.2" in done.stdout and "qwen3:8b  5,225 MB" in done.stdout
+    assert done.exit_code == 0 and "0.14.2" in done.stdout
+    assert [cells for cells in shown(done.stdout) if "MB" in " ".join(cells)] == [
+        ["llama3.2:latest", "2,019 MB", "3.2B", "Q4_K_M"], ["qwen3:8b", "5,225 MB", "", ""]]
     assert WHY_NOT in done.stderr and [path for _, path, _ in server.got] == ["/api/version", "/api/tags"]
 
 

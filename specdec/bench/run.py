@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,15 +60,20 @@ from ..models.llama import head_size
 
 # %% ../../nbs/bench/07_run.ipynb #v3rs10n0
 VERSION = 1  # of the lines that are written here
+WEIGHTS = "target", "drafter"  # what there are digests of
 
 # %% ../../nbs/bench/07_run.ipynb #bed29a6f
 @dataclass(frozen=True)
 class Record:
-    "One finished run: a line of the file."
+    """One finished run: a line of the file. Of one that was made elsewhere, the settings and the
+    result are enough."""
     config: BenchmarkConfig
-    weights: dict[str, str | None]  # digests of "target" and "drafter"; None: there are none
-    environment: dict               # the machine, its state, the libraries and the code
-    result: GenerationResult        # without the texts of its tokens
+    # digests of "target" and "drafter"; None: there are none
+    weights: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(WEIGHTS))
+    # the machine, its state, the libraries and the code
+    environment: dict = field(default_factory=dict)
+    # without the texts of its tokens
+    result: GenerationResult = field(default_factory=GenerationResult)
     parted: Parted | None = None    # None: it didn't, or it isn't greedy, or it is a peer's
 
     @property
@@ -161,7 +167,7 @@ def parsed(data) -> ParsedRecord: # data: what JSON holds
         given = repr(wrong["input"])[:60]
         said = message.removeprefix("Value error, ").replace("Input should be", "must be")
         raise InputError(f"{name} {said}, not {given}") from error
-    check({*found.weights} == {"target", "drafter"},
+    check({*found.weights} == {*WEIGHTS},
           "weights must be the digests of target and drafter")
     return found
 
@@ -341,7 +347,22 @@ def skipped(spec: PairSpec) -> tuple[int, ...]:
     return spec.skip or PAIRS["smollm2-skip"].skip
 
 # %% ../../nbs/bench/07_run.ipynb #63fb4d0e
-@lru_cache
+def once(find: Callable) -> Any: # the same function, with `cache_clear`
+    """It finds out once: also that something can't be had, since a hub that doesn't answer is not
+    asked again for each prompt. `cache_clear` forgets it."""
+    @cache
+    def outcome(*which):
+        try: return find(*which), None
+        except ModelError as error: return None, error.with_traceback(None)
+    def found_once(*which):
+        found, error = outcome(*which)
+        if error: raise error
+        return found
+    asked: Any = wraps(find)(found_once)
+    asked.cache_clear = outcome.cache_clear
+    return asked
+
+@once
 def weights_of(spec: PairSpec, method: str) -> dict[str, str | None]:
     "Digests of what decodes by that method; raises `InputError` if the pair hasn't got it."
     drafter = None
@@ -352,7 +373,7 @@ def weights_of(spec: PairSpec, method: str) -> dict[str, str | None]:
     if method == "default": drafter = folder_digest(shipped(OURS["head"])) # if it fits the target
     return {"target": folder_digest(find_model(spec.target)), "drafter": drafter}
 
-@lru_cache
+@once
 def tokenizer_of(target: str):
     "A target's tokenizer, without the target."
     return load_tokenizer(find_model(target))
@@ -717,14 +738,16 @@ def measure(every: Iterable[Cell],
             # does the cells, in any order and anywhere
             spread: Callable[[list[Work], Keep], None] = in_turn,
            ) -> Measured:
-    """Measure cells. An interrupt returns what there is. Raises `InputError` for a file that can't
-    be used, that another process writes to, or that was measured with other code or elsewhere."""
+    """Measure cells. An interrupt returns what there is, and a pair that can't be had is among the
+    failures. Raises `InputError` for a file that can't be used, that another process writes to, or
+    that was measured with other code or elsewhere, and `ModelError` if no pair can be had."""
     outcome = Measured()
+    for function in (weights_of, tokenizer_of, room_of): function.cache_clear()
     with locked(out, wait=False) if out else nullcontext():
         records = Records(out)
         outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)
-        work = [(cell, known_of(cell, records)) for cell in planned(every)]
+        work = [(cell, known_of(cell, records)) for cell in planned(every, outcome)]
         outcome.records = [record for _, known in work for record in known.values()]
         check_same(out, outcome.records, spread is in_turn)
         missing = [(cell, known) for cell, known in work if len(known) < len(cell.runs)]
@@ -738,17 +761,26 @@ def measure(every: Iterable[Cell],
     return outcome
 
 # %% ../../nbs/bench/07_run.ipynb #c198b098
-def planned(every: Iterable[Cell]) -> Iterator[Cell]:
-    "The cells, each looked at before any is run; raises `InputError` for one that must fail."
-    seen = set()
+def planned(every: Iterable[Cell], outcome: Measured) -> Iterator[Cell]:
+    """The cells, each looked at before any is run. One whose target can't be had is a failure of
+    the outcome, and if that is true of all, its `ModelError` is raised. Raises `InputError` for one
+    that must fail."""
+    seen, missing, reached = set(), None, False
     shown = dict(desc="planned", unit="cell", disable=None, leave=False, file=sys.stderr)
     for cell in tqdm(every, **shown):
-        for run in cell.runs:
-            which = (cell.pair.target, run.dtype, run.prompt, run.max_new_tokens)
-            if run.method in PROBES or which in seen: continue
-            seen.add(which)
-            check_possible(cell, run)
-        yield cell
+        try:
+            for run in cell.runs:
+                which = (cell.pair.target, run.dtype, run.prompt, run.max_new_tokens)
+                if run.method in PROBES or which in seen: continue
+                check_possible(cell, run)
+                seen.add(which)
+        except ModelError as error:
+            missing = error
+            for one in failures(cell, reason(error)): note(one, outcome)
+        else:
+            reached = True
+            yield cell
+    if missing and not reached: raise missing
 
 # %% ../../nbs/bench/07_run.ipynb #2d62bab3
 def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
@@ -761,7 +793,7 @@ def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
           " prompt out. Nothing was run.")
 
 # %% ../../nbs/bench/07_run.ipynb #556d9c35
-@lru_cache
+@once
 def room_of(target: str, dtype: str) -> int: # positions
     "Its context length in tokens; raises `InputError` if its weights can't be kept in that dtype."
     folder = find_model(target)
@@ -808,14 +840,16 @@ def check_same(out: Path | None, known: list[Record], here: bool) -> None:
                   f" {now[name]}): speed-ups between those and new ones would mean nothing. Give"
                   " another file.")
 
+def note(one: Failure, outcome: Measured) -> None:
+    "A failure belongs to the outcome, and is logged the first time."
+    which = one.method, one.pair, one.dtype
+    if which not in outcome.failures:
+        log("failed", what=f"{one.method}, {one.pair} in {one.dtype}", why=one.why)
+    outcome.failures[which] = one.why
+
 def keep_one(one: Record | Failure, records: Records, outcome: Measured, bar: tqdm) -> None:
     "A record goes into the file, a failure into the outcome."
-    if isinstance(one, Failure):
-        which = one.method, one.pair, one.dtype
-        if which not in outcome.failures:
-            log("failed", what=f"{one.method}, {one.pair} in {one.dtype}", why=one.why)
-        outcome.failures[which] = one.why
-        return
+    if isinstance(one, Failure): return note(one, outcome)
     records.add(one)
     outcome.records.append(one)
     outcome.made += 1

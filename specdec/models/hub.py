@@ -325,6 +325,10 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     return folder
 
 # %% ../../nbs/engine/02_models.ipynb #604001f3
+# old names without an owner, which the hub has moved
+RENAMED = {name: f"openai-community/{name}"
+           for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
+
 def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/name" on the hub
                revision: str | None = None, # on the hub: a branch, a tag or a commit
                # called with a folder that holds its config.json before weights are downloaded
@@ -367,9 +371,10 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
     path = local_path(name)
     if path.suffix.lower() == ".gguf": return _converted(path)
     if name and path.is_dir(): return _with_safetensors(path)
+    there = f": there it is {RENAMED[name]!r}" if name in RENAMED else ""
     check(name.count("/") == 1 and not name.startswith(("/", ".", "~")),
           f"No model {name!r}: expected 'smollm2', an existing folder, a .gguf file, "
-          "or 'org/name' on the Hugging Face hub.")
+          f"or 'org/name' on the Hugging Face hub{there}.")
     return None
 
 # %% ../../nbs/engine/02_models.ipynb #eefbbcef
