@@ -146,7 +146,9 @@ def test_stopping_criteria_end_inside_a_round(llama):
 
 def test_stop_strings_by_a_criterion(llama):
     class Letters:
-        "A tokenizer of one character a token."
+        "A tokenizer of one character a token, as far as the criterion looks at it."
+        def __call__(self, text, **how): return {"input_ids": [ord(letter) for letter in text]}
+        def _convert_id_to_token(self, i): return chr(i)
         def get_vocab(self): return {chr(300 + i): i for i in range(V)}
         def convert_tokens_to_string(self, tokens): return "".join(tokens)
         def convert_ids_to_tokens(self, ids): return [chr(300 + i) for i in ids]
