@@ -260,3 +260,35 @@ def test_a_verdict_becomes_plain_numbers(answer):
     found = apply_rule(theirs, p, q, tokens, rng)
     assert found == tuple(int(n) for n in answer) and {type(n) for n in found} == {int}
     assert all(a is b for a, b in zip(given, (p, q, tokens, rng)))
+
+
+# What a state may propose: trees
+
+class Proposes:
+    "A state that proposes what it was given."
+    def __init__(self, draft): self.draft = draft
+    def propose(self, K, sampling, rng): return self.draft
+    def commit(self, tokens, features): pass
+
+
+def proposed(draft, branches):
+    return ask(Proposes(draft), 4, SamplingParams(), SeededRandom(0), 8, branches)
+
+
+def test_a_tree_needs_a_drafter_that_says_how_large_it_is_and_tokens_that_are_certain():
+    tree, chain, q = [-1, -1, 0], [-1, 0, 1], torch.eye(8)[:3]
+    assert proposed(Draft([1, 2, 3], None, tree), branches=True).parents == tree
+    assert proposed(Draft([1, 2, 3], q, chain), branches=False).tokens == [1, 2, 3]
+    with pytest.raises(ModelError, match=r"no `max_nodes\(K\)`"): proposed(Draft([1, 2, 3], None, tree), False)
+    with pytest.raises(ModelError, match="drawn from q"): proposed(Draft([1, 2, 3], q, tree), branches=True)
+
+
+def test_a_q_of_another_shape_is_named_with_the_one_that_was_expected():
+    with pytest.raises(ModelError, match=r"q of shape \(2, 8\) for 3 tokens: expected \(3, 8\)"):
+        proposed(Draft([1, 2, 3], torch.eye(8)[:2]), branches=False)
+
+
+def test_a_child_in_a_chain_is_the_next_token():
+    draft = Draft([5, 6, 5])
+    assert [draft.child(-1, 5), draft.child(0, 6), draft.child(1, 5)] == [0, 1, 2]
+    assert [draft.child(-1, 6), draft.child(0, 5), draft.child(2, 5)] == [None] * 3

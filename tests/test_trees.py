@@ -9,6 +9,7 @@ import torch
 
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
+from specdec.cache import KVCache
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
 from specdec.drafters.base import Draft, NoDrafter
@@ -18,7 +19,8 @@ from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree
 from specdec.errors import InputError
 from specdec.loop import Request, decide, speculate
 from specdec.lossless.enumerate import exact_distribution
-from specdec.models.batch import ancestry, keep_rows, read_tree
+from specdec.models.batch import ancestry, keep_rows, places, read_tree
+from specdec.models.linear import FEW
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import walk
@@ -326,3 +328,17 @@ def test_no_tree_is_asked_for_where_only_one_token_has_room():
     assert [(r.drafted, len(r.emitted)) for r in rounds] == [([], 1), ([], 1)]
     with pytest.raises(AssertionError, match="asked"):
         list(speculate(tiny(), Unasked(), [1, 2, 3], SamplingParams(), SeededRandom(0), 4, 3))
+
+
+def test_many_nodes_in_float32_have_one_mask_for_all_heads():
+    "Only a few rows in fewer bits are folded into the heads that share keys."
+    model, hidden = tiny(), torch.zeros(FEW + 1, 32, dtype=torch.bool)
+    many, few = (places(model, torch.arange(n), hidden[:n], False) for n in (FEW + 1, FEW))
+    assert many.fold == few.fold == 1 and many.mask.shape == hidden.shape
+
+
+def test_rows_are_kept_where_a_layer_has_nothing_yet():
+    cache, rows = KVCache(2, 8), torch.arange(3.).view(1, 1, 3, 1)
+    cache.append(1, rows, rows)
+    keep_rows(cache, 0, [0, 2])
+    assert cache.length == 2 and cache.keys[1][0, 0, :2, 0].tolist() == [0, 2] and cache.keys[0] is None
