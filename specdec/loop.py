@@ -419,13 +419,14 @@ def score(
 def share_prefix(target: CausalLM, requests: Sequence[Request], timer: PhaseTimer) -> None:
     "Read what all prompts begin with once, if it is enough to be reused."
     given = any(request.prefilled for request in requests)
-    if len(requests) < 2 or given: return
+    # where that changes bits, what a prompt gets would depend on the others in its list
+    if len(requests) < 2 or given or not keeps_bits(target): return
     prompts = [request.prompt for request in requests]
     first = prompts[0]
     shared = min(common_length(first, prompt) for prompt in prompts)
     if shared < max(map(len, prompts)):  # else they are all the same
         shared = min(shared, min(map(len, prompts)) - 1)
-        if keeps_bits(target): shared -= shared % BLOCK
+        shared -= shared % BLOCK
     if shared == 0: return
     layers = dict.fromkeys(layer for request in requests for layer in request.drafter.layers)
     with timer.phase("prefill"): known = prefill(target, first[:shared], layers)
@@ -478,7 +479,7 @@ def speculate_batch(
     """`speculate` for several requests in one batch. Each has the distribution of plain decoding,
     and in float32 on an x86 CPU it has the very tokens that `speculate` gives with the same random
     draws. When a request ends, the next one joins; to end one early, set its `ended`. What all
-    prompts begin with is read once. A target that isn't a `Llama` reads them one by one. Raises
+    prompts begin with is read once, where that keeps bits. A target that isn't a `Llama` reads them one by one. Raises
     what `speculate` raises."""
     waiting = deque(enumerate(requests))
     size = require_int(size, "size, how many sequences share a forward,", 1)

@@ -190,8 +190,8 @@ class Pair:
                 raise_interrupt: bool = False,
                ) -> Iterator[tuple[int, GenerationResult]]:
         """Decode a list of prompts in a batch, and yield each result as it ends, with its number in
-        the list, from 0 on. What all prompts begin with is read once, the rest of each by itself;
-        the rounds after them share forwards. When a sequence ends, the next one joins the batch.
+        the list, from 0 on. What all prompts begin with is read once, where that keeps bits; the
+        rounds after the prompts share forwards. When a sequence ends, the next one joins the batch.
         Arguments are checked at once, as in `generate`; errors name the prompt.
 
         Prompt i has the seed `seed + i`. In float32 its result has the tokens of
