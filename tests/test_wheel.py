@@ -178,7 +178,9 @@ def test_it_proves(fetched):
 def test_the_playground_opens(fetched, wheel):
     fetched.install(f"{wheel}[playground]")
     command = [fetched.program("specdec"), "playground", "--no-browser"]
-    options = dict(cwd=fetched.work, env=fetched.variables, stderr=subprocess.PIPE, text=True)
+    options = dict(cwd=fetched.work, env=fetched.variables, stderr=subprocess.PIPE, text=True,
+                   # a shell gives its background jobs a SIGINT that is ignored: who presses Ctrl-C has another
+                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     with subprocess.Popen(command, **options) as server:
         try:
             address = next(filter(None, (re.search(r"http://\S+", line) for line in server.stderr)))[0]
