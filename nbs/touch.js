@@ -350,7 +350,7 @@
         return { bar, made };
       });
       root.append(make("section", { class: "touch-panel touch-race", "aria-label": "Race rounds against plain decoding" },
-        make("div", { class: "touch-title" }, "3 Race: what q does change is time"),
+        make("div", { class: "touch-title" }, "3 Race: what α changes is time"),
         make("div", { class: "touch-halves" },
           make("div", {}, plain.box, guessing.box,
             make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-q" }), "K guesses, c each ", make("span", { class: "touch-swatch touch-kept" }), "a forward that kept some, and its tokens"),

@@ -1,5 +1,5 @@
-"""One token, a thousand times, in Python: the rows are the recorded ones, the laws are the proof's, the widgets keep one
-state."""
+"""One token, a thousand times, in Python: the rows are the recorded ones, the laws are the proof's, the widgets keep
+one state."""
 import json
 import random
 import re

@@ -278,15 +278,19 @@ def test_every_handle_has_a_name_and_says_its_value(page):
     assert bars.nth(1).get_attribute("aria-valuenow") == "289"
 
 
-@pytest.mark.parametrize("path", ["use/touch.html", "path/rejection.html", "index.html"])
+@pytest.mark.parametrize("path", ["use/touch.html", "path/rejection.html", "path/speedup.html", "index.html"])
 def test_it_reads_well_in_both_schemes_and_widths(browser, site, path):
     visit = Visit(browser, f"{site}/{path}")
     visit.tab.wait_for_selector(".touch[data-ready]")
     for width, scheme in [(390, "dark"), (390, "light"), (768, "light"), (1440, "dark")]:
         seen = visit.audit(width, scheme)
         assert seen["wide"] <= 0 and seen["faint"] == [] and seen["unlabelled"] == []
-    visit.tab.get_by_role("button", name="×100", exact=True).click()
-    assert "100 thrown" in visit.tab.inner_text(".touch-throw")
+    if path == "path/speedup.html":
+        visit.tab.get_by_label("K, guesses a round").press("End")
+        assert "K = 16" in visit.tab.locator(".touch-ladder [aria-pressed=true]").get_attribute("aria-label")
+    else:
+        visit.tab.get_by_role("button", name="×100", exact=True).click()
+        assert "100 thrown" in visit.tab.inner_text(".touch-throw")
     assert visit.said == [] and all(url.startswith((site, "data:")) for url in visit.fetched)
     visit.tab.close()
 
