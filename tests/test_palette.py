@@ -49,7 +49,8 @@ def test_a_result_the_site_and_the_recorded_page_say_the_same():
     for status in STATUSES:
         assert f'{status}: "{LOOKS[status].meaning}"' in script and f".status-{status} {{ background: " in style_sheet()
     colours = re.compile("|".join({getattr(look, part) for look in LOOKS.values() for part in ("fill", "ink", "line")}))
-    for path in (NBS / "use" / "recorded.css", NBS / "use" / "recorded.js", NBS / "race.js"):
+    files = ("use/recorded.css", "use/recorded.js", "race.js", "touch.css", "touch.js")
+    for path in (NBS / name for name in files):
         assert not colours.findall(path.read_text(encoding="utf-8")), path.name
 
 

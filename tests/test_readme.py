@@ -183,7 +183,7 @@ def test_commands_are_found():
 
 def test_readme_is_short_and_complete():
     assert len(README.splitlines()) < 120
-    for needed in ("nbs/images/race.svg", "nbs/images/round.svg", "bibtex", "Apache-2.0", "make demo"):
+    for needed in ("nbs/images/touch.svg", "nbs/images/round.svg", "bibtex", "Apache-2.0", "make demo"):
         assert needed in README
     path = {f"path/{notebook.name}" for notebook in (ROOT / "nbs" / "path").glob("[0-9]*.ipynb")}
     assert path <= set(re.findall(r"\]\(nbs/([^)#]+\.ipynb)\)", README))

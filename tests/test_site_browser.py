@@ -388,31 +388,32 @@ def test_previous_and_next_visit_every_page_once(browser, site):
     context.close()
 
 
-# The race on the front page
+# The race on the page of recorded runs
 
 def test_the_race_shows_what_was_recorded(browser, site):
     data = json.loads((DOCS / "data" / "race.json").read_text(encoding="utf-8"))
     tab = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
-    tab.goto(f"{site}/index.html")
+    tab.goto(f"{site}/use/recorded.html")
     tab.wait_for_selector(".race[data-ready]")
     assert tab.inner_text(".race-button") == "Play"  # whoever asked for less motion gets the end, standing still
     for race in data["races"]:
-        tab.get_by_label("Temperature").select_option(str(race["temperature"]).removesuffix(".0"))
+        tab.locator(".race").get_by_label("Temperature").select_option(str(race["temperature"]).removesuffix(".0"))
         for K in data["Ks"]:
-            tab.get_by_label("K, draft tokens").select_option(str(K))
+            tab.locator(".race").get_by_label("K, draft tokens").select_option(str(K))
             plain, speculative = race["lanes"]["plain"], race["lanes"][str(K)]
             said = "".join(token for r in speculative for token in r["text"])
             assert tab.text_content(".race-speculative .race-text") == said
             gain = plain[-1]["end"] / speculative[-1]["end"]
             words = f"{len(speculative)} forwards instead of {len(plain)}, {gain:.2f} ×"
             assert words in tab.inner_text(".race-result")
+    tab.goto(f"{site}/index.html")
     assert tab.get_by_role("link", name="Read it in one sitting").bounding_box()["y"] < 900  # without scrolling
     tab.close()
 
 
 def test_the_race_plays_by_itself_and_can_be_stopped(browser, site):
     tab = browser.new_page(reduced_motion="no-preference")
-    tab.goto(f"{site}/index.html")
+    tab.goto(f"{site}/use/recorded.html")
     tab.wait_for_function("() => document.querySelector('.race-speculative .race-text')?.textContent.length > 20")
     tab.click(".race-button")
     before = tab.text_content(".race-plain .race-clock")
@@ -424,6 +425,6 @@ def test_the_race_plays_by_itself_and_can_be_stopped(browser, site):
 def test_without_scripts_a_picture_of_the_race_stands_there(browser, site):
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
-    tab.goto(f"{site}/index.html")
+    tab.goto(f"{site}/use/recorded.html")
     assert tab.locator(".race img").is_visible()
     context.close()

@@ -1,8 +1,9 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
 `round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
-`recorded.svg` stands in for the sliders of the recorded runs where no script runs, and `colab.svg` is the badge that
-opens a notebook there. `palette` writes the colours of `specdec/palette.py` into the site's style sheet.
+`recorded.svg` stands in for the sliders of the recorded runs where no script runs, `touch.svg` for the figure that one
+can touch, and `colab.svg` is the badge that opens a notebook there. `palette` writes the colours of
+`specdec/palette.py` into the site's style sheet.
 """
 import argparse
 import json
@@ -230,6 +231,16 @@ def draw_map(found: dict[str, list[str]]) -> str:
     return svg(left + wide + 12, y, title, body[:-1])
 
 
+def draw_touch(throws: int = 10_000) -> str:
+    "The first two panels of the figure that one can touch, as it opens and after so many throws."
+    from specdec.touch import PLACES, draw_drag, draw_throw
+    place = PLACES["night"]
+    panels = [draw_drag(place, place.q), draw_throw(place, place.q, "exact", throws)]
+    moved = [panel.replace("<svg ", f'<svg y="{270 * i}" ', 1) for i, panel in enumerate(panels)]
+    title = f"p as outlines and q as bars over six words; below, {throws:,} thrown tokens fill the outlines of p."
+    return svg(480, 530, title, moved)
+
+
 def draw_badge(words: str) -> str:
     "A button in the look of such buttons elsewhere, but our own file."
     wide = 26 + 7.1 * len(words)
@@ -255,6 +266,7 @@ PICTURES = {
     "colab": lambda: draw_badge("Open in Colab"),
     "race": lambda: draw_race(json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))),
     "recorded": lambda: draw_recorded(real_runs()),
+    "touch": draw_touch,
 }
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = "nbs"
 NOTICE = "<!-- Written by tools/readme.py from nbs/index.ipynb: edit that notebook, then run `make readme`. -->\n\n"
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)
-SITE_ONLY = re.compile(r"^</?(?:div|script)\b.*\n?", re.M)  # what only a browser with our scripts can use
+SITE_ONLY = re.compile(r"^</?(?:div|script|link)\b.*\n?", re.M)  # what only a browser with our scripts can use
 HIDDEN = re.compile(r"^#\|\s*(?:hide|include:\s*false)\s*$", re.M)
 NO_ECHO = re.compile(r"^#\|\s*echo:\s*false\s*$", re.M)
 CODE = r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)[^\n]*$|(?P<ticks>`+).+?(?P=ticks))"
