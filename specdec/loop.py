@@ -479,8 +479,8 @@ def speculate_batch(
     """`speculate` for several requests in one batch. Each has the distribution of plain decoding,
     and in float32 on an x86 CPU it has the very tokens that `speculate` gives with the same random
     draws. When a request ends, the next one joins; to end one early, set its `ended`. What all
-    prompts begin with is read once, where that keeps bits. A target that isn't a `Llama` reads them one by one. Raises
-    what `speculate` raises."""
+    prompts begin with is read once, where that keeps bits. A target that isn't a `Llama` reads them
+    one by one. Raises what `speculate` raises."""
     waiting = deque(enumerate(requests))
     size = require_int(size, "size, how many sequences share a forward,", 1)
     size, cache = min(size, len(waiting)), None
