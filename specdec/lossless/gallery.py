@@ -623,7 +623,7 @@ class CountsAsTheLongest(ExactDecoder):
     def compute(self, ids, where, cache, last=None, layers=()):
         if hasattr(where, "starts"):
             ahead = max(where.starts) - torch.tensor(where.starts)
-            at = where.at + ahead[where.text]
+            at = where.at + ahead[where.row_of]
             turned = rotation(self.frequencies, self.rope_scale, at, self.dtype)
             where.cos, where.sin = turned
         return super().compute(ids, where, cache, last, layers)
