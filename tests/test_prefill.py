@@ -324,3 +324,13 @@ def test_it_says_what_it_is():
     state = prefill(TARGET, OLD, (0, 4))
     assert state.nbytes == state.cache.nbytes + 4 * (V + 300 * 64)
     assert repr(state) == f"<Prefilled: 300 tokens, {state.nbytes / 1e6:,.1f} MB>"
+
+
+@exact_rows
+def test_a_list_with_a_state_that_was_given_keeps_to_it():
+    known = prefill(TARGET, OLD)
+    def request(prompt, **more):
+        return Request(TARGET, prompt, NoDrafter(), SamplingParams(), SeededRandom(0), max_new_tokens=2, **more)
+    requests = [request(LONG, prefilled=known), request(OLD)]
+    list(speculate_batch(TARGET, requests, 2))
+    assert requests[0].prefilled is known and requests[1].prefilled is None
