@@ -104,38 +104,38 @@ def test_five_captions_lead_through_it(page):
     caption = page.locator(".recorded-caption")
     titles = [caption.locator("strong").inner_text()]
     for _ in range(4):
-        page.get_by_role("button", name="Next").click()
+        page.locator(".recorded").get_by_role("button", name="Next").click()
         titles.append(caption.locator("strong").inner_text())
     assert [title[:7] for title in titles] == [f"{i} of 5." for i in range(1, 6)] and len(set(titles)) == 5
     assert "9 tokens from one forward" in caption.inner_text()
     page.keyboard.press("ArrowLeft")
     assert caption.inner_text().startswith("4 of 5.") and "bonus" in page.inner_text(".recorded-title")
-    page.get_by_role("button", name="Back", exact=True).click()
+    page.locator(".recorded").get_by_role("button", name="Back", exact=True).click()
     assert caption.inner_text().startswith("3 of 5.") and page.locator(".recorded-lens.recorded-shown").count() == 1
     page.keyboard.press("Escape")
     assert caption.count() == 0 and page.locator(".recorded-shown").count() == 0
     assert page.evaluate("document.activeElement.textContent") == "Explain a round"  # the keyboard is not lost
-    page.get_by_role("button", name="Step", exact=True).click()
+    page.locator(".recorded").get_by_role("button", name="Step", exact=True).click()
     page.keyboard.press("Shift+Tab")
-    page.get_by_role("button", name="Explain a round").press("Enter")
+    page.locator(".recorded").get_by_role("button", name="Explain a round").press("Enter")
     assert caption.inner_text().startswith("1 of 5.") and "all 8 drafted" in page.inner_text(".recorded-status")
-    page.get_by_role("button", name="Close").click()
+    page.locator(".recorded").get_by_role("button", name="Close").click()
     assert caption.count() == 0
 
 
 @pytest.mark.parametrize("draft", ["smollm2", "smollm2-skip", "smollm2-ngram"])
 def test_every_choice_shows_what_was_recorded(page, draft):
-    page.get_by_label("Draft", exact=True).select_option(draft)
+    page.locator(".recorded").get_by_label("Draft", exact=True).select_option(draft)
     for prompt, T, K in [("song", 0, 2), ("moon", .7, 4), ("moon", 1, 8)]:
-        page.get_by_label("Prompt", exact=True).select_option(prompt)
-        page.get_by_label("Temperature", exact=True).select_option(str(T))
-        page.get_by_label("K, guesses").select_option(str(K))
+        page.locator(".recorded").get_by_label("Prompt", exact=True).select_option(prompt)
+        page.locator(".recorded").get_by_label("Temperature", exact=True).select_option(str(T))
+        page.locator(".recorded").get_by_label("K, guesses").select_option(str(K))
         run = run_of(state(draft, K, T, prompt))
-        slider = page.get_by_label("Round", exact=True)
+        slider = page.locator(".recorded").get_by_label("Round", exact=True)
         slider.press("Home")
         assert kept_text(page) == text_of(run, 0)
         for n in (1, 2):
-            page.get_by_role("button", name="Step", exact=True).click()
+            page.locator(".recorded").get_by_role("button", name="Step", exact=True).click()
             r, status = run["rounds"][n - 1], page.inner_text(".recorded-status")
             assert kept_text(page) == text_of(run, n) and status.startswith(f"Round {n}: ")
             said = sum(x["emitted"] for x in run["rounds"][:n])
@@ -144,7 +144,7 @@ def test_every_choice_shows_what_was_recorded(page, draft):
             assert page.locator(".recorded-strip .status-never").count() == max(0, len(r["draft"]) - r["accepted"] - 1)
         slider.press("End")
         assert kept_text(page) == text_of(run, len(run["rounds"]))
-        assert page.get_by_role("button", name="Step", exact=True).is_disabled()
+        assert page.locator(".recorded").get_by_role("button", name="Step", exact=True).is_disabled()
 
 
 def test_a_token_opens_its_microscope(page):
@@ -228,11 +228,11 @@ def test_both_lanes_have_one_axis_of_time(page, at):
 def test_the_address_keeps_the_state_and_restores_it(page, browser, site):
     at, _ = rounds_where(lambda run, r: run["K"] == 4 and 2 <= r["accepted"] < len(r["draft"]), ["moon"])[-1]
     show(page, state())
-    page.get_by_label("Prompt", exact=True).select_option("moon")
-    page.get_by_label("Draft", exact=True).select_option(at["draft"])
-    page.get_by_label("K, guesses").select_option("4")
-    page.get_by_label("Temperature", exact=True).select_option(f"{at['T']:g}")
-    slider = page.get_by_label("Round", exact=True)
+    page.locator(".recorded").get_by_label("Prompt", exact=True).select_option("moon")
+    page.locator(".recorded").get_by_label("Draft", exact=True).select_option(at["draft"])
+    page.locator(".recorded").get_by_label("K, guesses").select_option("4")
+    page.locator(".recorded").get_by_label("Temperature", exact=True).select_option(f"{at['T']:g}")
+    slider = page.locator(".recorded").get_by_label("Round", exact=True)
     slider.press("Home")
     for _ in range(at["round"]): slider.press("ArrowRight")
     page.click(".recorded-strip [data-token='1']")
@@ -257,7 +257,7 @@ def test_the_controls_stay_in_view(page, width):
     show(page, state(round=4), width)
     page.evaluate("document.querySelector('.recorded-lens').scrollIntoView({block: 'end', behavior: 'instant'})")
     for name in ("Step", "Play", "Step back"):
-        box = page.get_by_role("button", name=name, exact=True).bounding_box()
+        box = page.locator(".recorded").get_by_role("button", name=name, exact=True).bounding_box()
         assert 0 <= box["y"] < box["y"] + box["height"] <= 300
     assert page.locator(".recorded-controls").bounding_box()["height"] < 260
     page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
@@ -325,7 +325,7 @@ def test_with_less_motion_play_goes_from_round_to_round(page):
     run = show(page, state(T=0))
     last = len(run["rounds"])
     show(page, state(T=0, round=last - 1))
-    page.get_by_role("button", name="Play").click()
+    page.locator(".recorded").get_by_role("button", name="Play").click()
     page.wait_for_timeout(400)
     assert f"at {run['ends'][last - 1]:.2f} s" in page.inner_text(".recorded-lane-speculative .recorded-clock")
     where = "n => document.querySelector('.recorded-where').textContent.startsWith(`round ${n}`)"
@@ -359,6 +359,6 @@ def test_every_handle_has_a_name(page):
         "found => found.map(e => e.ariaLabel || (e.labels && e.labels.length ? e.labels[0].textContent : e.innerText))",
     )
     assert len(names) > 10 and all(name and name.strip() for name in names)
-    slider = page.get_by_label("Round", exact=True)
+    slider = page.locator(".recorded").get_by_label("Round", exact=True)
     slider.press("End")
     assert re.match(r"round \d+ of \d+", slider.get_attribute("aria-valuetext"))
