@@ -147,8 +147,10 @@ def shell(monkeypatch):
     from execnb.shell import CaptureShell
     monkeypatch.setenv("IN_TEST", "1")
     shell = CaptureShell()
-    with torch.set_grad_enabled(torch.is_grad_enabled()): yield shell  # notebooks switch gradients off
-    shell.user_ns.clear()
-    shell.user_ns_hidden.clear()
-    shell.exc = None
-    gc.collect()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):  # notebooks switch gradients off
+        yield shell
+        # in here: a generator that is closed now sets gradients as they were when it began
+        shell.user_ns.clear()
+        shell.user_ns_hidden.clear()
+        shell.exc = None
+        gc.collect()

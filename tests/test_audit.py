@@ -250,7 +250,7 @@ def run_cli(*words: str): return CliRunner().invoke(app, ["audit", *words], catc
 
 def test_without_a_checkout_the_command_says_so_in_one_line(monkeypatch, tmp_path):
     "As after `pip install` of the wheel, which holds no audits."
-    monkeypatch.setattr("specdec.cli.__file__", str(tmp_path / "specdec" / "cli.py"))
+    monkeypatch.setattr("specdec.__file__", str(tmp_path / "specdec" / "__init__.py"))
     done = run_cli("dflash")
     assert done.exit_code == 2 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
     assert "not part of the installed package" in done.stderr and "python -m audits" in done.stderr

@@ -138,9 +138,10 @@ def test_more_tokens_than_the_draft_has(tmp_path):
 
 def test_what_nobody_said_has_a_default(tmp_path):
     module = random_model(LOOKALIKES["gelu"])
-    for model in (TransformersLM(module), load_model(fetch(), CPU, torch.bfloat16)):
+    ends = frozenset([module.generation_config.eos_token_id])  # of a module, what its config says
+    for model, eos_ids in ((TransformersLM(module), ends), (load_model(fetch(), CPU, torch.bfloat16), frozenset())):
         assert (model.tokenizer, model.eos_ids, model.name, model.digest, model.target_digest) == (
-            None, frozenset(), None, None, None)
+            None, eos_ids, None, None, None)
 
 
 def test_an_interrupt_inside_a_storage_is_an_interrupt(tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_a_head_of_others(target, tmp_path):
 REMOVED = object()
 MISFITS = {  # what differs in config.json, what differs in its decoder's part, and what the error says
     "another kind": (dict(speculators_model_type="mlp"), {}, "no EAGLE-3 head"),
-    "no kind": (dict(speculators_model_type=REMOVED), {}, "no EAGLE-3 head"),
+    "no kind": (dict(speculators_model_type=REMOVED), {}, "EAGLE-3 head in its authors' format"),
     "no decoder": (dict(transformer_layer_config=REMOVED), {}, "can't be used"),
     "no vocabulary": (dict(draft_vocab_size=REMOVED), {}, "can't be used"),
     "vocabulary is a fraction": (dict(draft_vocab_size=10.0), {}, "draft_vocab_size is 10.0"),

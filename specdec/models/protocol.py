@@ -129,7 +129,7 @@ class WrapperLM(CausalLM):
         return self.model.forward(ids, cache, last=last, layers=layers)
 
 # %% ../../nbs/engine/03_protocol.ipynb #c0pypre1
-@torch.inference_mode()
+@torch.no_grad() # the copy is written by more than forwards
 def copy_prefix(source: KVCache, cache: KVCache, # the first is read, the second is written
                 length: int) -> None:            # positions to copy, 0…source.length
     """Let a cache hold what another one holds at its first positions; it may have another capacity,
