@@ -2,7 +2,7 @@
 import gc
 import os
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from ctypes import CDLL
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -140,17 +140,22 @@ def site():
         server.shutdown()
 
 
-@pytest.fixture
-def shell(monkeypatch):
-    "A notebook's shell in this process, as nbdev_test has it. What the notebook held is let go afterwards."
+@contextmanager
+def let_go(shell):
+    """Run a notebook in a shell, then let go what it held, with gradients as they were: notebooks switch them off, and
+    a generator that is closed sets them as they were when it began, so that comes first."""
     import torch
-    from execnb.shell import CaptureShell
-    monkeypatch.setenv("IN_TEST", "1")
-    shell = CaptureShell()
-    with torch.set_grad_enabled(torch.is_grad_enabled()):  # notebooks switch gradients off
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
         yield shell
-        # in here: a generator that is closed now sets gradients as they were when it began
         shell.user_ns.clear()
         shell.user_ns_hidden.clear()
         shell.exc = None
         gc.collect()
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    "A notebook's shell in this process, as nbdev_test has it. What the notebook held is let go afterwards."
+    from execnb.shell import CaptureShell
+    monkeypatch.setenv("IN_TEST", "1")
+    with let_go(CaptureShell()) as made: yield made

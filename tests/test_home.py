@@ -8,7 +8,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+
+from conftest import let_go
 
 ROOT = Path(__file__).parents[1]
 NUMBERED = sorted((ROOT / "nbs").rglob("[0-9]*.ipynb"))
@@ -66,3 +69,13 @@ def test_before_a_commit_nbdevs_own_hooks_run():
         assert Path(sys.executable).with_name(hook["id"]).exists()
         assert set(hook["additional_dependencies"]) < set(settings["DEFAULT"]["dev_requirements"].split())
     assert (ROOT / ours["hooks"][0]["entry"].split()[1]).is_file()
+
+
+def test_a_stream_left_half_way_leaves_gradients_as_they_were():
+    from execnb.shell import CaptureShell
+    code = ("import torch\n_ = torch.set_grad_enabled(False)\ndef stream():\n    with torch.no_grad(): yield 1\n"
+            "left = stream()\nnext(left)")
+    with let_go(CaptureShell()) as shell:
+        shell.run(code)
+        assert shell.exc is None and "left" in shell.user_ns and not torch.is_grad_enabled()
+    assert torch.is_grad_enabled() and shell.user_ns == {}
