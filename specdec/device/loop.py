@@ -54,9 +54,9 @@ def as_round(report: list[int],  # of `as_report`
             ) -> Round:
     "The `Round` of a report; raises `NumericalError` if logits held NaN or infinities."
     *drafted, count, num_accepted, next_token, draft_broken, target_broken = report
-    for broken, who in ((draft_broken, "draft"), (target_broken, "target")):
+    for broken, model in ((draft_broken, "draft"), (target_broken, "target")):
         if broken: raise NumericalError(
-            f"The {who}, {where}: the logits hold NaN or infinities, so there is no distribution "
+            f"The {model}, {where}: the logits hold NaN or infinities, so there is no distribution "
             "to sample from. Check the weights; float16 overflows where bfloat16 and float32 "
             "do not.")
     n = min(count, room - 1)  # a round emits one more token than it accepts

@@ -100,9 +100,9 @@ def most_for_its_cost(
     """The choice with the most expected tokens per cost, the first of several equal ones. A plain
     step, with one token for the cost 1, is one of the choices."""
     best, chosen = 1.0, (0, 0)
-    for who, (offers, price) in enumerate(zip(expected, prices)):
+    for index, (offers, price) in enumerate(zip(expected, prices)):
         for n, (tokens, cost) in enumerate(zip(offers, price), start=1):
-            if tokens / cost > best: best, chosen = tokens / cost, (who, n)
+            if tokens / cost > best: best, chosen = tokens / cost, (index, n)
     return chosen
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #637d6efa
@@ -180,23 +180,24 @@ class Chooser:
         "Choose by these costs from now on; the estimates of α stay."
         self.c, self.verify = c, verify
 
-    def is_tree(self, who: int) -> bool:
+    def is_tree(self, index: int) -> bool:
         "Whether this drafter drafts trees."
-        return self.tree is not None and who == len(self.priors) - 1
+        return self.tree is not None and index == len(self.priors) - 1
 
-    def prices(self, who: int, most: int) -> list[float]: # [most], or fewer
+    def prices(self, index: int, most: int) -> list[float]: # [most], or fewer
         "What a round with 1, 2, … tokens of a drafter costs, in plain steps."
-        if self.tree and self.is_tree(who): return self.tree.prices(self.c[who], self.verify, most)
-        return _prices(self.c[who], self.verify, most)
+        c = self.c[index]
+        if self.tree and self.is_tree(index): return self.tree.prices(c, self.verify, most)
+        return _prices(c, self.verify, most)
 
     def choose(self, known: Sequence[Sequence[Hashable]], # of each drafter's tokens
               ) -> tuple[int, int]: # which drafter, how many tokens; (0, 0): none
         "The best choice; (0, 0) mostly, if that is a plain step."
-        prices = [self.prices(who, len(seen)) for who, seen in enumerate(known)]
+        prices = [self.prices(index, len(seen)) for index, seen in enumerate(known)]
         some = [seen[:len(price)] for seen, price in zip(known, prices)]
         expected = [estimate.expected(seen) for estimate, seen in zip(self.estimates, some)]
-        who, n = most_for_its_cost(expected, prices)
-        if n: return who, n
+        index, n = most_for_its_cost(expected, prices)
+        if n: return index, n
         # Nothing pays. Probe one token now and then: when the plain rounds so far, times PROBE,
         # exceed the time that a token of the best drafter is expected to lose.
         losses = {i: prices[i][0] - expected[i][0] for i, seen in enumerate(some) if len(seen)}
@@ -204,7 +205,7 @@ class Chooser:
         best = min(losses, key=losses.__getitem__)
         return (best, 1) if losses[best] < self.rested * PROBE else (0, 0)
 
-    def learn(self, who: int, evidence: Sequence[Hashable], accepted: int, tried: int,
+    def learn(self, index: int, evidence: Sequence[Hashable], accepted: int, tried: int,
               rounds: float = 1.0, # old tries fade as if so many rounds had passed
              ) -> None:
         "Count a round. Rounds without a draft change no estimate, and old tries don't fade."
@@ -213,13 +214,13 @@ class Chooser:
             return
         if not accepted: self.rested = 0
         for i, estimate in enumerate(self.estimates):  # old tries of the other drafters fade, too
-            estimate.observe(evidence if i == who else (), accepted, tried, rounds)
+            estimate.observe(evidence if i == index else (), accepted, tried, rounds)
 
-    def outcome(self, who: int, drafted: list[int], # what it proposed
+    def outcome(self, index: int, drafted: list[int], # what it proposed
                 tokens: list[int], # that joined the sequence
                ) -> tuple[int, int]: # draft tokens that were accepted, and that were tried
         "As `outcome`; of a tree, the path was accepted and all nodes were tried."
-        if not self.is_tree(who): return outcome(drafted, tokens)
+        if not self.is_tree(index): return outcome(drafted, tokens)
         return min(len(tokens) - 1, len(drafted)), len(drafted)
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #964370af
@@ -233,21 +234,21 @@ class HybridState:
     def plan(self, K: int) -> tuple[int, list[Hashable]]: # which drafter; for each draft token
         "The drafter that the chooser takes, and the evidence for the draft tokens it asks for."
         known = [_evidence_of(state, K) for state in self.states]
-        who, n = self.chooser.choose(known)
-        return who, known[who][:n]
+        index, n = self.chooser.choose(known)
+        return index, known[index][:n]
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The draft of the drafter that was chosen; empty if none was."
-        who, evidence = self.plan(K)
+        index, evidence = self.plan(K)
         draft = Draft([])
-        if evidence: draft = self.states[who].propose(len(evidence), sampling, rng)
-        self.pending = who, evidence, draft.tokens
+        if evidence: draft = self.states[index].propose(len(evidence), sampling, rng)
+        self.pending = index, evidence, draft.tokens
         return draft
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "Count how many draft tokens were accepted, and tell the states of all drafters."
-        who, evidence, drafted = self.pending
-        self.chooser.learn(who, evidence, *self.chooser.outcome(who, drafted, tokens))
+        index, evidence, drafted = self.pending
+        self.chooser.learn(index, evidence, *self.chooser.outcome(index, drafted, tokens))
         self.pending = 0, [], []
         for member, state in zip(self.drafter.members, self.states):
             state.commit(tokens, features_for(features, self.drafter.layers, member.layers))
