@@ -350,7 +350,7 @@ class Touch:
     """The page's panels as widgets; show `.box`. Raises `ModelError` without ipywidgets, and
     `InputError` for a place that isn't there."""
     def __init__(self, place: str = "night",              # one of `PLACES`
-                 points: Sequence[Measured] = ()): # what was measured, to load and to lie on the map
+                 points: Sequence[Measured] = ()): # what lies on the map, and can be loaded
         check(place in PLACES, f"There is no place {place!r}: take one of {', '.join(PLACES)}.")
         try: import ipywidgets as w
         except ImportError as error:
