@@ -87,7 +87,8 @@ def titled(text: str, notebook: str, called: dict[str, str]) -> str:
         words, target, place = match.groups("")
         there = posixpath.normpath(posixpath.join(posixpath.dirname(notebook), target))
         name = re.sub(r"^\d+_", "", posixpath.basename(there).removesuffix(".ipynb"))
-        return f"[{called[there]}]({target}{place})" if words.replace(" ", "_") == name and there in called else match[0]
+        known = words.replace(" ", "_") == name and there in called
+        return f"[{called[there]}]({target}{place})" if known else match[0]
 
     return LINK.sub(title, text)
 
@@ -193,7 +194,7 @@ def main() -> None:
         if not check: path.write_text(fresh, encoding="utf-8")
     if check and stale:
         sys.exit("\n".join(
-            f"{name} lacks its title, its badge, its install cell, its last cell, its kernel, a link's title or a fold: "
+            f"{name} lacks its title, badge, install cell, last cell or kernel, a link's title or a fold: "
             "run python tools/badges.py"
             for name in stale))
     print("\n".join(stale) or "All notebooks have their title, badge, install cell, last cell, kernel and folds.")

@@ -3,8 +3,8 @@
 nbdev turns the notebooks into pages with `show_doc` entries and links between names; Quarto usually renders those.
 Quarto is in no package registry, so here smalldocs renders the same sources, and this module adds what it lacks:
 nbdev's page names, KaTeX and fonts served from the site itself, pictures as files named by their content and with
-their size, a sidebar of three doors with titles for people, a search that puts words before code, and pages that begin with their
-idea: imports are folded, what a module exports is listed at the end. A name that several modules define leads to the
+their size, a sidebar of three doors, a search that puts words before code, and pages that begin with their idea:
+imports are folded, what a module exports is listed at the end. A name that several modules define leads to the
 right one. The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
 """
 import argparse
