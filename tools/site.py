@@ -3,8 +3,8 @@
 nbdev turns the notebooks into pages with `show_doc` entries and links between names; Quarto usually renders those.
 Quarto is in no package registry, so here smalldocs renders the same sources, and this module adds what it lacks:
 nbdev's page names, KaTeX and fonts served from the site itself, pictures as files named by their content and with
-their size, a sidebar of three doors, a search that puts words before code, and pages that begin with their idea:
-imports are folded, what a module exports is listed at the end. A name that several modules define leads to the
+their size, a sidebar with titles for people, a search that puts words before code, and pages that begin with their
+idea: imports are folded, what a module exports is listed at the end. A name that several modules define leads to the
 right one. The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
 """
 import argparse
@@ -265,18 +265,19 @@ def disambiguated(text: str, module: str | None, shared: dict[str, dict[str, str
 
 
 @cache
-def module_of(notebook: str) -> str | None:
+def module_of(notebook: Path) -> str | None:
     "The module of the package that a notebook is exported to, its own before those that it adds to: `drafters.lookup`."
-    text = (ROOT / "nbs" / notebook).read_text(encoding="utf-8")
+    text = notebook.read_text(encoding="utf-8")
     found = re.search(r"#\| default_exp ([\w.]+)", text) or re.search(r"#\| (?:exports|exporti) ([\w.]+)", text)
     return found and found[1]
 
 
-def prepare(processed: Path, package: str) -> None:
+def prepare(processed: Path, nbs: Path, package: str) -> None:
     "Put the cells of nbdev's processed notebooks into a reader's order, and lead names that are not unique."
     shared, public = namesakes(package), given(package)
     for path in sorted(processed.rglob("*.ipynb")):
-        module = module_of(path.relative_to(processed).as_posix())
+        own = nbs / path.relative_to(processed)
+        module = module_of(own)
         book = json.loads(path.read_text(encoding="utf-8"))
         book["cells"] = for_readers(book["cells"], module)
         told = [(cell, "source") for cell in book["cells"] if cell["cell_type"] == "markdown"]
@@ -299,7 +300,8 @@ class PageLayout(layout.Layout):
 
     def label(self, item: layout.Item) -> list:
         "An entry of the sidebar: a title for people; behind the last door, where one looks for a module, its name too."
-        name = module_of(str(item.page.src)) if item.page and self.sidebar["items"][-1].contains(item.page) else None
+        last = item.page and self.sidebar["items"][-1].contains(item.page)
+        name = module_of(ROOT / "nbs" / item.page.src) if last else None
         return [Span(Safe(item.text), cls="menu-text"), *([" ", Span(name, cls="menu-name")] if name else [])]
 
     def side_item(self, item: layout.Item, depth: int) -> Li:
@@ -599,7 +601,7 @@ def build(out: Path) -> None:
     check_project(settings.nbs_path, settings.lib_path.name)
     refresh_quarto_yml()
     processed = Path(proc_nbs(n_workers=0, force=True))
-    prepare(processed, settings.lib_path.name)
+    prepare(processed, settings.nbs_path, settings.lib_path.name)
     project = config.load(processed)
     project.config["project"]["output-dir"] = str(out)
     site = NbdevSite(project, quiet=True)
