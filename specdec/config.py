@@ -9,7 +9,8 @@ __all__ = ['Config', 'read_config', 'config_text', 'save_config', 'config_schema
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -18,7 +19,7 @@ from pydantic import (
     AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator,
 )
 
-from .errors import InputError, check
+from .errors import InputError, SpecdecError, check
 from .files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
 from .files import written_whole
 from .registry import get_pair
@@ -314,6 +315,13 @@ def read_config(path: str | Path, # .yaml, .yml or .toml
     def placed(data: dict, folder: Path) -> dict:
         return data | {"pair": placed_names(data["pair"], folder)} if "pair" in data else data
     return read_as(Config, path, placed)
+
+# %% ../nbs/use/09_config.ipynb #infile01
+@contextmanager
+def in_file(path: str | Path | None) -> Iterator[None]:
+    "Put the file's name before what goes wrong with what it says."
+    try: yield
+    except SpecdecError as error: raise type(error)(f"{path}: {error}") from error
 
 # %% ../nbs/use/09_config.ipynb #131e7883
 def config_text(config: Config,

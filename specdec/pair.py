@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 import torch
 
 from .completion import BatchClock, Completion, PairStats, StopChecker
-from .config import Config, PairSection, decoding_of, read_config
+from .config import Config, PairSection, decoding_of, in_file, read_config
 from .constraints import Grammar, WatchedLM, fits_to_its_end
 from .costs import KnownCosts, MachineCosts, calibrate, costs_for, set_costs
 from .device.loop import DeviceDecoder
@@ -624,8 +624,7 @@ def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
     "Load the pair of a configuration; see `Pair.from_config`."
     if not isinstance(config, Config):
         read = read_config(config)
-        try: return load_config(read)
-        except InputError as error: raise InputError(f"{config}: {error}") from error
+        with in_file(config): return load_config(read)
     section = config.pair
     if section.name: spec = get_pair(section.name)
     else:

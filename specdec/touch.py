@@ -16,7 +16,7 @@ import numpy as np
 from .errors import ModelError, check
 from .lossless.enumerate import exact_distribution
 from .palette import LOOKS
-from .speedup import best_K, walltime_factor
+from .speedup import best_K, tokens_per_round, walltime_factor
 from .verify import residual
 
 # %% ../nbs/use/touch.ipynb #touch-06
@@ -300,17 +300,64 @@ def draw_race(alpha: float, course: Course) -> str: # SVG
     body.append(f'<path d="M8 {y:.1f}H472" stroke="{_INK}" stroke-dasharray="5 4"/>')
     return _card(f"Speed-up {S:.3f} at K = {course.K}, best K {best}", body)
 
+# %% ../nbs/use/touch.ipynb #touch-34
+LEVELS = (.8, 1, 1.2, 1.5, 2, 3, 4, 6, 8, 12) # the speed-ups whose lines are drawn
+
+@dataclass(frozen=True)
+class Measured:
+    "A line of the table: a draft on a real model. Raises `InputError` out of range."
+    name: str
+    alpha: float    # in [0, 1]
+    course: Course  # its K, c and e
+    measured: float # the speed-up that a clock gave
+
+    def __post_init__(self):
+        check(0 <= self.alpha <= 1, f"α is from 0 to 1, not {self.alpha}.")
+
+def level_cost(S: float, alpha: float, course: Course) -> float: # c in plain steps; < 0: never
+    "What a guess may cost for this speed-up."
+    tau = float(tokens_per_round(alpha, course.K))
+    return (tau / S - course.v(course.K)) / course.K
+
+def draw_map(alpha: float, course: Course, points: Sequence[Measured] = ()) -> str: # SVG
+    "Lines of equal speed-up over α and c at this K, the state as a dot, what was measured beside it."
+    def x(alpha): return 48 + 420 * alpha
+    def y(c): return 200 - 164 * max(c, 0) ** .5 # most drafts are cheap: a root spreads them
+    S = course.speedup(alpha)
+    body = [_text(8, 20, f"S = {S:.3f} at α = {alpha:.3f}, c = {course.c:.3f}, K = {course.K}", "start",
+                  'font-weight="bold"'),
+            '<rect x="48" y="36" width="420" height="164" fill="none" stroke="#7b8794"/>']
+    for level in LEVELS:
+        line = [(x(a / 100), y(c)) for a in range(101)
+                if 0 <= (c := level_cost(level, a / 100, course)) <= 1]
+        if len(line) < 2: continue
+        path = "L".join(f"{a:.1f} {b:.1f}" for a, b in line)
+        body.append(f'<path d="M{path}" fill="none" stroke="{_INK}"'
+                    f' stroke-width="{2.5 if level == 1 else 1}" data-level="{level}"/>')
+        body.append(_text(line[-1][0] - 4, line[-1][1] + 14, f"{level:g}", "end", 'font-size="11.5"'))
+    body += [_text(x(a), 215, f"{a:g}", more='font-size="11.5"') for a in (0, .25, .5, .75, 1)]
+    body += [_text(42, y(c) + 4, f"{c:g}", "end", 'font-size="11.5"') for c in (0, .05, .2, .5, 1)]
+    body += [_text(258, 234, "α, how often a guess is kept"), _text(12, 118, "c", "start")]
+    body += [f'<circle cx="{x(one.alpha):.1f}" cy="{y(one.course.c):.1f}" r="4.5"'
+             f' fill="{LOOKS["q"].fill}" stroke="{LOOKS["q"].line}"><title>{escape(one.name)}</title></circle>'
+             for one in points]
+    body.append(f'<circle cx="{x(alpha):.1f}" cy="{y(course.c):.1f}" r="7"'
+                f' fill="{LOOKS["accepted"].fill}" stroke="{_INK}" stroke-width="2"/>')
+    return _card(f"Speed-up {S:.3f} on a map over α and c", body, 244)
+
 # %% ../nbs/use/touch.ipynb #touch-25
 class Touch:
-    """The page's three panels as widgets; show `.box`. Raises `ModelError` without ipywidgets, and
+    """The page's panels as widgets; show `.box`. Raises `ModelError` without ipywidgets, and
     `InputError` for a place that isn't there."""
-    def __init__(self, place: str = "night"): # one of `PLACES`
+    def __init__(self, place: str = "night",              # one of `PLACES`
+                 points: Sequence[Measured] = ()): # what was measured, to load and to lie on the map
         check(place in PLACES, f"There is no place {place!r}: take one of {', '.join(PLACES)}.")
         try: import ipywidgets as w
         except ImportError as error:
             words = "The figure needs the package ipywidgets: pip install ipywidgets"
             raise ModelError(words) from error
         self.place, self.q, self.throws, self.moving = PLACES[place], [0] * 6, 0, False
+        self.points = points
         self.bars = [w.IntSlider(0, 0, WHOLE, 1, description=word, orientation="vertical",
                                  layout=w.Layout(width="76px", height="150px"))
                      for word in self.place.words]
@@ -327,16 +374,20 @@ class Touch:
         self.K = w.IntSlider(4, 1, MOST_K, 1, description="K")
         self.c = w.FloatSlider(.05, min=0, max=1, step=.005, description="c", readout_format=".3f")
         self.e = w.FloatSlider(.03, min=0, max=1, step=.005, description="e", readout_format=".3f")
-        self.views = [w.HTML() for _ in range(3)]
+        self.measured = w.Dropdown(options=[("–", None), *((one.name, one) for one in points)],
+                                   description="measured")
+        self.views = [w.HTML() for _ in range(4)]
         for i, bar in enumerate(self.bars):
             bar.observe(lambda change, i=i: self.follow(i, change["new"]), "value")
         for control in (self.rule, self.K, self.c, self.e):
             control.observe(lambda _: self.draw(), "value")
+        self.measured.observe(lambda change: self.load(change["new"]), "value")
         self.drag(self.place.q)
-        drag, throw, race = self.views
+        drag, throw, race, seen = self.views
         self.box = w.VBox([drag, w.HBox(self.bars), w.HBox(self.resets),
                            throw, w.HBox([self.rule, *self.more]),
-                           race, w.HBox([self.K, self.c, self.e])])
+                           race, w.HBox([self.K, self.c, self.e]),
+                           seen, *([self.measured] if points else [])])
 
     def follow(self, word: int, to: int) -> None: # thousandths
         "A reader moved one bar: the others make room."
@@ -349,16 +400,24 @@ class Touch:
         self.moving = False
         self.draw()
 
+    def load(self, one: Measured | None) -> None:
+        "Put the state where something was measured: its α, by moving q, its K, c and e."
+        if one is None: return
+        course = one.course
+        self.K.value, self.c.value, self.e.value = course.K, course.c, course.e
+        self.drag(pulled(self.place.p, self.q, round(WHOLE * one.alpha)))
+
     def throw(self, more: int) -> None: # negative: fewer
         "Throw more tokens, up to 200,000 in all."
         self.throws = min(self.throws + more, 200_000)
         self.draw()
 
     def draw(self) -> None:
-        "All three, from the state."
+        "All four, from the state."
         alpha = sum(map(min, self.place.p, self.q)) / WHOLE
         course = Course(self.K.value, self.c.value, self.e.value)
         drawings = [draw_drag(self.place, self.q),
                     draw_throw(self.place, self.q, self.rule.value, self.throws),
-                    draw_race(alpha, course)]
+                    draw_race(alpha, course),
+                    draw_map(alpha, course, self.points)]
         for view, drawing in zip(self.views, drawings): view.value = drawing

@@ -140,6 +140,17 @@ def site():
         server.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """A test ends with gradients on, as it began: the one that leaves them off is named, and those that train after it
+    in the same process still do."""
+    yield
+    import torch
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on, "this test left torch's gradients off: let go of its notebook by `let_go`, or close its generators"
+
+
 @contextmanager
 def let_go(shell):
     """Run a notebook in a shell, then let go what it held, with gradients as they were: notebooks switch them off, and

@@ -9,9 +9,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from helpers import on_a_disk_of
 from specdec.bench.grid import read_grid
+from specdec.cli import app
 from specdec.config import (
     ELSEWHERE,
     NOTES,
@@ -26,6 +28,7 @@ from specdec.config import (
 )
 from specdec.errors import InputError, ModelError
 from specdec.files import parse_yaml, toml_lines
+from specdec.pair import Pair
 from specdec.verify import LossyLenience
 
 FULL = Config(
@@ -405,3 +408,17 @@ def test_a_full_disk_leaves_the_configuration_before(tmp_path):
     with on_a_disk_of(20), pytest.raises(ModelError, match="a.yaml can't be written .*make room"):
         save_config(FULL, path)
     assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a.yaml"]
+
+
+@pytest.mark.parametrize("pair, words", [
+    ('target = "./nothing"', "nothing"), ('name = "smollm2"\ndrafter = "./nothing"', "nothing"),
+], ids=["target", "drafter"])
+def test_what_can_not_be_loaded_is_said_with_the_file(pair, words, tmp_path):
+    "By `from_config`, and by the command."
+    file = tmp_path / "run.toml"
+    file.write_text(f"[pair]\n{pair}\n")
+    with pytest.raises((InputError, ModelError)) as caught: Pair.from_config(file)
+    assert str(caught.value).startswith(f"{file}: ") and words in str(caught.value)
+    done = CliRunner().invoke(app, ["generate", "--config", str(file), "--raw", "Hi"])
+    assert done.exit_code == 2 and f"{file}: " in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count(str(file)) == 1

@@ -415,11 +415,15 @@ def test_the_race_shows_what_was_recorded(browser, site):
         for K in data["Ks"]:
             tab.locator(".race").get_by_label("K, draft tokens").select_option(str(K))
             plain, speculative = race["lanes"]["plain"], race["lanes"][str(K)]
-            said = "".join(token for r in speculative for token in r["text"])
-            assert tab.text_content(".race-speculative .race-text") == said
-            gain = plain[-1]["end"] / speculative[-1]["end"]
-            words = f"{len(speculative)} forwards instead of {len(plain)}, {gain:.2f} ×"
+            texts = ["".join(token for r in lane for token in r["text"]) for lane in (plain, speculative)]
+            assert [tab.text_content(f".race-{name} .race-text") for name in ("plain", "speculative")] == texts
+            m, n = (sum(len(r["text"]) for r in lane) for lane in (plain, speculative))
+            gain = plain[-1]["end"] / m / (speculative[-1]["end"] / n)
+            words = f"{n} tokens in {len(speculative)} forwards instead of {m} in {len(plain)}, a token {gain:.2f} ×"
             assert words in tab.inner_text(".race-result")
+            same = tab.inner_text(".race-result").startswith("The same text")
+            assert same == (texts[0] == texts[1]) and (same or race["temperature"])
+    assert data["prompt"] in tab.inner_text(".race-prompt") and data["drafter"] in tab.inner_text(".race-prompt")
     tab.goto(f"{site}/index.html")
     assert tab.locator(".choices a").first.bounding_box()["y"] < 900  # without scrolling
     tab.close()
@@ -433,6 +437,11 @@ def test_the_race_plays_by_itself_and_can_be_stopped(browser, site):
     before = tab.text_content(".race-plain .race-clock")
     tab.wait_for_timeout(400)
     assert tab.inner_text(".race-button") == "Play" and tab.text_content(".race-plain .race-clock") == before
+    tab.get_by_label("quarter speed").check()
+    tab.get_by_label("K, draft tokens").last.select_option("8")
+    tab.locator(".race").get_by_label("Temperature").select_option("1")
+    tab.click(".race-button")
+    tab.wait_for_selector(".race-speculative .race-fallen")  # a rejected token stands there, until the next round
     tab.close()
 
 

@@ -5,6 +5,7 @@ import random
 import re
 from fractions import Fraction
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,7 +17,20 @@ from specdec import touch
 from specdec.errors import InputError
 from specdec.lossless.enumerate import exact_distribution
 from specdec.speedup import tokens_per_round
-from specdec.touch import PLACES, RULES, Course, Touch, dragged, fractions, pulled, total_variation, touch_law
+from specdec.touch import (
+    PLACES,
+    RULES,
+    Course,
+    Measured,
+    Touch,
+    dragged,
+    draw_map,
+    fractions,
+    level_cost,
+    pulled,
+    total_variation,
+    touch_law,
+)
 from specdec.verify import speculative_sampling
 
 NBS = Path(__file__).parents[1] / "nbs"
@@ -116,10 +130,30 @@ def test_the_race_has_the_rounds_that_alpha_promises():
 
 @pytest.mark.parametrize("act", [
     lambda: Course(K=0), lambda: Course(c=1.5), lambda: Course(e=-1), lambda: Touch("nowhere"),
-    lambda: dragged([500, 500], 0, 1001),
-], ids=["K", "c", "e", "place", "height"])
+    lambda: dragged([500, 500], 0, 1001), lambda: Measured("?", -.1, Course(), 1.0),
+], ids=["K", "c", "e", "place", "height", "measured"])
 def test_what_is_out_of_range_is_refused(act):
     with pytest.raises(InputError): act()
+
+
+@given(st.floats(.01, 1), st.floats(.1, 12), st.integers(1, 16), st.floats(-.05, 1))
+def test_a_line_of_the_map_has_its_speed_up(alpha, S, K, e):
+    c = level_cost(S, alpha, Course(K, 0, e))
+    if 0 <= c <= 1: assert Course(K, c, e).speedup(alpha) == pytest.approx(S)
+
+
+def test_the_map_has_the_state_and_what_was_measured_on_it():
+    point = Measured("a <head>", .5, Course(4, .25), 1.3)
+    drawn = ElementTree.fromstring(draw_map(.75, Course(2, .09), [point]))
+    dots = [(float(dot.get("cx")), float(dot.get("cy")), dot.get("r")) for dot in drawn.iter() if "circle" in dot.tag]
+    assert dots[-2:] == [(48 + 210, 200 - 82, "4.5"), (48 + 315, pytest.approx(200 - 164 * .3), "7")]
+    levels = [float(line.get("data-level")) for line in drawn.iter() if line.get("data-level")]
+    assert levels and max(levels) <= 3 and 1 in levels  # no draft of two guesses is more than three times as fast
+    assert "a <head>" in [title.text for title in drawn.iter() if "title" in title.tag]
+    figure = Touch("sun", [point])
+    figure.measured.value = point
+    assert (figure.K.value, figure.c.value) == (4, .25) and sum(map(min, figure.place.p, figure.q)) == 500
+    assert f"S = {point.course.speedup(.5):.3f} at α = 0.500, c = 0.250, K = 4" in figure.views[3].value
 
 
 def test_the_widgets_keep_one_state():
@@ -130,9 +164,10 @@ def test_the_widgets_keep_one_state():
     assert (sum(figure.q), figure.q[3], figure.throws) == (1000, 900, 10_000)
     assert [bar.value for bar in figure.bars] == figure.q
     alpha = sum(map(min, figure.place.p, figure.q)) / 1000
-    drag, throw, race = (view.value for view in figure.views)
+    drag, throw, race, seen = (view.value for view in figure.views)
     assert f"α = {alpha:.3f}" in drag and "10,000 thrown" in throw and "0.0000 in the end" in throw
     assert f"S = {Course().speedup(alpha):.3f} at K = 4" in race
+    assert f"S = {Course().speedup(alpha):.3f} at α = {alpha:.3f}" in seen
     figure.rule.value, figure.K.value = "epsilon", 2
     off = total_variation(touch_law("epsilon", figure.place.p, figure.q), fractions(figure.place.p))
     assert off > 0 and f"{float(off):.4f} in the end" in figure.views[1].value

@@ -1,7 +1,7 @@
 """Draw the picture that goes with a link to the site where it is shared: `python tools/card.py`.
 
-It is `nbs/images/card.png`. The text in it is that of the race on the front page, as the default model wrote it: green
-was guessed, and kept.
+It is `nbs/images/card.png`. The text in it is that of the race on the page of recorded runs, as the default model wrote
+it: green was guessed, and kept.
 """
 import json
 from pathlib import Path

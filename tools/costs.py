@@ -82,6 +82,7 @@ def as_text(table: dict) -> str:
     return f"{{\n \"made_by\": {json.dumps(table['made_by'])},\n \"devices\": {{\n{every}\n }}\n}}\n"
 
 
+@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("specdec/data/costs.json"))
@@ -91,7 +92,6 @@ def main() -> None:
     parser.add_argument("--note", default=NOTE, help="what a reader should know about these figures")
     asked = parser.parse_args()
     torch.set_num_threads(2)
-    torch.set_grad_enabled(False)
     table = json.loads(asked.out.read_text()) if asked.out.exists() else {"devices": {}}
     table["made_by"] = "python tools/costs.py"
     held = table["devices"].get("cpu", {}).get("entries", [])

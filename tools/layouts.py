@@ -80,6 +80,7 @@ def measured(name: str, repeats: int) -> dict:
     }
 
 
+@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("specdec/data/layouts.json"))
@@ -88,7 +89,6 @@ def main() -> None:
     asked = parser.parse_args()
     if not has_layouts(torch.device("cpu"), torch.bfloat16):
         parser.error("this processor multiplies no bfloat16, so there is no layout to choose")
-    torch.set_grad_enabled(False)
     torch.manual_seed(0)
     found = []
     for name in asked.only:

@@ -1,14 +1,17 @@
-"""Record the race on the front page: `python tools/race.py`.
+"""Record the race on the page of recorded runs: `python tools/race.py`.
 
-One prompt, answered by plain and by speculative decoding in turn, each several times, in float32 on the CPU; the run
-with the median time is kept, round by round with its real times. The page plays them back and computes nothing. A
-prompt on which drafting wins was chosen on purpose: what it buys on average stands under the race, from the stored
-benchmark.
+One prompt, answered to its end by plain and by speculative decoding in turn, each several times, in float32 on the CPU.
+Runs in which the machine stalled are left out; of the others the one with the median time is kept, round by round with
+its real times. The page plays them back and computes nothing. A prompt on which drafting wins was chosen on purpose:
+what it buys on average stands in the table.
 """
 import argparse
 import json
 import platform
+import statistics
+import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -16,29 +19,39 @@ from tqdm import tqdm
 
 from specdec.bench.run import environment
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.load import drafter_name
 from specdec.loop import speculate
 from specdec.models.hub import encode, prompts
 from specdec.pair import load_pair
 from specdec.sampling import SamplingParams, SeededRandom
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
-PROMPT, NEW_TOKENS, SEED, REPEATS = "code_002", 96, 0, 5
+PROMPT, NEW_TOKENS, SEED, REPEATS = "code_002", 320, 0, 3
+STALL = 2.5  # a round that took so many times the run's median: the machine did something else
 TEMPERATURES, KS = (0.0, 0.7, 1.0), (2, 4, 8)
 
 
 def run(pair, drafter, ids: list[int], temperature: float, K: int) -> list[dict]:
-    """One run: of each round its end in seconds since the start, the tokens that joined the text, and how many were
-    guesses."""
+    """One run: of each round its end in seconds since the start, the tokens that joined the text, how many of them were
+    guesses, and the guesses that were rejected."""
     noted, start = [], time.perf_counter()
     rounds = speculate(
         pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(SEED), K, NEW_TOKENS, pair.target.eos_ids
     )
     for r in rounds:
         noted.append({
-            "end": round(time.perf_counter() - start, 4), "accepted": r.accepted, "drafted": len(r.drafted),
+            "end": round(time.perf_counter() - start, 4), "accepted": r.accepted,
             "text": [pair.tokenizer.decode([token]) for token in r.emitted],
+            "rejected": [pair.tokenizer.decode([token]) for token in r.drafted[r.accepted:]],
         })
     return noted
+
+
+def stalled(rounds: list[dict]) -> bool:
+    "Whether a round after the first, which reads the prompt, took far longer than the others."
+    ends = [r["end"] for r in rounds]
+    times = [end - before for before, end in pairwise(ends)]
+    return max(times) > STALL * statistics.median(times)
 
 
 def median_run(runs: list[list[dict]]) -> list[dict]:
@@ -50,24 +63,29 @@ def main() -> None:
     "Record all settings."
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--repeats", type=int, default=REPEATS, help="runs of each kind; the one with the median time is kept"
+        "--repeats", type=int, default=REPEATS, help="runs of each kind without a stall; the median one is kept"
     )
     repeats = parser.parse_args().repeats
     question = next(p for p in prompts() if p.id == PROMPT)
     pair = load_pair("smollm2", device="cpu", dtype="float32")
     ids = encode(pair.tokenizer, question.messages)
     races = []
+    run(pair, NoDrafter(), ids, 0.0, 1)  # warms up
     for temperature in tqdm(TEMPERATURES, desc="temperatures"):
         drafters = {"plain": (NoDrafter(), 1), **{str(K): (pair.drafter, K) for K in KS}}
-        runs = {name: [] for name in drafters}
-        for repeat in range(repeats + 1):  # the first warms up
-            for name, (drafter, K) in drafters.items():
+        runs: dict[str, list] = {name: [] for name in drafters}
+        for _ in range(3 * repeats):
+            for name, (drafter, K) in drafters.items():  # in turn, so that a slow minute meets all of them
+                if len(runs[name]) == repeats: continue
                 found = run(pair, drafter, ids, temperature, K)
-                if repeat: runs[name].append(found)
+                if not stalled(found): runs[name].append(found)
+        if missing := [name for name in runs if len(runs[name]) < repeats]:
+            sys.exit(f"Most runs of {', '.join(missing)} had a stall: is the machine quiet?")
         races.append({"temperature": temperature, "lanes": {name: median_run(found) for name, found in runs.items()}})
     where = environment("cpu", "float32")
     data = {
         "command": "python tools/race.py", "model": "SmolLM2-135M-Instruct", "prompt": question.text, "Ks": list(KS),
+        "drafter": drafter_name(pair.drafter),
         "dtype": "float32", "threads": torch.get_num_threads(), "processor": where["processor"],
         "torch": torch.__version__, "python": platform.python_version(), "races": races,
     }
