@@ -18,13 +18,15 @@
       return menu;
     };
     const lane = (title, kind) => {
-      const text = make("div", { class: "race-text", "aria-hidden": "true" }), clock = make("span", { class: "race-clock" });
+      const text = make("div", { class: "race-text", tabindex: "0", role: "region", "aria-label": `${title}: the text` }), clock = make("span", { class: "race-clock" });
       return { kind, text, clock, box: make("div", { class: `race-lane race-${kind}` }, make("div", { class: "race-head" }, make("strong", {}, title), clock), text) };
     };
     const lanes = [lane("Plain decoding", "plain"), lane("Speculative decoding", "speculative")];
     const button = make("button", { type: "button", class: "race-button" });
     const result = make("p", { class: "race-result", role: "status" });
     const temperatures = data.races.map((race) => race.temperature);
+    const slow = make("input", { type: "checkbox" });
+    const prompt = make("p", { class: "race-prompt" }, make("strong", {}, "Prompt: "), `${data.prompt} `, make("strong", {}, "Drafter: "), `${data.drafter}.`);
     let playing = false, clock = 0, last = 0, frame = 0, drawn = [0, 0];
     const T = choice("Temperature", temperatures, 0, (value) => (value === 0 ? "temperature 0" : `temperature ${value}`));
     const K = choice("K, draft tokens per round", data.Ks, 4, (value) => `K = ${value}`);
@@ -32,17 +34,27 @@
     const rounds = (kind) => data.races[T.selectedIndex].lanes[kind === "plain" ? "plain" : String(data.Ks[K.selectedIndex])];
     const ends = () => lanes.map((each) => rounds(each.kind).at(-1).end);
     const count = (list) => list.reduce((sum, round) => sum + round.text.length, 0);
-    const piece = (round) => round.text.map((token, i) => make("span", { class: i < round.accepted ? "status-accepted" : "" }, token));
+    const words = (list) => list.map((round) => round.text.join("")).join("");
+    // What a round rejected stands struck out behind the text until the next round, then falls.
+    const piece = (round) => [
+      ...round.text.map((token, i) => make("span", { class: i < round.accepted ? "status-accepted" : "" }, token)),
+      ...round.rejected.map((token) => make("span", { class: "status-rejected race-fallen" }, token))];
 
     const draw = (time) => lanes.forEach((each, i) => {
       const list = rounds(each.kind), end = list.at(-1).end;
-      while (drawn[i] < list.length && list[drawn[i]].end <= time) each.text.append(...piece(list[drawn[i]++]));
-      each.text.scrollTop = each.text.scrollHeight;
+      while (drawn[i] < list.length && list[drawn[i]].end <= time) {
+        each.text.querySelectorAll(".race-fallen").forEach((token) => token.remove());
+        each.text.append(...piece(list[drawn[i]++]));
+      }
+      if (time >= end) each.text.querySelectorAll(".race-fallen").forEach((token) => token.remove());
+      if (playing) each.text.scrollTop = each.text.scrollHeight; // standing still, the whole text can be scrolled
       each.clock.textContent = `${count(list.slice(0, drawn[i]))} tokens, ${drawn[i]} forwards, ${Math.min(time, end).toFixed(1)} s`;
     });
     const say = () => {
       const [plain, speculative] = ends(), [a, b] = lanes.map((each) => rounds(each.kind));
-      result.textContent = `${count(b)} tokens: ${b.length} forwards instead of ${a.length}, ${(plain / speculative).toFixed(2)} × as fast.`;
+      const [m, n] = [count(a), count(b)], times = (plain / m) / (speculative / n), same = words(a) === words(b);
+      result.textContent = `${same ? "The same text" : "Two texts"}: ${n} tokens in ${b.length} forwards instead of ${m} in ${a.length}, a token ${times.toFixed(2)} × as fast.`
+        + (same ? "" : " They differ: above temperature 0 each text is one draw from the same distribution, and the lanes take their random numbers in another order.");
     };
     const clear = () => {
       clock = 0;
@@ -50,7 +62,7 @@
       for (const each of lanes) each.text.replaceChildren();
     };
     const tick = (now) => {
-      clock += Math.min(.1, (now - last) / 1000);
+      clock += Math.min(.1, (now - last) / 1000) * (slow.checked ? .25 : 1);
       last = now;
       const longest = Math.max(...ends());
       draw(clock);
@@ -76,7 +88,9 @@
     document.addEventListener("visibilitychange", () => { last = performance.now(); });
 
     root.replaceChildren(
-      make("div", { class: "race-bar" }, button, T, K, make("span", { class: "race-key" }, make("span", { class: "status-accepted" }, "green"), " was guessed, and kept")),
+      prompt,
+      make("div", { class: "race-bar" }, button, T, K, make("label", {}, slow, " quarter speed"),
+        make("span", { class: "race-key" }, make("span", { class: "status-accepted" }, "green"), " was guessed and kept, ", make("span", { class: "status-rejected" }, "red"), " rejected")),
       ...lanes.map((each) => each.box), result);
     begin();
     if (!still.matches) clear();
