@@ -320,12 +320,12 @@ def level_cost(S: float, alpha: float, course: Course) -> float: # c in plain st
     return (tau / S - course.v(course.K)) / course.K
 
 def draw_map(alpha: float, course: Course, points: Sequence[Measured] = ()) -> str: # SVG
-    "Lines of equal speed-up over α and c at this K, the state as a dot, what was measured beside it."
+    "Lines of equal speed-up over α and c at this K, the state, and what was measured."
     def x(alpha): return 48 + 420 * alpha
     def y(c): return 200 - 164 * max(c, 0) ** .5 # most drafts are cheap: a root spreads them
-    S = course.speedup(alpha)
-    body = [_text(8, 20, f"S = {S:.3f} at α = {alpha:.3f}, c = {course.c:.3f}, K = {course.K}", "start",
-                  'font-weight="bold"'),
+    S, small = course.speedup(alpha), 'font-size="11.5"'
+    said = f"S = {S:.3f} at α = {alpha:.3f}, c = {course.c:.3f}, K = {course.K}"
+    body = [_text(8, 20, said, "start", 'font-weight="bold"'),
             '<rect x="48" y="36" width="420" height="164" fill="none" stroke="#7b8794"/>']
     for level in LEVELS:
         line = [(x(a / 100), y(c)) for a in range(101)
@@ -334,13 +334,13 @@ def draw_map(alpha: float, course: Course, points: Sequence[Measured] = ()) -> s
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in line)
         body.append(f'<path d="M{path}" fill="none" stroke="{_INK}"'
                     f' stroke-width="{2.5 if level == 1 else 1}" data-level="{level}"/>')
-        body.append(_text(line[-1][0] - 4, line[-1][1] + 14, f"{level:g}", "end", 'font-size="11.5"'))
-    body += [_text(x(a), 215, f"{a:g}", more='font-size="11.5"') for a in (0, .25, .5, .75, 1)]
-    body += [_text(42, y(c) + 4, f"{c:g}", "end", 'font-size="11.5"') for c in (0, .05, .2, .5, 1)]
+        body.append(_text(line[-1][0] - 4, line[-1][1] + 14, f"{level:g}", "end", small))
+    body += [_text(x(a), 215, f"{a:g}", more=small) for a in (0, .25, .5, .75, 1)]
+    body += [_text(42, y(c) + 4, f"{c:g}", "end", small) for c in (0, .05, .2, .5, 1)]
     body += [_text(258, 234, "α, how often a guess is kept"), _text(12, 118, "c", "start")]
     body += [f'<circle cx="{x(one.alpha):.1f}" cy="{y(one.course.c):.1f}" r="4.5"'
-             f' fill="{LOOKS["q"].fill}" stroke="{LOOKS["q"].line}"><title>{escape(one.name)}</title></circle>'
-             for one in points]
+             f' fill="{LOOKS["q"].fill}" stroke="{LOOKS["q"].line}">'
+             f'<title>{escape(one.name)}</title></circle>' for one in points]
     body.append(f'<circle cx="{x(alpha):.1f}" cy="{y(course.c):.1f}" r="7"'
                 f' fill="{LOOKS["accepted"].fill}" stroke="{_INK}" stroke-width="2"/>')
     return _card(f"Speed-up {S:.3f} on a map over α and c", body, 244)
@@ -350,7 +350,7 @@ class Touch:
     """The page's panels as widgets; show `.box`. Raises `ModelError` without ipywidgets, and
     `InputError` for a place that isn't there."""
     def __init__(self, place: str = "night",              # one of `PLACES`
-                 points: Sequence[Measured] = ()): # what was measured, to load and to lie on the map
+                 points: Sequence[Measured] = ()): # what lies on the map, and can be loaded
         check(place in PLACES, f"There is no place {place!r}: take one of {', '.join(PLACES)}.")
         try: import ipywidgets as w
         except ImportError as error:
