@@ -31,7 +31,7 @@ class Limits:
 
 
 LIMITS = {"tour": Limits(2500, 120, 45, 88), "path": Limits(2500, 300, 45), "other": Limits()}
-PATH_WORDS = 15_000  # the whole path, the tour included
+PATH_WORDS = 20_000  # all of Learn: the tour and its eight steps
 
 
 @dataclass(frozen=True)
