@@ -78,7 +78,7 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
 
-badges: setup               ## what lets every notebook open anywhere: badge, install cell, kernel; and its last cell
+badges: setup               ## what every notebook has besides its own cells: title, badge, install and last cell, kernel, folds
 	$(BIN)/python tools/badges.py
 
 record: setup model         ## the runs of the page to step through, their averages, and the picture that stands in for them

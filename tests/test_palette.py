@@ -61,7 +61,8 @@ def test_the_style_sheet_is_written_where_it_stands():
     assert tool("pictures").with_palette(new) == new
 
 
-@pytest.mark.parametrize("notebook", ["00_tour", "03_rejection", "04_speculative", "05_speedup"])
+@pytest.mark.parametrize(
+    "notebook", ["00_tour", "03_rejection", "04_speculative", "05_speedup", "07_batches", "08_train"])
 def test_figures_of_the_path_have_their_colours_from_the_palette(notebook):
     cells = json.loads((NBS / "path" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     plots = ["".join(cell["source"]) for cell in cells if "ax." in "".join(cell["source"])]

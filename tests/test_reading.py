@@ -1,9 +1,13 @@
 """What the notebooks ask of their readers: the limits hold, and the tool that counts them can say no."""
 import json
-from importlib.util import module_from_spec, spec_from_file_location
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from helpers import tool
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -11,10 +15,7 @@ TOOLS = Path(__file__).parents[1] / "tools"
 @pytest.fixture
 def reading():
     "tools/reading.py as a module."
-    spec = spec_from_file_location("reading", TOOLS / "reading.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool("reading")
 
 
 def notebook(*cells) -> str:
@@ -33,7 +34,8 @@ def place(reading, monkeypatch, folder: Path, name: str, text: str):
 
 
 def test_the_limits_hold(reading):
-    assert reading.problems(*reading.report()) == []
+    done = subprocess.run([sys.executable, TOOLS / "reading.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_counts(reading, monkeypatch, tmp_path):
@@ -56,7 +58,44 @@ def test_what_is_too_much_is_named(reading, monkeypatch, tmp_path, name, cell, f
     assert len(problems) == 1 and figure in problems[0] and name in problems[0]
 
 
-def test_the_whole_path_has_a_limit_too(reading, monkeypatch, tmp_path):
-    found = [reading.Reading(f"nbs/path/0{i}_x.ipynb", 2400, 0, 0, 0, 12) for i in range(7)]
-    totals = {"tour and path": reading.total("tour and path", found)}
-    assert reading.problems(found, totals) == ["tour and path: 16800 words, and 15000 is the limit"]
+def test_a_door_has_a_limit_too(reading):
+    "So has the whole of *Learn*, and the front page says how many hours a door takes: begun ones count."
+    found = [reading.Reading(f"nbs/path/0{i}_x.ipynb", 2400, 0, 0, 0, 20) for i in range(9)]
+    totals = {"Learn": reading.total("Learn", found), reading.ALL: reading.total(reading.ALL, found)}
+    long = "Learn: 21600 words, and 20000 is the limit"
+    assert reading.problems(found, totals, {"Learn": 3}) == [long]
+    assert reading.problems(found, totals, {"Learn": 2}) == [
+        long, "nbs/index.ipynb says 2 hours of Learn, and it takes 3"]
+    assert reading.problems(found[:8], {"Learn": reading.total("Learn", found[:8])}, {}) == [
+        "nbs/index.ipynb says no hours of Learn, and it takes 3"]
+
+
+def test_hours_are_read_off_the_front_page(reading):
+    text = "**[Learn](#learn)** takes 4 hours. **[Go deeper](#go-deeper)** has 18 pages, 14 hours. **[M](#m)**: none."
+    assert reading.hours_said(text) == {"Learn": 4, "Go deeper": 14}
+
+
+def test_three_doors(reading):
+    """Each notebook is behind one of them; behind the first what everybody reads, in its order; behind the second a
+    choice; behind the last, which is folded into sections, everything else."""
+    doors = reading.doors()
+    assert list(doors) == ["Learn", "Go deeper", "How the package is built"]
+    learn, deeper, package = doors.values()
+    present = {path.relative_to(TOOLS.parent).as_posix() for path in (TOOLS.parent / "nbs").rglob("*.ipynb")
+               if ".ipynb_checkpoints" not in path.parts}
+    assert sorted(learn + deeper + package) == sorted(present)
+    path = sorted(name for name in present if name.startswith("nbs/path/"))
+    assert learn == [reading.FRONT, path[0], "nbs/use/recorded.ipynb", *path[1:], "nbs/symbols.ipynb"]
+    assert 15 <= len(deeper) <= 18 < len(package)
+
+
+def test_the_front_page_leads_to_every_page_that_was_chosen(reading):
+    "All of *Learn* and of *Go deeper*, each by its title; and its sections have the doors' names."
+    front = (TOOLS.parent / reading.FRONT).read_text(encoding="utf-8")
+    titles = tool("badges").titles()
+    linked = {target: words for words, target in re.findall(r"\[([^\]\[]+)\]\(([\w/]+\.ipynb)\)", front)}
+    doors = reading.doors()
+    for name in [name.removeprefix("nbs/") for door in ("Learn", "Go deeper") for name in doors[door]]:
+        if name not in ("index.ipynb", "symbols.ipynb"):
+            assert f"[{titles[name]}]({name})" in front, f"{name} is linked as {linked.get(name)}"
+    assert all(f'"## {door}\\n"' in front for door in doors)

@@ -166,10 +166,13 @@ def test_a_page_that_nobody_lists_stops_the_build(capsys):
 
 def test_notebooks_stand_in_the_sidebar_in_their_order():
     sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    listed = [Path(name) for name in site_tool().sidebar_titles(sidebar["contents"])]
-    for track in ("path", "drafters", "lossless", "engine", "bench", "use"):
-        numbered = [name.name for name in listed if name.parent.name == track and name.name[0].isdigit()]
-        assert numbered == sorted(numbered) and len(numbered) > 2, track
+    sections = [*sidebar["contents"][:2], *sidebar["contents"][2]["contents"]]
+    for section in sections:
+        listed = [Path(name) for name in site_tool().sidebar_titles(section["contents"])]
+        for folder in {name.parent for name in listed}:
+            numbered = [name.name for name in listed if name.parent == folder and name.name[0].isdigit()]
+            assert numbered == sorted(numbered), section["section"]
+    assert len(sections) == 11
 
 
 @pytest.fixture(scope="module")
@@ -372,8 +375,8 @@ def test_pages_carry_a_card_for_those_who_share_them(page):
     assert card["og:image"] == f"{address}/images/card.png" and (docs / "images" / "card.png").is_file()
     assert card["og:url"] == f"{address}/{page}".removesuffix("index.html") and card["og:type"] == "website"
     assert len(card["og:description"]) > 40 and card["og:image:alt"]
-    assert card["og:title"] == {"index.html": "specdec", "path/rejection.html": "Why it is exact · rejection",
-                                "use/reference.html": "Every public name · reference"}[page]
+    assert card["og:title"] == {"index.html": "specdec", "path/rejection.html": "Why it is exact",
+                                "use/reference.html": "Every public name"}[page]
 
 
 # What the build adds to its renderer
@@ -586,12 +589,84 @@ def test_badge_and_install_cell_are_of_one_version():
     alone, reading = (badges.install("path/x.ipynb", files) for files in (False, True))
     for cell in (alone, reading):
         assert cell.startswith("#| hide\n#| eval: false\n") and f'specdec-nb[notebooks]=={version}"' in cell
-    assert f"/blob/v{version}/nbs/path/x.ipynb" in badges.badge("path/x.ipynb")
+    assert f"/blob/v{version}/nbs/path/x.ipynb" in badges.badge("path/x.ipynb", [])
     assert f"--branch v{version} " in reading and "%cd specdec/nbs/path" in reading and "git" not in alone
     def cell(code): return {"cell_type": "code", "id": "c", "source": [code]}
     title = {"cell_type": "markdown", "id": "t", "source": ["# x"]}
     for code, reads in (('Path("../data/table.jsonl.gz")', True), ('hatches = ("", "..")', False)):
         assert ("git clone" in "".join(badges.completed([title, cell(code)], "x.ipynb")[2]["source"])) is reads
+
+
+TITLES = {"x/01_a_b.ipynb": "Its title", "y.ipynb": "Why?"}
+
+
+@pytest.mark.parametrize("text, becomes", [
+    ("see [a_b](01_a_b.ipynb#z), [a b](01_a_b.ipynb)", "see [Its title](01_a_b.ipynb#z), [Its title](01_a_b.ipynb)"),
+    ("([y](../y.ipynb))", "([Why?](../y.ipynb))"), ("The [y](../y.ipynb) has it.", "The [y](../y.ipynb) has it."),
+    ("[other words](../y.ipynb)", "[other words](../y.ipynb)"), ("[z](z.ipynb)", "[z](z.ipynb)"),
+    ("[y](https://x.org/y.ipynb)", "[y](https://x.org/y.ipynb)"), ("[`y`](../y.ipynb)", "[`y`](../y.ipynb)"),
+])
+def test_a_link_calls_a_page_by_its_title(text, becomes):
+    assert badges.titled(text, "x/02_c.ipynb", TITLES) == becomes
+    assert badges.titled(becomes, "x/02_c.ipynb", TITLES) == becomes
+
+
+def test_a_heading_is_the_title_of_the_sidebar():
+    def markdown(name, text): return {"cell_type": "markdown", "id": name, "metadata": {}, "source": [text]}
+    cells = [markdown("t", "# y\n\n> What."), markdown("u", "# A comment")]
+    once = badges.readable(badges.completed(cells, "y.ipynb"), "y.ipynb", TITLES)
+    assert ["".join(cell["source"]) for cell in once if cell["id"] in "tu"] == ["# Why?\n\n> What.", "# A comment"]
+    unlisted = badges.readable(badges.completed(cells, "w.ipynb"), "w.ipynb", TITLES)
+    assert "".join(unlisted[0]["source"]) == "# y\n\n> What."
+
+
+def test_titles_are_those_of_the_sidebar():
+    "Each is said once; an entry that waits as a comment is none."
+    sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
+    listed = site_tool().sidebar_titles(sidebar["contents"])
+    assert badges.titles() == {name: title for name, title in listed.items() if name != "index.ipynb"}
+    assert len(set(listed.values())) == len(listed) == len(NOTEBOOKS)
+
+
+def test_beside_the_badge_stands_what_a_notebook_builds():
+    def code(text): return {"cell_type": "code", "source": [text]}
+    cells = [code("#| exports verify\nx = 1"), code("#| default_exp drafters.tree"), code("#| exporti\nimport os"),
+             code("#| exports verify\ny = 1"), {"cell_type": "markdown", "source": ["#| exports gone"]}]
+    assert badges.modules(cells) == ["specdec.drafters.tree", "specdec.verify"]
+    assert badges.badge("y.ipynb", badges.modules(cells)).endswith(") builds `specdec.drafters.tree`, `specdec.verify`")
+    assert badges.modules([code("#| default_exp __init__")]) == ["specdec"]
+    assert badges.modules([code("1")]) == [] and badges.badge("y.ipynb", []).endswith("y.ipynb)")
+
+
+@pytest.mark.parametrize("code, outputs, unseen", [
+    ("#| hide\nassert x", [], True), ("#| echo: false\nx", ["shown"], True), ("#| code-fold: true\nplot()", [], True),
+    ("#| default_exp x", [], True), ("#| exports\nimport torch", [], True), ("from torch import nn", ["warned"], False),
+    ("#| exports\ndef f(): ...", [], False), ("#| slow\nrace()", [], False), ("import torch\ntorch.rand(1)", [], False),
+    ("!pip list", [], False), ("", [], True),
+])
+def test_jupyterlab_folds_what_the_site_does(code, outputs, unseen):
+    "And nothing else: a fold that has lost its reason is opened, what else stands there is kept."
+    wanted = {"jupyter": {"source_hidden": True}} if unseen else {}
+    for jupyter in ({}, {"jupyter": {"source_hidden": True}}):
+        found = badges.folded({"cell_type": "code", "source": [code], "outputs": outputs, "metadata": jupyter})
+        assert found["metadata"] == wanted and found["outputs"] == outputs
+    kept = {"tags": ["a"], "jupyter": {"outputs_hidden": True}}
+    found = badges.folded({"cell_type": "code", "source": ["1"], "outputs": [], "metadata": kept})
+    assert found["metadata"] == kept
+
+
+def test_nothing_but_code_for_readers_is_open_in_jupyterlab():
+    "In the tour and on the path: no set-up, no test; and where it runs, Jupyter need not ask."
+    wanted, opened = re.compile(r"^#\| (?:exports?i?|slow|eval: false|fig-alt:|output:)\b"), 0
+    for path in sorted((ROOT / "nbs" / "path").glob("*.ipynb")):
+        book = nbformat.read(path, as_version=4)
+        assert book.metadata.kernelspec.name == "python3"
+        seen = [cell.source for cell in book.cells if cell.cell_type == "code"
+                and not cell.metadata.get("jupyter", {}).get("source_hidden")]
+        plumbing = [source for source in seen if re.search(r"^#\|", source) and not wanted.match(source)]
+        assert plumbing == [] and not any(source.startswith(("import ", "from ")) for source in seen), path.name
+        opened += len(seen)
+    assert opened > 100
 
 
 def test_install_cell_does_nothing_where_the_package_is():

@@ -321,13 +321,27 @@ def test_all_pages_fold_into_a_menu(browser, site, width):
 
 
 def test_sidebar_speaks_to_people(front):
-    "A title beside each notebook's name, a line on what each track is for, and the track open where one is."
-    tracks = front.locator("#quarto-sidebar summary")
-    assert tracks.count() > 5 and all("\n" in words for words in tracks.all_inner_texts())
-    front.get_by_role("link", name="Why it is exact rejection").click()
-    assert front.url.endswith("path/rejection.html") and front.title().startswith("Why it is exact")
-    assert front.locator("[aria-current=page]").inner_text().split("\n") == ["Why it is exact", "rejection"]
+    "Three doors, with a line on what is behind each; the one open where one is; no page has two names."
+    doors = front.locator("#quarto-sidebar > ul > li > details > summary")
+    assert [words.split("\n")[0] for words in doors.all_inner_texts()] == [
+        "Learn", "Go deeper", "How the package is built"]
+    assert all("\n" in words for words in doors.all_inner_texts())
+    front.get_by_role("link", name="Why it is exact", exact=True).first.click()
+    assert front.url.endswith("path/rejection.html") and front.title() == "Why it is exact – specdec"
+    assert front.locator("[aria-current=page]").inner_text() == front.locator("h1").inner_text() == "Why it is exact"
+    assert front.locator("main p code").first.inner_text() == "specdec.verify"
     assert front.locator("#quarto-sidebar details[open]").count() == 1
+
+
+def test_behind_the_last_door_pages_stand_in_sections_with_their_modules(browser, site):
+    tab = browser.new_page(viewport={"width": 1440, "height": 900})
+    tab.goto(f"{site}/engine/layouts.html")
+    assert tab.locator("[aria-current=page]").inner_text().split("\n") == ["How a CPU multiplies", "models.linear"]
+    assert [words.split("\n")[0] for words in tab.locator("#quarto-sidebar details[open] > summary").all_inner_texts()
+            ] == ["How the package is built", "Models"]
+    assert tab.locator("main .breadcrumb-item").all_inner_texts() == [
+        "How the package is built", "Models", "How a CPU multiplies"]
+    tab.close()
 
 
 def test_scheme_toggle_changes_and_stays(browser, site):
@@ -411,7 +425,7 @@ def test_the_race_shows_what_was_recorded(browser, site):
             assert same == (texts[0] == texts[1]) and (same or race["temperature"])
     assert data["prompt"] in tab.inner_text(".race-prompt") and data["drafter"] in tab.inner_text(".race-prompt")
     tab.goto(f"{site}/index.html")
-    assert tab.get_by_role("link", name="Read it in one sitting").bounding_box()["y"] < 900  # without scrolling
+    assert tab.locator(".choices a").first.bounding_box()["y"] < 900  # without scrolling
     tab.close()
 
 

@@ -3,14 +3,18 @@
 For each notebook: words, code lines that a reader sees, the longest line, the longest cell, and minutes at 200 words
 and 15 lines a minute. Hidden cells are nobody's reading, folded ones (`code-fold: true`) and folded solutions are
 opened by choice: neither counts as visible. Every line of code counts for the longest one; what `#|` says of a cell, a
-figure's description for one, does not.
+figure's description for one, does not. The three doors of nbs/sidebar.yml are added up, and the front page has to say
+how many hours each takes.
 """
 import argparse
 import json
 import re
 import sys
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = {"open-in-colab", "install-in-colab", "let-go-in-tests"}  # cells that tools/badges.py puts into every notebook
@@ -31,7 +35,10 @@ class Limits:
 
 
 LIMITS = {"tour": Limits(2500, 120, 45, 88), "path": Limits(2500, 300, 45), "other": Limits()}
-PATH_WORDS = 15_000  # the whole path, the tour included
+FRONT = "nbs/index.ipynb"  # says what each door takes
+LOOKED_AT = {FRONT, "nbs/symbols.ipynb"}  # not read from top to bottom: no part of what a door takes
+DOOR_WORDS = {"Learn": 20_000}  # the whole of it
+HOURS = re.compile(r"\*\*\[([^\]]+)\]\(#[\w-]+\)\*\*[^*]*?(\d+) hours")  # what the front page says of a door
 
 
 @dataclass(frozen=True)
@@ -88,20 +95,38 @@ def total(name: str, readings: list[Reading]) -> Reading:
     )
 
 
+def doors() -> dict[str, list[str]]:
+    "The notebooks behind each door of the sidebar, in reading order."
+    def notebooks(entry: dict) -> list[str]:
+        if "contents" in entry: return [name for inner in entry["contents"] for name in notebooks(inner)]
+        return [f"nbs/{entry['href']}"]
+
+    sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
+    return {door["section"].partition(":")[0]: notebooks(door) for door in sidebar["contents"]}
+
+
 def report() -> tuple[list[Reading], dict[str, Reading]]:
-    "Every notebook in reading order, and the totals."
+    "Every notebook in reading order, and the totals: of each door, and of all."
     paths = sorted(path for path in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
     readings = [read(path) for path in paths]
-    walked = [r for r in readings if r.kind in ("tour", "path")]
-    return readings, {"tour and path": total("tour and path", walked), ALL: total(ALL, readings)}
+    totals = {door: total(door, [r for r in readings if r.notebook in names and r.notebook not in LOOKED_AT])
+              for door, names in doors().items()}
+    return readings, {**totals, ALL: total(ALL, readings)}
 
 
-def problems(readings: list[Reading], totals: dict[str, Reading]) -> list[str]:
-    "All that is over its limit."
+def hours_said(front: str) -> dict[str, int]:
+    "How many hours the front page says that each door takes."
+    return {door: int(hours) for door, hours in HOURS.findall(front)}
+
+
+def problems(readings: list[Reading], totals: dict[str, Reading], said: dict[str, int]) -> list[str]:
+    "All that is over its limit, and each door that takes other hours to read than the front page says."
     found = [problem for r in readings for problem in r.problems()]
-    if totals["tour and path"].words > PATH_WORDS:
-        found.append(f"tour and path: {totals['tour and path'].words} words, and {PATH_WORDS} is the limit")
-    return found
+    for door, limit in DOOR_WORDS.items():
+        if totals[door].words > limit: found.append(f"{door}: {totals[door].words} words, and {limit} is the limit")
+    takes = {door: ceil(reading.minutes / 60) for door, reading in totals.items() if door != ALL}
+    return found + [f"{FRONT} says {said.get(door, 'no')} hours of {door}, and it takes {hours}"
+                    for door, hours in takes.items() if said.get(door) != hours]
 
 
 def main() -> None:
@@ -113,7 +138,9 @@ def main() -> None:
     )
     wants = parser.parse_args()
     readings, totals = report()
-    if wants.check: sys.exit("\n".join(problems(readings, totals)) or 0)
+    if wants.check:
+        cells = json.loads((ROOT / FRONT).read_text(encoding="utf-8"))["cells"]
+        sys.exit("\n".join(problems(readings, totals, hours_said("".join("".join(c["source"]) for c in cells)))) or 0)
     if wants.json:
         print(
             json.dumps(

@@ -264,13 +264,20 @@ def disambiguated(text: str, module: str | None, shared: dict[str, dict[str, str
     return LINKED.sub(led, text)
 
 
+@cache
+def module_of(notebook: Path) -> str | None:
+    "The module of the package that a notebook is exported to, its own before those that it adds to: `drafters.lookup`."
+    text = notebook.read_text(encoding="utf-8")
+    found = re.search(r"#\| default_exp ([\w.]+)", text) or re.search(r"#\| (?:exports|exporti) ([\w.]+)", text)
+    return found and found[1]
+
+
 def prepare(processed: Path, nbs: Path, package: str) -> None:
     "Put the cells of nbdev's processed notebooks into a reader's order, and lead names that are not unique."
     shared, public = namesakes(package), given(package)
     for path in sorted(processed.rglob("*.ipynb")):
         own = nbs / path.relative_to(processed)
-        found = re.search(r"#\| (?:default_exp|exports|exporti) ([\w.]+)", own.read_text(encoding="utf-8"))
-        module = found and found[1]
+        module = module_of(own)
         book = json.loads(path.read_text(encoding="utf-8"))
         book["cells"] = for_readers(book["cells"], module)
         told = [(cell, "source") for cell in book["cells"] if cell["cell_type"] == "markdown"]
@@ -292,17 +299,16 @@ class PageLayout(layout.Layout):
     "smalldocs' page with our sidebar and our bar, a link past them, and a picture for those who share it."
 
     def label(self, item: layout.Item) -> list:
-        "An entry of the sidebar: a title for people, and the notebook's name where that says something else."
-        name = item.page.out.stem if item.page else ""
-        told = name in ("", "index") or item.text.lower() == name
-        return [Span(Safe(item.text), cls="menu-text"), *([] if told else [" ", Span(name, cls="menu-name")])]
+        "An entry of the sidebar: a title for people; behind the last door, where one looks for a module, its name too."
+        last = item.page and self.sidebar["items"][-1].contains(item.page)
+        name = module_of(ROOT / "nbs" / item.page.src) if last else None
+        return [Span(Safe(item.text), cls="menu-text"), *([" ", Span(name, cls="menu-name")] if name else [])]
 
     def side_item(self, item: layout.Item, depth: int) -> Li:
-        "A page, or a track that folds, open where the reader is; what stands after its colon says what it is for."
+        "A page, or a section that folds, open where the reader is; what stands after its colon says what it is for."
         if item.section:
             name, _, purpose = item.text.partition(": ")
-            tracks = [track for track in self.sidebar["items"] if track.section]
-            here = item.contains(self.page) or (self.page.out.name == "index.html" and item is tracks[0])
+            here = item.contains(self.page)
             head = Summary(Span(Safe(name), cls="track"), *([Span(Safe(purpose), cls="purpose")] if purpose else []))
             inside = Ul(*[self.side_item(child, depth + 1) for child in item.children], cls="list-unstyled")
             return Li(Details(head, inside, open=here), cls="sidebar-item")
@@ -339,7 +345,7 @@ class PageLayout(layout.Layout):
         return [Div(menu, *where, find, self.scheme_button(), *contents, cls="site-bar")]
 
     def crumbs_html(self, cls: str) -> list:
-        "The way to this page: its track, and its title for people."
+        "The way to this page: its door, and its title for people."
         trail = [(item.text.partition(": ")[0] if item.section else item.text, item.href or items_of([item])[0].href)
                  for item in self.nav.crumbs(self.page)]
         steps = [Li(A(Safe(text), href=self.href(href)), cls="breadcrumb-item") for text, href in trail]
@@ -386,7 +392,7 @@ layout.Layout = PageLayout
 
 
 def items_of(items: list[layout.Item]) -> list[layout.Item]:
-    "The entries of a sidebar and of its tracks, in order."
+    "The entries of a sidebar and of its sections, in order."
     return [found for item in items for found in (items_of(item.children) if item.section else [item])]
 
 
@@ -394,12 +400,9 @@ class NbdevSite(Site):
     "smalldocs' site, with nbdev's page names and nothing that comes from elsewhere."
 
     def read(self, src):
-        """Read a page; it is called what nbdev calls it, `00_core.ipynb` becomes `core.html`, and its title in a
-        browser's tab is the one for people."""
+        "Read a page; it is called what nbdev calls it: `00_core.ipynb` becomes `core.html`."
         page = super().read(src)
         page.out = src.with_name(page.front.get("output-file", page.out.name))
-        title = sidebar_titles(self.project.website["sidebar"]["contents"]).get(str(src))
-        if title and src.stem != "index": page.meta["pagetitle"] = f"{title} · {page.out.stem}"
         return page
 
     def copy_assets(self, nav):

@@ -1,0 +1,79 @@
+"""The last two steps of the path: what their pages say of stored data holds, their data is what they take it for, and
+each step leads to the next. (The notebooks themselves are run, with their exercises, by tests/test_exercises.py.)"""
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.costs import shipped_table
+from specdec.speedup import tokens_per_round
+from specdec.train.data import shared_prefix
+
+NBS = Path(__file__).parents[1] / "nbs"
+STEPS = sorted((NBS / "path").glob("0*.ipynb"))
+
+
+def texts(path: Path, kind: str) -> list[str]:
+    "The cells of a notebook of one kind."
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+@pytest.mark.parametrize("step, following", list(pairwise(STEPS)), ids=lambda path: path.stem)
+def test_each_step_leads_to_the_next(step, following):
+    assert f"({following.name})" in texts(step, "markdown")[-1]
+
+
+# When rows are no longer free
+
+def gains(alpha: float, dtype: str) -> dict[int, tuple[float, int]]:
+    "For each batch the best S by the shipped prices, and its K, as the page computes it."
+    found = {}
+    for entry in shipped_table().devices["cpu"].entries:
+        if entry.dtype != dtype: continue
+        ((first, further),) = entry.greedy.c.values()
+        found[entry.batch_size] = max((tokens_per_round(alpha, K) / (v + first + (K - 1) * further), K)
+                                      for K, v in enumerate(entry.greedy.verify[:8], 1))
+    return found
+
+
+def last_batch(alpha: float, dtype: str) -> int:
+    return max((B for B, (S, _) in gains(alpha, dtype).items() if S > 1), default=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_by_the_shipped_prices_drafts_stop_paying_and_better_ones_stop_later(dtype):
+    bad, middling, good = (last_batch(alpha, dtype) for alpha in (.5, .7, .9))
+    assert 1 <= bad <= middling <= good and bad < good
+    assert gains(.7, dtype)[16][0] < 1 < gains(.7, dtype)[1][0]
+
+
+def test_the_steps_last_figures_are_those_of_the_table():
+    "The saved output of 07 is made from the table that ships."
+    cells = json.loads((NBS / "path" / "07_batches.ipynb").read_text(encoding="utf-8"))["cells"]
+    (said,) = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", [])
+               if "".join(cell["source"]).startswith("head = load_drafter")]
+    for alpha in (.5, .7, .9):
+        found = gains(alpha, "float32")
+        wanted = [f"{S:.2f} ({K})" if S > 1 else "plain" for S, K in (found[B] for B in (1, 2, 4, 8, 16, 32))]
+        (row,) = re.findall(rf"^α = {alpha} +(.*)$", said, re.M)
+        assert re.split(r" {2,}", row.strip()) == wanted
+
+
+# Train a head
+
+def test_the_words_to_train_on_are_rows_of_the_default_model():
+    rows = np.load(NBS / "data" / "own_words.npy", allow_pickle=False)
+    assert rows.shape == (128, 448) and rows.dtype == np.uint16 and rows.max() < 49_152
+    assert len(np.unique(rows, axis=0)) == 128
+    assert f"START = {shared_prefix(rows) - 1} " in "\n".join(texts(NBS / "path" / "08_train.ipynb", "code"))
+
+
+def test_each_doubling_brings_about_the_same():
+    lines = json.loads((NBS / "data" / "distillation.json").read_text(encoding="utf-8"))["curve"]["scratch"]["lines"]
+    at = {line["tokens"]: line["alpha"][0] for line in lines}
+    doubled = [at[179_200 * 2**i] for i in range(4)]
+    assert all(.025 < gain < .055 for gain in np.diff(doubled))
