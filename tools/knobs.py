@@ -31,8 +31,8 @@ def question(tour: Path = TOUR) -> str:
 def load():
     "The tour's model and tokenizer."
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    folder = fetch()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(fetch(), dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(fetch())
 
 
 def prompt(tokenizer, asked: str) -> list[int]:

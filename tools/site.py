@@ -228,8 +228,8 @@ IMPORTS = '#| code-fold: true\n#| code-summary: "Imports"\n'
 
 
 def with_answers_folded(cells: list[dict]) -> list[dict]:
-    """The cells with each answer to a **Predict** folded until it is asked for: what the next code prints or draws and the
-    paragraph after it, unless that asks the next question. A heading in between ends a question unanswered."""
+    """The cells with each answer to a **Predict** folded until it is asked for: what the next code prints or draws,
+    and the paragraph after it, unless that asks the next question. A heading in between ends a question unanswered."""
     shown: list[dict] = []
     rest, asked, answering = list(cells), False, False
     while rest:
