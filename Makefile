@@ -11,7 +11,7 @@ TESTING := SPECDEC_TESTS=$(TIER) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUI
 NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
 .PHONY: demo test test-all setup model browser check check-site check-code check-texts test-pages test-waiting test-working notebooks badges record \
-        mutation docs readme lab clean
+        figures mutation docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
@@ -59,6 +59,7 @@ check-code: setup
 
 check-texts: setup
 	$(BIN)/python tools/reading.py --check
+	$(BIN)/python tools/figures.py --check
 	$(BIN)/python tools/badges.py --check
 	$(BIN)/python tools/check_export.py
 	$(BIN)/python tools/readme.py --check
@@ -84,6 +85,9 @@ badges: setup               ## what every notebook has besides its own cells: ti
 record: setup model         ## the runs of the page to step through, their averages, and the picture that stands in for them
 	$(BIN)/python tools/record.py
 	$(BIN)/python tools/pictures.py recorded
+
+figures: setup model        ## every figure that a page quotes, measured anew; an hour on a machine that does nothing else
+	$(BIN)/python tools/figures.py
 
 mutation: setup model       ## change what decodes in small ways, and count what the tests notice; half an hour
 	$(BIN)/python -m pip install --quiet "cosmic-ray>=8.4,<9"

@@ -25,18 +25,6 @@ from .cache import KVCache
 from .models.protocol import CausalLM
 from .verify import VerifyRule, default_rule, greedy_match, walk
 
-# %% ../nbs/path/04_speculative.ipynb #f0a686d0
-#| code-fold: true
-def _read(target: CausalLM, tokens: list[int], cache: KVCache | None, layers: Iterable[int],
-          last: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """One forward over the new tokens: logits [n, V], or the `last` rows of them; the hidden states
-    after those layers side by side, [n, F], or None if there are no layers."""
-    layers = tuple(layers)
-    output = target.forward(torch.tensor([tokens]), cache, last=last, layers=layers)
-    if not layers: return output[0], None
-    logits, features = output
-    return logits[0], features[0]
-
 # %% ../nbs/path/04_speculative.ipynb #93abe4aa
 def up_to_end(tokens: list[int], eos_ids: Set[int]) -> list[int]:
     "The tokens up to the first end-of-sequence token, which is kept."
@@ -113,7 +101,20 @@ def step(target: CausalLM,
     with timer.phase("draft"):
         return [commit(*each) for each in zip(requests, drafts, outputs, verdicts)]
 
+# %% ../nbs/path/04_speculative.ipynb #r3adpr0d
+#| code-fold: true
+def _read(target: CausalLM, tokens: list[int], cache: KVCache | None, layers: Iterable[int],
+          last: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """One forward over the new tokens: logits [n, V], or the `last` rows of them; the hidden states
+    after those layers side by side, [n, F], or None if there are no layers."""
+    layers = tuple(layers)
+    output = target.forward(torch.tensor([tokens]), cache, last=last, layers=layers)
+    if not layers: return output[0], None
+    logits, features = output
+    return logits[0], features[0]
+
 # %% ../nbs/path/04_speculative.ipynb #h0st1oop
+#| code-fold: true
 Output = tuple[Tensor, Tensor | None] # logits [n + 1, V] and features [n + 1, F] of a forward
 
 def draft(request: Request) -> Draft:
@@ -184,6 +185,7 @@ def commit(request: Request, draft: Draft, output: Output,
     return Round([draft.tokens[i] for i in path + failed], len(path), emitted)
 
 # %% ../nbs/path/04_speculative.ipynb #8ddafd32
+#| code-fold: true
 def start(target: CausalLM, request: Request, cache: KVCache,
           timer: PhaseTimer) -> Iterator[Round]: # a single one, with the first token
     "Reading the prompt gives the first token; then the drafter starts from prompt and token."
@@ -202,6 +204,7 @@ def start(target: CausalLM, request: Request, cache: KVCache,
     request.started = True
 
 # %% ../nbs/path/04_speculative.ipynb #fb965c31
+#| code-fold: true
 def speculate(
     target: CausalLM,
     drafter: Drafter,                 # `NoDrafter()`: plain decoding

@@ -631,6 +631,9 @@ def test_plain_decoding_drafts_nothing(panel, adapts):
     assert all(not r.drafted for r in panel.engine.session.rounds) and "alone" in word(panel, "note")
     found = panel.engine.summary()  # not compared with itself
     assert found.speedup is None and found.rate > 0 and "speed-up –" in word(panel, "tiles") and not panel.engine.plain
+    assert word(panel, "made").startswith("Made by plain decoding, temperature 0.7, seed 0, for “Hi”")
+    panel.controls["adaptive"].value, panel.controls["K"].value = False, 7
+    assert panel.worker.join(5) and word(panel, "old") == ""  # K means nothing here
 
 
 def test_menu_and_examples(panel):
@@ -674,7 +677,8 @@ def test_another_drafter_keeps_the_target_and_the_figures_are_marked_as_old(pane
     tiles = panel.views["tiles"].value
     panel.controls["drafter"].value = "other"
     assert panel.worker.join(5)
-    assert "by toy" in word(panel, "old") and "by other" in word(panel, "old")
+    assert "by toy" in word(panel, "made")
+    assert "changed the drafter. Run writes a new text by other" in word(panel, "old")
     assert "sp-old" in panel.root._dom_classes and panel.views["tiles"].value == tiles
     panel.controls["run"].click()
     assert panel.worker.join(20)
@@ -686,15 +690,25 @@ def test_another_drafter_keeps_the_target_and_the_figures_are_marked_as_old(pane
 def test_a_result_says_what_it_was_made_with(panel):
     panel.controls["run"].click()
     assert panel.worker.join(20) and word(panel, "old") == ""
-    before = panel.views["tiles"].value, panel.views["text"].value
-    panel.controls["temperature"].value = 1.5
-    assert panel.worker.join(5)
-    assert "by toy, K = 5, temperature 0.7" in word(panel, "old") and "new text by toy" in word(panel, "old")
-    assert (panel.views["tiles"].value, panel.views["text"].value) == before  # its figures are still those
-    panel.controls["temperature"].value = .7
-    assert panel.worker.join(5) and word(panel, "old") == ""
-    panel.controls["prompt"].value = "Hello"
-    assert panel.worker.join(5) and "new text" in word(panel, "old")
+    before = [panel.views[name].value for name in ("tiles", "text", "made")]
+    assert word(panel, "made") == "Made by toy, K = 5, temperature 0.7, seed 0, for “Hi”."
+    for name, value, words in [("temperature", 1.5, "the temperature"), ("K", 3, "K"), ("top_p", .9, "top-p"),
+                               ("prompt", "Hello", "the prompt"), ("seed", 1, "the seed"),
+                               ("max_new_tokens", 24, "the number of tokens")]:
+        kept = panel.controls[name].value
+        panel.controls[name].value = value
+        assert panel.worker.join(5)
+        assert word(panel, "old") == f"Old: since then you changed {words}. Run writes a new text by toy."
+        assert "sp-old" in panel.root._dom_classes
+        assert [panel.views[name].value for name in ("tiles", "text", "made")] == before  # still those of its settings
+        panel.controls[name].value = kept
+        assert panel.worker.join(5) and word(panel, "old") == "" and "sp-old" not in panel.root._dom_classes
+    panel.controls["K"].value, panel.controls["prompt"].value = 3, "<b>Hello</b> " + "there " * 30
+    assert panel.worker.join(5) and "changed the prompt and K." in word(panel, "old")
+    panel.controls["run"].click()
+    assert panel.worker.join(20)
+    assert "K = 3" in word(panel, "made") and "“<b>Hello</b> there" in word(panel, "made")
+    assert len(word(panel, "made")) < 150 and "<b>" not in panel.views["made"].value
 
 
 def test_a_text_that_goes_on_says_with_what(panel):
@@ -703,8 +717,11 @@ def test_a_text_that_goes_on_says_with_what(panel):
         assert panel.worker.join(20)
     panel.controls["K"].value = 2
     assert panel.worker.join(5) and "goes on with K = 2, temperature 0.7" in word(panel, "old")
+    assert "other settings" not in word(panel, "made")
     panel.controls["step"].click()
     assert panel.worker.join(20) and word(panel, "old") == ""
+    assert "K = 2" in word(panel, "made")
+    assert "figures count from round 2 on; before, other settings" in word(panel, "made")
 
 
 def test_the_final_text_leaves_out_what_was_struck_out(panel):

@@ -1,8 +1,10 @@
 """What the page of recorded runs is made of: the recorder changes nothing, texts can come before drafts, the averages
 are averages, and the stored file holds what it should."""
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -311,3 +313,27 @@ def test_the_song_repeats_itself(recorded):
 def test_the_picture_of_recorded_runs_is_up_to_date(recorded):
     drawn = tool("pictures").draw_recorded(recorded)
     assert (ROOT / "nbs" / "images" / "recorded.svg").read_text(encoding="utf-8") == drawn
+
+
+# Where the boxes on the pages open
+
+BOXES = [(path.name, *re.findall(r'data-(?:runs|open)="([^"]+)"', box))
+         for path in sorted((ROOT / "nbs").rglob("*.ipynb")) if ".ipynb_checkpoints" not in path.parts
+         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "markdown"
+         for box in re.findall(r'<div class="recorded"[^>]*>', "".join(cell["source"]))]
+
+
+@pytest.mark.parametrize("name, runs, opens", BOXES)
+def test_a_box_opens_on_a_rejected_token_that_was_drawn(name, runs, opens):
+    "With one kept before it and one in its place, so that the guide has all to show."
+    stored = record.unpacked(json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8")))
+    asked = {key: value for key, (value,) in parse_qs(opens).items()}
+    assert runs.endswith("data/recorded.json") and set(asked) == {"prompt", "draft", "T", "K", "round"}
+    (run,) = [r for r in stored["runs"] if (r["prompt"], r["drafter"], f"{r['temperature']:g}", str(r["K"]))
+              == (asked["prompt"], asked["draft"], asked["T"], asked["K"])]
+    r = run["rounds"][int(asked["round"]) - 1]
+    assert 1 <= r["accepted"] < len(r["draft"]) - 1 and r["emitted"] == r["accepted"] + 1 and run["temperature"] > 0
+
+
+def test_boxes_stand_where_they_are_read():
+    assert {"recorded.ipynb", "00_tour.ipynb", "04_speculative.ipynb"} <= {name for name, *_ in BOXES}

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from helpers import tool
+from helpers_site import Visit
 
 DATA = Path(__file__).parents[1] / "docs" / "data" / "recorded.json"
 RECORDED = tool("record").unpacked(json.loads(DATA.read_text(encoding="utf-8"))) if DATA.exists() else {}
@@ -89,38 +90,126 @@ def digits(x) -> str:
     return "1" if x >= .9995 else "<0.001" if 0 < x < .0005 else "0" if x == 0 else f"{x:.3f}"
 
 
-def test_it_opens_on_a_round_that_teaches(page):
-    "Eight of eight and a bonus; nothing has been clicked, and the address is the plain one."
+def test_it_opens_on_a_rejected_token(page):
+    "Five of eight kept, one rejected and replaced; nothing has been clicked, and the address is the plain one."
     assert page.url.endswith("recorded.html")
     status = page.inner_text(".recorded-status")
-    assert "all 8 drafted tokens are accepted" in status and "comes on top" in status
-    assert page.locator(".recorded-strip .status-accepted").count() == 8
-    assert page.locator(".recorded-strip .status-bonus").count() == 1
-    assert page.locator(".recorded-caption").inner_text().startswith("1 of 5.")
+    assert "of 8 drafted tokens, 5 accepted" in status and "“Two” in place of “One”" in status
+    assert page.locator(".recorded-strip .status-accepted").count() == 5
+    assert page.locator(".recorded-strip .status-never").count() == 2
+    assert page.locator(".recorded-strip [aria-pressed=true]").get_attribute("class").endswith("status-rejected")
+    assert "rejected" in page.inner_text(".recorded-title")
+    assert page.locator(".recorded-caption").inner_text().startswith("1 of 6.")
 
 
-def test_five_captions_lead_through_it(page):
+def test_six_captions_lead_through_it(page):
     "Next, Back, by mouse and by keyboard; dismissed, and asked for again."
     caption = page.locator(".recorded-caption")
     titles = [caption.locator("strong").inner_text()]
-    for _ in range(4):
+    chosen = [page.locator(".recorded-strip [aria-pressed=true]").inner_text()]
+    for _ in range(5):
         page.locator(".recorded").get_by_role("button", name="Next").click()
         titles.append(caption.locator("strong").inner_text())
-    assert [title[:7] for title in titles] == [f"{i} of 5." for i in range(1, 6)] and len(set(titles)) == 5
-    assert "9 tokens from one forward" in caption.inner_text()
+        chosen.append(page.locator(".recorded-strip [aria-pressed=true]").inner_text())
+    assert [title[:7] for title in titles] == [f"{i} of 6." for i in range(1, 7)] and len(set(titles)) == 6
+    assert chosen == ["One", "One", "⏎", "One", "Two", "Two"]
+    assert "6 tokens from one forward" in caption.inner_text()
     page.keyboard.press("ArrowLeft")
-    assert caption.inner_text().startswith("4 of 5.") and "bonus" in page.inner_text(".recorded-title")
+    assert caption.inner_text().startswith("5 of 6.") and "corrected" in page.inner_text(".recorded-title")
     page.locator(".recorded").get_by_role("button", name="Back", exact=True).click()
-    assert caption.inner_text().startswith("3 of 5.") and page.locator(".recorded-lens.recorded-shown").count() == 1
+    assert caption.inner_text().startswith("4 of 6.") and page.locator(".recorded-lens.recorded-shown").count() == 1
+    r = run_of(state("smollm2-ngram"))["rounds"][3]
+    assert f"{digits(r['u'][5])} is not below {digits(r['p'][5])}" in caption.inner_text()  # lookup's q is 1
     page.keyboard.press("Escape")
     assert caption.count() == 0 and page.locator(".recorded-shown").count() == 0
     assert page.evaluate("document.activeElement.textContent") == "Explain a round"  # the keyboard is not lost
     page.locator(".recorded").get_by_role("button", name="Step", exact=True).click()
     page.keyboard.press("Shift+Tab")
     page.locator(".recorded").get_by_role("button", name="Explain a round").press("Enter")
-    assert caption.inner_text().startswith("1 of 5.") and "all 8 drafted" in page.inner_text(".recorded-status")
+    assert caption.inner_text().startswith("1 of 6.") and "5 accepted" in page.inner_text(".recorded-status")
     page.locator(".recorded").get_by_role("button", name="Close").click()
     assert caption.count() == 0
+
+
+# Inside the tour and inside *speculative*
+
+@pytest.fixture(scope="module", params=["tour", "speculative"])
+def inside(request, browser, site):
+    "A page of the path that holds a box, with a reader in front of the box."
+    tab = browser.new_page(**STILL)
+    tab.said = []
+    tab.on("console", lambda message: tab.said.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: tab.said.append(str(error)))
+    tab.goto(f"{site}/path/{request.param}.html")
+    assert tab.locator(".recorded img").count() == 1  # a picture, until one comes near
+    tab.locator(".recorded").scroll_into_view_if_needed()
+    tab.wait_for_selector(".recorded[data-ready]")
+    yield tab
+    assert tab.said == []
+    tab.close()
+
+
+def opened(tab) -> dict:
+    "The state at which a box opens."
+    asked = {name: value for name, (value,) in parse_qs(tab.get_attribute(".recorded", "data-open")).items()}
+    return state(asked["draft"], int(asked["K"]), float(asked["T"]), asked["prompt"], int(asked["round"]))
+
+
+def test_a_box_on_the_path_opens_on_a_rejected_token(inside):
+    "And leaves the address to its page."
+    at = opened(inside)
+    r = run_of(at)["rounds"][at["round"] - 1]
+    assert inside.locator(".recorded-strip [aria-pressed=true]").get_attribute("class").endswith("status-rejected")
+    assert facts(inside)["u, drawn"] == digits(r["u"][r["accepted"]])
+    box, before = inside.locator(".recorded"), inside.inner_text(".recorded-where")
+    assert before.startswith(f"round {at['round']} of")
+    box.get_by_role("button", name="Step", exact=True).click()
+    assert inside.inner_text(".recorded-where") != before and "#" not in inside.url
+    box.get_by_role("button", name="Step back", exact=True).click()
+    assert inside.locator(".recorded-charts").count() == 0  # the averages stand on the page of their own
+    assert inside.locator(".recorded-more a").get_attribute("href").endswith(
+        f"use/recorded.html#prompt={at['prompt']}&draft={at['draft']}&T={at['T']:g}&K={at['K']}&round={at['round']}"
+        f"&token={r['accepted']}")
+
+
+# Where the part stands that a caption speaks of: from below the guide to the end of the window
+STANDS = """() => {
+  const box = (selector) => document.querySelector(selector).getBoundingClientRect();
+  const { top, bottom } = box('.recorded-shown'), guide = box('.recorded-guide');
+  return { hidden: guide.bottom - top, below: bottom - innerHeight, room: innerHeight - guide.bottom - (bottom - top),
+    guide: guide.top };
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_guide_leads_to_what_it_speaks_of(inside, width):
+    "Each caption and the part that it is about are in sight together, on a phone as well."
+    inside.set_viewport_size({"width": width, "height": 844})
+    box = inside.locator(".recorded")
+    reopen = box.get_by_role("button", name="Explain a round")
+    if reopen.count(): reopen.click()
+    caption, seen = inside.locator(".recorded-caption"), []
+    for i in range(6):
+        assert caption.inner_text().startswith(f"{i + 1} of 6.")
+        if i:
+            at = inside.evaluate(STANDS)
+            assert at["guide"] >= 0 and at["hidden"] <= 0, (i, at)
+            assert at["below"] <= 1 or at["room"] < 0, (i, at)
+            seen.append(inside.evaluate("scrollY"))
+        box.get_by_role("button", name=re.compile("^(Next|Done)$")).click()
+    assert caption.count() == 0 and (width > 390 or len(set(seen)) > 1)  # it did scroll
+
+
+@pytest.mark.parametrize("width, scheme", [(390, "dark"), (360, "light"), (1280, "dark")])
+def test_a_box_on_the_path_fits_its_page(browser, site, width, scheme):
+    visit = Visit(browser, f"{site}/path/tour.html")
+    visit.tab.locator(".recorded").scroll_into_view_if_needed()
+    visit.tab.wait_for_selector(".recorded[data-ready]")
+    visit.tab.wait_for_selector(".knobs[data-ready]")
+    seen = visit.audit(width, scheme)
+    assert seen["wide"] <= 0 and seen["faint"] == seen["unlabelled"] == seen["skipped"] == []
+    assert visit.said == []
+    visit.tab.close()
 
 
 @pytest.mark.parametrize("draft", ["smollm2", "smollm2-skip", "smollm2-ngram"])

@@ -408,6 +408,66 @@ def printed(*words: str) -> dict:
     return {"output_type": "stream", "name": "stdout", "text": list(words)}
 
 
+def folded(*cells) -> list:
+    "What a page of the path shows of cells: text, code, and what is printed; what an answer's fold holds, in a list."
+    shown: list = []
+    places = [shown]
+    for c in site_tool().with_answers_folded(list(cells)):
+        text = "".join(c["source"])
+        if text == site_tool().ANSWER:
+            places[-1].append(inside := [])
+            places.append(inside)
+        elif text == "</details>": places.pop()
+        else:
+            if "echo: false" not in text: places[-1].append(text)
+            places[-1] += ["".join(output["text"]) for output in c.get("outputs", [])]
+    assert len(places) == 1, "a fold is left open"
+    return shown
+
+
+def told(text: str) -> dict: return {"cell_type": "markdown", "metadata": {}, "source": text}
+
+
+def test_an_answer_waits_until_it_is_asked_for():
+    "What is printed and the paragraph after it; not the code, not what comes later, and nothing where none was asked."
+    first, second = cell("run()", printed("out")), cell("draw()", printed("more"))
+    asked = told("**Predict.** How many?")
+    assert folded(asked, first, second, told("Many.\n\nSo what?")) == [
+        asked["source"], "run()", ["out", "draw()", "more", "Many."], "So what?"]
+    assert folded(told("No question."), first, told("Many.")) == ["No question.", "run()", "out", "Many."]
+    assert folded(asked, told("A hint."), cell("silent()"), first) == [
+        asked["source"], "A hint.", "silent()", "run()", ["out"]]
+    elsewhere = told("## Elsewhere\n\nText.")
+    assert folded(asked, elsewhere, first) == [asked["source"], elsewhere["source"], "run()", "out"]
+    unseen = cell("#| output: false\nwidget()", printed("never shown"))
+    assert folded(asked, unseen, first)[-1] == ["out"]
+
+
+@pytest.mark.parametrize("after", ["## A heading", "- a list", "> a rule", "That gives the rule:", "| a | b |",
+                                   "Right. **Predict.** And now?", "$$x$$", '<div class="built"></div>', "1. one"])
+def test_only_a_paragraph_is_folded_with_its_answer(after):
+    asked, run = told("**Predict.** How many?"), cell("run()", printed("out"))
+    shown = folded(asked, run, told(after), cell("later()", printed("late")), told("End."))
+    assert shown[:4] == [asked["source"], "run()", ["out"], after]
+    again = ["later()", ["late", "End."]] if "Predict" in after else ["later()", "late", "End."]
+    assert shown[4:] == again
+
+
+def test_every_question_of_the_tour_waits_for_its_answer():
+    "On the page: as many folds as questions, each with something in it, and no picture or print in the code's own box."
+    soup = BeautifulSoup((ROOT / "docs" / "path" / "tour.html").read_text(encoding="utf-8"), "html.parser")
+    asked = [p for p in soup.select("main p") if p.get_text().startswith("Predict.")]
+    answers = soup.select("main details.predict")
+    assert len(answers) == len(asked) >= 7
+    assert all(len(box.get_text(strip=True)) > 60 and box.summary.get_text() == "See the answer" for box in answers)
+    assert not any(box.has_attr("open") for box in answers)
+
+
+def test_no_script_weighs_more_than_thirty_kilobytes():
+    scripts = {path.name: path.stat().st_size for path in (ROOT / "nbs").rglob("*.js")}
+    assert len(scripts) >= 5 and max(scripts.values()) < 30_000, scripts
+
+
 def test_pages_begin_with_their_idea():
     "Imports are folded into one line, exported code bears its module's name, what it exports stands at the end."
     entry = {"output_type": "execute_result", "data": {"text/markdown": ENTRY.splitlines(keepends=True)}}

@@ -20,6 +20,7 @@ PAGES = sorted({path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.html
 MOST_BYTES = 2_000_000
 
 SCHEMES = "light", "dark"
+UNFOLD = "document.querySelectorAll('main details').forEach((fold) => { fold.open = true; })"
 # `make test` looks at a phone's width and a desk's, `make test-all` at those between and beyond too
 EVERY = os.environ.get("SPECDEC_TESTS") == "nightly"
 WIDTHS = (390, 992, 1024, 1440) if EVERY else (390, 1440)
@@ -372,6 +373,7 @@ def test_every_icon_has_its_sign(front):
 def test_figures_follow_the_scheme(browser, site, page):
     from PIL import Image
     visit = Visit(browser, f"{site}/{page}", viewport={"width": 1440, "height": 900})
+    visit.tab.evaluate(UNFOLD)
     figure, paper = visit.tab.locator("main .cell-output img").first, {}
     for scheme in SCHEMES:
         visit.paint(scheme)
@@ -384,6 +386,7 @@ def test_figures_on_a_phone_are_not_shrunk_away(browser, site):
     "Their letters stay three quarters of their size: a figure scrolls inside its box instead."
     tab = browser.new_page(viewport={"width": 390, "height": 900})
     tab.goto(f"{site}/path/rejection.html")
+    tab.evaluate(UNFOLD)
     shares = tab.eval_on_selector_all(
         "main .cell-output img", "all => all.map(e => e.clientWidth / parseFloat(e.style.getPropertyValue('--drawn')))")
     assert len(shares) > 1 and min(shares) >= .74
@@ -400,6 +403,58 @@ def test_previous_and_next_visit_every_page_once(browser, site):
         page = normpath(join(dirname(page), following[0])) if following else None
     assert sorted(seen) == PAGES
     context.close()
+
+
+# Where a reader is asked to predict
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without"])
+def test_an_answer_is_shown_when_asked_for(browser, site, scripts):
+    "By keyboard as by mouse; the words on the key are the same without scripts."
+    context = browser.new_context(java_script_enabled=scripts, reduced_motion="reduce")
+    tab = context.new_page()
+    tab.goto(f"{site}/path/tour.html")
+    asked = tab.locator("main p", has_text="How many now?")
+    answer = tab.locator("main details.predict").nth(1)
+    out = answer.get_by_text("forwards instead of 60")
+    assert asked.is_visible() and not out.is_visible()
+    assert tab.get_by_text("fast, forwards = guess_and_check", exact=False).first.is_visible()  # the code is no secret
+    answer.locator("summary").first.press("Enter")
+    out.wait_for()
+    assert asked.bounding_box()["y"] < out.bounding_box()["y"]
+    context.close()
+
+
+# The tour's sliders
+
+def test_the_sliders_of_the_tour_play_what_was_recorded(browser, site):
+    data = json.loads((DOCS / "data" / "knobs.json").read_text(encoding="utf-8"))
+    tab = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    tab.goto(f"{site}/path/tour.html")
+    tab.wait_for_selector(".knobs[data-ready]")
+    box = tab.locator(".knobs")
+    K, T = box.get_by_label("K", exact=True), box.get_by_label("temperature", exact=True)
+
+    def shown(k: int, t: int) -> None:
+        rounds = data["runs"][t][k]
+        assert tab.text_content(".knobs-text") == "".join(data["tokens"][i] for r in rounds for i in r)
+        assert box.locator(".status-corrected").count() == len(rounds)
+        assert box.locator(".status-accepted").count() == 48 - len(rounds)
+        words = f"K = {data['Ks'][k]}, temperature {data['temperatures'][t]:.1f}: 48 tokens in {len(rounds)} rounds"
+        assert tab.inner_text(".knobs-head").startswith(words)
+        assert (K.get_attribute("aria-valuetext"), T.get_attribute("aria-valuetext")) == (
+            str(data["Ks"][k]), f"{data['temperatures'][t]:.1f}")
+
+    shown(4, 0)
+    K.press("End")
+    shown(9, 0)
+    height = box.bounding_box()["height"]
+    for t in range(1, 16):
+        T.press("ArrowRight")
+        shown(9, t)
+        assert box.bounding_box()["height"] == pytest.approx(height, abs=.5)  # nothing below moves
+    K.press("Home")
+    shown(0, 15)
+    tab.close()
 
 
 # The race on the page of recorded runs

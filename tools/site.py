@@ -4,8 +4,9 @@ nbdev turns the notebooks into pages with `show_doc` entries and links between n
 Quarto is in no package registry, so here smalldocs renders the same sources, and this module adds what it lacks:
 nbdev's page names, KaTeX and fonts served from the site itself, pictures as files named by their content and with
 their size, a sidebar with titles for people, a search that puts words before code, and pages that begin with their
-idea: imports are folded, what a module exports is listed at the end. A name that several modules define leads to the
-right one. The pages fetch nothing from other sites, and building one tree twice gives the same bytes.
+idea: imports are folded, what a module exports is listed at the end. On the path, the answer to a **Predict** is folded
+until it is asked for. A name that several modules define leads to the right one. The pages fetch nothing from other
+sites, and building one tree twice gives the same bytes.
 """
 import argparse
 import ast
@@ -226,6 +227,39 @@ def for_readers(cells: list[dict], module: str | None) -> list[dict]:
 IMPORTS = '#| code-fold: true\n#| code-summary: "Imports"\n'
 
 
+def with_answers_folded(cells: list[dict]) -> list[dict]:
+    """The cells with each answer to a **Predict** folded until it is asked for: what the next code prints or draws,
+    and the paragraph after it, unless that asks the next question. A heading in between ends a question unanswered."""
+    shown: list[dict] = []
+    rest, asked, answering = list(cells), False, False
+    while rest:
+        cell = rest.pop(0)
+        text = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            if answering:
+                first, _, others = text.partition("\n\n")
+                if PARAGRAPH.fullmatch(first) and "**Predict" not in first:
+                    shown.append(markdown_cell(first))
+                    if others: rest.insert(0, markdown_cell(others))
+                else: rest.insert(0, cell)
+                shown.append(markdown_cell("</details>"))
+                asked = answering = False
+                continue
+            asked = "**Predict" in text or asked and not HEADING.search(text)
+        elif asked and not answering and cell.get("outputs") and not UNSHOWN.search(text):
+            shown += [{**cell, "outputs": []}, markdown_cell(ANSWER)]
+            cell, answering = {**cell, "source": f"#| echo: false\n{text}"}, True
+        shown.append(cell)
+    return [*shown, markdown_cell("</details>")] if answering else shown
+
+
+ANSWER = '<details class="predict"><summary>See the answer</summary>'
+# no heading, list, quotation, table, formula or HTML, and nothing that leads to one
+PARAGRAPH = re.compile(r"(?![#<>|$-]|\d+\. |:::|```).*[^:\s]\s*", re.S)
+HEADING = re.compile(r"^#", re.M)
+UNSHOWN = re.compile(r"^#\|\s*output:\s*false", re.M)
+
+
 def joined(outputs: list[dict]) -> list[dict]:
     "A cell's outputs with what was printed in one piece, however often it was flushed."
     one: list[dict] = []
@@ -280,6 +314,7 @@ def prepare(processed: Path, nbs: Path, package: str) -> None:
         module = module_of(own)
         book = json.loads(path.read_text(encoding="utf-8"))
         book["cells"] = for_readers(book["cells"], module)
+        if own.parent == nbs / "path": book["cells"] = with_answers_folded(book["cells"])
         told = [(cell, "source") for cell in book["cells"] if cell["cell_type"] == "markdown"]
         told += [(output["data"], "text/markdown") for cell in book["cells"] for output in cell.get("outputs", [])
                  if "text/markdown" in output.get("data", {})]
