@@ -5,7 +5,7 @@ from fractions import Fraction as F
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
@@ -34,7 +34,7 @@ share = st.floats(.02, .98)
 # --- two states
 
 @given(st.tuples(share, share), st.tuples(share, share), st.integers(1, 6))
-@examples(30)
+@settings(max_examples=examples(30), deadline=None)
 def test_two_states_by_brute_force(alpha, leave, K):
     "The chain of (state at a round's start) is iterated; each round's outcomes are walked one by one."
     def walk(state): # (accepted, weight, state at the next round's start, as two weights)
@@ -54,7 +54,7 @@ def test_two_states_by_brute_force(alpha, leave, K):
 
 
 @given(share, st.tuples(share, share), st.integers(1, 9))
-@examples(30)
+@settings(max_examples=examples(30), deadline=None)
 def test_one_alpha_is_the_formula(alpha, leave, K):
     chain = TwoStates((alpha, alpha), leave)
     assert chain.tokens_per_round(K) == pytest.approx(tokens_per_round(alpha, K))
@@ -189,7 +189,7 @@ def test_costs_are_those_that_were_put_in():
 # --- drawn or certain
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=5), st.lists(st.integers(0, 9), min_size=2, max_size=5))
-@examples(40)
+@settings(max_examples=examples(40), deadline=None)
 def test_how_often_each_kind_of_draft_is_accepted(a, b):
     "Every branch of the rules, in fractions: Σ min(p, q), Σ q·p, and p of the likeliest."
     n = min(len(a), len(b))
