@@ -742,7 +742,8 @@ def explain_file(
              "llama.cpp.", show_default=False)],
     plain: Annotated[Optional[float], typer.Option(
         "--plain", metavar="TOKENS/S", show_default=False,
-        help="The speed of plain decoding on the same machine, where the file doesn't tell.")] = None,
+        help="The speed of plain decoding on the same machine, where the file doesn't tell.",
+    )] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why it is slow, or its acceptance low: what each number means there and here, and what to

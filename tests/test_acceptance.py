@@ -13,7 +13,7 @@ from helpers_bench import record
 from helpers_training import make_target
 from specdec.bench import run as r
 from specdec.bench.alpha import TwoStates, fit_two_states, tries_of
-from specdec.bench.grid import BenchmarkConfig, Grid, GridPair, cells, ways
+from specdec.bench.grid import BenchmarkConfig, Grid, GridPair, ways
 from specdec.bench.report import read_runs
 from specdec.bench.run import Record
 from specdec.config import lenience_of
@@ -81,7 +81,7 @@ def test_the_fit_finds_the_chain_whatever_K_the_rounds_had():
     for K in (1, 8): assert found.tokens_per_round(K) == pytest.approx(true.tokens_per_round(K), abs=.08)
     # the negative control: one coin, fitted to the same tries, is far off where K is another
     coin = tokens_per_round(np.nanmean(np.concatenate([tries_of(made_by(true, 2, 4000, rng))])), 8)
-    assert abs(coin - true.tokens_per_round(8)) > .3
+    assert abs(coin - true.tokens_per_round(8)) > .15
 
 
 def test_tries():
@@ -155,11 +155,13 @@ def test_names_that_cant_be(name):
     with pytest.raises(ValueError, match="unknown method"): BenchmarkConfig(pair="p", method=name, K=2)
 
 
-def test_a_run_has_costs_and_no_speedup(folder, tmp_path):
+@pytest.mark.parametrize("draft", [True, False], ids=["a draft model", "an untrained head"])
+def test_a_run_has_costs_and_no_speedup(folder, tmp_path, draft):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"text": "w1 w2 w3 w4 w1 w2", "domain": "code"}) + "\n")
-    grid = Grid(pairs=[GridPair(name="small", target=str(folder), draft=str(folder))], methods=["plain", SYNTHETIC],
-                K=[3], dtypes=["float32"], device="cpu", threads=1, prompts=str(prompts), max_new_tokens=40)
+    pair = GridPair(name="small", target=str(folder), draft=str(folder) if draft else None)
+    grid = Grid(pairs=[pair], methods=["plain", SYNTHETIC], K=[3],
+                dtypes=["float32"], device="cpu", threads=1, prompts=str(prompts), max_new_tokens=40)
     file = tmp_path / "runs.jsonl"
     outcome = r.bench_run(grid, file)
     assert not outcome.failed

@@ -3,6 +3,7 @@ the newer of llama.cpp's as their trackers show them (vLLM 48915 by llama-swap 1
 24536), and what xllamacpp wrote here."""
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,16 @@ from specdec.bench.run import Record
 from specdec.cli import app
 from specdec.errors import InputError
 from specdec.explain import (
-    SUSPECTS, TERMS, Acceptance, break_even, explain, from_length, from_reached, of_text, read_acceptance, whole_K,
+    SUSPECTS,
+    TERMS,
+    Acceptance,
+    break_even,
+    explain,
+    from_length,
+    from_reached,
+    of_text,
+    read_acceptance,
+    whole_K,
 )
 from specdec.result import GenerationResult, Round
 from specdec.speedup import tokens_per_round
@@ -27,8 +37,8 @@ INFO 05-21 21:11:56 [metrics.py:101] SpecDecoding metrics: Mean acceptance lengt
 tokens/s, Drafted throughput: 5.72 tokens/s, Accepted: 337 tokens, Drafted: 498 tokens, Per-position acceptance rate: \
 0.837, 0.669, 0.524, Avg Draft acceptance rate: 67.7%
 """
-VLLM_0 = ("Speculative metrics: Draft acceptance rate: 0.607, System efficiency: 0.510, Number of speculative tokens: 4,"
-          " Number of accepted tokens: 32594, Number of draft tokens: 53716, Number of emitted tokens: 34244.")
+VLLM_0 = ("Speculative metrics: Draft acceptance rate: 0.607, System efficiency: 0.510, Number of speculative tokens:"
+          " 4, Number of accepted tokens: 32594, Number of draft tokens: 53716, Number of emitted tokens: 34244.")
 METRICS = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -49,8 +59,8 @@ SGLANG = "\n".join(
     f"{length}, accept rate: {rate}, pre-allocated usage: 0.26, cuda graph: True, gen throughput (token/s): 183.10"
     for i, (length, rate) in enumerate([("1.67", "0.13"), ("1.68", "0.14"), ("1.73", "0.14")]))
 LLAMA = """\
-0.06.895.980 I slot print_timing: id  1 | task 0 | prompt eval time =     300.11 ms /    20 tokens (   15.01 ms per token)
-0.06.895.998 I slot print_timing: id  1 | task 0 |        eval time =    2296.72 ms /   256 tokens (    8.97 ms per token)
+0.06.895.980 I slot print_timing: id  1 | task 0 | prompt eval time =     300.11 ms /    20 tokens (   15.01 ms)
+0.06.895.998 I slot print_timing: id  1 | task 0 |        eval time =    2296.72 ms /   256 tokens (    8.97 ms)
 0.06.896.015 I slot print_timing: id  1 | task 0 | draft acceptance = 0.64479 (  167 accepted /   259 generated), mean \
 acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)
 0.06.896.057 I statistics     draft-eagle3: #calls(b,g,a) =    1     87     87, #gen drafts =     87, #acc drafts =    \
@@ -59,8 +69,8 @@ acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)
 """
 LLAMA_OLD = """\
 draft acceptance rate = 0.98260 ( 1186 accepted /  1207 generated)
-statistics mtp: #calls(b,g,a) = 1 861 690, #gen drafts = 690, #acc drafts = 690, #gen tokens = 1207, #acc tokens = 1186,\
- dur(b,g,a) = 0.006, 3112.317, 0.287 ms
+statistics mtp: #calls(b,g,a) = 1 861 690, #gen drafts = 690, #acc drafts = 690, #gen tokens = 1207, \
+#acc tokens = 1186, dur(b,g,a) = 0.006, 3112.317, 0.287 ms
 """
 
 
@@ -149,8 +159,24 @@ def test_older_llama_log_has_no_positions_and_says_at_least():
     assert found.alpha == 1186 / (1186 + 690) and "at least" in found.notes[0]
 
 
+def test_what_xllamacpp_wrote_here():
+    "Release 2026.10.11549: ngram-simple and ngram-mod, a server each, two requests; statistics are of all so far."
+    log = (Path(__file__).parent / "data" / "llamacpp.log").read_text()
+    simple, mod = log[:log.index("0.03.804.821")], log[log.index("0.03.804.821"):]
+    found = one(simple)
+    assert (found.parts, found.rounds, found.drafted, found.accepted) == (2, 6, 116, 73)
+    assert found.tau == pytest.approx(13.17, abs=.005) and found.rate == 73 / 116 and not found.solved
+    assert found.positions[:3] == pytest.approx([.833, .667 / .833, .5 / .667])
+    assert found.round_seconds is None and "113 plain steps" in found.notes[1]
+    assert found.seconds_per_token == pytest.approx((2.28502 + 3.84611) / 192)
+    assert (one(mod).rounds, one(mod).drafted, one(mod).accepted, one(mod).tau) == (1, 40, 40, 41)
+    tasks = one("\n".join(line for line in simple.splitlines() if "statistics" not in line))
+    assert (tasks.drafted, tasks.accepted) == (116, 73) and tasks.rounds == pytest.approx(6, abs=.01)
+
+
 def test_llama_timings():
-    found = one(json.dumps({"timings": {"draft_n": 8, "draft_n_accepted": 3, "predicted_n": 20, "predicted_ms": 400.0}}))
+    timings = {"draft_n": 8, "draft_n_accepted": 3, "predicted_n": 20, "predicted_ms": 400.0}
+    found = one(json.dumps({"timings": timings}))
     assert (found.rate, found.tau, found.seconds_per_token) == (3 / 8, None, .02)
     assert "no rounds" in found.notes[0]
 

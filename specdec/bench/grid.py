@@ -160,8 +160,8 @@ class Grid(_Settings):
     pairs: list[GridPair] = Field([GridPair(name="smollm2")], min_length=1)
     methods: list[str] = Field(
         ["plain", "suffix", "head", "hybrid"], min_length=1,
-        description=f"plain; drafters: {', '.join(DRAFTING)}; peers: {', '.join(PEERS)}; lossy, for "
-        "costs only: synthetic:0.8/0.6, α by draft position.")
+        description=f"plain; drafters: {', '.join(DRAFTING)}; peers: {', '.join(PEERS)}; lossy, "
+        "for costs only: synthetic:0.8/0.6, α by draft position.")
     K: list[int | str] = Field(
         [4], description="Draft tokens per round, at most: whole numbers, or adaptive.")
     temperatures: list[Positive] = Field([0.0], min_length=1, description="0 is greedy.")
