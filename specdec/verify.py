@@ -331,13 +331,10 @@ def block_verification(
         if weight == 1 or rng.bernoulli(min(mass / (mass + (1 - weight)) / weight, 1)):
             return n, rng.categorical(left if mass > 0 else p[n])
 
-# %% ../nbs/drafters/16_acceptance.ipynb #7549dfb8
+# %% ../nbs/drafters/16_acceptance.ipynb #c8345ae6
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-
-from specdec.errors import to_number, to_scalar
 
 UNDER_CHECK: ContextVar[bool] = ContextVar("UNDER_CHECK", default=False)
 

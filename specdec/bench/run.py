@@ -66,6 +66,7 @@ from ..models.llama import head_size
 # %% ../../nbs/bench/07_run.ipynb #v3rs10n0
 VERSION = 1  # of the lines that are written here
 WEIGHTS = "target", "drafter"  # what there are digests of
+DRAFT_VOCABULARY = 8192  # tokens, of an untrained head; as many as a head is trained for by default
 
 # %% ../../nbs/bench/07_run.ipynb #bed29a6f
 @dataclass(frozen=True)
@@ -429,7 +430,8 @@ class Bench:
         """What drafts where only costs count: the pair's draft model, or a head as large as one
         that was trained for the target; whether it was trained costs nothing."""
         if self.spec.draft: return self.small()
-        head = Head(head_config(self.target)).to(self.target.device)
+        D = min(DRAFT_VOCABULARY, self.target.vocab_size)
+        head = Head(head_config(self.target, D), torch.arange(D)).to(self.target.device)
         return HeadDrafter(share_embedding(head, self.target), self.target)
 
     def pair(self, method: str) -> Pair:
