@@ -23,7 +23,7 @@ from specdec.files import local_path, parse_json, read_text
 from specdec.result import GenerationResult, result_from_data
 from specdec.speedup import draft_cost, tokens_per_round
 
-# %% ../nbs/use/explain.ipynb #fa8cdd36
+# %% ../nbs/use/explain.ipynb #1394b0ed
 @dataclass(frozen=True)
 class Term:
     "A number as an engine calls it, and what it is here."
@@ -43,7 +43,7 @@ TERMS = (
     Term("SGLang", "spec_draft_token_num", "drafted tokens: rounds × K"),
     Term("SGLang", "speculative_num_draft_tokens", "K + 1 of a chain, the target's token counted"),
     Term("llama.cpp", "draft acceptance", "accepted / drafted: falls as K grows, unlike α"),
-    Term("llama.cpp", "mean acceptance length, mean len", "τ, without the plain steps between drafts"),
+    Term("llama.cpp", "mean acceptance length", "τ, without the plain steps between drafts"),
     Term("llama.cpp", "acceptance rate per position", "share of the rounds with a draft: α₁·…·αᵢ"),
     Term("llama.cpp", "draft_n, draft_n_accepted", "drafted tokens, accepted draft tokens"),
     Term("llama.cpp", "n_max", "K, without the target's own token"),
