@@ -105,7 +105,7 @@ Start with: specdec compare "Why is the sky blue?"
 Text and tables go to standard output, summaries and errors to standard error. With --json a
 command prints JSON and nothing else.
 
-If something doesn't work, or is slow: specdec doctor
+If something doesn't work, or is slow: specdec doctor; of another engine: specdec explain FILE
 
 Exit codes: 0 done; 1 a bug in specdec; 2 bad input, or something that the system refuses, such as
 a full disk, said in one line; 130 interrupted; 141 the reader of the output has gone."""
@@ -738,6 +738,36 @@ def doctor(
     for problem in found.problems: typer.echo(f"Error: {problem}", err=True)
     if not found.well: raise typer.Exit(ExitCode.BAD_INPUT)
 
+# %% ../nbs/use/07_cli.ipynb #3xp1a1n1
+@app.command("explain")
+def explain_file(
+    file: Annotated[Path, typer.Argument(
+        help="Results or bench records of specdec; metrics, /metrics or a log of vLLM, SGLang or "
+             "llama.cpp.", show_default=False)],
+    plain: Annotated[Optional[float], typer.Option(
+        "--plain", metavar="TOKENS/S", show_default=False,
+        help="The speed of plain decoding on the same machine, where the file doesn't tell.",
+    )] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why it is slow, or its acceptance low: what each number means there and here, and what to
+    suspect first.
+
+    It reads what specdec, vLLM, SGLang and llama.cpp write about their drafts. Whether drafting
+    pays takes the speed of plain decoding too: bench records hold it, for others give --plain.
+
+    Examples:
+
+    specdec explain vllm.log
+
+    specdec explain answer.json --plain 41
+
+    specdec explain table.jsonl --json"""
+    from specdec.explain import explain, read_acceptance
+    found = [explain(each, plain) for each in read_acceptance(file)]
+    if as_json: typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
+    else: typer.echo("\n\n".join(map(str, found)))
+
 # %% ../nbs/use/07_cli.ipynb #f543b85b
 def proven_rows(lines: list[dict]) -> list[list[str]]:
     "The upper table of `specdec prove`: rule or loop, K, vocabulary, cases, sequences, error."
@@ -1209,9 +1239,10 @@ class RayCommand(TyperCommand):
 
 def bench_json(outcome) -> str: # a specdec.bench.run.Measured
     "What came of a grid, for a program; the runs themselves are in the file."
-    from specdec.bench.run import run_figures
+    from specdec.bench.run import run_figures, synthetic_figures
     return json.dumps({
         "rows": run_figures(outcome.records), "made": outcome.made, "torn_bytes": outcome.torn,
+        "synthetic": synthetic_figures(outcome.records),
         "failed": outcome.failed, "complete": outcome.complete,
         "grid": outcome.grid.model_dump(),
     }, indent=1)

@@ -32,10 +32,23 @@ DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with by
 DECODING = ("plain", *DRAFTING, *PEERS)
 
 ELSEWHERE = re.compile(r"elsewhere:\w[\w.+-]{0,63}") # of runs that were made by other programs
+SYNTHETIC = re.compile(r"synthetic:(\d(?:\.\d+)?(?:/\d(?:\.\d+)?)*)") # α by draft position
+
+def synthetic_rates(name: str) -> tuple[float, ...] | None: # None: it is no such method
+    """The rates of a method of synthetic acceptance, such as "synthetic:0.8/0.6": lossy, and only
+    there to measure what rounds cost."""
+    found = SYNTHETIC.fullmatch(name)
+    rates = tuple(float(rate) for rate in found[1].split("/")) if found else ()
+    return rates if rates and max(rates) <= 1 else None
+
+def drafts_here(name: str) -> bool:
+    "Whether a method drafts by our own decoder."
+    return name in DRAFTING or synthetic_rates(name) is not None
 
 def is_method(name: str) -> bool:
     "Whether something here decodes, or is measured, by that name, or a run was made elsewhere."
-    return name in (*DECODING, *PROBES) or ELSEWHERE.fullmatch(name) is not None
+    named = name in (*DECODING, *PROBES) or ELSEWHERE.fullmatch(name) is not None
+    return named or synthetic_rates(name) is not None
 
 class _Settings(BaseModel):
     "Types are taken as they are, and unknown keys are errors."
@@ -76,13 +89,14 @@ class BenchmarkConfig(_Settings):
         "Ours draft K tokens, plain decoding none."
         if not is_method(self.method): raise ValueError(f"unknown method {self.method!r}")
         if self.method == "plain" and self.K is not None: raise ValueError("plain takes no K")
-        if self.method in DRAFTING and self.K is None: raise ValueError(f"{self.method} needs a K")
+        if drafts_here(self.method) and self.K is None: raise ValueError(f"{self.method} needs a K")
         return self
 
     @property
     def decoder_label(self) -> str:
         '"AR", "SD-K4", "SD-adaptive", or a peer\'s name.'
         if self.method == "plain": return "AR"
+        if synthetic_rates(self.method): return f"lossy-synthetic-K{self.K}"
         if self.method not in DRAFTING: return self.method.removeprefix("elsewhere:")
         return "SD-adaptive" if self.K == "adaptive" else f"SD-K{self.K}"
 
@@ -146,7 +160,8 @@ class Grid(_Settings):
     pairs: list[GridPair] = Field([GridPair(name="smollm2")], min_length=1)
     methods: list[str] = Field(
         ["plain", "suffix", "head", "hybrid"], min_length=1,
-        description=f"plain; drafters: {', '.join(DRAFTING)}; peers: {', '.join(PEERS)}.")
+        description=f"plain; drafters: {', '.join(DRAFTING)}; peers: {', '.join(PEERS)}; lossy, "
+        "for costs only: synthetic:0.8/0.6, α by draft position.")
     K: list[int | str] = Field(
         [4], description="Draft tokens per round, at most: whole numbers, or adaptive.")
     temperatures: list[Positive] = Field([0.0], min_length=1, description="0 is greedy.")
@@ -180,7 +195,10 @@ class Grid(_Settings):
     def known_methods(cls, value: list[str]) -> list[str]:
         "Names the nearest of an unknown one."
         for name in value:
-            if name not in DECODING:
+            if name.startswith("synthetic") and synthetic_rates(name) is None:
+                raise ValueError(f"{name!r} must be synthetic: and rates from 0 to 1, one for each"
+                                 " draft position, such as synthetic:0.8/0.6")
+            if name not in DECODING and synthetic_rates(name) is None:
                 raise ValueError(f"unknown method {name!r}: {meant(name, list(DECODING))}")
         return value
 
@@ -196,7 +214,7 @@ class Grid(_Settings):
     @model_validator(mode="after")
     def possible(self) -> "Grid":
         "What can't be combined is no silent gap in the results."
-        drafting = [name for name in self.methods if name in (*DRAFTING, "prompt_lookup")]
+        drafting = [name for name in self.methods if drafts_here(name) or name == "prompt_lookup"]
         if drafting and not self.K: raise ValueError(f"{drafting[0]} needs a K")
         if "compiled" in self.methods and any(self.temperatures):
             raise ValueError("compiled is greedy: leave it out, or give temperatures: [0]")
@@ -286,6 +304,7 @@ def ways(grid: Grid) -> list[tuple[str, int | str | None]]: # (method, K)
     numbers = [K for K in grid.K if K != "adaptive"]
     Ks: dict[str, Sequence[int | str | None]] = {"plain": [None], "prompt_lookup": numbers}
     Ks |= dict.fromkeys(DRAFTING, grid.K)
+    Ks |= {name: numbers for name in grid.methods if synthetic_rates(name)}
     return [(method, K) for method in grid.methods for K in Ks.get(method, [None])]
 
 def grid_prompts(grid: Grid) -> list[Prompt]:

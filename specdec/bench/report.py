@@ -27,6 +27,7 @@ from pydantic_core import from_json
 from scipy.stats import bootstrap
 
 from .methods import PROBES
+from .grid import synthetic_rates
 from .run import ParsedRecord, parsed, read_lines
 from ..errors import InputError, ModelError, check
 from ..files import written_whole
@@ -225,6 +226,7 @@ def read_runs(file: str | Path, # JSON Lines, as `specdec bench run` writes them
             data = from_json(line, allow_inf_nan=False)
             record = parsed(data)
             if record.config.method in PROBES: continue  # they decode nothing
+            if synthetic_rates(record.config.method): continue  # lossy: there for costs only
             found[record.key] = run_from(record)
             machine = dict(data["environment"])
             of_this_run = ("dtype", "kept_as", "threads", "timed", "startup")

@@ -39,7 +39,9 @@ from specdec.models.hub import (
 )
 from ..models.transformers import context_length
 from ..files import append_whole, fingerprint, locked, parse_json
-from .grid import DRAFTING, LLAMACPP, BenchmarkConfig, Cell, Grid, cells
+from specdec.bench.grid import (
+    LLAMACPP, BenchmarkConfig, Cell, Grid, cells, drafts_here, synthetic_rates,
+)
 from specdec.bench.methods import (
     PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
     for_plain_decoding, llamacpp_prefill, llamacpp_result, memory_probe, parting,
@@ -51,16 +53,20 @@ from ..errors import InputError, ModelError, check, preserve_interrupts
 from ..result import GenerationResult, result_from_data
 from ..costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
+from ..drafters.head import Head, HeadDrafter, head_config, share_embedding
 from ..models.linear import GROUP
 from ..models.loading import load, read_config
 from ..pair import Pair
 from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
 from ..registry import PAIRS, PairSpec
+from ..speedup import draft_cost
+from ..verify import SyntheticAcceptance
 from ..models.llama import head_size
 
 # %% ../../nbs/bench/07_run.ipynb #v3rs10n0
 VERSION = 1  # of the lines that are written here
 WEIGHTS = "target", "drafter"  # what there are digests of
+DRAFT_VOCABULARY = 8192  # tokens, of an untrained head; as many as a head is trained for by default
 
 # %% ../../nbs/bench/07_run.ipynb #bed29a6f
 @dataclass(frozen=True)
@@ -366,6 +372,7 @@ def once(find: Callable) -> Any: # the same function, with `cache_clear`
 def weights_of(spec: PairSpec, method: str) -> dict[str, str | None]:
     "Digests of what decodes by that method; raises `InputError` if the pair hasn't got it."
     drafter = None
+    if synthetic_rates(method): drafter = fingerprint("synthetic", spec.draft)
     if method in ("head", "hybrid", "llamacpp-eagle3"):
         drafter = folder_digest(trained_folder(spec, "head"))
     if method == "model": drafter = folder_digest(trained_folder(spec, "model"))
@@ -419,6 +426,14 @@ class Bench:
         "The trained head."
         return load_drafter(trained_folder(self.spec, "head"), self.target)
 
+    def unmeasured(self) -> Drafter:
+        """What drafts where only costs count: the pair's draft model, or a head as large as one
+        that was trained for the target; whether it was trained costs nothing."""
+        if self.spec.draft: return self.small()
+        D = min(DRAFT_VOCABULARY, self.target.vocab_size)
+        head = Head(head_config(self.target, D), torch.arange(D)).to(self.target.device)
+        return HeadDrafter(share_embedding(head, self.target), self.target)
+
     def pair(self, method: str) -> Pair:
         "What decodes by one of our methods."
         if method not in self.pairs:
@@ -426,6 +441,7 @@ class Bench:
             if method == "plain":
                 made = Pair(for_plain_decoding(self.target, *self.which), NoDrafter())
             elif method == "default": made = Pair(self.target)
+            elif synthetic_rates(method): made = Pair(self.target, self.unmeasured())
             else:
                 skip = skipped(self.spec) if method == "skip" else ()
                 makers = drafter_makers(self.target, self.head, self.small, skip)
@@ -478,11 +494,11 @@ def put_away() -> None:
 # %% ../../nbs/bench/07_run.ipynb #86408232
 def our_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
     "A sequence by one of our methods."
-    plain = run.method == "plain"
+    plain, rates = run.method == "plain", synthetic_rates(run.method)
     return bench.pair(run.method).generate(
         ids, K=run.K or 1, temperature=run.temperature, max_new_tokens=run.max_new_tokens,
         seed=run.seed, method="plain" if plain else "speculative", ignore_eos=True,
-        raise_interrupt=True)
+        raise_interrupt=True, verify=SyntheticAcceptance(rates) if rates else None)
 
 def bare_result(run: BenchmarkConfig, ids: list[int], made: list[int], # of the prompt; new ones
                 seconds: float, text: str = "", **settings) -> GenerationResult:
@@ -550,7 +566,7 @@ def decoded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationRes
     "One sequence, or probe; raises `ModelError` if a sequence is not as long as was asked for."
     set_seeds(run.seed)
     if run.method in PROBES: return probe_result(bench, run, ids)
-    ours = run.method in ("plain", *DRAFTING)
+    ours = run.method == "plain" or drafts_here(run.method)
     result = (our_result if ours else peer_result)(bench, run, ids)
     if result.num_tokens != run.max_new_tokens: raise ModelError(
         f"It made {result.num_tokens} tokens where {run.max_new_tokens} were asked for.")
@@ -580,7 +596,8 @@ def plain_text(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> list[int]:
 def where_parted(bench: Bench, run: BenchmarkConfig, result: GenerationResult) -> Parted | None:
     """Where a greedy sequence of ours or llama.cpp's leaves the plain one; None if it doesn't, and
     for all others."""
-    if run.temperature or run.method not in (*DRAFTING, *LLAMACPP): return None
+    compared = drafts_here(run.method) and synthetic_rates(run.method) is None
+    if run.temperature or not (compared or run.method in LLAMACPP): return None
     ids, ours = result.prompt_ids, result.generated_ids
     if run.method in LLAMACPP:
         return parting(bench.pair("plain").target, ids, ours)
@@ -640,7 +657,7 @@ def loaded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> float: # s
     if run.method in LLAMACPP:
         mode, modes = llamacpp_mode(run.method), bench.llamacpp(longest(run, ids))
         return modes[mode].seconds
-    ours = run.method in ("plain", *DRAFTING)
+    ours = run.method == "plain" or drafts_here(run.method)
     if ours: bench.pair(run.method)
     else: bench.theirs
     return bench.seconds[run.method if ours else "theirs"]
@@ -895,14 +912,50 @@ def figures(some: list[Record], plain: dict[tuple, Record]) -> dict[str, float |
     }
 
 def run_figures(records: Iterable[Record]) -> list[dict]: # a row for each way to decode
-    "What every pair, dtype, temperature, method and K came to."
+    """What every pair, dtype, temperature, method and K came to; without synthetic acceptance,
+    which has no speed-up: see `synthetic_figures`."""
     ways: dict[tuple, list[Record]] = {}
     for record in records:
+        if synthetic_rates(record.config.method): continue
         way = (*group_of(record), record.config.method, record.config.K)
         ways.setdefault(way, []).append(record)
     plain = {partner_of(r): r for some in ways.values() for r in some if r.config.method == "plain"}
     names = ("pair", "dtype", "temperature", "method", "K")
     return [dict(zip(names, way)) | figures(some, plain) for way, some in ways.items()]
+
+# %% ../../nbs/bench/07_run.ipynb #5yn7h001
+def synthetic_figures(records: Iterable[Record]) -> list[dict]: # a row for each method and K
+    """What rounds of synthetic acceptance cost, in plain steps of the same prompts: c and v of a
+    pair and K, whatever its drafts are worth. Their text is lossy, so there is no speed-up."""
+    records = list(records)
+    plain = {partner_of(r): r.result for r in records if r.config.method == "plain"}
+    ways: dict[tuple, list[Record]] = {}
+    for record in records:
+        if synthetic_rates(record.config.method) and partner_of(record) in plain:
+            way = (*group_of(record), record.config.method, record.config.K)
+            ways.setdefault(way, []).append(record)
+    rows = []
+    for way, some in ways.items():
+        steps = [t for r in some for t in plain[partner_of(r)].round_latencies[1:]]
+        step, results = float(np.median(steps)), [r.result for r in some]
+        rounds = sum(len(r.rounds) for r in results)
+        spent = sum(r.verify_time_total_ms + r.sampling_time_total_ms for r in results) / 1000
+        tried = sum(r.num_accepted + r.num_rejected for r in results)
+        rows.append(dict(zip(("pair", "dtype", "temperature", "method", "K"), way)) | {
+            "runs": len(some), "lossy": True, "c": draft_cost(results, step),
+            "v": spent / rounds / step, "alpha": sum(r.num_accepted for r in results) / tried})
+    return rows
+
+def synthetic_lines(records: Iterable[Record]) -> list[str]: # none without such runs
+    "The same for people."
+    rows = synthetic_figures(records)
+    if not rows: return []
+    form = ("<24", ">4", ">6", ">9", ">9", ">7")
+    lines = ["", "Synthetic acceptance: lossy, for costs only (c and v in plain steps)",
+             aligned(("method", "K", "runs", "c", "v", "α"), form)]
+    return lines + [aligned(
+        (row["method"], str(row["K"]), str(row["runs"]), f"{row['c']:.3f}", f"{row['v']:.2f}",
+         f"{row['alpha']:.2f}"), form) for row in rows]
 
 # %% ../../nbs/bench/07_run.ipynb #f2be4cf5
 def run_line(*cells: str) -> str: # seven
@@ -925,6 +978,7 @@ def run_text(outcome: Measured) -> str: # several lines
             row["method"], "" if row["K"] is None else str(row["K"]), str(row["runs"]),
             f"{row['tokens_per_second']:.1f}" if timed else "-",
             shown(row["speedup"]) if timed else "-", shown(row["alpha"]), shown(row["tau"])))
+    lines += synthetic_lines(outcome.records)
     missing = [f"{name} is missing: {why}" for name, why in outcome.failed.items()]
     if outcome.torn: missing.append(
         "The last line of the file had been torn by a kill: it was cut off, and its run made anew.")

@@ -42,7 +42,7 @@ from specdec.lossless.proof import (
     target_distribution,
 )
 from .torch_rng import drawn_from
-from ..verify import VerifyRule, delta
+from ..verify import VerifyRule, delta, under_check
 from ..loop import end_ids, token_ids
 from ..models.protocol import CausalLM
 
@@ -877,7 +877,8 @@ def check_decoder(
     report = DecoderReport(bins, bins.distribution(distribution), samples, false_positive_rate,
                            distance, power,
                            needed, confidence, processes, np.zeros(len(bins)))
-    def answer(i): return generate(list(prompt), length, seed + i)
+    def answer(i):
+        with under_check(): return generate(list(prompt), length, seed + i)
     def fault(tokens): return flaw(tokens, length, prompt, len(distribution(())), eos_ids)
     _watch(report, distribution, answer, fault, stop, progress)
     if report.rejected: _explain(report, distribution, draft_distribution, K)
