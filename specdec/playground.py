@@ -16,6 +16,7 @@ from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
+from textwrap import shorten
 from typing import cast
 
 import numpy as np
@@ -737,6 +738,22 @@ class Recipe:
     seed: int
     max_new_tokens: int
 
+CHANGES = { # what a reader can change, in words
+    "drafter": "the drafter", "prompt": "the prompt", "seed": "the seed",
+    "max_new_tokens": "the number of tokens", "K": "K", "temperature": "the temperature",
+    "top_p": "top-p",
+}
+
+def made_html(recipe: Recipe, session: Session) -> str: # an HTML fragment
+    "What text and figures were made with."
+    said = str(session.current)
+    if recipe.drafter == PLAIN: said = said.partition(", ")[2]  # K says nothing there
+    since = (f" The figures count from round {session.since} on; before, other settings held."
+             if session.since > 1 else "")
+    told = (f"Made by {recipe.drafter}, {said}, seed {recipe.seed}, for"
+            f" “{shorten(recipe.prompt, 72, placeholder=' …')}”.{since}")
+    return f'<p class="sp-faint">{escape(told)}</p>'
+
 class Engine:
     """Models and pairs, the session of a recipe, and plain decoding beside it: what the panel does,
     without the panel. For one thread."""
@@ -902,8 +919,8 @@ def read_recipe(controls: dict) -> Recipe:
     return recipe
 
 # %% ../nbs/use/06_panel.ipynb #259ab7a4
-VIEWS = ("error", "status", "note", "text", "old", "tiles", "acceptance", "rounds", "speedup",
-         "position")
+VIEWS = ("error", "status", "note", "text", "made", "old", "tiles", "acceptance", "rounds",
+         "speedup", "position")
 
 def layout(c: dict, v: dict, system_theme: bool): # controls; views; → a widget
     "The panel's widgets in their places."
@@ -915,7 +932,8 @@ def layout(c: dict, v: dict, system_theme: bool): # controls; views; → a widge
         box("buttons", c["run"], c["step"], c["stop"], c["reset"]), v["status"],
     )
     middle = box(
-        "main", v["error"], v["text"], w.HTML(key_html()), v["old"], v["tiles"], c["picked"])
+        "main", v["error"], v["text"], w.HTML(key_html()), v["made"], v["old"], v["tiles"],
+        c["picked"])
     micro = box(
         "micro", w.HTML("<h2>One round under the microscope</h2>"),
         box("picks", c["round"], c["place"]), v["position"],
@@ -987,6 +1005,7 @@ class Playground:
         self.show("acceptance", acceptance_html(recent))
         self.show("rounds", rounds_html(recent))
         self.show("speedup", speedup_svg(K, found, v))
+        self.show("made", made_html(engine.recipe, session) if session else "")
         old = self.what_is_old()
         self.show("old", f'<p class="sp-note" role="status">{escape(old)}</p>' if old else "")
         if old: self.root.add_class("sp-old")
@@ -998,14 +1017,19 @@ class Playground:
         self.show("position", looked_at)
 
     def what_is_old(self) -> str: # "" if all is as the controls say
-        "What text and figures were made with, where the controls say something else by now."
+        "What the controls say otherwise than what is shown, and what Run makes of it."
         session, was = self.engine.session, self.engine.recipe
         try: settings, recipe = read_settings(self.controls), read_recipe(self.controls)
         except SpecdecError: return ""  # which is shown
-        if session is None or (was, session.current) == (recipe, settings): return ""
+        if session is None: return ""
+        before, now = ({**vars(one), **vars(other)}
+                       for one, other in ((was, session.current), (recipe, settings)))
+        if PLAIN in (was.drafter, recipe.drafter): before["K"] = now["K"]  # there is none
+        changed = [words for name, words in CHANGES.items() if before[name] != now[name]]
+        if not changed: return ""
         goes_on = was == recipe and not session.finished
         plan = f"goes on with {settings}" if goes_on else f"writes a new text by {recipe.drafter}"
-        return f"Text and figures are by {was.drafter}, {session.current}. Run {plan}."
+        return f"Old: since then you changed {' and '.join(changed)}. Run {plan}."
 
     def aim(self, positions: list[list[Position]]) -> tuple[int, int]: # round, 0…; position, 1…
         """Give the microscope's sliders their ranges; unless the reader picked a round, move them

@@ -24,7 +24,8 @@ def question(tour: Path = TOUR) -> str:
     for cell in json.loads(tour.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] != "code" or "question =" not in "".join(cell["source"]): continue
         for node in ast.parse("".join(cell["source"])).body:
-            if isinstance(node, ast.Assign) and node.targets[0].id == "question": return ast.literal_eval(node.value)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "question":
+                return ast.literal_eval(node.value)
     raise LookupError(f"{tour.name} assigns no question: what shall the model answer?")
 
 

@@ -400,7 +400,7 @@
     window.addEventListener("hashchange", () => {
       const asked = read();
       if (!asked) return;
-      play(false);
+      tour(null);
       go(asked);
     });
 
