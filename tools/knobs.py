@@ -15,7 +15,7 @@ from specdec.models.hub import fetch
 
 ROOT = Path(__file__).resolve().parents[1]
 TOUR, OUT = ROOT / "nbs" / "path" / "00_tour.ipynb", ROOT / "nbs" / "data" / "knobs.json"
-KS, TEMPERATURES = list(range(1, 11)), [n / 10 for n in range(16)]
+KS, TEMPERATURES = [1, 2, 3, 4, 5, 6, 8, 10], [0, .3, .5, .7, 1, 1.5]
 TOKENS = 48
 
 
