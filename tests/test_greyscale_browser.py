@@ -12,7 +12,7 @@ SIDE_BY_SIDE = {
         '<div class="recorded"><div class="recorded-strip">{}</div></div>',
         '<button class="recorded-spot status-{0}">word</button>', (*TOKENS, "target", "never")),
     "their key": ("use/recorded.html", '<div class="recorded"><p class="recorded-key">{}</p></div>',
-        '<span class="status-{0}"> word </span>', (*TOKENS, "never")),
+        '<span class="status-{0}" style="display:inline-block;padding-bottom:4px">word</span>', (*TOKENS, "never")),
     "bars under their microscope": ("use/recorded.html",
         '<div class="recorded"><span class="recorded-bar">{}</span></div>',
         '<span class="recorded-{0}" style="width:60px"></span>', ("overlap", "residual", "excess")),
