@@ -24,11 +24,13 @@ def test_a_tour_without_a_question_is_named(tmp_path):
     with pytest.raises(LookupError, match="x.ipynb assigns no question"): knobs.question(tmp_path / "x.ipynb")
 
 
-def test_the_sliders_are_those_of_the_notebook():
+def test_the_sliders_reach_as_far_as_those_of_the_notebook():
     cells = json.loads(knobs.TOUR.read_text(encoding="utf-8"))["cells"]
     (cell,) = ["".join(c["source"]) for c in cells if "guesses_knob =" in "".join(c["source"])]
-    assert "IntSlider(5, 1, 10," in cell and DATA["Ks"] == list(range(1, 11))
-    assert "FloatSlider(0, min=0, max=1.5," in cell and DATA["temperatures"] == [n / 10 for n in range(16)]
+    Ks, temperatures = DATA["Ks"], DATA["temperatures"]
+    assert "IntSlider(5, 1, 10," in cell and (Ks[0], Ks[-1]) == (1, 10) and 5 in Ks
+    assert "FloatSlider(0, min=0, max=1.5," in cell and (temperatures[0], temperatures[-1]) == (0, 1.5)
+    assert Ks == sorted(set(Ks)) == knobs.KS and temperatures == sorted(set(temperatures)) == knobs.TEMPERATURES
 
 
 def test_every_place_of_both_sliders_has_its_run():
@@ -40,14 +42,14 @@ def test_every_place_of_both_sliders_has_its_run():
     greedy = {tuple(sum(rounds, [])) for rounds in DATA["runs"][0]}
     assert len(greedy) == 1  # K changes the rounds, never the text
     assert len({len(rounds) for rounds in DATA["runs"][0]}) > 2
-    assert len({tuple(sum(rounds, [])) for row in DATA["runs"][1:] for rounds in row}) > 50
+    assert len({tuple(sum(rounds, [])) for row in DATA["runs"][1:] for rounds in row}) > 15
 
 
 @pytest.mark.slow
 def test_the_decoder_says_so_again():
     model, tokenizer = knobs.load()
     ids = knobs.prompt(tokenizer, knobs.question())
-    for T, K in [(0, 5), (7, 3)]:
+    for T, K in [(0, 5), (4, 3)]:
         rounds = knobs.recorded(model, ids, DATA["Ks"][K], DATA["temperatures"][T])
         assert [[tokenizer.decode([t]) for t in r] for r in rounds] == [
             [DATA["tokens"][t] for t in r] for r in DATA["runs"][T][K]]

@@ -619,7 +619,7 @@ def test_the_box_below_the_slider_leaves_K_to_a_controller(panel, toys):
     assert f"K = {panel.engine.summary().K}: ●" in word(panel, "speedup") and word(panel, "old") == ""
     c["K"].value, c["adaptive"].value = 3, False
     assert panel.worker.join(5) and not c["K"].disabled
-    assert session.settings.K == 3 and "K = adaptive" in word(panel, "old")
+    assert session.settings.K == 3 and "K = adaptive" in word(panel, "made") and "changed K" in word(panel, "old")
 
 
 @pytest.mark.parametrize("adapts", [False, True], ids=["with the slider", "with the box"])

@@ -15,7 +15,7 @@ from specdec.models.hub import fetch
 
 ROOT = Path(__file__).resolve().parents[1]
 TOUR, OUT = ROOT / "nbs" / "path" / "00_tour.ipynb", ROOT / "nbs" / "data" / "knobs.json"
-KS, TEMPERATURES = list(range(1, 11)), [n / 10 for n in range(16)]
+KS, TEMPERATURES = [1, 2, 3, 4, 5, 6, 8, 10], [0, .3, .5, .7, 1, 1.5]
 TOKENS = 48
 
 
@@ -24,7 +24,8 @@ def question(tour: Path = TOUR) -> str:
     for cell in json.loads(tour.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] != "code" or "question =" not in "".join(cell["source"]): continue
         for node in ast.parse("".join(cell["source"])).body:
-            if isinstance(node, ast.Assign) and node.targets[0].id == "question": return ast.literal_eval(node.value)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "question":
+                return ast.literal_eval(node.value)
     raise LookupError(f"{tour.name} assigns no question: what shall the model answer?")
 
 

@@ -263,7 +263,8 @@
       const facts = [["p, target", p], ["q, draft", q], ["min(1, p/q)", drafted ? Math.min(1, p / q) : null],
         ["u, drawn", tried ? (drafted ? r.u[spot.i] : r.drawn) : null], ["residual", overlap === null ? null : Math.max(0, p - q)]];
       const scale = Math.max(...top.map(([, a, b]) => Math.max(a, b)));
-      const rows = top.map(([token, a, b]) => {
+      const rows = top.map(([token, ...three]) => {
+        const [a, b] = drafted && token === spot.token ? [p, q] : three; // to four digits, as the facts above
         const pieces = overlap === null ? [["bonus", a]] : [["overlap", Math.min(a, b)], a > b ? ["residual", a - b] : ["excess", b - a]];
         const role = overlap !== null && token === r.draft[spot.i] ? "guessed" : token === r.own && spot.i === r.accepted ? "said" : "";
         const line = row(shown(token), bar(pieces, scale), digits(a), overlap === null ? "" : digits(b), role);
@@ -400,7 +401,7 @@
     window.addEventListener("hashchange", () => {
       const asked = read();
       if (!asked) return;
-      play(false);
+      tour(null);
       go(asked);
     });
 
