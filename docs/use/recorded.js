@@ -1,5 +1,7 @@
 // Steps through recorded runs without a kernel. data/recorded.json holds what the package's own loop did (tools/record.py
 // wrote it); nothing is decided here, only looked up, counted and drawn. Without this script a picture stays in its place.
+// `data-open` says where a box opens: a round in which a draft token was rejected. A box with `data-alone` is what its page
+// is about: the address keeps what it shows, and the averages stand below it.
 (() => {
   "use strict";
   const MEANING = {
@@ -10,7 +12,7 @@
   const SLOWER = 8;                  // a run of a second is played in eight
   const STEP = 1200;                 // milliseconds a round stands still where less motion is asked for
   const ROWS = 5;                    // of the microscope's table
-  const OPENING = { prompt: "song", draft: "smollm2", T: 0.7, K: 8 };
+  const here = document.currentScript.src;
 
   const make = (tag, attributes = {}, ...children) => {
     const element = tag === "svg" || tag in SHAPES ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -52,8 +54,8 @@
   const table = (caption, heads, rows) => make("table", {}, make("caption", {}, caption),
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows));
 
-  const start = (root, data) => {
-    const { runs: grid, averages: over, prompts, drafters } = data.settings;
+  const start = (root, data, averagesOf) => {
+    const { runs: grid, prompts, drafters } = data.settings;
     const named = (columns, rows) => rows.map((values) => Object.fromEntries(columns.map((name, i) => [name, values[i]])));
     for (const run of data.runs) run.rounds = named(data.columns.rounds, run.rounds);
     data.cells = named(data.columns.cells, data.cells);
@@ -63,16 +65,11 @@
     const shown = (token) => make("span", { class: "recorded-token" }, spelled(token).replace(/^ /, "␣"));
 
     // The state: what the address keeps. `round` 0 is the prompt's forward; `token` counts the round's tokens from 0.
-    const first = () => {
-      const run = find({ ...OPENING }), round = run.rounds.findIndex((r) => r.draft.length === OPENING.K && r.accepted === OPENING.K) + 1;
-      return { ...OPENING, round, token: OPENING.K };
-    };
     const find = (at) => data.runs.find((run) => run.prompt === at.prompt && run.drafter === at.draft && run.temperature === at.T && run.K === at.K);
     const plainOf = (at) => data.plain.find((lane) => lane.prompt === at.prompt && lane.temperature === at.T);
     const deciding = (r) => { const found = spots(r); return Math.min(r.accepted, found.length - 1); };
-    const read = () => {
-      const asked = new URLSearchParams(location.hash.slice(1)), at = first();
-      if (!asked.has("round")) return null;
+    const stateOf = (words, otherwise) => {
+      const asked = new URLSearchParams(words), at = { ...otherwise };
       const whole = (name, most) => Math.min(Math.max(Math.trunc(Number(asked.get(name))) || 0, 0), most);
       for (const [name, values] of [["prompt", grid.prompts], ["draft", Object.keys(drafters)], ["T", grid.temperatures], ["K", grid.Ks]]) {
         const value = values.find((each) => String(each) === asked.get(name));
@@ -82,10 +79,13 @@
       at.token = at.round ? (asked.has("token") ? whole("token", spots(find(at).rounds[at.round - 1]).length - 1) : deciding(find(at).rounds[at.round - 1])) : 0;
       return at;
     };
-    const keep = () => history.replaceState(null, "", `#${new URLSearchParams(at)}`);
+    const alone = root.dataset.alone === "true";
+    const opening = stateOf(root.dataset.open, { prompt: grid.prompts[0], draft: Object.keys(drafters)[0], T: grid.temperatures[0], K: grid.Ks[0] });
+    const read = () => (alone && new URLSearchParams(location.hash.slice(1)).has("round") ? stateOf(location.hash.slice(1), opening) : null);
+    const address = () => `#${new URLSearchParams(at)}`;
 
     const firstSpot = (run) => ({ token: run.first, status: "target", i: 0 });
-    let at = first(), clock = 0, playing = false, frame = 0, timer = 0, last = 0;
+    let at = opening, clock = 0, playing = false, frame = 0, timer = 0, last = 0;
 
     // Every change goes through here.
     const go = (change) => {
@@ -96,7 +96,7 @@
       at.round = Math.min(Math.max(at.round, 0), most);
       if (!("token" in change)) at.token = at.round ? deciding(run.rounds[at.round - 1]) : 0;
       if (!playing) clock = run.ends[at.round];
-      keep();
+      if (alone) history.replaceState(null, "", address());
       draw();
     };
 
@@ -120,7 +120,7 @@
     const text = make("div", { class: "recorded-text", role: "toolbar", "aria-label": "The text so far. Arrow keys move from token to token" });
     const strip = make("div", { class: "recorded-strip", role: "toolbar", "aria-label": "This round's tokens. Arrow keys move from token to token" });
     const lens = make("div", { class: "recorded-lens", role: "region", "aria-label": "The token under the microscope" });
-    const charts = make("div", { class: "recorded-charts" });
+    const more = make("a", {}, "This run on its own page, with averages over many texts");
     const key = make("p", { class: "recorded-key" }, ...Object.entries(MEANING).flatMap(([status, words]) => [make("span", { class: `status-${status}`, title: words }, ` ${status} `), " "]),
       make("span", { class: "status-never", title: NEVER }, " never tried "));
 
@@ -148,7 +148,8 @@
       fill(text, [[firstSpot(run)], ...rounds.slice(0, n).map(spots)], n, (spot) => spot.status !== "never");
       fill(strip, [n ? spots(rounds[n - 1]) : [firstSpot(run)]], n, () => true, n);
       lens.replaceChildren(...microscope(run, n));
-      averages();
+      if (alone) averages.draw(at);
+      else more.href = new URL(`recorded.html${address()}`, here);
     };
 
     // Tokens as buttons. One of a group is in the tab order; the arrows lead to the others.
@@ -262,7 +263,8 @@
       const facts = [["p, target", p], ["q, draft", q], ["min(1, p/q)", drafted ? Math.min(1, p / q) : null],
         ["u, drawn", tried ? (drafted ? r.u[spot.i] : r.drawn) : null], ["residual", overlap === null ? null : Math.max(0, p - q)]];
       const scale = Math.max(...top.map(([, a, b]) => Math.max(a, b)));
-      const rows = top.map(([token, a, b]) => {
+      const rows = top.map(([token, ...three]) => {
+        const [a, b] = drafted && token === spot.token ? [p, q] : three; // to four digits, as the facts above
         const pieces = overlap === null ? [["bonus", a]] : [["overlap", Math.min(a, b)], a > b ? ["residual", a - b] : ["excess", b - a]];
         const role = overlap !== null && token === r.draft[spot.i] ? "guessed" : token === r.own && spot.i === r.accepted ? "said" : "";
         const line = row(shown(token), bar(pieces, scale), digits(a), overlap === null ? "" : digits(b), role);
@@ -305,58 +307,7 @@
       draw();
     }).observe(root);
 
-    // Averages, with their spread. Nothing of it depends on the run above but the choices.
-    const cell = (draft, prompt, temperature, k) => data.cells.find((c) => c.drafter === draft && c.prompt === prompt && c.temperature === temperature && c.K === k);
-    let averagedFor = "";
-    const averages = () => {
-      const now = [at.draft, at.prompt, at.T, at.K].join();
-      if (now === averagedFor) return;
-      averagedFor = now;
-      const along = (xs, get, what) => (prompt) => xs.map((x) => get(x, prompt)[what]);
-      const ofK = (k, prompt) => cell(at.draft, prompt, at.T, k), ofT = (t, prompt) => cell(at.draft, prompt, t, at.K);
-      const ks = over.Ks, ts = over.temperatures, name = drafters[at.draft][0];
-      charts.replaceChildren(
-        chart(`Tokens a round, by K, at temperature ${at.T}`, "K", ks, along(ks, ofK, "tau"), at.K, "τ", 1),
-        chart(`Tokens a round, by temperature, at K = ${at.K}`, "temperature", ts, along(ts, ofT, "tau"), at.T, "τ", 1),
-        chart(`Share of tried guesses kept, by temperature, K = ${at.K}`, "temperature", ts, along(ts, ofT, "alpha"), at.T, "share", 0, 1),
-        positions());
-      const here = ofK(at.K, "all");
-      summary.textContent = `Draft: ${name}. At K = ${at.K} and temperature ${at.T}: ${here.tau[0].toFixed(2)} tokens a round on average` +
-        `${here.tau[1] === null ? "" : ` (standard error ${here.tau[1].toFixed(2)})`}, over ${here.texts} texts of ${over.tokens} tokens: ` +
-        `${at.T ? `${over.texts} seeds of each of ${plural(over.prompts.length, "prompt")}` : `one of each of ${plural(over.prompts.length, "prompt")}, as greedy text has no seed`}. Eight of ten texts lie between ${here.tau[2].toFixed(2)} and ${here.tau[3].toFixed(2)}.`;
-      numbers.replaceChildren(table("Tokens a round, over all prompts", ["K", ...ts.map((t) => `T = ${t}`)], ks.map((k) => row(String(k), ...ts.map((t) => {
-        const { tau } = cell(at.draft, "all", t, k);
-        return `${tau[0].toFixed(2)}${tau[1] === null ? "" : ` ± ${tau[1].toFixed(2)}`} (${tau[2].toFixed(1)}–${tau[3].toFixed(1)})`;
-      })))));
-    };
-    const summary = make("p", { class: "recorded-summary" }), numbers = make("div", { class: "recorded-table", tabindex: 0, role: "region", "aria-label": "The averages as a table" });
-
-    // A line with its error bars, the band of eight in ten texts, and the chosen prompt alone, dashed.
-    const chart = (title, xName, xs, values, here, yName, low, most) => {
-      const all = values("all"), one = values(at.prompt), [W, H, left, bottom] = [340, 220, 34, 34];
-      const high = most || Math.ceil(2 * Math.max(...all.filter(Boolean).map((v) => v[3]), ...one.filter(Boolean).map((v) => v[0]))) / 2;
-      const X = (x) => left + ((x - xs[0]) / (xs.at(-1) - xs[0])) * (W - left - 14), Y = (y) => H - bottom - ((y - low) / (high - low)) * (H - bottom - 26);
-      const there = xs.map((x, i) => [x, all[i]]).filter(([, v]) => v), path = (points) => `M${points.map(([x, y]) => `${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("L")}`;
-      const ticks = most ? [0, .25, .5, .75, 1] : Array.from({ length: Math.floor(high - low) + 1 }, (_, i) => low + i);
-      const label = (x, y, words, anchor, extra = {}) => make("text", { x, y, "text-anchor": anchor, ...extra }, words);
-      const picture = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}. Average over all prompts, and in brackets where eight of ten texts lie: ${there.map(([x, v]) => `${xName} ${x}: ${v[0].toFixed(2)} (${v[2].toFixed(2)} to ${v[3].toFixed(2)})`).join("; ")}.` },
-        ...ticks.map((y) => make("g", {}, make("line", { class: "recorded-grid", x1: left, x2: W - 14, y1: Y(y), y2: Y(y) }), label(left - 6, Y(y) + 4, String(y), "end"))),
-        ...xs.map((x) => label(X(x), H - bottom + 16, String(x), "middle", x === here ? { class: "recorded-chosen" } : {})),
-        label((left + W) / 2, H - 4, xName, "middle"), label(4, 12, yName, "start"),
-        make("path", { class: "recorded-band", d: `${path(there.map(([x, v]) => [x, v[3]]))}L${path(there.map(([x, v]) => [x, v[2]]).reverse()).slice(1)}Z` }),
-        make("path", { class: "recorded-one", d: path(xs.map((x, i) => [x, one[i]]).filter(([, v]) => v).map(([x, v]) => [x, v[0]])) }),
-        ...there.filter(([, v]) => v[1] !== null).map(([x, v]) => make("line", { class: "recorded-error", x1: X(x), x2: X(x), y1: Y(Math.min(high, v[0] + 2 * v[1])), y2: Y(Math.max(low, v[0] - 2 * v[1])) })),
-        make("path", { class: "recorded-mean", d: path(there.map(([x, v]) => [x, v[0]])) }),
-        ...there.map(([x, v]) => make("circle", { class: x === here ? "recorded-dot recorded-chosen" : "recorded-dot", cx: X(x), cy: Y(v[0]), r: x === here ? 5 : 3 })));
-      return make("figure", {}, make("figcaption", {}, title), picture);
-    };
-    const positions = () => {
-      const found = cell(at.draft, "all", at.T, at.K), rows = Array.from({ length: at.K }, (_, i) => {
-        const tried = found.tried[i], kept = found.kept[i];
-        return row(String(i + 1), bar([["overlap", tried ? kept / tried : 0]], 1), tried ? `${kept} of ${tried}` : "never tried");
-      });
-      return make("figure", {}, table("Kept when tried, by draft position, in all texts", ["position", "share", "kept"], rows));
-    };
+    const averages = alone && averagesOf({ make, row, table, bar, plural, data });
 
     // Play: the run's own clock, slower. Whoever asked for less motion gets a round at a time.
     const end = () => find(at).ends.at(-1);
@@ -395,22 +346,29 @@
       }
     };
 
-    // The first round, in five captions.
-    const guide = make("section", { class: "recorded-guide", "aria-label": "One round, explained in five captions" });
+    // The opening round, in six captions.
+    const guide = make("section", { class: "recorded-guide", "aria-label": "One round, explained in six captions" });
     const reopen = button("explain", "Explain a round", () => tour(0, true));
     const captions = () => {
-      const r = find(at).rounds[at.round - 1], n = r.draft.length;
+      const r = find(at).rounds[at.round - 1], n = r.draft.length, i = r.accepted, ratio = (j) => digits(Math.min(1, r.p[j] / r.q[j]));
       return [
-        ["The draft guesses", `Something cheap has guessed ${n} tokens, here by looking up what followed the same words before. They stand in one row, with one more at its end.`, strip, 0],
-        ["The target reads all guesses at once", `One forward of the target, the framed box on the lower lane, gives p for every guess. It takes little longer than the forward for one token.`, lanes, 0],
-        ["Each guess is kept or not", `A guess is kept if a uniform number u is below min(1, p/q). The first one that is not would end the round. Here all ${n} are kept.`, lens, 0],
-        ["One token on top", `All guesses stood, so the same forward has one more to give: the bonus, drawn from p itself. A rejected guess would have been replaced here instead.`, lens, n],
-        ["Count", `${n + 1} tokens from one forward; plain decoding, on the upper lane, makes ${n + 1} forwards of them. And the text is distributed just as without drafts. Now press Step, Play, or any token.`, lanes, n],
+        ["The draft guesses", `Something cheap, here ${drafters[at.draft][0]}, has guessed ${n} tokens. They stand in one row, with what became of each.`, strip, i],
+        ["The target reads all guesses at once", "One forward of the target, the framed box on the lower lane, gives p for every guess. It takes little longer than the forward for one token.", lanes, i],
+        ["Each guess is kept or not", `From the left: a guess is kept if a random number u is below min(1, p/q). For ${quote(r.draft[i - 1])}, ${digits(r.u[i - 1])} is below ${ratio(i - 1)}: kept.`, lens, i - 1],
+        ["The first that fails", `For ${quote(r.draft[i])}, ${digits(r.u[i])} is not below ${ratio(i)}: rejected, and every guess after it is thrown away untried.`, lens, i],
+        ["Another in its place", `The same forward says what comes instead: ${quote(r.own)}, drawn from the residual, max(p − q, 0). Had all guesses stood, it would have given one token on top, the bonus.`, lens, i + 1],
+        ["Count", `${i + 1} tokens from one forward; plain decoding, on the upper lane, makes ${i + 1} forwards of them. And the text is distributed just as without drafts. Now press Step, Play, or any token.`, lanes, i + 1],
       ];
     };
-    let opener = null;
+    // Bring a part into view, below the guide, which stays at the top while it is open.
+    const reveal = (part) => {
+      part.style.scrollMarginTop = `${guide.offsetHeight + 16 + (parseFloat(getComputedStyle(guide).top) || 0)}px`;
+      const { top, bottom } = part.getBoundingClientRect();
+      if (top < parseFloat(part.style.scrollMarginTop) - 8 || bottom > innerHeight) part.scrollIntoView({ block: "start", behavior: still.matches ? "instant" : "smooth" });
+    };
     const tour = (i, focus = false) => {
       play(false);
+      root.classList.toggle("recorded-guided", i !== null);
       for (const each of [strip, lanes, lens]) each.classList.remove("recorded-shown");
       if (i === null) {
         guide.replaceChildren(reopen);
@@ -419,9 +377,9 @@
         return;
       }
       guide.classList.remove("recorded-closed");
-      at = first(); // the round the captions speak of
+      at = opening; // the round the captions speak of
       const told = captions(), [title, words, about, token] = told[i], final = i === told.length - 1;
-      at.token = token;
+      at = { ...at, token };
       clock = find(at).ends[at.round];
       draw();
       about.classList.add("recorded-shown");
@@ -429,7 +387,9 @@
       before.disabled = i === 0;
       guide.replaceChildren(make("p", { class: "recorded-caption", "aria-live": "polite" }, make("strong", {}, `${i + 1} of ${told.length}. ${title}. `), words),
         make("div", { class: "recorded-guide-buttons" }, before, onward, button("guide-close", "Close", () => tour(null, true))));
-      if (focus) onward.focus();
+      if (!focus) return;
+      onward.focus({ preventScroll: true });
+      reveal(about);
     };
     guide.addEventListener("keydown", (event) => {
       const press = { ArrowRight: ".recorded-guide-next", ArrowLeft: ".recorded-guide-back:enabled", Escape: ".recorded-guide-close" }[event.key];
@@ -441,17 +401,15 @@
     window.addEventListener("hashchange", () => {
       const asked = read();
       if (!asked) return;
-      play(false);
+      tour(null);
       go(asked);
     });
 
     root.replaceChildren(guide, controls, question, status, lanes, text, strip, key, lens,
-      make("h3", { class: "recorded-heading" }, "Not one text, but many"), summary, charts,
-      make("p", { class: "recorded-key" }, "Line: the average, with two standard errors up and down; they are long at temperature 0, where a prompt has one text only. Band: eight of ten texts. Dashed: the prompt chosen above, alone."),
-      make("details", {}, make("summary", {}, "The averages as a table"), numbers));
+      ...(alone ? averages.parts : [make("p", { class: "recorded-more" }, more)]));
     root.dataset.ready = "true"; // the box has its own measures from here on
     const asked = read();
-    at = asked || first();
+    at = asked || opening;
     clock = find(at).ends[at.round];
     draw();
     tour(asked ? null : 0);
@@ -459,7 +417,17 @@
 
   const failed = (root) => root.append(make("p", { role: "status" },
     "The recorded runs could not be loaded, so this is a picture of one of them. A browser loads them from a file server, not from a folder."));
-  for (const root of document.querySelectorAll(".recorded")) {
-    fetch(root.dataset.runs).then((answer) => answer.json()).then((data) => start(root, data), () => failed(root));
-  }
+  const averagesOf = (root) => root.dataset.alone === "true" && import(new URL("recorded_averages.js", here)).then((module) => module.default);
+  const style = make("link", { rel: "stylesheet", href: new URL("recorded.css", here) });
+  const styled = new Promise((done) => style.addEventListener("load", done)); // the box is measured
+  document.head.append(style);
+  const load = (root) => Promise.all([fetch(root.dataset.runs).then((answer) => answer.json()), averagesOf(root), styled]).then(([data, averages]) => start(root, data, averages), () => failed(root));
+  // The data come when a reader comes near, for most of a page may stand before the box.
+  const near = new IntersectionObserver((seen) => {
+    for (const { target } of seen.filter((each) => each.isIntersecting)) {
+      near.unobserve(target);
+      load(target);
+    }
+  }, { rootMargin: "1200px" });
+  for (const root of document.querySelectorAll(".recorded")) near.observe(root);
 })();
