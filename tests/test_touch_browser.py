@@ -190,6 +190,8 @@ def test_a_broken_rule_settles_at_the_proofs_distance(page, rule):
     assert off > .02 and found["touch-exact"][1] == f"{off:.4f}"
     assert found["touch-found"][0] == pytest.approx(off, abs=.005)
     assert f"It settles {off:.4f} away" in page.inner_text(".touch-throw .touch-verdict")
+    assert "yours is broken" in page.inner_text(".touch-race .touch-verdict")  # and doesn't promise p
+    assert "same distribution" not in page.inner_text(".touch-race .touch-verdict")
     marks = page.locator(".touch-histogram .touch-law")
     boxes = [marks.nth(i).bounding_box() for i in range(6)]
     bars = [page.locator(".touch-histogram .touch-count").nth(i).bounding_box() for i in range(6)]
