@@ -191,7 +191,7 @@
       root.append(make("section", { class: "touch-panel touch-drag", "aria-label": "Drag the draft’s distribution" },
         make("div", { class: "touch-title" }, "1 Drag q away from p"), rows.box, said,
         make("div", { class: "touch-bars" }, ...places.map((place) => place.box)),
-        make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-p" }), "p, the target’s ", make("span", { class: "touch-swatch touch-kept" }), "both: kept ",
+        make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-p" }), "p, the target’s ", make("span", { class: "touch-swatch touch-kept" }), "p and q, the draft’s: kept ",
           make("span", { class: "touch-swatch touch-rejected" }), "q says it too often ", make("span", { class: "touch-swatch touch-residual" }), "left over: the residual"),
         make("p", { class: "touch-line" }, "α = Σ min(p, q) = ", alpha, ": so often a guess is kept. 1 − α = ", missed, " is how far q is from p (total variation)."),
         make("div", { class: "touch-buttons" }, button("q as it was", "reset", () => change({ q: [...row().q] })), button("q = p", "same", () => change({ q: [...row().p] })),
@@ -225,7 +225,7 @@
         const track = make("div", { class: "touch-track" }), mark = make("span", { class: "touch-mark" });
         return { track, mark, box: make("div", { class: "touch-strip", "aria-hidden": "true" }, make("div", { class: "touch-strip-title" }, title), make("div", { class: "touch-rail" }, track, mark)) };
       };
-      const strips = [strip("a guess falls on q"), strip("a coin u on [0, 1]: kept left of the cut"), strip("only after a rejection: the residual")];
+      const strips = [strip("a guess falls on q"), strip("a coin u on [0, 1]: kept left of the cut"), strip("only after a rejection")];
       const bars = row().p.map(() => {
         const p = make("span", { class: "touch-part touch-p" }), bar = make("span", { class: "touch-part touch-count" }), mark = make("span", { class: "touch-part touch-law" });
         const name = make("div", { class: "touch-word" }), number = make("div", { class: "touch-number" }), column = make("div", { class: "touch-column touch-still" }, bar, p, mark);
@@ -235,7 +235,7 @@
       const kept = make("output", { class: "touch-value touch-share" }), total = make("output", { class: "touch-value touch-n" }), verdict = make("p", { class: "touch-verdict" });
       const more = (n) => button(`×${n.toLocaleString("en")}`, `x${n}`, () => change({ n: Math.min(MOST, state.n + n) }, n === 1));
       root.append(make("section", { class: "touch-panel touch-throw", "aria-label": "Throw tokens" },
-        make("div", { class: "touch-title" }, "2 Throw: what comes out is p"), rules.box,
+        make("div", { class: "touch-title" }, "2 Throw: what comes out"), rules.box,
         make("div", { class: "touch-buttons" }, make("span", {}, "Throw "), more(1), more(100), more(10000), button("Clear", "clear", () => change({ n: 0 }))),
         make("div", { class: "touch-strips" }, ...strips.map((each) => each.box)), status,
         make("div", { class: "touch-bars touch-histogram" }, ...bars.map((each) => each.box)),
@@ -273,7 +273,7 @@
         figure(found, state.n ? distance(now, target) : "", state.n ? digits(distance(now, target), 4) : "–");
         figure(exact, off, off < 1e-12 ? "0" : digits(off, 4));
         verdict.textContent = state.rule === "exact"
-          ? "Drag q while the histogram stands: it stays at p. All that q changes is how often a guess is kept."
+          ? "Drag q: the same throws are played again with it, and the bars stay at p. Green and dotted together are p; q changes only how often a guess is kept."
           : off < 1e-12 ? "With this q the broken rule happens to be right. Drag q away." : `Broken: no number of throws brings it to p. It settles ${digits(off, 4)} away.`;
       });
     }
@@ -353,10 +353,10 @@
         make("div", { class: "touch-title" }, "3 Race: what α changes is time"),
         make("div", { class: "touch-halves" },
           make("div", {}, plain.box, guessing.box,
-            make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-q" }), "K guesses, c each ", make("span", { class: "touch-swatch touch-kept" }), "a forward that kept some, and its tokens"),
+            make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-q" }), "K guesses, c each ", make("span", { class: "touch-swatch touch-kept" }), "a forward that kept some; its tokens, one its own"),
             make("div", { class: "touch-sliders" }, ...sliders.map((each) => each.box)),
             make("p", { class: "touch-line" }, "τ = ", many, " tokens a round; S = τ / (v(K) + Kc) = ", speed, ". The best K is ", finest, "."), verdict),
-          make("div", {}, make("p", { class: "touch-line" }, "The speed-up S at this K. Drag the dot, or click what was measured:"), map, named,
+          make("div", {}, make("p", { class: "touch-line" }, "The speed-up S at this K; red loses. Drag the dot, or click a measured one:"), map, named,
             make("p", { class: "touch-line" }, "S for each K, the best in green:"), ladder))));
       drawing.push(() => {
         const share = alphaOf(), alpha = share / WHOLE, at = course(), { K } = state, round = price(at, K), next = uniforms(2), rounds = [];
@@ -375,7 +375,7 @@
         figure(many, tau(alpha, K), digits(tau(alpha, K), 2));
         figure(speed, S, digits(S));
         figure(finest, finds, finds ? `${finds} (S = ${digits(gain(alpha, at, finds))})` : "0: don’t guess");
-        verdict.textContent = S > 1 ? `On average ${digits(S, 2)} times as fast, with the same distribution.` : `Slower than plain decoding, with the same distribution.`;
+        verdict.textContent = `${S > 1 ? `On average ${digits(S, 2)} times as fast` : "Slower than plain decoding"}, ${state.rule === "exact" ? "with the same distribution" : "by the exact rule: yours is broken"}.`;
         const most = Math.max(1, ...rungs.map((_, i) => gain(alpha, at, i + 1)));
         rungs.forEach(({ bar, made }, i) => {
           const found = gain(alpha, at, i + 1);
