@@ -54,7 +54,7 @@
       const [plain, speculative] = ends(), [a, b] = lanes.map((each) => rounds(each.kind));
       const [m, n] = [count(a), count(b)], times = (plain / m) / (speculative / n), same = words(a) === words(b);
       result.textContent = `${same ? "The same text" : "Two texts"}: ${n} tokens in ${b.length} forwards instead of ${m} in ${a.length}, a token ${times.toFixed(2)} × as fast.`
-        + (same ? "" : " They differ: above temperature 0 each text is one draw from the same distribution, and the lanes take their random numbers in another order.");
+        + (same ? "" : " They differ: above temperature 0 each text is one draw from the same distribution, and the lanes take their random numbers in another order. So each ends where it ends: compare the time of a token.");
     };
     const clear = () => {
       clock = 0;
@@ -90,7 +90,7 @@
     root.replaceChildren(
       prompt,
       make("div", { class: "race-bar" }, button, T, K, make("label", {}, slow, " quarter speed"),
-        make("span", { class: "race-key" }, make("span", { class: "status-accepted" }, "green"), " was guessed and kept, ", make("span", { class: "status-rejected" }, "red"), " rejected")),
+        make("span", { class: "race-key" }, make("span", { class: "status-accepted" }, "green"), " was guessed and kept; ", make("span", { class: "status-rejected" }, "red"), " was rejected, or came after it")),
       ...lanes.map((each) => each.box), result);
     begin();
     if (!still.matches) clear();

@@ -352,17 +352,14 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
               method: str = "speculative",  # of `load_pair`, as are drafter and revision
               drafter: Path | None = None, target: str | None = None, draft: str | None = None,
               revision: str | None = None,
-              config=None,               # a specdec.config.Config, in place of all that
-              file: Path | None = None): # where that stands → a specdec.pair.Pair
+              config=None): # a specdec.config.Config, in place of all that → a specdec.pair.Pair
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
-    from specdec.config import in_file
     from specdec.errors import check
     from specdec.pair import Pair, load_pair
     from specdec.registry import SlowerWarning, list_pairs
     check_models(name, target, draft, drafter)
     def opened():
-        if config:
-            with in_file(file): return Pair.from_config(config)
+        if config: return Pair.from_config(config)
         if target: return any_pair(target, draft, device, dtype, method, drafter, revision)
         return load_pair(name or "smollm2", device, dtype, method=method, drafter=drafter,
                          revision=revision)
@@ -510,8 +507,9 @@ def generate(
         settings = file.decoding.settings()
         how = settings.pop("method")
     def opened(): # a specdec.pair.Pair
-        return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file,
-                         config)
+        from specdec.config import in_file
+        with in_file(config) if config else nullcontext():
+            return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
 
     settings |= wanted | {"method": how}
     if out: write_all(opened, texts, out, batch_size=batch_size, revision=revision,

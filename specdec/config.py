@@ -318,7 +318,7 @@ def read_config(path: str | Path, # .yaml, .yml or .toml
 
 # %% ../nbs/use/09_config.ipynb #infile01
 @contextmanager
-def in_file(path: str | Path | None) -> Iterator[None]:
+def in_file(path: str | Path) -> Iterator[None]:
     "Put the file's name before what goes wrong with what it says."
     try: yield
     except SpecdecError as error: raise type(error)(f"{path}: {error}") from error

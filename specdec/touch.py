@@ -314,6 +314,11 @@ class Measured:
     def __post_init__(self):
         check(0 <= self.alpha <= 1, f"α is from 0 to 1, not {self.alpha}.")
 
+    def words(self) -> str:
+        "Which run it was, what a clock gave, and what the formula says."
+        return (f"{self.name}: measured S = {self.measured:.2f}, "
+                f"the formula says {self.course.speedup(self.alpha):.2f}")
+
 def level_cost(S: float, alpha: float, course: Course) -> float: # c in plain steps; < 0: never
     "What a guess may cost for this speed-up."
     tau = float(tokens_per_round(alpha, course.K))
@@ -340,7 +345,7 @@ def draw_map(alpha: float, course: Course, points: Sequence[Measured] = ()) -> s
     body += [_text(258, 234, "α, how often a guess is kept"), _text(12, 118, "c", "start")]
     body += [f'<circle cx="{x(one.alpha):.1f}" cy="{y(one.course.c):.1f}" r="4.5"'
              f' fill="{LOOKS["q"].fill}" stroke="{LOOKS["q"].line}">'
-             f'<title>{escape(one.name)}</title></circle>' for one in points]
+             f'<title>{escape(one.words())}</title></circle>' for one in points]
     body.append(f'<circle cx="{x(alpha):.1f}" cy="{y(course.c):.1f}" r="7"'
                 f' fill="{LOOKS["accepted"].fill}" stroke="{_INK}" stroke-width="2"/>')
     return _card(f"Speed-up {S:.3f} on a map over α and c", body, 244)
@@ -374,7 +379,7 @@ class Touch:
         self.K = w.IntSlider(4, 1, MOST_K, 1, description="K")
         self.c = w.FloatSlider(.05, min=0, max=1, step=.005, description="c", readout_format=".3f")
         self.e = w.FloatSlider(.03, min=0, max=1, step=.005, description="e", readout_format=".3f")
-        self.measured = w.Dropdown(options=[("–", None), *((one.name, one) for one in points)],
+        self.measured = w.Dropdown(options=[("–", None), *((one.words(), one) for one in points)],
                                    description="measured")
         self.views = [w.HTML() for _ in range(4)]
         for i, bar in enumerate(self.bars):

@@ -92,7 +92,8 @@ def test_an_older_head_gets_one_sentence_and_the_command_from_every_door(
     said = str(caught.value)
     command = {3: rf"`speculators convert {head} --algorithm eagle3 --verifier \S+ --output-path converted`",
                1: r"`specdec distill --target \S+ --out FOLDER`"}[version]
-    assert said.startswith(f"{head} is ") and re.search(command, said) and said.count(". ") == 0, said
+    read = f"{tmp_path / 'a.yaml'}: " if door.startswith("a configuration's") else ""  # the file in which it is named
+    assert said.startswith(f"{read}{head} is ") and re.search(command, said) and said.count(". ") == 0, said
     if door in ("load_drafter", "load_head", "Pair(draft=…)", "load_pair", "a configuration's drafter", "--drafter"):
         assert door == "load_head" or str(folder) in said
 

@@ -479,6 +479,7 @@ def test_the_race_shows_what_was_recorded(browser, site):
             assert words in tab.inner_text(".race-result")
             same = tab.inner_text(".race-result").startswith("The same text")
             assert same == (texts[0] == texts[1]) and (same or race["temperature"])
+            assert all(text.endswith("<|im_end|>") for text in texts)  # whole
     assert data["prompt"] in tab.inner_text(".race-prompt") and data["drafter"] in tab.inner_text(".race-prompt")
     tab.goto(f"{site}/index.html")
     assert tab.locator(".choices a").first.bounding_box()["y"] < 900  # without scrolling
@@ -494,10 +495,16 @@ def test_the_race_plays_by_itself_and_can_be_stopped(browser, site):
     tab.wait_for_timeout(400)
     assert tab.inner_text(".race-button") == "Play" and tab.text_content(".race-plain .race-clock") == before
     tab.get_by_label("quarter speed").check()
-    tab.get_by_label("K, draft tokens").last.select_option("8")
+    tab.locator(".race").get_by_label("K, draft tokens").select_option("8")
     tab.locator(".race").get_by_label("Temperature").select_option("1")
     tab.click(".race-button")
     tab.wait_for_selector(".race-speculative .race-fallen")  # a rejected token stands there, until the next round
+    played = """() => new Promise(done => {
+      const at = () => Number(document.querySelector('.race-plain .race-clock').textContent.match(/([\\d.]+) s$/)[1]);
+      const before = at(), start = performance.now();
+      setTimeout(() => done((at() - before) / (performance.now() - start) * 1000), 2000);
+    })"""
+    assert .1 < tab.evaluate(played) < .4  # of its own time, a quarter
     tab.close()
 
 

@@ -149,8 +149,10 @@ def test_the_map_has_the_state_and_what_was_measured_on_it():
     assert dots[-2:] == [(48 + 210, 200 - 82, "4.5"), (48 + 315, pytest.approx(200 - 164 * .3), "7")]
     levels = [float(line.get("data-level")) for line in drawn.iter() if line.get("data-level")]
     assert levels and max(levels) <= 3 and 1 in levels  # no draft of two guesses is more than three times as fast
-    assert "a <head>" in [title.text for title in drawn.iter() if "title" in title.tag]
+    said = f"a <head>: measured S = 1.30, the formula says {point.course.speedup(.5):.2f}"
+    assert said in [title.text for title in drawn.iter() if "title" in title.tag]
     figure = Touch("sun", [point])
+    assert [words for words, _ in figure.measured.options] == ["–", said]
     figure.measured.value = point
     assert (figure.K.value, figure.c.value) == (4, .25) and sum(map(min, figure.place.p, figure.q)) == 500
     assert f"S = {point.course.speedup(.5):.3f} at α = 0.500, c = 0.250, K = 4" in figure.views[3].value

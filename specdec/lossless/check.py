@@ -1234,7 +1234,7 @@ class Ranks:
             ids += (self.order(ids)[rank],)
         if ids and ids[-1] in self.ends: return _only(LISTED)
         known = [self.listed(ids)[i] for i in self.order(ids)]
-        # who lists fewer than asked for has no more
+        # a server that lists fewer than asked for has no more
         others = max(1 - sum(known), 1e-9) if len(known) == LISTED else 0.0
         padding = [0.0] * (LISTED - len(known))
         return torch.tensor([*known, *padding, others], dtype=torch.float64).log()
