@@ -85,7 +85,6 @@ STATES = {
         vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=8, head_dim=8, n_groups=1,
         chunk_size=8,
     ),
-    "bamba": transformers.BambaConfig(**SMALL, **MAMBA, attn_layer_indices=[1]),
     "granite-hybrid": transformers.GraniteMoeHybridConfig(
         **SMALL, **MAMBA, layer_types=["mamba", "attention", "mamba"], num_local_experts=2, num_experts_per_tok=1,
         shared_intermediate_size=32,

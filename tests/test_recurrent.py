@@ -81,7 +81,7 @@ def test_keys_and_values_are_served_as_before():
         assert type(model.new_cache(8)) is KVCache and not model.replays and not model.has_states
 
 
-@pytest.mark.parametrize("name", ["bamba", "lfm2"])
+@pytest.mark.parametrize("name", ["granite-hybrid", "lfm2"])
 def test_an_interrupted_forward_leaves_the_cache_as_it_was(name):
     model, ids = model_of(name), tokens(12)
     cache = model.new_cache(12)
@@ -201,7 +201,7 @@ def test_what_is_read_again_stays_short():
     assert len(of_wrong) == 60 + 59 // (AGAIN + 1)
 
 
-@pytest.mark.parametrize("name", ["mamba2", "bamba", "lfm2"])
+@pytest.mark.parametrize("name", ["mamba2", "granite-hybrid", "lfm2"])
 def test_inside_the_librarys_generate(name):
     from specdec import transformers_generate
     module, ids = module_of(name), torch.tensor([[1, 17, 42, 5, 17, 42]])
@@ -292,7 +292,9 @@ def tiny(name):
         "mamba2": lambda: transformers.Mamba2Config(
             vocab_size=2, hidden_size=16, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=8, n_groups=1,
             chunk_size=4),
-        "bamba": lambda: transformers.BambaConfig(**TINY, **TINY_MAMBA, attn_layer_indices=[1]),
+        "granite-hybrid": lambda: transformers.GraniteMoeHybridConfig(
+            **TINY, **TINY_MAMBA, layer_types=["mamba", "attention"], num_local_experts=2, num_experts_per_tok=1,
+            shared_intermediate_size=16),
         "lfm2": lambda: transformers.Lfm2Config(**TINY, full_attn_idxs=[1]),
         RING: lambda: transformers.Gemma3TextConfig(**TINY, head_dim=8, sliding_window=3,
                                                     layer_types=["sliding_attention"] * 2),
@@ -328,7 +330,7 @@ DRAFTS = {"a model": lambda: ModelDrafter(ExactModel(Language(2, "q", halves=Tru
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", ["mamba2", "bamba", "lfm2", RING])
+@pytest.mark.parametrize("name", ["mamba2", "granite-hybrid", "lfm2", RING])
 def test_the_exact_distribution_is_the_targets(name, draft):
     error, expected = walked(tiny(name), DRAFTS[draft], 2)
     assert error == 0 and len(expected) == 32
