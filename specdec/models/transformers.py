@@ -202,6 +202,13 @@ class TransformersLM(CausalLM):
 # %% ../../nbs/engine/07_adapter.ipynb #st4te002
 AGAIN = 16 # accepted tokens that a forward may have to read again, before new ones
 
+@torch.inference_mode()
+def disturb(layers: list) -> None:
+    "Change all recurrent states, by as much as any model must notice."
+    for layer in layers:
+        for state in getattr(layer, "recurrent_states", {}).values():
+            if state is not None: state += 100
+
 def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
     "Try whether a module's states can be rolled back; what is wrong with them, in words."
     right, wrong = (torch.arange(*ends)[None] % model.vocab_size for ends in ((1, 7), (5, 9)))
@@ -212,6 +219,9 @@ def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
         for each in (cache, again): model.forward(right[:, :3], each)
         model.forward(wrong, other)
         going_on = model.forward(right[:, 3:], again)
+        again.rollback(3)
+        disturb(again.layers)
+        disturbed = model.forward(right[:, 3:], again)
         model.forward(torch.cat([right[:, 3:4], wrong[:, :2]], 1), cache)
         cache.rollback(4)
         rolled_back = model.forward(right[:, 4:], cache)
@@ -220,7 +230,7 @@ def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
     def is_off(found: Tensor) -> bool:
         difference = (found - want[:, -found.shape[1]:]).abs().max() / want.abs().max()
         return not difference.item() <= limit # a NaN is off, too
-    if is_off(going_on):
+    if is_off(going_on) or (model.replays and torch.equal(going_on, disturbed)):
         return "it forgets its recurrent state where it reads several tokens at once"
     return "it keeps a recurrent state outside the library's cache" if is_off(rolled_back) else ""
 
