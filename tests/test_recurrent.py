@@ -1,6 +1,5 @@
 """Caches that can't be cut back: states and windows go back exactly, decoding with them is the library's, and what is
 broken in them is caught."""
-import copy
 import random
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -394,7 +393,8 @@ def test_samples_tell_a_broken_cache():
     for broken, model, most in ((StateCache, tiny("mamba2"), 800), (NotRestored, tiny("mamba2"), 4000),
                                 (RestoredLate, tiny("mamba2"), 4000), (Overwritten, tiny(RING), 4000)):
         target = Breaks(model, broken)
-        report = check_decoder(sampler(target), target, [0], length=5, width=1, samples=most, distance=.15, progress=False)
+        report = check_decoder(sampler(target), target, [0], length=5, width=1, samples=most, distance=.15,
+                               progress=False)
         assert report.rejected == (broken is not StateCache), broken
 
 

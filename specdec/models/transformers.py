@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, SpecdecError, check, require_bool, require_int, to_int, to_number
+from specdec.errors import (
+    ModelError, SpecdecError, check, require_bool, require_int, to_int, to_number,
+)
 from ..cache import KVCache
-from .recurrent import StateCache, activate, kept_whole, records, unknown_kinds
+from specdec.models.recurrent import (
+    StateCache, activate, kept_whole, records, unknown_kinds,
+)
 from .protocol import CausalLM, check_ids, check_wanted
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -142,7 +146,7 @@ class TransformersLM(CausalLM):
               f"{type(model).__name__} has no layers with a sliding window: leave `ring` out.")
         if ring or is_stateful(model, config):
             self.has_states, self.replays = True, not records(config, self.state_layers())
-            if why := check_states(self): raise _refuse(model, why)
+            if reason := check_states(self): raise _refuse(model, reason)
 
     @property
     def param_count(self) -> int:
@@ -220,7 +224,7 @@ def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
         model.forward(wrong, other)
         going_on = model.forward(right[:, 3:], again)
         again.rollback(3)
-        disturb(again.layers)
+        if isinstance(again, StateCache): disturb(again.layers)
         disturbed = model.forward(right[:, 3:], again)
         model.forward(torch.cat([right[:, 3:4], wrong[:, :2]], 1), cache)
         cache.rollback(4)
