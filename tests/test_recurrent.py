@@ -48,6 +48,10 @@ def module_of(name): return random_model(OTHERS["gemma3-window"] if name == RING
 def model_of(name): return TransformersLM(module_of(name), ring=name == RING)
 
 
+CUTS = not model_of(RING).replays # whether this version of the library can keep what a window has read
+only_if_cut = pytest.mark.skipif(not CUTS, reason="this version goes back to a copy of the window")
+
+
 # --- There and back ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +59,7 @@ def test_the_interface_with_rollbacks(name):
     model = model_of(name)
     check_interface(model, module_of(name), tokens(24))
     assert isinstance(model.new_cache(8), StateCache)
-    assert model.replays == (name not in ("lfm2", RING))
+    assert model.replays == (name != "lfm2" and not (name == RING and CUTS))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -373,7 +377,7 @@ class Breaks(WrapperLM):
         return self.broken(self.model.state_layers, capacity, cuts=not self.model.replays)
 
 
-@pytest.mark.parametrize("broken", [NotRestored, RestoredLate, Overwritten], ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", [NotRestored, RestoredLate, pytest.param(Overwritten, marks=only_if_cut)])
 def test_a_broken_cache_has_another_distribution(broken):
     name = next(name for name, kinds in BROKEN.items() if broken in kinds)
     error, found, expected = walked(Breaks(tiny(name), broken), DRAFTS["a model"], 2)
@@ -392,7 +396,7 @@ def sampler(model, K=2):
 
 @pytest.mark.parametrize("broken, name", [
     pytest.param(StateCache, "mamba2", marks=pytest.mark.slow), (NotRestored, "mamba2"), (RestoredLate, "mamba2"),
-    (Overwritten, RING),
+    pytest.param(Overwritten, RING, marks=only_if_cut),
 ])
 def test_samples_tell_a_broken_cache(broken, name):
     "With as many as the page counts, and the right one passes."

@@ -33,6 +33,14 @@ def kept_whole(layer, ring: bool) -> bool: # ring: windows are kept as windows
     "Whether all positions of this layer of the library's cache are kept in ours."
     return type(layer).__name__ in (_KEYS - {"DynamicSlidingWindowLayer"} if ring else _KEYS)
 
+def window_records(layer) -> bool:
+    """Whether a layer of this kind, with a window, shows a forward no more than its window while it
+    keeps what it reads: before 5.24 it doesn't."""
+    new, four = type(layer)(sliding_window=2), torch.zeros(1, 1, 4, 1)
+    new.activate_past_recording()
+    new.update(four, four)
+    return new.update(four[:, :, :1], four[:, :, :1])[0].shape[2] == 2
+
 def records(config, layers: list) -> bool:
     """Whether all these layers can keep what they read until they are cropped, position by
     position: windows and convolutions can, recurrent states can't."""
@@ -40,8 +48,8 @@ def records(config, layers: list) -> bool:
     def can(layer, kind: str) -> bool:
         name = type(layer).__name__
         if layer is None or name == "DummyLayer": return True
-        return hasattr(layer, "activate_past_recording") and (
-            name == "DynamicSlidingWindowLayer" or kind == "conv")
+        if not hasattr(layer, "activate_past_recording"): return False
+        return window_records(layer) if name == "DynamicSlidingWindowLayer" else kind == "conv"
     return all(map(can, layers, kinds))
 
 def activate(layers: list) -> list:
