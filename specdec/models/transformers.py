@@ -207,11 +207,13 @@ class TransformersLM(CausalLM):
 AGAIN = 16 # accepted tokens that a forward may have to read again, before new ones
 
 @torch.inference_mode()
-def disturb(layers: list) -> None:
-    "Change all recurrent states, by as much as any model must notice."
-    for layer in layers:
-        for state in getattr(layer, "recurrent_states", {}).values():
-            if state is not None: state += 100
+def disturb(cache: KVCache) -> bool: # whether there were any
+    "Change all recurrent states in a cache, by as much as any model must notice."
+    layers = cache.layers if isinstance(cache, StateCache) else []
+    held = [getattr(layer, "recurrent_states", {}).values() for layer in layers]
+    states = [state for values in held for state in values if state is not None]
+    for state in states: state += 100
+    return bool(states)
 
 def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
     "Try whether a module's states can be rolled back; what is wrong with them, in words."
@@ -224,7 +226,7 @@ def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
         model.forward(wrong, other)
         going_on = model.forward(right[:, 3:], again)
         again.rollback(3)
-        if isinstance(again, StateCache): disturb(again.layers)
+        has_states = disturb(again)
         disturbed = model.forward(right[:, 3:], again)
         model.forward(torch.cat([right[:, 3:4], wrong[:, :2]], 1), cache)
         cache.rollback(4)
@@ -234,7 +236,7 @@ def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
     def is_off(found: Tensor) -> bool:
         difference = (found - want[:, -found.shape[1]:]).abs().max() / want.abs().max()
         return not difference.item() <= limit # a NaN is off, too
-    if is_off(going_on) or (model.replays and torch.equal(going_on, disturbed)):
+    if is_off(going_on) or has_states and torch.equal(going_on, disturbed):
         return "it forgets its recurrent state where it reads several tokens at once"
     return "it keeps a recurrent state outside the library's cache" if is_off(rolled_back) else ""
 
