@@ -176,6 +176,20 @@ def check_steady(rounds: Sequence[TimedRound]) -> None:
         f"Equal steps take from {1000 * quick:.1f} to {1000 * slow:.1f} ms: other programs are at "
         "work, so what drafting costs can't be measured now.")
 
+def spaced(lengths: Iterable[int]) -> tuple[int, ...]:
+    "The same drafts, each with a plain round before it and one behind it."
+    return tuple(n for drafted in lengths if drafted for n in (0, drafted, 0))
+
+def with_replays(rounds: Sequence[TimedRound], # of lengths that are `spaced`
+                ) -> list[TimedRound]:
+    """Rounds with a draft that also pay for what the next forward reads again after a rejection;
+    that next round, which paid for it, is left out."""
+    found = []
+    for before, r, after in zip(rounds[::3], rounds[1::3], rounds[2::3]):
+        again = max(0.0, after.forward - before.forward)
+        found += [before, replace(r, forward=r.forward + again)]
+    return found
+
 def member_cost(rounds: Sequence[TimedRound],
                 verify: Sequence[float], # v(1), v(2), …
                 forwards: Callable[[int], int] = int, # draft tokens → forwards of the drafter
@@ -204,12 +218,15 @@ def measure_costs(target: CausalLM,
                   drafters: Sequence[Drafter], # one, or the members of a hybrid
                   repeats: int = 5,            # rounds of each length
                  ) -> MachineCosts:
-    """Time rounds of the target, and of each drafter that computes something, for some seconds.
+    """Time rounds of the target, and of each drafter that computes something, for some seconds. If
+    a rejection makes the target read tokens again, that is part of v: the drafts here are rejected.
     Raises `BusyError` if equal steps take very different times."""
     layers = layers_of(drafters)
 
     def rounds(drafter: Drafter, lengths: tuple[int, ...], temperature: float):
-        return timed_rounds(target, drafter, lengths * (repeats + 1), temperature)[len(lengths):]
+        if target.replays: lengths = spaced(lengths)
+        timed = timed_rounds(target, drafter, lengths * (repeats + 1), temperature)[len(lengths):]
+        return with_replays(timed) if target.replays else timed
 
     check_steady(timed_rounds(target, ConstantDrafter(layers), (0,) * 12, 0.0)[2:])
     found = {}

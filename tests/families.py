@@ -77,6 +77,23 @@ OTHERS = {
 }
 
 
+MAMBA = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=8)
+# remember more than keys and values: states of Mamba-2 and of gated delta rules, alone and beside attention; windows
+# of convolutions
+STATES = {
+    "mamba2": transformers.Mamba2Config(
+        vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=8, head_dim=8, n_groups=1,
+        chunk_size=8,
+    ),
+    "granite-hybrid": transformers.GraniteMoeHybridConfig(
+        **SMALL, **MAMBA, layer_types=["mamba", "attention", "mamba"], num_local_experts=2, num_experts_per_tok=1,
+        shared_intermediate_size=32,
+    ),
+    "falcon-h1": transformers.FalconH1Config(**SMALL, **MAMBA, mamba_d_ssm=64),
+    "lfm2": transformers.Lfm2Config(**SMALL, full_attn_idxs=[1]),
+}
+
+
 def random_model(config):
     "Random weights, norms and biases included."
     torch.manual_seed(0)

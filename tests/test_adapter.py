@@ -25,21 +25,14 @@ def test_other_architectures(name):
     [
         (transformers.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4), "recurrent"),
         (
-            transformers.Mamba2Config(
-                vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=8, head_dim=8, n_groups=1
-            ),
-            "recurrent",
-        ),
-        (
             transformers.JambaConfig(
                 **SMALL, num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False
             ),
             "recurrent",
         ),
-        (transformers.Lfm2Config(**SMALL, full_attn_idxs=[1]), "conv"),
         (transformers.OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=V), "no keys"),
     ],
-    ids=["mamba", "mamba2", "jamba", "lfm2", "gpt1"],
+    ids=["mamba", "jamba", "gpt1"],
 )
 def test_what_cannot_roll_back_is_refused(config, reason):
     with pytest.raises(ModelError, match=f"can't be rolled back.*{reason}"):

@@ -42,6 +42,7 @@ class Broken:
     draft: Drafting = sampled
     model: type[ExactModel] | type[ExactDecoder] = ExactModel  # the target, with its cache
     candidates: Drawing | None = None  # draws several draft tokens for one place
+    window: int | None = None  # the target looks at so many tokens; None: at all
 
     @property
     def part(self) -> str: # "rule", "draft" or "cache"; in other lists "candidates" or "forward"
@@ -297,6 +298,74 @@ GALLERY += [
            "mlx-lm pull request 1109, where all of them stayed", model=RollsBackTooLittle),
     Broken("bonus read twice", "Feeds the bonus token again in the next round.", "our own",
            model=ReadsBonusTwice),
+]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #st4tes02
+class Absorbing(Pages):
+    "A state that has read all there was to read, and knows no way back."
+    def rollback(self, length: int) -> None: pass
+
+class StateNotRestored(ExactModel):
+    "A target whose state keeps what was rejected."
+    def new_cache(self, capacity: int) -> Pages: # type: ignore[override] # as `ExactModel`'s
+        self.caches.append(Absorbing(capacity))
+        return self.caches[-1]
+
+class LateCopy(Pages):
+    "A state that goes back to a copy, which had read the round's first token already."
+    def __init__(self, capacity: int):
+        super().__init__(capacity)
+        self.before: list[int] = [] # the state when the round began
+        self.new: list[int] = []    # tokens of the round
+        self.asked = 0              # positions that the loop believes to be held
+
+    def rollback(self, length: int) -> None:
+        rejected, self.asked = self.asked - length, length
+        kept = self.new[:len(self.new) - rejected]
+        if rejected: self.tokens = [*self.before, self.new[0], *kept]
+
+class StateRestoredLate(ExactModel):
+    "A target that copies its state one token too late."
+    def new_cache(self, capacity: int) -> Pages: # type: ignore[override] # likewise
+        self.caches.append(LateCopy(capacity))
+        return self.caches[-1]
+
+    def forward(self, ids, cache, last=None, layers=()): # type: ignore[override] # likewise
+        cache.before, cache.new = cache.tokens.copy(), ids[0].tolist()
+        cache.asked += ids.shape[1]
+        return super().forward(ids, cache, last, layers)
+
+WINDOW = 2 # tokens that the target with a ring looks at
+
+def windowed(language: Next, window: int | None) -> Next:
+    "A language that looks at so many of the last tokens; None: at all."
+    if window is None: return language
+    return lambda text: language(text[-window:])
+
+class SmallRing(Pages):
+    "A window in as many places: a token takes the place of the one `WINDOW` before it."
+    def rollback(self, length: int) -> None:
+        for at, token in enumerate(self.tokens[length:], start=length):
+            if WINDOW <= at < length + WINDOW: self.tokens[at - WINDOW] = token
+        super().rollback(length)
+
+class OverwritesWindow(ExactModel):
+    "A target with a window, whose ring has no room for tokens that may be rejected."
+    def new_cache(self, capacity: int) -> Pages: # type: ignore[override] # likewise
+        self.caches.append(SmallRing(capacity))
+        return self.caches[-1]
+
+# %% ../../nbs/lossless/02_gallery.ipynb #st4tes03
+GALLERY += [
+    Broken("state not restored", "Leaves the rejected tokens in a recurrent state.",
+           "mlx-lm pull requests 1111 and 1486", model=StateNotRestored),
+    Broken("state restored one token late",
+           "Copies a recurrent state after the round's first token, which is then read twice.",
+           "our own", model=StateRestoredLate),
+    Broken("ring without spare room",
+           "Lets rejected tokens overwrite what a window still needs.",
+           "mlx-swift-lm pull request 584, where only the counters of a wrapped ring moved",
+           model=OverwritesWindow, window=WINDOW),
 ]
 
 # %% ../../nbs/lossless/02_gallery.ipynb #4ff223f8
@@ -678,7 +747,8 @@ def evidence(broken: Broken,
         q, p = Language(V, f"q{seed}", None, most, halves), Language(V, f"p{seed}", None, most)
         for target in (p, q):
             try:
-                for found in _walked(broken, loop, model_drafter, target, q, K, V):
+                seen = windowed(target, broken.window)
+                for found in _walked(broken, loop, model_drafter, seen, q, K, V):
                     if found.error: return found
             except (ArithmeticError, InputError) as error:
                 return error

@@ -233,8 +233,8 @@ def drafter_of(drafter: object, target: CausalLM) -> Drafter:
 
 # %% ../../nbs/engine/20_generate.ipynb #tfg00018
 # what `generate` hands on that the loop uses, or needs no more
-_UNDERSTOOD = {"attention_mask", "position_ids", "cache", "past_key_values", "cache_position",
-               "use_cache", "logits_to_keep", "synced_gpus"}
+_UNDERSTOOD = {"attention_mask", "position_ids", "cache", "past_key_values", "cache_params",
+               "cache_position", "use_cache", "logits_to_keep", "synced_gpus"}
 
 def check_served(model, config: "GenerationConfig", model_kwargs: dict[str, Any]) -> None:
     "Raise `InputError` for what another algorithm, or another kind of model, would have to serve."
@@ -275,10 +275,16 @@ def padding_of(ids: Tensor, config: "GenerationConfig",
               "position_ids must count from 0 without gaps: leave them out.")
     return pads
 
-def cache_of(ids: Tensor, pads: list[int], drafter: Drafter, model_kwargs: dict[str, Any]):
+def cache_of(target: TransformersLM, ids: Tensor, pads: list[int], drafter: Drafter,
+             model_kwargs: dict[str, Any]):
     """The library's cache, or None; raises `InputError` for one that can't be continued."""
-    cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+    names = "cache", "past_key_values", "cache_params"
+    cache = next((model_kwargs[name] for name in names if name in model_kwargs), None)
     if cache is None: return None
+    if target.has_states:
+        check(not getattr(cache, "_is_user_defined", False), "The cache of a model with recurrent "
+              "states can't be continued: leave it out, and the prompt is read again.")
+        return None
     given, length = getattr(cache, "_is_user_defined", False), cache.get_seq_length()
     kind = type(cache).__name__
     check(kind == "DynamicCache", f"A {kind} can't be rolled back by position: leave the cache out "
@@ -370,7 +376,7 @@ def transformers_generate(
     check(count == 1 or not keeps, "Scores and logits are kept for a single prompt, and this is a "
           f"batch of {count}: leave output_scores and output_logits out.")
     pads = padding_of(input_ids, config, model_kwargs)
-    cache = cache_of(input_ids, pads, drafter, model_kwargs)
+    cache = cache_of(target, input_ids, pads, drafter, model_kwargs)
     check_processors(logits_processor, input_ids, target.vocab_size)
     limit = stopping_criteria.max_length or config.max_length
     check(limit is not None, "Nothing says how many tokens are wanted: give max_new_tokens.")

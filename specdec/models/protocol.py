@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import InputError, check, require_int, to_int
 from ..cache import KVCache
+from .recurrent import StateCache
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
     from transformers import PreTrainedTokenizerBase
@@ -44,6 +45,8 @@ class CausalLM(Protocol):
     int4: bool = False   # loaded as int4: `int4_share` of its weights are in four bits
     int4_share: float = 0.0 # share of the weights that a step reads in four bits, 0…1
 
+    # whether a rejection makes its next forward read accepted tokens again; see `StateCache`
+    replays: bool = False
     name: str | None = None   # the name it was loaded by
     digest: str | None = None # of its weights; None: not known
     target_digest: str | None = None # of a draft model: the digest of the target it was trained for
@@ -138,6 +141,9 @@ def copy_prefix(source: KVCache, cache: KVCache, # the first is read, the second
         if keys is None or values is None: continue
         for old, new in zip((keys, values), cache.of_layer(i, keys, values)):
             new[:, :, :length] = old[:, :, :length]
+    if isinstance(source, StateCache):
+        assert isinstance(cache, StateCache) # of the same model
+        source.copy_states(cache, length)
     cache.length = length
 
 # %% ../../nbs/engine/03_protocol.ipynb #2ff1d9e0
@@ -149,6 +155,7 @@ def truncate_cache(cache: KVCache,
     name = f"The length to keep, of a cache that holds {cache.length},"
     length = require_int(keep_length, name, 0, cache.length)
     kept = KVCache(len(cache.keys), cache.capacity, cache.multiple)
+    if isinstance(cache, StateCache): kept = StateCache(cache.make, cache.capacity, cache.cuts)
     copy_prefix(cache, kept, length)
     return kept
 

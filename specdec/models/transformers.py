@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, SpecdecError, check, require_int, to_int, to_number
+from specdec.errors import (
+    ModelError, SpecdecError, check, require_bool, require_int, to_int, to_number,
+)
 from ..cache import KVCache
+from specdec.models.recurrent import (
+    StateCache, activate, kept_whole, records, unknown_kinds,
+)
 from .protocol import CausalLM, check_ids, check_wanted
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -24,7 +29,9 @@ if TYPE_CHECKING:  # for type checkers only: importing transformers takes second
 # %% ../../nbs/engine/07_adapter.ipynb #6b221efb
 def cache_argument(model) -> str:
     "What a transformers module calls its cache: since 5.24 `cache`, before `past_key_values`."
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    known = inspect.signature(model.forward).parameters
+    names = ("cache", "past_key_values", "cache_params") # the last: of Mamba, before 5.24
+    return next((name for name in names if name in known), "past_key_values")
 
 def as_transformers_cache(cache: KVCache) -> "Cache":
     """A transformers `Cache` that keeps its keys and values in ours. It has no state of its own:
@@ -52,7 +59,8 @@ def as_transformers_cache(cache: KVCache) -> "Cache":
             )
         reset = crop
 
-    return Cache(layers=[Layer(i) for i in range(len(cache.keys))])
+    layers = cache.layers if isinstance(cache, StateCache) else [None] * len(cache.keys)
+    return Cache(layers=[Layer(i) if layer is None else layer for i, layer in enumerate(layers)])
 
 # %% ../../nbs/engine/07_adapter.ipynb #85444210
 def context_length(config) -> int: # positions
@@ -74,16 +82,25 @@ def context_length(config) -> int: # positions
 # kinds of layers that remember nothing but keys and values, as configs name them
 _ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention", "dense", "sparse"}
 
+def is_stateful(model, config) -> bool:
+    "Whether a transformers module remembers more than keys and values."
+    kinds = set(getattr(config, "layer_types", None) or [])
+    return bool(kinds - _ROLLS_BACK) or getattr(model, "_is_stateful", False)
+
 def _why_not(model, config) -> list[str]: # empty: it can
     "What keeps a transformers module from being rolled back."
-    kinds = set(getattr(config, "layer_types", None) or [])
-    why = [f"it has layers of the kind {kind}" for kind in sorted(kinds - _ROLLS_BACK)]
-    if getattr(model, "_is_stateful", False): why.append("it keeps a recurrent state")
+    why = []
     if cache_argument(model) not in inspect.signature(model.forward).parameters:
         why.append("it keeps no keys and values")
+    elif is_stateful(model, config): why += unknown_kinds(config)
     if any(getattr(part, "is_causal", True) is False for part in model.modules()):
         why.append("its tokens attend to later ones")
     return why
+
+def _refuse(model, why: str) -> ModelError:
+    "The error for a module that can't be served."
+    return ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: {why}. "
+                      "Take a model with attention, short convolutions or Mamba-2 layers.")
 
 # %% ../../nbs/engine/07_adapter.ipynb #ends0002
 def generation_ends(model, # a transformers module
@@ -105,22 +122,31 @@ def generation_ends(model, # a transformers module
 
 # %% ../../nbs/engine/07_adapter.ipynb #8f80f643
 class TransformersLM(CausalLM):
-    """Any causal language model of transformers behind the same interface, on the same cache. A
-    sequence ends where the library's `generate` ends it: see `generation_ends`. Raises `ModelError`
-    if the model isn't causal or remembers more than keys and values."""
+    """Any causal language model of transformers behind the same interface, on the same cache; what
+    remembers more than keys and values has a `StateCache`. A sequence ends where the library's
+    `generate` ends it: see `generation_ends`. Raises `ModelError` if the model isn't causal, or
+    can't be rolled back: a model with states is tried, on a few tokens."""
     def __init__(self, model, # a transformers module; it is put into evaluation mode
                  tokenizer: "PreTrainedTokenizerBase | None" = None, # None: token ids only, no text
+                 # whether layers with a sliding window keep that window only: less memory for a
+                 # long sequence
+                 ring: bool = False,
                 ):
         config = model.config.get_text_config()
         why = _why_not(model, config)
-        if why:
-            raise ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: "
-                             f"{' and '.join(why)}. Take a model with causal attention only.")
+        if why: raise _refuse(model, " and ".join(why))
         self.model, self.config = model.eval(), config
         self.device, self.dtype = model.device, model.dtype
         self.arguments = inspect.signature(model.forward).parameters
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
         self.tokenizer, self.eos_ids = tokenizer, generation_ends(model, tokenizer)
+        require_bool(ring=ring)
+        self.ring, self.has_states = ring, False
+        check(not ring or not all(layer is None for layer in self.state_layers()),
+              f"{type(model).__name__} has no layers with a sliding window: leave `ring` out.")
+        if ring or is_stateful(model, config):
+            self.has_states, self.replays = True, not records(config, self.state_layers())
+            if reason := check_states(self): raise _refuse(model, reason)
 
     @property
     def param_count(self) -> int:
@@ -132,9 +158,17 @@ class TransformersLM(CausalLM):
         "What its weights take in memory."
         return self.model.get_memory_footprint() / 1e6
 
+    def state_layers(self) -> list:
+        "New layers for a `StateCache`: those of the library; None where ours keeps all positions."
+        from transformers import DynamicCache
+        layers = DynamicCache(config=self.config).layers
+        layers = [None if kept_whole(layer, self.ring) else layer for layer in layers]
+        return activate(layers) if records(self.config, layers) else layers
+
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
-        return KVCache(self.config.num_hidden_layers, capacity)
+        if not self.has_states: return KVCache(self.config.num_hidden_layers, capacity)
+        return StateCache(self.state_layers, capacity, cuts=not self.replays)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
@@ -147,17 +181,64 @@ class TransformersLM(CausalLM):
             raise ModelError(f"This model's positions end at {self.context_length}, and {end} are "
                              "asked for.")
         check_wanted(last, layers, self.config.num_hidden_layers)
-        keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
-        output = self.model(
-            input_ids=ids.to(self.device), use_cache=True, output_hidden_states=bool(layers),
-            **{cache_argument(self.model): as_transformers_cache(cache)}, **keep,
-        )
+        if not isinstance(cache, StateCache): output = self.read(ids, cache, last, bool(layers))
+        else:
+            if cache.behind > AGAIN:
+                with cache.reading(ids[:, :0]) as behind: self.read(behind, cache, 1)
+            with cache.reading(ids) as unread:
+                output = self.read(unread, cache, last or ids.shape[1], bool(layers))
         if cache.length != end:
             raise ModelError(f"{type(self.model).__name__} did not keep its keys and values in the "
                              "cache it was given, so it can't be rolled back.")
-        logits = output.logits[:, -last:] if last else output.logits
+        logits = output.logits[:, -(last or ids.shape[1]):]
         if not layers: return logits
-        return logits, torch.cat([output.hidden_states[i] for i in layers], -1)
+        states = [output.hidden_states[i][:, -ids.shape[1]:] for i in layers]
+        return logits, torch.cat(states, -1)
+
+    def read(self, ids: Tensor, cache: KVCache, last: int | None, features: bool = False):
+        "The module's output for these tokens, which it appends to the cache."
+        keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
+        return self.model(
+            input_ids=ids.to(self.device), use_cache=True, output_hidden_states=features,
+            **{cache_argument(self.model): as_transformers_cache(cache)}, **keep,
+        )
+
+# %% ../../nbs/engine/07_adapter.ipynb #st4te002
+AGAIN = 16 # accepted tokens that a forward may have to read again, before new ones
+
+@torch.inference_mode()
+def disturb(cache: KVCache) -> bool: # whether there were any
+    "Change all recurrent states in a cache, by as much as any model must notice."
+    layers = cache.layers if isinstance(cache, StateCache) else []
+    held = [getattr(layer, "recurrent_states", {}).values() for layer in layers]
+    states = [state for values in held for state in values if state is not None]
+    for state in states: state += 100
+    return bool(states)
+
+def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
+    "Try whether a module's states can be rolled back; what is wrong with them, in words."
+    right, wrong = (torch.arange(*ends)[None] % model.vocab_size for ends in ((1, 7), (5, 9)))
+    limit = 1e-4 if model.dtype == torch.float32 else 0.05
+    try:
+        want = model.forward(right, model.new_cache(6))
+        cache, again, other = (model.new_cache(8) for _ in range(3))
+        for each in (cache, again): model.forward(right[:, :3], each)
+        model.forward(wrong, other)
+        going_on = model.forward(right[:, 3:], again)
+        again.rollback(3)
+        has_states = disturb(again)
+        disturbed = model.forward(right[:, 3:], again)
+        model.forward(torch.cat([right[:, 3:4], wrong[:, :2]], 1), cache)
+        cache.rollback(4)
+        rolled_back = model.forward(right[:, 4:], cache)
+    except Exception as error:  # of the module, whatever it is
+        return f"it can't read with the library's cache ({type(error).__name__}: {error})"
+    def is_off(found: Tensor) -> bool:
+        difference = (found - want[:, -found.shape[1]:]).abs().max() / want.abs().max()
+        return not difference.item() <= limit # a NaN is off, too
+    if is_off(going_on) or has_states and torch.equal(going_on, disturbed):
+        return "it forgets its recurrent state where it reads several tokens at once"
+    return "it keeps a recurrent state outside the library's cache" if is_off(rolled_back) else ""
 
 # %% ../../nbs/engine/07_adapter.ipynb #3be030a4
 def is_native(config) -> bool:
