@@ -37,7 +37,7 @@ OUT = ROOT / "nbs" / "data" / "mutation.json"
 COMMAND = "python tools/mutation.py"
 # For each module the test files that hold it, those that notice most for their time first.
 TESTS = {
-    "verify": ["rules", "block", "rejection", "trees"],
+    "verify": ["rules", "block", "rejection", "acceptance", "trees"],
     "loop": ["requests", "speculative", "batches", "trees", "prefill"],
     "cache": ["kvcache"],
     "drafters/base": ["drafters_base", "speculative", "trees", "drafters_colder"],
