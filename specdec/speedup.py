@@ -19,6 +19,7 @@ from .result import GenerationResult
 from .models.protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #09f5a81e
+#| code-fold: true
 def in_range(values: ArrayLike, # one number or many
              name: str,         # what the message calls them
              low: float, high: float = np.inf,
