@@ -74,7 +74,7 @@ COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
     ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
     ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["check-server"],
-    ["playground"],
+    ["playground"], ["explain"],
 ]
 
 

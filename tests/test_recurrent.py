@@ -31,7 +31,7 @@ from specdec.lossless.proof import (
     target_distribution,
 )
 from specdec.models.protocol import WrapperLM, truncate_cache
-from specdec.models.recurrent import SNAPSHOTS, StateCache
+from specdec.models.recurrent import _SNAPSHOTS, StateCache
 from specdec.models.transformers import AGAIN, TransformersLM
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
@@ -118,8 +118,8 @@ def test_copies_of_states_are_few_and_counted():
     model.forward(tokens(1), cache)
     before = cache.nbytes # of a copy of nothing, and of the states
     for token in tokens(40).split(1, 1): model.forward(token, cache)
-    assert len(cache.snapshots) == SNAPSHOTS and before > 0 and cache.snapshots[0][0] == 0
-    assert before < cache.nbytes <= (SNAPSHOTS + 1) * before
+    assert len(cache.snapshots) == _SNAPSHOTS and before > 0 and cache.snapshots[0][0] == 0
+    assert before < cache.nbytes <= (_SNAPSHOTS + 1) * before
 
 
 def test_windows_hold_no_more_than_their_window():
