@@ -415,9 +415,9 @@ def test_an_answer_is_shown_when_asked_for(browser, site, scripts):
     tab.goto(f"{site}/path/tour.html")
     asked = tab.locator("main p", has_text="How many now?")
     answer = tab.locator("main details.predict").nth(1)
-    out = answer.get_by_text("forwards instead of 60")
+    out = answer.get_by_text("guesses: 6 forwards")
     assert asked.is_visible() and not out.is_visible()
-    assert tab.get_by_text("fast, forwards = guess_and_check", exact=False).first.is_visible()  # the code is no secret
+    assert tab.get_by_text("Repeat this text word by word", exact=False).first.is_visible()  # the code is no secret
     answer.locator("summary").first.press("Enter")
     out.wait_for()
     assert asked.bounding_box()["y"] < out.bounding_box()["y"]
