@@ -19,7 +19,7 @@ from .errors import check
 from .profiling import PhaseTimer
 from .result import Round
 from specdec.drafters.base import (
-    Draft, Drafter, DraftState, DraftsTrees, apply_rule, ask, check_state,
+    Draft, Drafter, DraftState, DraftsTrees, apply_rule, ask, check_state, resume,
 )
 from .cache import KVCache
 from .models.protocol import CausalLM
@@ -201,6 +201,7 @@ def start(target: CausalLM, request: Request, cache: KVCache,
         request.state = request.drafter.start(
             request.tokens, features, request.limit, request.eos_ids)
         check_state(request.state, request.drafter)
+        if request.prefilled: resume(request.state, request.tokens, request.prefilled.drafting)
     request.started = True
 
 # %% ../nbs/path/04_speculative.ipynb #fb965c31
@@ -274,11 +275,14 @@ def check_request(
     return K, require_int(max_new_tokens, "max_new_tokens", 1), end_ids(eos_ids)
 
 # %% ../nbs/engine/17_prefill.ipynb #pf000im2
+from dataclasses import replace
+
 from .models.protocol import WrapperLM, copy_prefix
+from specdec.drafters.base import (
+    BLOCK, DraftPrefix, common_length, readers_of, whole_blocks,
+)
 
 # %% ../nbs/engine/17_prefill.ipynb #pf00008a
-BLOCK = 128 # tokens of a prompt that are read together, where bits are kept
-
 def innermost(model: CausalLM) -> CausalLM:
     "The model inside all wrappers."
     while isinstance(model, WrapperLM): model = model.model
@@ -287,12 +291,6 @@ def innermost(model: CausalLM) -> CausalLM:
 def keeps_bits(target: CausalLM) -> bool:
     "Whether a prompt is read in blocks, so that reusing them changes no bit."
     return getattr(innermost(target), "batch_invariant", False)
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    "How many tokens both begin with."
-    for i, (one, other) in enumerate(zip(a, b)):
-        if one != other: return i
-    return min(len(a), len(b))
 
 # %% ../nbs/engine/17_prefill.ipynb #pf000008
 @dataclass(frozen=True, eq=False, repr=False)
@@ -305,12 +303,14 @@ class Prefilled:
     logits: Tensor          # what follows the last token, [V]
     layers: tuple[int, ...] = ()    # whose hidden states it keeps
     features: Tensor | None = None  # these, side by side, [L, F]; None without layers
+    drafting: tuple[DraftPrefix, ...] = () # what the drafter has read
 
     @property
     def nbytes(self) -> int: # bytes
-        "The memory of its cache, logits and features."
-        parts = self.logits, self.features
-        return self.cache.nbytes + sum(part.nbytes for part in parts if part is not None)
+        "The memory of its caches, logits and features."
+        caches = self.cache, *(prefix.cache for prefix in self.drafting)
+        parts = *caches, self.logits, self.features
+        return sum(part.nbytes for part in parts if part is not None)
 
     def __repr__(self) -> str:
         return f"<Prefilled: {len(self.tokens):,} tokens, {self.nbytes / 1e6:,.1f} MB>"
@@ -336,7 +336,7 @@ class Prefilled:
         shared = common_length(self.tokens, prompt)
         if shared == len(prompt) == len(self.tokens) and target is self.target: return shared
         shared = min(shared, len(prompt) - 1)  # a forward must say what follows
-        return shared - shared % BLOCK if keeps_bits(target) else shared
+        return whole_blocks(shared) if keeps_bits(target) else shared
 
     def features_of(self, layers: Sequence[int]) -> Tensor | None: # [L, F]
         "The hidden states after these of its layers, side by side; None without layers."
@@ -385,28 +385,53 @@ def check_prefilled(prefilled: "Prefilled | None", target: CausalLM, prompt: Seq
     check(not lacking, f"The drafter reads the target's hidden states after layers {lacking}, and "
           "they were not kept: prefill with its `layers`, or with `Pair.prefill`.")
 
-# %% ../nbs/engine/17_prefill.ipynb #pf000011
-def prefill(
-    target: CausalLM,
-    prompt: Iterable[int],       # token ids, at least one; a list, an array or a tensor [T]
-    layers: Iterable[int] = (),  # hidden states to keep: the `layers` of the drafter to come
-    # of an earlier prompt that begins like this one: what both share is copied, not read
-    prefilled: Prefilled | None = None,
-) -> Prefilled:
-    """Read a prompt, to decode from it later, once or often (`prefilled=` of `speculate` and of a
-    `Request`). In float32 on an x86 CPU the tokens are those without it, bit for bit. Raises
-    `InputError` for a prompt that can't be continued, and for a model in a wrapper, whose logits
-    are of one sequence."""
+# %% ../nbs/engine/17_prefill.ipynb #pf000dr3
+def read_by(drafters: Iterable[Drafter], prompt: list[int],
+            known: "Prefilled", # of this prompt
+            earlier: Sequence[DraftPrefix] = ()) -> tuple[DraftPrefix, ...]:
+    "What these drafters read of a prompt, from its beginning to its last whole block."
+    found: list[DraftPrefix] = []
+    if len(prompt) < BLOCK: return ()
+    for drafter in drafters:
+        features = known.features_of(drafter.layers)
+        if features is not None: features = features[:-1]
+        state = drafter.start(prompt, features, len(prompt))
+        resume(state, prompt, earlier)
+        found += [reader.keep(prompt) for reader in readers_of(state)]
+    return tuple(prefix for prefix in found if isinstance(prefix.cache, KVCache))
+
+def prefill_for(target: CausalLM, prompt: Iterable[int], layers: Iterable[int],
+                drafters: Sequence[Drafter], prefilled: Prefilled | None) -> Prefilled:
+    "`prefill` for several drafters."
     check(not isinstance(target, WrapperLM), f"A {type(target).__name__} is made for one sequence: "
           "prefill with the model inside it.")
-    tokens, layers = token_ids(prompt), tuple(layers)
+    tokens = token_ids(prompt)
+    read = (layer for drafter in drafters for layer in drafter.layers)
+    layers = tuple(dict.fromkeys((*layers, *read)))
     check_request(target, tokens, 1, 1)
     check_prefilled(prefilled, target, tokens, layers)
     cache = target.new_cache(len(tokens))
     check(isinstance(cache, KVCache), f"The caches of a {type(target).__name__} can't be copied: "
           "expected a KVCache.")
     logits, features, _ = read_prompt(target, tokens, cache, layers, prefilled)
-    return Prefilled(target, tokens, cache, logits[-1], layers, features)
+    found = Prefilled(target, tokens, cache, logits[-1], layers, features)
+    earlier = prefilled.drafting if prefilled else ()
+    return replace(found, drafting=read_by(drafters, tokens, found, earlier))
+
+# %% ../nbs/engine/17_prefill.ipynb #pf000011
+def prefill(
+    target: CausalLM,
+    prompt: Iterable[int],       # token ids, at least one; a list, an array or a tensor [T]
+    layers: Iterable[int] = (),  # hidden states to keep, beside those that the drafter reads
+    # of an earlier prompt that begins like this one: what both share is copied, not read
+    prefilled: Prefilled | None = None,
+    drafter: Drafter | None = None, # that will draft: what it reads of the prompt is kept, too
+) -> Prefilled:
+    """Read a prompt, to decode from it later, once or often (`prefilled=` of `speculate` and of a
+    `Request`). In float32 on an x86 CPU the tokens are those without it, bit for bit. Raises
+    `InputError` for a prompt that can't be continued, and for a model in a wrapper, whose logits
+    are of one sequence."""
+    return prefill_for(target, prompt, layers, [drafter] if drafter else [], prefilled)
 
 def score(
     target: CausalLM,
@@ -429,10 +454,10 @@ def share_prefix(target: CausalLM, requests: Sequence[Request], timer: PhaseTime
     shared = min(common_length(first, prompt) for prompt in prompts)
     if shared < max(map(len, prompts)):  # else they are all the same
         shared = min(shared, min(map(len, prompts)) - 1)
-        shared -= shared % BLOCK
+        shared = whole_blocks(shared)
     if shared == 0: return
-    layers = dict.fromkeys(layer for request in requests for layer in request.drafter.layers)
-    with timer.phase("prefill"): known = prefill(target, first[:shared], layers)
+    drafters = list({id(request.drafter): request.drafter for request in requests}.values())
+    with timer.phase("prefill"): known = prefill_for(target, first[:shared], (), drafters, None)
     for request in requests: request.prefilled = known
 
 # %% ../nbs/engine/18_batches.ipynb #e0loop00

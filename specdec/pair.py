@@ -240,7 +240,7 @@ class Pair:
         check(not is_list(prompt), "prefill reads one prompt, and this is a list: `results` reads "
               "what its prompts share once by itself.")
         ids = encode(self.tokenizer, prompt)
-        try: return prefill(self.target, ids, self.drafter.layers, prefilled)
+        try: return prefill(self.target, ids, prefilled=prefilled, drafter=self.drafter)
         finally: release_workers()  # else they slow down a call in another thread
 
     @classmethod

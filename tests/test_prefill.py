@@ -7,16 +7,17 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+from families import STATES, random_model
 from helpers import CPU, greedy, ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
 from specdec.cache import CacheFullError
 from specdec.constraints import GrammarLM, WatchedLM
-from specdec.drafters.base import NoDrafter
-from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.base import DraftPrefix, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
-from specdec.drafters.model import ModelDrafter
+from specdec.drafters.model import ModelDrafter, quantised
 from specdec.drafters.tree import TreeDrafter
 from specdec.errors import InputError
 from specdec.loop import BLOCK, Request, prefill, score, serve, speculate, speculate_batch
@@ -67,10 +68,11 @@ class Counting:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_rounds_are_those_without_it(name, temperature):
     drafter = DRAFTERS[name]
-    state = prefill(TARGET, OLD, drafter.layers)
+    states = prefill(TARGET, OLD, drafter=drafter), prefill(TARGET, OLD, drafter.layers)
     for prompt in PROMPTS.values():
         alone = list(decoded(prompt, drafter, temperature))
-        for _ in range(2): assert list(decoded(prompt, drafter, temperature, prefilled=state)) == alone
+        for state in (*states, states[0]):
+            assert list(decoded(prompt, drafter, temperature, prefilled=state)) == alone
     assert any(r.drafted for r in alone) or name == "nothing"
 
 
@@ -101,8 +103,8 @@ def test_two_streams_in_turns_leave_the_state_as_it_is():
 @exact_rows
 def test_a_tree_goes_on_too():
     drafter = TreeDrafter(HEAD, TARGET)
-    state = prefill(TARGET, OLD, drafter.layers)
-    assert list(decoded(LONG, drafter, prefilled=state)) == list(decoded(LONG, drafter))
+    state = prefill(TARGET, OLD, drafter=drafter)
+    assert list(decoded(LONG, drafter, prefilled=state)) == list(decoded(LONG, drafter)) and len(state.drafting) == 1
 
 
 @pytest.mark.parametrize("name, bound", [("filled", 1e-5), ("transformers", 1e-5), ("bfloat16", 0.05)])
@@ -167,6 +169,165 @@ def test_a_list_reads_what_its_prompts_share_once(monkeypatch):
             read = sum(size for size in counted.sizes if size > 2 * 5)  # not a step of two
         assert [found[i] for i in range(len(prompts))] == alone
         assert read == shared + others and [request.reused for request in asked] == [shared] * len(prompts)
+
+
+# What the drafter has read
+
+
+class Noting:
+    "A model that notes how many tokens each forward reads, before another one reads them."
+    def __init__(self, model): self.model, self.sizes = model, []
+    def __getattr__(self, name): return getattr(self.model, name)
+    def forward(self, ids, *rest, **more):
+        self.sizes.append(ids.shape[1])
+        return self.model.forward(ids, *rest, **more)
+
+
+class NotingHead:
+    "Likewise, a head."
+    def __init__(self, head): self.head, self.sizes = head, []
+    def __getattr__(self, name): return getattr(self.head, name)
+    def step(self, tokens, *rest):
+        self.sizes.append(len(tokens))
+        return self.head.step(tokens, *rest)
+
+
+def noting(kind, model=None):
+    "A drafter, and what notes what its model or its head reads."
+    if kind == "head":
+        drafter = HeadDrafter(HEAD, TARGET)
+        drafter.head = NotingHead(drafter.head)
+        return drafter, drafter.head
+    note = Noting(model or TARGET.skip([1]))
+    return ModelDrafter(note, V), note
+
+
+WRAPS = {
+    "model": lambda inner: inner, "head": lambda inner: inner,
+    "a colder model": TemperatureScaledDrafter, "a model in a hybrid": lambda inner: HybridDrafter(SuffixDrafter(), inner),
+    "a model under a controller": lambda inner: AdaptiveDrafter(inner, AdaptiveLookahead()),
+}
+
+
+def first_draft(drafter, prompt, **more):
+    "The rounds as far as the first draft."
+    rounds = decoded(prompt, drafter, 1.0, **more)
+    return [next(rounds), next(rounds)]
+
+
+@exact_rows
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_the_drafter_reads_what_is_new(kind, prompt):
+    "In blocks; a head reads no first token, for it has no feature before it."
+    drafter, note = noting(kind)
+    state, prompt = prefill(TARGET, OLD, drafter=drafter), PROMPTS[prompt]
+    first = int(kind == "head")
+    assert note.sizes == [BLOCK - first, BLOCK] and state.drafting[0].cache.length == 2 * BLOCK - first
+    shared = next((i for i, pair in enumerate(zip(OLD, prompt)) if pair[0] != pair[1]), min(len(OLD), len(prompt)))
+    note.sizes.clear()
+    alone = first_draft(drafter, prompt)
+    assert sum(note.sizes[:-len(alone[1].drafted) + 1 or None]) == len(prompt) + 1 - first
+    whole, note.sizes = note.sizes, []
+    assert first_draft(drafter, prompt, prefilled=state) == alone
+    blocks = shared // BLOCK
+    assert note.sizes == whole[blocks:] and sum(whole[:blocks]) == max(blocks * BLOCK - first, 0) and max(whole) <= BLOCK
+
+
+@exact_rows
+@pytest.mark.parametrize("name", WRAPS)
+def test_a_drafter_is_found_in_others(name):
+    inner, note = noting("head" if name == "head" else "model")
+    drafter = WRAPS[name](inner)
+    alone = list(decoded(LONG, drafter, 1.0))
+    whole, note.sizes = sum(note.sizes), []
+    state = prefill(TARGET, OLD, drafter=drafter)
+    kept = sum(note.sizes)
+    assert kept == 2 * BLOCK - (name == "head") and len(state.drafting) == 1
+    note.sizes.clear()
+    assert list(decoded(LONG, drafter, 1.0, prefilled=state)) == alone and whole - sum(note.sizes) == kept
+    assert list(decoded(LONG, inner, 1.0, prefilled=state)) == list(decoded(LONG, inner, 1.0))  # the same model inside
+
+
+@exact_rows
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_list_lets_its_drafter_read_what_is_shared_once(kind):
+    drafter, note = noting(kind)
+    def requests(): return [Request(TARGET, [*OLD[:280], i], drafter, SamplingParams(1.0), SeededRandom(i), 4, 8)
+                            for i in range(3)]
+    alone = [list(serve(TARGET, request, PhaseTimer())) for request in requests()]
+    whole, note.sizes, found = sum(note.sizes), [], {}
+    for i, r in speculate_batch(TARGET, requests(), 2): found.setdefault(i, []).append(r)
+    assert [found[i] for i in range(3)] == alone
+    assert whole - sum(note.sizes) == 2 * (2 * BLOCK - (kind == "head"))
+
+
+@exact_rows
+@pytest.mark.parametrize("name", ["bfloat16", "int4", "transformers", "recurrent", "a short context"])
+def test_other_drafts_beside_an_exact_target(name):
+    "The target's bits are promised, so those of the draft must not depend on what was read before."
+    draft = {"bfloat16": half, "int4": lambda: quantised(tiny(vocab=V, hidden=64, layers=2, context=512)), "transformers": adapter,
+             "recurrent": recurrent, "a short context": lambda: tiny(vocab=V, context=200)}[name]()
+    drafter, note = noting("model", draft)
+    state = prefill(TARGET, OLD, drafter=drafter)
+    kept = BLOCK if name == "a short context" else 2 * BLOCK
+    assert sum(note.sizes) == kept
+    for prompt in ("going on", "the same", "parted inside", "its beginning"):
+        alone = list(decoded(PROMPTS[prompt], drafter, 1.0))
+        note.sizes.clear()
+        assert list(decoded(PROMPTS[prompt], drafter, 1.0, prefilled=state)) == alone
+        assert max(note.sizes, default=0) <= BLOCK and (name == "a short context" or note.sizes)
+
+
+def recurrent():
+    "A draft whose cache can't be cut anywhere."
+    return TransformersLM(random_model(STATES["mamba2"]))
+
+
+@exact_rows
+def test_a_second_turn_copies_and_reads_on():
+    "What a state of a state holds is what reading it all holds, bit for bit, and what is new is read."
+    drafter, note = noting("model")
+    first = prefill(TARGET, OLD, drafter=drafter)
+    note.sizes.clear()
+    second, alone = prefill(TARGET, LONG, (), first, drafter), prefill(TARGET, LONG, drafter=drafter)
+    assert note.sizes == [BLOCK] + 3 * [BLOCK]
+    for one, other in zip(second.drafting[0].cache.keys, alone.drafting[0].cache.keys, strict=True):
+        assert torch.equal(one[:, :, :3 * BLOCK], other[:, :, :3 * BLOCK])
+
+
+@exact_rows
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_copy_of_another_text_would_be_seen(kind, monkeypatch):
+    "The negative control: what the rounds are, if more is copied than is shared."
+    drafter = DRAFTERS[kind]
+    state, prompt = prefill(TARGET, OLD, drafter=drafter), PROMPTS["parted inside"]
+    alone = list(decoded(prompt, drafter, 1.0, count=40))
+    assert list(decoded(prompt, drafter, 1.0, count=40, prefilled=state)) == alone
+    monkeypatch.setattr(f"specdec.drafters.{kind}.common_length", lambda a, b: min(len(a), len(b)))
+    assert list(decoded(prompt, drafter, 1.0, count=40, prefilled=state)) != alone
+
+
+def test_what_is_read_is_copied_and_stays():
+    drafter = DRAFTERS["model"]
+    state = prefill(TARGET, OLD, drafter=drafter)
+    kept, = state.drafting
+    before = [held.clone() for held in kept.cache.keys + kept.cache.values]
+    for seed in range(2): list(decoded(OLD, drafter, 1.0, seed, prefilled=state))
+    assert all(torch.equal(*pair) for pair in zip(before, kept.cache.keys + kept.cache.values, strict=True))
+    assert kept.cache.length == 2 * BLOCK and state.nbytes > prefill(TARGET, OLD).nbytes + kept.cache.nbytes - 1
+
+
+def test_a_drafter_that_keeps_nothing_is_served():
+    "A cache of another kind can't be copied; below a block there is nothing to keep, and nothing is started."
+    class Own(NoDrafter):
+        def keep(self, tokens): return DraftPrefix(self, tokens, object())
+        def resume(self, prefix, tokens): raise AssertionError("nothing was kept")
+    class Unstarted(NoDrafter):
+        def start(self, *about): raise AssertionError("nothing to read")
+    state = prefill(TARGET, OLD, drafter=Own())
+    assert state.drafting == () and len(list(decoded(LONG, Own(), prefilled=state))) == 12
+    assert prefill(TARGET, OLD[:BLOCK - 1], drafter=Unstarted()).drafting == ()
 
 
 # Scores, and what was drafted

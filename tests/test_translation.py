@@ -253,7 +253,7 @@ def test_a_beginning_is_not_read_twice():
 def test_rows_do_not_depend_on_what_was_read_before(versions, room):
     model, read = tiny(), []
     class Noting:
-        context_length, new_cache = model.context_length, model.new_cache
+        context_length, new_cache, device = model.context_length, model.new_cache, model.device
         def forward(self, ids, cache, **options):
             read.append(ids.shape[1])
             return model.forward(ids, cache, **options)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ..cache import KVCache
 from ..sampling import RandomSource, SamplingParams
 from ..errors import ModelError, to_int
 from ..verify import VerifyRule
@@ -108,6 +109,30 @@ class DraftsTrees(Protocol):
     "A `Drafter` whose drafts may branch: K is the number of nodes of a tree."
     def max_nodes(self, K: int) -> int: # K or fewer
         "The most nodes of its trees for this K: the target's cache keeps room for them."
+
+# %% ../../nbs/drafters/00_base.ipynb #readah02
+@dataclass(frozen=True, eq=False)
+class DraftPrefix:
+    "What a draft model, or a head, has read of a prompt."
+    model: object      # that read it
+    tokens: list[int]  # the prompt, in the model's tokens
+    cache: KVCache     # of its beginning
+
+@runtime_checkable
+class ReadsPrompt(Protocol):
+    "A `DraftState` that reads its sequence with a cache of its own."
+    def keep(self, tokens: list[int]) -> DraftPrefix: # the sequence
+        "Read the sequence now, as far as it can be reused, and hand over the cache."
+    def resume(self, prefix: DraftPrefix,
+               tokens: list[int]) -> None: # the sequence
+        """Copy what the sequence begins with, if the same model has read it. The loop calls it
+        before the first proposal."""
+
+def readers_of(state: DraftState) -> list[ReadsPrompt]:
+    "The states that read the prompt: this one, or those inside it."
+    if isinstance(state, ReadsPrompt): return [state]
+    held = getattr(state, "inner", None), *getattr(state, "states", ())
+    return [reader for one in held if one is not None for reader in readers_of(one)]
 
 # %% ../../nbs/drafters/00_base.ipynb #ff4f4360
 class NoDrafter:
@@ -275,3 +300,47 @@ class TemperatureScaledState(WrapperState):
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The inner drafter's tokens, and the q they were drawn from."
         return self.inner.propose(K, self.scaled(sampling), rng)
+
+# %% ../../nbs/engine/17_prefill.ipynb #pf000im4
+from collections.abc import Iterator
+
+import torch
+
+from ..models.protocol import copy_prefix
+
+# %% ../../nbs/engine/17_prefill.ipynb #pf00008b
+BLOCK = 128 # tokens of a prompt that are read together, where bits are kept
+
+def whole_blocks(count: int) -> int: # tokens
+    "The tokens of the whole blocks among so many."
+    return count - count % BLOCK
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    "How many tokens both begin with."
+    for i, (one, other) in enumerate(zip(a, b)):
+        if one != other: return i
+    return min(len(a), len(b))
+
+# %% ../../nbs/engine/17_prefill.ipynb #pf000dr2
+def in_blocks(tokens: list[int], device: torch.device,
+              before: int = 0, # tokens of the first block that are not read
+             ) -> Iterator[list[int]]:
+    "The pieces in which a drafter reads tokens."
+    size = BLOCK if device.type == "cpu" else before + len(tokens)
+    for end in range(size - before, len(tokens) + size, size):
+        yield tokens[max(end - size, 0):end]
+
+def copy_blocks(prefix: DraftPrefix, cache: KVCache, # empty
+                most: int,       # positions, at most
+                before: int = 0, # tokens of the first block that were not read
+               ) -> int: # positions that were copied
+    "Copy whole blocks of what was read before."
+    count = whole_blocks(min(most, prefix.cache.length) + before) - before
+    copy_prefix(prefix.cache, cache, max(count, 0))
+    return max(count, 0)
+
+def resume(state: DraftState, tokens: list[int], # of the sequence
+           known: Sequence[DraftPrefix]) -> None:
+    "Let the state of a new sequence copy what was read of one that begins alike."
+    for reader in readers_of(state):
+        for prefix in known: reader.resume(prefix, tokens)

@@ -22,7 +22,9 @@ from ..models.transformers import TransformersLM, check_sizes, is_native
 from ..models.checkpoint import Checkpoint
 from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
 from ..errors import InputError, ModelError, check, require_int, to_number
-from .base import Draft
+from specdec.drafters.base import (
+    Draft, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
+)
 from .model import plain_weight
 from ..cache import KVCache
 from ..models.linear import Linear, is_batch_invariant
@@ -821,12 +823,41 @@ class HeadReader:
     def catch_up(self) -> tuple[Tensor, Tensor]: # logits and state after the sequence
         "Read the tokens that joined the sequence since the last call, with their features."
         self.cache.rollback(self.read)
-        if self.unread:
-            x = self.head.fuse(torch.cat(self.features))
-            self.last = self.head.step(self.unread, x, self.cache)
-            self.read, self.unread, self.features = self.cache.length, [], []
+        self.read_on(len(self.unread))
         assert self.last is not None  # `start` has given at least one token to read
         return self.last
+
+    def read_on(self, count: int) -> None:
+        "Read so many of the unread tokens; a prompt in blocks."
+        if count == 0: return  # there may be no features
+        features, at = torch.cat(self.features), 0
+        before = int(self.read == 0)  # a sequence's first token has no feature before it
+        for block in in_blocks(self.unread[:count], self.head.device, before):
+            x = self.head.fuse(features[at:at + len(block)])
+            self.last = self.head.step(block, x, self.cache)
+            at += len(block)
+        self.forget(count)
+
+    def forget(self, count: int) -> None:
+        "So many of the unread tokens are in the cache now."
+        if count == 0: return
+        features = torch.cat(self.features)[count:]
+        self.read, self.unread = self.cache.length, self.unread[count:]
+        self.features = [features] if len(features) else []
+
+    @torch.inference_mode()
+    def keep(self, tokens: list[int]) -> DraftPrefix:
+        "Read the sequence's whole blocks, and hand over the cache."
+        end = whole_blocks(min(self.read + len(self.unread), self.most) + 1) - 1
+        self.read_on(max(end - self.read, 0))
+        return DraftPrefix(self.head, tokens, self.cache)
+
+    def resume(self, prefix: DraftPrefix, tokens: list[int]) -> None:
+        "Copy what the sequence begins with; its last token is left to read."
+        if prefix.model is not self.head or self.read: return
+        shared = common_length(prefix.tokens, tokens) - 1  # position i of the cache is token i + 1
+        most = min(shared, len(self.unread) - 1, self.most)
+        self.forget(copy_blocks(prefix, self.cache, most, before=1))
 
 # %% ../../nbs/drafters/06_head.ipynb #abc48a06
 class HeadState(HeadReader):

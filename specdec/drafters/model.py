@@ -15,7 +15,9 @@ from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import check, require_int
-from .base import Draft
+from specdec.drafters.base import (
+    Draft, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
+)
 from ..cache import KVCache
 from ..models.linear import Int4Linear, Linear
 from ..models.protocol import CausalLM, WrapperLM
@@ -50,11 +52,29 @@ class ModelState:
             unread = draft[-1:]
         return Draft(draft, torch.stack(rows) if rows else None)
 
+    def read(self, tokens: list[int]) -> Tensor: # logits after the last of them, [draft model's V]
+        "Append tokens to the cache; a prompt in blocks."
+        for block in in_blocks(tokens, self.model.device):
+            ids = torch.tensor([block])
+            ids = ids.clamp(max=self.model.vocab_size - 1)  # an id that only the target has
+            logits = self.model.forward(ids, self.cache, last=1)
+        return logits[0, -1]
+
+    def keep(self, tokens: list[int]) -> DraftPrefix:
+        "Read the sequence's whole blocks, and hand over the cache."
+        end = whole_blocks(min(len(tokens), self.cache.capacity))
+        if end > self.cache.length: self.read(tokens[self.cache.length:end])
+        return DraftPrefix(self.model, tokens, self.cache)
+
+    def resume(self, prefix: DraftPrefix, tokens: list[int]) -> None:
+        "Copy what the sequence begins with; its last token is left to read."
+        if prefix.model is not self.model: return
+        shared = common_length(prefix.tokens, tokens)
+        copy_blocks(prefix, self.cache, min(shared, len(tokens) - 1, self.cache.capacity))
+
     def distribution(self, unread: list[int], sampling: SamplingParams) -> Tensor: # [V]
         "The distribution after reading those tokens, over the target's V tokens."
-        ids = torch.tensor([unread])
-        ids = ids.clamp(max=self.model.vocab_size - 1)  # an id that only the target has
-        logits = self.model.forward(ids, self.cache, last=1)[0, -1, :self.vocab_size]
+        logits = self.read(unread)[:self.vocab_size]
         check_logits(logits, f"The draft, after {self.cache.length} tokens")
         return F.pad(sampling.probs(logits), (0, self.vocab_size - logits.shape[-1]))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import InputError, check
-from .base import Draft
+from .base import Draft, DraftPrefix, copy_blocks, in_blocks, whole_blocks
 from ..models.protocol import CausalLM
 
 # %% ../../nbs/drafters/24_translation.ipynb #329c733f
@@ -136,7 +136,8 @@ class Rereader:
         if len(ids) > self.cache.capacity: self.start(2 * len(ids))
         kept = in_common(self.read, ids[:-1])
         self.cache.rollback(kept)
-        logits = self.model.forward(torch.tensor([ids[kept:]]), self.cache, last=1)[0, -1]
+        for block in in_blocks(ids[kept:], self.model.device):
+            logits = self.model.forward(torch.tensor([block]), self.cache, last=1)[0, -1]
         self.read = list(ids)
         check_logits(logits, f"The draft, after {len(ids)} tokens")
         return logits
@@ -154,6 +155,20 @@ class IntersectionState:
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "Append to the text; the next proposal encodes it again, and reads what changed."
         self.text.add(tokens)
+
+    def keep(self, tokens: list[int]) -> DraftPrefix:
+        "Read whole blocks of the text in the draft model's tokens, and hand over the cache."
+        ids = self.encoded()
+        end = whole_blocks(min(len(ids), self.reader.cache.capacity))
+        if end: self.reader.row(ids[:end])
+        return DraftPrefix(self.reader.model, ids, self.reader.cache)
+
+    def resume(self, prefix: DraftPrefix, tokens: list[int]) -> None:
+        "Copy what the text begins with in the draft model's tokens; the last is left to read."
+        if prefix.model is not self.reader.model: return
+        ids = self.encoded()
+        most = min(in_common(prefix.tokens, ids), len(ids) - 1, self.reader.cache.capacity)
+        if most > 0: self.reader.read = ids[:copy_blocks(prefix, self.reader.cache, most)]
 
     def encoded(self) -> list[int]: # empty inside a character
         "The text so far in the draft model's tokens."
