@@ -441,8 +441,8 @@ def expect(findings: Findings) -> None:
             "busy as now; speculative decoding may make more.")
     facts = findings.facts.get("processor")
     if facts and facts["packed"]["float32"]: findings.expect.append(
-        f"On cpu with --dtype float32{' or int8' * facts['int8']} and -K up to 15, plain and speculative decoding write the "
-        "same greedy text, token for token.")
+        f"On cpu with --dtype float32{' or int8' * facts['int8']} and -K up to 15, plain and "
+        "speculative decoding write the same greedy text, token for token.")
     taken = {pair["device"]: pair["taken"] for pair in findings.facts.get("loops") or []}
     for place, loop in taken.items():
         findings.expect.append(f"On {place}, a pair decodes with the loop of the {loop}.")
@@ -492,7 +492,8 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
         packed = listed(*(name for name, used in p["packed"].items() if used))
         lines += [
             ("processor", f"{p['name']}; cores: {p['cores']}, threads: {p['threads']}"),
-            ("can do", listed(p["instructions"], *(n for n in ("bfloat16", "int8", "tiles") if p[n]))),
+            ("can do", listed(p["instructions"],
+                              *(n for n in ("bfloat16", "int8", "tiles") if p[n]))),
             ("packed", packed or "nothing: weights lie as they are"),
             ("one token", f"packed or not by {p['layouts']}"),
         ]

@@ -67,7 +67,8 @@ def weights_mb(shape: Shape, dtype: str) -> float: # megabytes, of 10⁶ bytes
         packed, plain = shape.matrices + table, shape.vectors + table
         return (INT4_BYTES * packed + BYTES["bfloat16"] * plain) / 1e6
     if dtype == "int8":
-        ends = 0 if shape.tied else shape.vocabulary_parameters # the tokens' rows stay in their file
+        # the tokens' rows stay in their file
+        ends = 0 if shape.tied else shape.vocabulary_parameters
         return (shape.parameters - ends + 3 * shape.vectors) / 1e6
     check(dtype in BYTES, f"Unknown dtype {dtype!r}: expected {', '.join(BYTES)}, int8 or int4.")
     return BYTES[dtype] * shape.parameters / 1e6

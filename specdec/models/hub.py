@@ -121,7 +121,7 @@ def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16
 # %% ../../nbs/engine/02_models.ipynb #e19b0002
 def working_dtype(dtype: torch.dtype, # that a model is loaded in
                   device: torch.device) -> torch.dtype:
-    """What all but the matrices is in: that dtype; beside four bits what `auto` is, beside eight bits
+    """What all but the matrices is in: that dtype; beside four bits what `auto` is, beside eight
     float32."""
     if dtype == INT8: return torch.float32
     return pick_dtype("auto", device) if dtype == INT4 else dtype

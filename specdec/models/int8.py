@@ -36,9 +36,9 @@ def turned(x: Tensor, block: int) -> Tensor: # [..., in] → [rows, in]; block d
 
 # %% ../../nbs/engine/22_eight_bits.ipynb #e1600017
 class Int8Linear:
-    """y = W x + b, with levels from -127 to 127 for W and for x, added up exactly. Each row of W and
-    each row of x has a step of its own, so a row of y doesn't depend on the others. Both are turned
-    before they are rounded (Ashkboos et al. 2024, section 4). In and out in float32. Raises
+    """y = W x + b, with levels from -127 to 127 for W and for x, added up exactly. Each row of W
+    and each row of x has a step of its own, so a row of y doesn't depend on the others. Both are
+    turned before they are rounded (Ashkboos et al. 2024, section 4). In and out in float32. Raises
     `InputError` for a device without an exact kernel."""
     packed = True # no plain weight is kept
 
@@ -56,7 +56,6 @@ class Int8Linear:
             on_levels.copy_((rows / step[:, None]).round())
         self.product = int8_product(levels, steps)
         self.size = levels.to("meta") # stands for the packed weight where bytes are counted
-        self.steps = steps
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
         rows = turned(x, self.block)

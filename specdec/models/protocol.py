@@ -65,7 +65,7 @@ class CausalLM(Protocol):
         return 0.0
 
     @property
-    def precision(self) -> str: # such as "float32"; "int4" or "int8" where matrices are kept in so many bits
+    def precision(self) -> str: # such as "float32"; "int4" or "int8": what matrices are kept in
         "The dtype of its weights."
         if self.int4 or self.int8: return "int4" if self.int4 else "int8"
         return str(self.dtype).removeprefix("torch.")
