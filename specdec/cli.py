@@ -178,7 +178,7 @@ DrafterFolder = Annotated[Optional[Path], _option(
 Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _option(
     "Model", "--dtype",
-    help="auto, float32, bfloat16, float16 or int4; auto: bfloat16 where the hardware has it.")]
+    help="auto, float32, bfloat16, float16, int8 or int4; auto: bfloat16 where hardware has it.")]
 Raw = Annotated[bool, _option(
     "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
 

@@ -36,7 +36,7 @@ def _can_be(name: str) -> str:
     return name
 
 Name = Annotated[str, AfterValidator(_can_be)] # of a model: perhaps a folder or a file
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 
 def _dtype_known(name: str) -> str:
     if name in DTYPES: return name
@@ -70,7 +70,7 @@ class PairSection(_Section):
     draft_dtype: Dtype | None = Field(
         None, description="Of the draft, where it isn't the target's.")
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
-    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16 or int4.")
+    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16, int8 or int4.")
 
     @field_validator("name")
     @classmethod
@@ -209,7 +209,8 @@ NOTES = { # the names of others that are no key here
            " cooldown_steps num_assistant_tokens_schedule") \
   | _noted("in Python it is NGramDrafter(longest=…).",
            "max_matching_ngram_size prompt_lookup_max prompt_lookup_min") \
-  | _noted("dtype: int4 keeps weights in four bits.", "quantization load_in_4bit load_in_8bit") \
+  | _noted("dtype: int8 and int4 keep weights in eight and in four bits.",
+           "quantization load_in_4bit load_in_8bit") \
   | _noted("what is sampled from is shaped by temperature, top_k and top_p only.",
            "num_beams repetition_penalty presence_penalty frequency_penalty min_p typical_p") \
   | _noted("keys and values are always kept.", "use_cache") \

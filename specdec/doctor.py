@@ -105,6 +105,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 # %% ../nbs/use/10_doctor.ipynb #dbff8dfb
+def int8_error() -> str: # empty: there is none
+    "What is wrong with products of eight bits by eight on this CPU, which `has_int8` let pass."
+    import torch
+    from specdec.models.int8 import Int8Linear
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 192, generator=generator) for rows in (96, 9))
+    layer, exact = Int8Linear(weight), x.double() @ weight.double().T
+    rows = layer(x)
+    error = ((rows.double() - exact).norm() / exact.norm()).item()
+    if not error < .03: return f"Products in int8 are off by {error:.1g} on this processor."
+    if not all(torch.equal(layer(x[:n]), rows[:n]) for n in range(1, 9)):
+        return "An int8 row has other bits alone than among others, on this processor."
+    return ""
+
 def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
     "What is wrong with packed products of this dtype on this CPU."
     import torch
@@ -129,7 +143,7 @@ def processor(findings: Findings) -> dict:
     from specdec.costs import processor_name
     from specdec.models.linear import has_layouts, has_tiles, is_batch_invariant
     from specdec.models.loading import layouts_used
-    from specdec.models.hub import has_bfloat16
+    from specdec.models.hub import has_bfloat16, has_int8
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
     if threads > here: findings.warnings.append(
         f"torch computes with {threads} threads on {here} cores, and they will wait for each "
@@ -138,10 +152,12 @@ def processor(findings: Findings) -> dict:
     packed = {"float32": is_batch_invariant(cpu, torch.float32),
               "bfloat16": library and has_layouts(cpu, torch.bfloat16)}
     errors = [packed_error(getattr(torch, name)) for name, used in packed.items() if used]
+    errors += [int8_error()] * has_int8(cpu)
     findings.problems += [error for error in errors if error]
     return {
         "name": processor_name(), "cores": here, "threads": threads,
         "instructions": torch.backends.cpu.get_cpu_capability(), "bfloat16": has_bfloat16(cpu),
+        "int8": has_int8(cpu),
         "tiles": has_tiles(), "packed": packed, "layouts": layouts_used(),
     }
 
@@ -425,8 +441,8 @@ def expect(findings: Findings) -> None:
             "busy as now; speculative decoding may make more.")
     facts = findings.facts.get("processor")
     if facts and facts["packed"]["float32"]: findings.expect.append(
-        "On cpu with --dtype float32 and -K up to 15, plain and speculative decoding write the "
-        "same greedy text, token for token.")
+        f"On cpu with --dtype float32{' or int8' * facts['int8']} and -K up to 15, plain and "
+        "speculative decoding write the same greedy text, token for token.")
     taken = {pair["device"]: pair["taken"] for pair in findings.facts.get("loops") or []}
     for place, loop in taken.items():
         findings.expect.append(f"On {place}, a pair decodes with the loop of the {loop}.")
@@ -476,7 +492,8 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
         packed = listed(*(name for name, used in p["packed"].items() if used))
         lines += [
             ("processor", f"{p['name']}; cores: {p['cores']}, threads: {p['threads']}"),
-            ("can do", listed(p["instructions"], *(n for n in ("bfloat16", "tiles") if p[n]))),
+            ("can do", listed(p["instructions"],
+                              *(n for n in ("bfloat16", "int8", "tiles") if p[n]))),
             ("packed", packed or "nothing: weights lie as they are"),
             ("one token", f"packed or not by {p['layouts']}"),
         ]

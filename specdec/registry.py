@@ -60,12 +60,17 @@ INT4_BYTES = 0.5 + 4 / 32  # a number of four bits, its part of a scale and a ze
 
 def weights_mb(shape: Shape, dtype: str) -> float: # megabytes, of 10⁶ bytes
     """Memory for a model's weights; raises `InputError` for an unknown dtype. int4: the matrices in
-    four bits, the table of tokens and the vectors in bfloat16."""
+    four bits, the table of tokens and the vectors in bfloat16; int8: a byte for each number of a
+    matrix, the vectors in float32."""
     if dtype == "int4":
         table = shape.vocabulary_parameters
         packed, plain = shape.matrices + table, shape.vectors + table
         return (INT4_BYTES * packed + BYTES["bfloat16"] * plain) / 1e6
-    check(dtype in BYTES, f"Unknown dtype {dtype!r}: expected {', '.join(BYTES)} or int4.")
+    if dtype == "int8":
+        # the tokens' rows stay in their file
+        ends = 0 if shape.tied else shape.vocabulary_parameters
+        return (shape.parameters - ends + 3 * shape.vectors) / 1e6
+    check(dtype in BYTES, f"Unknown dtype {dtype!r}: expected {', '.join(BYTES)}, int8 or int4.")
     return BYTES[dtype] * shape.parameters / 1e6
 
 # %% ../nbs/use/11_registry.ipynb #287cee4e

@@ -204,7 +204,7 @@ def test_parameters_are_counted_before_and_after_loading(name, tmp_path):
 
 
 @pytest.mark.parametrize("use", ["target", "plain"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "two tables"])
 def test_memory_is_told_before_loading(tied, dtype, use, tmp_path):
     """What is told is what the tensors take; four bits are five with their steps and zeros, and the vocabulary's matrix

@@ -100,7 +100,7 @@ def test_unknown_dtypes_are_input_errors(dtype):
 
 def test_four_bits_are_for_who_asks_for_them():
     assert pick_dtype("int4", torch.device("cpu"), STORED) == pick_dtype(INT4, torch.device("cpu"), STORED) == INT4
-    with pytest.raises(InputError, match="float16, int4"): pick_dtype("int8", torch.device("cpu"), STORED)
+    with pytest.raises(InputError, match="float16, int8, int4"): pick_dtype("int2", torch.device("cpu"), STORED)
 
 def test_auto_dtype_follows_the_hardware(monkeypatch):
     for hardware, dtype in ((True, torch.bfloat16), (False, torch.float32)):

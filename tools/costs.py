@@ -28,7 +28,7 @@ from specdec.costs import (
 from specdec.models.loading import load
 from specdec.pair import best_drafter
 
-DTYPES = "float32", "bfloat16", "int4"
+DTYPES = "float32", "bfloat16", "int8", "int4"
 SIZES = 1, 2, 4, 8, 16, 32, 64  # sequences that share a forward
 ATTEMPTS = 4
 NOTE = "Measured on two threads of a quiet machine."

@@ -166,7 +166,7 @@ class Grid(_Settings):
         [4], description="Draft tokens per round, at most: whole numbers, or adaptive.")
     temperatures: list[Positive] = Field([0.0], min_length=1, description="0 is greedy.")
     dtypes: list[Dtype] = Field(
-        ["auto"], min_length=1, description="Of the target: auto, float32, bfloat16, int4, ….")
+        ["auto"], min_length=1, description="Of the target: auto, float32, bfloat16, int8, ….")
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
     threads: Count | None = Field(None, description="On a CPU; as many as there are, if not given.")
     prompts: Name = Field(

@@ -815,9 +815,10 @@ def room_of(target: str, dtype: str) -> int: # positions
     "Its context length in tokens; raises `InputError` if its weights can't be kept in that dtype."
     folder = find_model(target)
     config, native = read_config(folder)
+    if dtype in ("int4", "int8"):
+        check(native, f"{dtype} is for models that specdec computes itself, and {target} isn't"
+              " one: take it out of dtypes. Nothing was run.")
     if dtype == "int4":
-        check(native, f"int4 is for models that specdec computes itself, and {target} isn't one:"
-              " take it out of dtypes. Nothing was run.")
         if not (folder / GRID).exists(): check_packable(target, config)
     return context_length(config)
 

@@ -19,7 +19,8 @@ from specdec.drafters.base import (
     Draft, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
 )
 from ..cache import KVCache
-from ..models.linear import Int4Linear, Linear
+from ..models.int8 import AnyLinear, Int8Linear
+from ..models.linear import Int4Linear
 from ..models.protocol import CausalLM, WrapperLM
 from ..verify import acceptance_probability
 from ..models.llama import Llama
@@ -181,9 +182,9 @@ def search_layers(target: Llama, written: Written,
     return found
 
 # %% ../../nbs/drafters/03_model.ipynb #f0f5341e
-def plain_weight(linear: Linear | Int4Linear) -> Tensor: # [out, in]
+def plain_weight(linear: AnyLinear) -> Tensor: # [out, in]
     "The weight of a linear layer as a plain matrix."
-    if isinstance(linear, Int4Linear): return linear.plain()
+    if isinstance(linear, (Int4Linear, Int8Linear)): return linear.plain()
     return linear.weight.to_dense() if linear.packed else linear.weight
 
 # %% ../../nbs/drafters/03_model.ipynb #0bb92890
@@ -199,7 +200,7 @@ def quantised(target: Llama) -> Llama: # it shares all else with the target, the
             setattr(part, name, Int4Linear(plain_weight(linear), linear.bias))
         return part
     light = copy.copy(target)
-    light.int4 = True
+    light.int4, light.int8 = True, False
     light.layers = [copy.copy(layer) for layer in target.layers]
     for layer in light.layers:
         layer.attention = with_int4(layer.attention, "qkv", "out")

@@ -368,6 +368,23 @@ GALLERY += [
            model=OverwritesWindow, window=WINDOW),
 ]
 
+# %% ../../nbs/lossless/02_gallery.ipynb #e1gh7002
+class OneScaleForAll(ExactModel):
+    "A target that rounds each row as the largest number of all rows of the forward asks for."
+    def forward(self, ids, cache, last=None, layers=()): # type: ignore[override] # likewise
+        rows = super().forward(ids, cache, None, layers)
+        largest, likeliest = rows.max(-1, keepdim=True)
+        # too small for the step of the forward, but not for the row's own
+        lost = rows.where((3 * rows < largest.amax()) & (3 * rows >= largest), 0)
+        rows = (rows - lost).scatter_add(-1, likeliest, lost.sum(-1, keepdim=True))
+        return rows[:, -last:] if last else rows
+
+# %% ../../nbs/lossless/02_gallery.ipynb #e1gh7003
+GALLERY.append(Broken(
+    "one scale for all rows",
+    "Rounds each row of a forward on a step that the largest number of all rows sets.",
+    "transformers issue 22269 and onnxruntime issue 10111", model=OneScaleForAll))
+
 # %% ../../nbs/lossless/02_gallery.ipynb #4ff223f8
 def not_renormalised(q: Next, K: int, rng: RandomSource):
     "Draft without the last token, and report q as it was."

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..files import parse_json
+from .int8 import AnyLinear, Int8Linear
 from .linear import Int4Linear, Linear, has_layouts, is_batch_invariant, stored_levels
-from .hub import FOUR_BITS, GRID, INT4, MANIFEST, pick_dtype
+from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, working_dtype
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
@@ -93,13 +94,15 @@ class Checkpoint:
     doubles the memory; or tensors that are in memory already. Raises `ModelError` for a damaged
     file."""
     def __init__(self, source: Path | Mapping[str, Tensor], # a folder, or the tensors
-                 # what the tensors are turned into; int4: matrices only, the rest as by "auto"
+                 # what the tensors are turned into; int4 and int8: matrices only, the rest as by
+                 # "auto" or in float32
                  dtype: torch.dtype, device: torch.device,
                  pack: bool = True, # whether `Linear` packs them, where that is faster
                 ):
-        self.int4 = dtype == INT4
-        self.dtype, self.device = pick_dtype("auto", device) if self.int4 else dtype, device
-        self.pack = pack and (has_layouts(device, dtype) or is_batch_invariant(device, dtype))
+        self.int4, self.int8 = dtype == INT4, dtype == INT8
+        self.dtype, self.device = working_dtype(dtype, device), device
+        self.pack = pack and not self.int4 and (has_layouts(device, self.dtype)
+                                                or is_batch_invariant(device, self.dtype))
         self.tensors: Mapping[str, Tensor] = {}  # in memory
         self.files: dict[str, Path] = {}         # tensor → the file that holds it
         self.kinds: dict[str, str] = {}          # see `_grid_of`
@@ -139,9 +142,10 @@ class Checkpoint:
                names: Sequence[str], # of the tensors that it was put together from
                bias: Tensor | None = None,
                whole: bool = False,  # whether weights without levels are left so
-              ) -> Linear | Int4Linear:
+              ) -> AnyLinear:
         """A layer of such weights. In four bits, weights that were quantised before keep their
         levels if they have 16; if they have more, they are as they are."""
+        if self.int8: return Int8Linear(weight, bias)
         if not self.int4: return Linear(weight, bias, self.pack)
         if not (whole or any(name in self.kinds for name in names)): return Int4Linear(weight, bias)
         if not all(name in self.blocks for name in names): return Linear(weight, bias)
@@ -181,7 +185,7 @@ def read_linear(tensor: Checkpoint,
                 parts: dict[str, int], # names of the projections, and how many outputs each has
                 inputs: int,           # numbers that go in
                 bias: bool,            # whether each has a bias
-               ) -> Linear | Int4Linear:
+               ) -> AnyLinear:
     "Several projections of the same input as one."
     def stacked(kind: str, *shape: int) -> Tensor:
         whole = tensor.empty(sum(parts.values()), *shape)
@@ -229,7 +233,7 @@ class StoredRows:
 # %% ../../nbs/engine/11_checkpoint.ipynb #0b52a785
 def read_vocabulary(config, tensor: Checkpoint,
                    # ids → [B, T, hidden]; → logits
-                   ) -> tuple[Callable[[Tensor], Tensor], Linear | Int4Linear]:
+                   ) -> tuple[Callable[[Tensor], Tensor], AnyLinear]:
     """The way in and the way out of the model, tied or not; of a matrix that is packed for the way
     out, no plain copy is kept. In four bits the way out stays as it is, but for levels of its own,
     and a matrix that is the way in only stays in its file."""

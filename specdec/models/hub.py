@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,8 @@ from ..files import first_line, local_path, locked, parse_json, say
 # %% ../../nbs/engine/02_models.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-STORED = DTYPES | {"int4": INT4}  # what a model's weights can be kept in
+INT8 = torch.int8
+STORED = DTYPES | {"int8": INT8, "int4": INT4}  # what a model's weights can be kept in
 
 def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
                ) -> torch.device:
@@ -73,19 +75,56 @@ def check_int4(device: torch.device) -> None:
     check(has_int4(device), f"int4 has no kernel on {device}: it needs a CPU, or an NVIDIA GPU "
           "from Ampere on. Take bfloat16 or float32 there.")
 
+def int8_product(levels: Tensor, # int8, [out, in]
+                 steps: Tensor,  # float32, [out]
+                ) -> Callable[[Tensor], Tensor]: # x [rows, in] → [rows, out], in float32
+    """PyTorch's product with weights of eight bits, `levels · steps`. It rounds x to whole numbers,
+    which must lie in -127…127, and adds up exactly, in 32 bits."""
+    zeros = torch.zeros(len(levels), dtype=torch.long)
+    with warnings.catch_warnings(): # PyTorch means to drop such tensors, and has no other way yet
+        warnings.simplefilter("ignore")
+        weight = torch._make_per_channel_quantized_tensor(levels, steps.double(), zeros, 0)
+    packed = torch.ops.quantized.linear_prepack(weight, None)
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+    return lambda x: product(x, 1.0, 128, packed)
+
+@lru_cache
+def has_int8(device: torch.device) -> bool:
+    """Whether PyTorch multiplies numbers of eight bits there, and right: on an x86 CPU, if sums
+    don't end at 16 bits, as they do without VNNI."""
+    x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    if device.type != "cpu" or not x86 or not torch.backends.mkldnn.is_available(): return False
+    product = int8_product(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
+    largest = (product(torch.full((rows, 64), 127.0)) for rows in (1, 5))
+    return all(bool((y == 64 * 127 ** 2).all()) for y in largest)
+
+def check_int8(device: torch.device) -> None:
+    "Raise `InputError` where it doesn't."
+    check(has_int8(device), f"int8 has no exact kernel on {device}: it needs an x86 CPU with VNNI "
+          "(since Ice Lake or Zen 4). Take float32, bfloat16 or int4 there.")
+
 def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
                device: torch.device = torch.device("cpu"),
-               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int4 will do as well
+               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int8 and int4 will do as well
               ) -> torch.dtype:
     """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
-    `InputError` for any other, and for int4 where there is no kernel for it."""
+    `InputError` for any other, and for int8 and int4 where there is no kernel for it."""
     if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
     found = known.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in known.values():
         names = ", ".join(known)
         raise InputError(f"Unknown dtype {str(dtype)!r} here: expected auto, {names}.")
     if found == INT4: check_int4(device)
+    if found == INT8: check_int8(device)
     return found
+
+# %% ../../nbs/engine/02_models.ipynb #e19b0002
+def working_dtype(dtype: torch.dtype, # that a model is loaded in
+                  device: torch.device) -> torch.dtype:
+    """What all but the matrices is in: that dtype; beside four bits what `auto` is, beside eight
+    float32."""
+    if dtype == INT8: return torch.float32
+    return pick_dtype("auto", device) if dtype == INT4 else dtype
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
 def cache_home() -> Path:

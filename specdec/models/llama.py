@@ -19,6 +19,7 @@ from torch import Tensor
 from .checkpoint import Checkpoint, read_linear, read_vocabulary
 from ..errors import check
 from ..cache import KVCache
+from .int8 import Int8Linear
 from specdec.models.linear import (
     VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
     is_batch_invariant,
@@ -236,7 +237,7 @@ def held_tensors(part) -> dict[int, Tensor]: # by identity
     if isinstance(part, Tensor): return {id(part): part}
     if isinstance(part, partial): inside = list(part.keywords.values())
     elif isinstance(part, list): inside = part
-    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear)):
+    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear, Int8Linear)):
         inside = list(vars(part).values())
     else: inside = []
     return {key: tensor for one in inside for key, tensor in held_tensors(one).items()}
@@ -262,7 +263,7 @@ class Llama(CausalLM):
         self.batch_invariant = tensor.pack and is_batch_invariant(self.device, self.dtype)
         # for one there may be a faster layout
         self.packed = tensor.pack and not self.batch_invariant
-        self.int4 = tensor.int4
+        self.int8, self.int4 = tensor.int8, tensor.int4
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
         self.context_length = config.max_position_embeddings
         self.groups = config.num_attention_heads // config.num_key_value_heads

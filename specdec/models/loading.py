@@ -32,8 +32,8 @@ from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
 from ..files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
-    FOUR_BITS, INT4, STORED, check_no_older_head, find_config, find_model, has_int4, load_tokenizer,
-    load_transformers, pick_device, pick_dtype, weights_digest,
+    FOUR_BITS, INT4, INT8, STORED, check_no_older_head, find_config, find_model, has_int4,
+    load_tokenizer, load_transformers, pick_device, pick_dtype, weights_digest, working_dtype,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
@@ -131,7 +131,7 @@ def layouts_used() -> str:
 
 def layout_for(config, device: torch.device, dtype: torch.dtype, use: str) -> Layout:
     "The layout of a model that is loaded for that use."
-    if is_batch_invariant(device, dtype): return Layout(True,
+    if is_batch_invariant(device, working_dtype(dtype, device)): return Layout(True,
                                                         "a row's bits don't depend on the others")
     if not (has_layouts(device, dtype) and is_native(config)):
         return Layout(False, "there is one layout only")
@@ -164,9 +164,10 @@ def read_config(folder: Path): # a transformers config, and whether our decoder 
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
 
 def check_native(dtype: torch.dtype, config) -> None:
-    "Raise `ModelError` for four bits of a model that transformers computes."
-    if dtype != INT4: return
-    raise ModelError("int4 is for models that specdec computes itself (Llama, Mistral, Qwen2, "
+    "Raise `ModelError` for four or eight bits of a model that transformers computes."
+    if dtype not in (INT4, INT8): return
+    name = str(dtype).removeprefix("torch.")
+    raise ModelError(f"{name} is for models that specdec computes itself (Llama, Mistral, Qwen2, "
                      f"Qwen3, Phi-3), and this one, of the kind {config.model_type!r}, is computed "
                      "by transformers: take bfloat16 or float32.")
 
@@ -279,7 +280,7 @@ def _needed(whole_config, place: torch.device, kept: torch.dtype, use: str,
     "See `memory_needed`."
     config, native = whole_config.get_text_config(), is_native(whole_config)
     counts = native_counts(config) if native else (wrapped_count(config, kept), 0, 0)
-    number = pick_dtype("auto", place) if kept == INT4 else kept
+    number = working_dtype(kept, place)
     finer = 0
     if kept == INT4:  # without a folder nothing tells of levels that the vocabulary might have
         vocabulary = config.vocab_size * config.hidden_size
@@ -320,13 +321,14 @@ def weight_bytes(config, counts: tuple[int, int, int], # of `weight_counts`
     "What weights take, laid out as for that use: see `read_vocabulary` for the embedding."
     matrices, embedding, rest = counts[0] - finer, counts[1], counts[2] + finer
     four = dtype == INT4
-    size = (pick_dtype("auto", device) if four else dtype).itemsize
+    size = working_dtype(dtype, device).itemsize
+    matrix = {INT4: (4 + 2 * 16 / GROUP) / 8, INT8: 1}.get(dtype, size) # bytes a number
     if four and not (embedding or finer):  # one matrix in two forms
         embedding = config.vocab_size * config.hidden_size
     packed = layout_for(config, device, dtype, use).packed
     stays = device.type == "cpu" and (four or packed)  # in its file
     if stays: embedding = 0
-    return matrices * ((4 + 2 * 16 / GROUP) / 8 if four else size) + (embedding + rest) * size
+    return matrices * matrix + (embedding + rest) * size
 
 # %% ../../nbs/engine/09_loading.ipynb #ab36cda0
 # limit, use, details and the name in them of what is held of files: groups of version 2, then 1
@@ -378,7 +380,7 @@ def check_fits(name: str, needed: MemoryNeeded, free: float, # MB
 # %% ../../nbs/engine/09_loading.ipynb #fb5ef797
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the hub
          device: str = "auto",  # "auto", "cpu", "cuda", "mps"
-         dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16", "int4"
+         dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16", "int8", "int4"
          # what for: "target" or "draft" of speculation, or "plain" decoding; the weights are laid
          # out as suits that
          use: str = "target",

@@ -42,6 +42,7 @@ class CausalLM(Protocol):
     # time of a step of one token / time in the layout that is fastest for plain decoding, by the
     # layout table; 1 if that is this layout
     plain_factor: float = 1.0
+    int8: bool = False   # loaded as int8: all matrices in eight bits
     int4: bool = False   # loaded as int4: `int4_share` of its weights are in four bits
     int4_share: float = 0.0 # share of the weights that a step reads in four bits, 0…1
 
@@ -64,9 +65,10 @@ class CausalLM(Protocol):
         return 0.0
 
     @property
-    def precision(self) -> str: # such as "float32"; "int4" where matrices are kept in four bits
+    def precision(self) -> str: # such as "float32"; "int4" or "int8": what matrices are kept in
         "The dtype of its weights."
-        return "int4" if self.int4 else str(self.dtype).removeprefix("torch.")
+        if self.int4 or self.int8: return "int4" if self.int4 else "int8"
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def kept_as(self) -> str: # such as "int4 (79 % of the weights)"
