@@ -269,7 +269,8 @@ def test_a_list_lets_its_drafter_read_what_is_shared_once(kind):
 def test_other_drafts_beside_an_exact_target(name):
     "The target's bits are promised, so those of the draft must not depend on what was read before."
     draft = {"bfloat16": half, "int4": lambda: quantised(tiny(vocab=V, hidden=64, layers=2, context=512)),
-             "transformers": adapter, "recurrent": recurrent, "a short context": lambda: tiny(vocab=V, context=200)}[name]()
+             "transformers": adapter, "recurrent": recurrent,
+             "a short context": lambda: tiny(vocab=V, context=200)}[name]()
     drafter, note = noting("model", draft)
     state = prefill(TARGET, OLD, drafter=drafter)
     kept = BLOCK if name == "a short context" else 2 * BLOCK
