@@ -99,7 +99,7 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
     ),
     "a value of no kind": (
         "pair:\n  name: smollm2\n  dtype: int5\n", '[pair]\nname = "smollm2"\ndtype = "int5"\n',
-        "line {}: pair.dtype: expected auto, float32, bfloat16, float16, int8 or int4, not 'int5'; nearest: int4.$",
+        "line {}: pair.dtype: expected auto, float32, bfloat16, float16, int8 or int4, not 'int5'; nearest: int8.$",
         3, 3,
     ),
     "a dtype as others write it": (

@@ -40,7 +40,7 @@ TESTS = {
     "verify": ["rules", "block", "rejection", "acceptance", "trees"],
     "loop": ["requests", "speculative", "batches", "trees", "prefill"],
     "cache": ["kvcache"],
-    "drafters/base": ["drafters_base", "speculative", "trees", "drafters_colder"],
+    "drafters/base": ["drafters_base", "prefill", "speculative", "trees", "drafters_colder"],
     "models/batch": ["batches", "trees"],
     "device/ops": ["device_loop"],
 }
