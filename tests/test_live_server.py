@@ -1,5 +1,6 @@
 """What serves the live page: asked with real requests, as its own page asks, as a page of another site does, and as a
 command that is ended. Nothing here needs a browser."""
+
 import hashlib
 import json
 import os
@@ -37,27 +38,34 @@ def ask(address: str, path: str = "/live.html", method: str = "GET", **headers: 
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return SimpleNamespace(status=answer.status, body=answer.read(), headers=dict(answer.getheaders()))
-    finally: connection.close()
+    finally:
+        connection.close()
 
 
 @pytest.fixture(scope="module")
 def served():
     "The package's own page."
-    with serve_live() as address: yield address
+    with serve_live() as address:
+        yield address
 
 
 @pytest.fixture
 def small(monkeypatch):
     "Weights of a few bytes in the model's place, in parts of ten."
-    data = {"model": live_server.Weights("m.gguf", "model", bytes(range(25))), "head": live_server.Weights("h.safetensors", "head", b"head")}
+    data = {
+        "model": live_server.Weights("m.gguf", "model", bytes(range(25))),
+        "head": live_server.Weights("h.safetensors", "head", b"head"),
+    }
     monkeypatch.setattr(live_server, "PART", 10)
     found = {LISTING: json.dumps({name: each.listing() for name, each in data.items()}).encode()}
-    for each in data.values(): found |= each.parts()
+    for each in data.values():
+        found |= each.parts()
     monkeypatch.setattr(live_server, "weights", lambda: found)
     return data
 
 
 # Parts
+
 
 def test_the_parts_are_the_model_and_the_head(tmp_path):
     "Real files: each part as long as the list says, under ten megabytes, with its digest; together the whole."
@@ -65,7 +73,9 @@ def test_the_parts_are_the_model_and_the_head(tmp_path):
     listing = json.loads((tmp_path / LISTING).read_text())
     for name, whole in listing.items():
         parts = [(tmp_path / part["path"]).read_bytes() for part in whole["parts"]]
-        assert [len(part) for part in parts] == [part["bytes"] for part in whole["parts"]] and max(map(len, parts)) <= PART
+        assert [len(part) for part in parts] == [part["bytes"] for part in whole["parts"]] and max(
+            map(len, parts)
+        ) <= PART
         assert [hashlib.sha256(part).hexdigest() for part in parts] == [part["sha256"] for part in whole["parts"]]
         assert hashlib.sha256(b"".join(parts)).hexdigest() == whole["sha256"], name
         assert sum(map(len, parts)) == whole["bytes"]
@@ -80,8 +90,9 @@ def test_the_page_says_how_many_megabytes():
     "Before anything is fetched it has them from a line of its script."
     listing = json.loads(weights()[LISTING])
     script = (ROOT / "nbs" / "live" / "live.js").read_text(encoding="utf-8")
-    model, head = map(int, re.search(r"megabytes: (\d+), head: (\d+)", script).groups())
+    model, head, parts = map(int, re.search(r"megabytes: (\d+), head: (\d+), parts: (\d+)", script).groups())
     assert (model, head) == tuple(round(listing[name]["bytes"] / 1e6) for name in ("model", "head"))
+    assert parts == sum(len(whole["parts"]) for whole in listing.values())
 
 
 def test_parts_are_served_whole_and_in_ranges(small):
@@ -118,7 +129,8 @@ def test_the_wheel_has_all_that_the_page_names():
     kind, page = content("/live.html", None)
     assert kind.startswith("text/html") and b"{{" not in page and b"--accepted-fill: #" in page
     named = re.findall(r'(?:src|href)="(live/[\w.]+)"', page.decode()) + ["live/client.js", "live/lens.js"]
-    for name in named: assert content(f"/{name}", None)[1] == (ROOT / "nbs" / name).read_bytes()
+    for name in named:
+        assert content(f"/{name}", None)[1] == (ROOT / "nbs" / name).read_bytes()
     assert {"live/live.js", "live/live.css"} <= set(named)
 
 
@@ -141,8 +153,18 @@ def test_what_is_local():
     assert not any(map(is_local, ["0.0.0.0", "evil.example", "localhost.evil.example", "[::1", "", "10.0.0.1:80", "é"]))
 
 
-PATHS = ["/../pyproject.toml", "/live/../live_server.py", "/live/%2e%2e/%2e%2e/errors.py", "//etc/passwd", "/live//etc/passwd",
-         "/%2fetc%2fpasswd", "/live/%00", "/live/" + "x" * 5000, "/live/weights/../../errors.py", "/live/"]
+PATHS = [
+    "/../pyproject.toml",
+    "/live/../live_server.py",
+    "/live/%2e%2e/%2e%2e/errors.py",
+    "//etc/passwd",
+    "/live//etc/passwd",
+    "/%2fetc%2fpasswd",
+    "/live/%00",
+    "/live/" + "x" * 5000,
+    "/live/weights/../../errors.py",
+    "/live/",
+]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=range(len(PATHS)))
@@ -150,7 +172,8 @@ PATHS = ["/../pyproject.toml", "/live/../live_server.py", "/live/%2e%2e/%2e%2e/e
 def test_nothing_outside_is_served(small, tmp_path, path, whole):
     (tmp_path / "site").mkdir()
     (tmp_path / "pyproject.toml").write_text("not yours")
-    with serve_live(site=tmp_path / "site" if whole else None) as address: assert ask(address, path).status == 404
+    with serve_live(site=tmp_path / "site" if whole else None) as address:
+        assert ask(address, path).status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT"])
@@ -179,29 +202,41 @@ def test_every_server_of_ours_listens_to_this_machine_alone(served):
         evil = ask(practice, "/v1/completions", "POST", Host="evil.example")
         assert evil.status == 403
     sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "specdec").rglob("*.py")}
-    servers = {name for name, text in sources.items() if re.search(r"HTTPServer\(|TCPServer|start_server|\.listen\(|uvicorn", text)}
+    servers = {
+        name
+        for name, text in sources.items()
+        if re.search(r"HTTPServer\(|TCPServer|start_server|\.listen\(|uvicorn", text)
+    }
     assert servers == {"live_server.py", "check.py"}  # a new one belongs into this test
     assert not any('"0.0.0.0"' in text for name, text in sources.items() if name in servers)
 
 
 # The command
 
+
 def test_a_port_that_is_taken_and_a_model_that_is_missing(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(InputError, match=r"Port \d+ can't be had"), serve_live(taken.getsockname()[1]): pass
-    def missing(): raise ModelError("pip could not download it")
+        with pytest.raises(InputError, match=r"Port \d+ can't be had"), serve_live(taken.getsockname()[1]):
+            pass
+
+    def missing():
+        raise ModelError("pip could not download it")
+
     monkeypatch.setattr(live_server, "weights", missing)
     monkeypatch.setattr(live_server, "serve_live", lambda *more: pytest.fail("served without a model"))
-    with pytest.raises(ModelError, match="could not download"): open_live(browser=False)
+    with pytest.raises(ModelError, match="could not download"):
+        open_live(browser=False)
 
 
 @pytest.fixture
 def command():
     "`specdec live` in a process of its own, and the address that it says."
     started = subprocess.Popen(
-        [sys.executable, "-m", "specdec", "live", "--no-browser"], stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "specdec", "live", "--no-browser"],
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         # a shell gives its background jobs a SIGINT that is ignored: whoever presses Ctrl-C has another
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -224,9 +259,14 @@ def test_a_visit_starts_nothing(command):
     assert psutil.Process(started.pid).children(recursive=True) == []
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGKILL)),
-], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGKILL)),
+    ],
+    ids=lambda number: number.name,
+)
 def test_a_command_that_ends_in_any_way_leaves_no_process(command, number):
     started, address = command
     port = urlsplit(address).port
@@ -236,25 +276,40 @@ def test_a_command_that_ends_in_any_way_leaves_no_process(command, number):
     begun = time.monotonic()
     code = started.wait(20)
     assert time.monotonic() - begun < 10
-    if number != signal.SIGKILL: assert code == 0 and "Closed." in started.stderr.read()
-    with pytest.raises(ConnectionRefusedError): socket.create_connection(("127.0.0.1", port), timeout=5)
+    if number != signal.SIGKILL:
+        assert code == 0 and "Closed." in started.stderr.read()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
     busy.close()
 
 
 # Publishing
 
+
 def test_the_workflow_puts_the_parts_beside_the_page_and_never_commits_them():
     workflow = (ROOT / ".github" / "workflows" / "site.yml").read_text(encoding="utf-8")
-    at = [workflow.index(step) for step in ("run: make check", "run: make docs", "tools/weights.py docs/live/weights", "upload-pages-artifact")]
+    at = [
+        workflow.index(step)
+        for step in ("run: make check", "run: make docs", "tools/weights.py docs/live/weights", "upload-pages-artifact")
+    ]
     assert at == sorted(at)
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert "docs/live/weights/" in ignored
-    assert subprocess.run(["git", "check-ignore", "-q", "docs/live/weights/model-00.bin"], cwd=ROOT).returncode in (0, 128)
+    assert subprocess.run(["git", "check-ignore", "-q", "docs/live/weights/model-00.bin"], cwd=ROOT).returncode in (
+        0,
+        128,
+    )
 
 
 def test_the_tool_writes_them(tmp_path, small, capsys, monkeypatch):
     module = tool("weights")
     monkeypatch.setattr(sys, "argv", ["weights.py", str(tmp_path / "new")])
     module.main()
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["head-00.bin", "model-00.bin", "model-01.bin", "model-02.bin", LISTING]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "head-00.bin",
+        "model-00.bin",
+        "model-01.bin",
+        "model-02.bin",
+        LISTING,
+    ]
     assert "MB" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Put the weights that the live page fetches beside it: `python tools/weights.py docs/live/weights`.
 
-The default model, from the package's own download with its SHA-256, and the shipped head, in parts of at most 10 MB with
-a list of their digests. The workflow that publishes the site does this; git ignores that folder.
+The default model, from the package's own download with its SHA-256, and the shipped head, in parts of at most 10 MB
+with a list of their digests. The workflow that publishes the site does this; git ignores that folder.
 """
 import argparse
 from pathlib import Path

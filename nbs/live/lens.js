@@ -22,7 +22,8 @@ const shown = (text) => make("span", { class: "live-token" }, visible(text));
 export const spots = (r) => {
   const failed = r.drafts.findIndex((draft) => !draft.accepted);
   const found = r.drafts.map((draft, i) => ({ ...draft, i, status: failed < 0 || i < failed ? "accepted" : i === failed ? "rejected" : "never" }));
-  if (!r.token) return found.filter((spot) => spot.status === "accepted"); // the text ends inside the draft
+  const inside = failed < 0 ? found.length : failed;
+  if (!r.token || r.emitted?.length <= inside) return found.slice(0, r.emitted?.length ?? inside); // the text ends inside the draft
   const status = r.token.kind === "plain" ? "target" : r.token.kind, place = status === "corrected" ? failed : found.length;
   found.splice(status === "corrected" ? place + 1 : place, 0, { ...r.token, i: place, status });
   return found;

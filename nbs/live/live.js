@@ -4,8 +4,8 @@
 import { engineAt, failure, joined } from "./client.js";
 import { MEANING, make, microscope, spelled, spots, stays, visible } from "./lens.js";
 
-const MODEL = { name: "SmolLM2-135M-Instruct", megabytes: 98, head: 20 }; // what a click fetches: a test weighs it
-const KEPT = /^specdec/; // how the engine calls what the browser keeps
+const MODEL = { name: "SmolLM2-135M-Instruct", megabytes: 98, head: 20, parts: 12 }; // what a click fetches: a test weighs it
+const KEPT = /^specdec-live-/; // how the engine calls what the browser keeps
 const MOST_K = 8, LONGEST = 128;
 const LIST = "1. Wash the lettuce and the tomatoes.\n2. Cut the tomatoes into small pieces.\n3. Mix oil, vinegar, salt and pepper.\n4. Pour the dressing over the salad.";
 const PROMPTS = [
@@ -57,10 +57,10 @@ const laneOf = (title) => {
   lane.forwards = () => sum(lane.rounds.map((r) => r.forwards));
   lane.clear = (words) => { lane.rounds = []; track.replaceChildren(); clock.textContent = words; };
   lane.add = (r) => {
-    const n = emitted(r), piece = (kind, size, words = "") => make("span", { class: `live-piece live-${kind}`, style: `flex:${size} 0 0` }, words);
+    const n = emitted(r), reads = !lane.rounds.length, piece = (kind, size, words = "") => make("span", { class: `live-piece live-${kind}`, style: `flex:${size} 0 0` }, words);
     lane.rounds.push(r);
     if (r.seconds.draft > 0) track.append(piece("drafting", r.seconds.draft));
-    track.append(piece(n > 1 ? "saved" : "own", r.seconds.target, n > 1 ? String(n) : ""));
+    track.append(piece(reads ? "prompt" : n > 1 ? "saved" : "own", r.seconds.target, n > 1 ? String(n) : ""));
     clock.textContent = `${plural(lane.tokens(), "token")}, ${plural(lane.forwards(), "forward")}, ${lane.seconds().toFixed(2)} s`;
   };
   return lane;
@@ -109,7 +109,7 @@ const start = (root) => {
     try {
       info = await engine.load(message, progress);
       offer.hidden = true;
-      news.textContent = `${info.name} is here${info.head ? ", with its trained head" : "; without its head’s file, drafts come from lookup alone"}. Nothing more is fetched.`;
+      news.textContent = `${MODEL.name} is here${info.head ? ", with its trained head" : "; without its head’s file, drafts come from lookup alone"}. Nothing more is fetched.`;
       drafter.made.options[1].disabled = !info.head;
       status.textContent = "Predict: how many forwards will drafts save on this text? Then press Run, or Step.";
       ready();
@@ -125,17 +125,18 @@ const start = (root) => {
   };
   const look = async () => { // what the browser keeps, without a request
     const names = typeof caches === "object" ? await caches.keys().catch(() => []) : [];
-    clear.hidden = !names.some((name) => KEPT.test(name));
-    if (!clear.hidden) fetching.textContent = `Start: your browser has kept the ${ALL}`;
+    const found = await Promise.all(names.filter((name) => KEPT.test(name)).map(async (name) => (await (await caches.open(name)).keys()).length));
+    clear.hidden = !sum(found);
+    if (sum(found)) fetching.textContent = sum(found) < MODEL.parts ? `Fetch the rest of the ${ALL}, ${sum(found)} of ${MODEL.parts} parts are kept` : `Start: your browser has kept the ${ALL}`;
   };
 
   // What to decode
   const examples = menu("Prompt", PROMPTS.map(([name]) => name), (i) => { prompt.value = PROMPTS[i][1]; if (!prompt.value) prompt.focus(); });
-  const prompt = make("textarea", { class: "live-prompt", rows: 6, "aria-label": "What you ask the model", spellcheck: "false" });
+  const prompt = make("textarea", { class: "live-question", rows: 6, "aria-label": "What you ask the model", spellcheck: "false" });
   prompt.value = PROMPTS[0][1];
   prompt.addEventListener("input", () => { examples.made.selectedIndex = PROMPTS.length - 1; });
   const drafter = menu("Drafts come from", Object.values(DRAFTERS), () => {});
-  const K = slider("K, draft tokens a round", 1, MOST_K, 1, 5, String), N = slider("Tokens, at most", 8, LONGEST, 8, 48, String);
+  const K = slider("K, draft tokens", 1, MOST_K, 1, 5, String), N = slider("Tokens, at most", 8, LONGEST, 8, 48, String);
   const T = slider("Temperature", 0, 1.5, 0.1, 0, (x) => (x ? x.toFixed(1) : "0, greedy"));
   const seed = labelled("Seed", make("input", { type: "number", min: 0, step: 1, value: 1 }));
   const run = button("run", "Run", () => (going ? goOn() : begin(false))), step = button("step", "Step", () => (going ? again() : begin(true)));
@@ -267,12 +268,14 @@ const start = (root) => {
   };
   // What drafts bought, and what a token costs that was thrown away
   const judge = (same) => {
-    const times = plain.seconds() / plain.tokens() / (drafted.seconds() / drafted.tokens()), all = sum(drafted.rounds.map((r) => r.drafts.length)), lost = all - sum(drafted.rounds.map(kept));
-    const later = (lane) => (lane.rounds.length > 2 ? lane.rounds.slice(1) : lane.rounds), full = later(drafted).filter((r) => r.drafts.length === asked.K);
+    const later = (lane) => (lane.rounds.length > 1 ? lane.rounds.slice(1) : lane.rounds); // after the prompt
+    const rate = (lane) => sum(later(lane).map(emitted)) / sum(later(lane).map((r) => r.seconds.draft + r.seconds.target));
+    const times = rate(drafted) / rate(plain), all = sum(drafted.rounds.map((r) => r.drafts.length)), lost = all - sum(drafted.rounds.map(kept));
+    const full = later(drafted).filter((r) => r.drafts.length === asked.K);
     const one = mean(later(plain).map((r) => r.seconds.target)), v = full.length ? mean(full.map((r) => r.seconds.target)) / one : null;
     const cost = v && 1000 * (sum(drafted.rounds.map((r) => r.seconds.draft)) / all + Math.max(0, ((v - 1) * one) / asked.K));
     verdict.replaceChildren(
-      make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${times >= 1 ? `and ${times.toFixed(2)} × as fast` : `and yet slower: ${times.toFixed(2)} × the speed`}. `),
+      make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${times >= 1 ? `and once the prompt is read ${times.toFixed(2)} × as fast` : `and yet slower: ${times.toFixed(2)} × the speed`}. `),
       asked.temperature ? "Two texts, each one draw from the same distribution: the lanes take their random numbers in another order. "
         : same ? "It is the same text, token for token: drafts decide how soon a token comes, never which. " : "The texts part where two tokens were all but equally likely, and rounding decided. ",
       !all ? "Nothing was drafted: no words came twice." : `Of ${plural(all, "draft token")}, ${lost} were thrown away. `,
@@ -294,7 +297,7 @@ const start = (root) => {
     make("section", { class: "live-panel", "aria-label": "What to decode" }, examples.box, prompt,
       make("div", { class: "live-choices" }, drafter.box, K.box, T.box, N.box, seed.box), make("div", { class: "live-buttons" }, run, step, stop), status),
     make("section", { class: "live-lanes", "aria-label": "Both lanes on one axis of time" }, drafted.box, plain.box,
-      make("p", { class: "live-key" }, ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("own", "a forward for one token")), verdict,
+      make("p", { class: "live-key" }, ...swatch("prompt", "the prompt is read: the first token"), ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("own", "a forward for one token")), verdict,
       make("p", { class: "live-honest" }, "Why isn’t it faster still? One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ",
         "A GPU, or a big model, waits for its weights: there a few tokens more are nearly free. What carries over from here are the forwards saved.")),
     reading);

@@ -22,7 +22,7 @@ const load = async (message) => {
     if (cancelled) return say({ type: "error", code: "cancelled", message: "Loading was cancelled." });
     if (FAIL && i === 5) return say({ type: "error", code: FAIL });
   }
-  if (!message.files) await caches.open("specdec-live-test");
+  if (!message.files) await (await caches.open("specdec-live-test")).put("/part", new Response("x"));
   say({ type: "ready", info: { name: "SmolLM2-135M-Instruct", bytes, vocab: 49152, head, eos: [2] } });
 };
 const generate = async ({ id, options }) => {
@@ -32,11 +32,11 @@ const generate = async ({ id, options }) => {
   [cancelled, playing] = [false, false];
   say({ type: "progress", what: "prompt", done: 10, total: 10 });
   while (ids.length < maxNewTokens && !cancelled) {
-    const start = ids.length, greedy = temperature === 0, n = drafter === "plain" ? 0 : Math.min(K, maxNewTokens - start - 1), kept = n ? start % (n + 1) : 0;
+    const start = ids.length, greedy = temperature === 0, n = drafter === "plain" || !start ? 0 : Math.min(K, maxNewTokens - start - 1), kept = n ? start % (n + 1) : 0;
     const drafts = Array.from({ length: n }, (_, i) => draft(start + i, i < kept, greedy)), at = start + kept;
     const kind = !n ? "plain" : kept === n ? "bonus" : "corrected";
     const token = { id: at, text: WORDS[at % 5], kind, p: greedy ? 1 : 0.4, u: greedy ? null : 0.5, residual: kind === "corrected" ? [[at, WORDS[at % 5], 0.7], [97, " red", 0.3]] : null };
-    const round = { start, forwards: 1, drafts, token, seconds: { draft: n * 0.0002, target: 0.02 * (1 + 0.3 * n) } };
+    const round = { start, forwards: 1, drafts, token, emitted: [...drafts.slice(0, kept).map((each) => each.id), at], seconds: { draft: n * 0.0002, target: start ? 0.02 * (1 + 0.3 * n) : 0.3 } };
     await wait(5);
     rounds.push(round);
     ids.push(...drafts.slice(0, kept).map((each) => each.id), at);
