@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -113,7 +112,8 @@ def content(path: str,           # of the address, without what stands behind `?
         found = inside(own, path.removeprefix("/live/")) if path.startswith("/live/") else None
         if path == f"/{PAGE}": found = (own / "page.html").read_text(encoding="utf-8").replace(
             "{{palette}}", style_sheet()).encode()
-    return found and (TYPES.get(Path(path).suffix, "application/octet-stream"), found)
+    kind = TYPES.get(Path(path).suffix, "application/octet-stream")
+    return None if found is None else (kind, found)
 
 # %% ../nbs/use/06_server.ipynb #guard001
 HERE = "127.0.0.1"  # this machine alone

@@ -41,8 +41,8 @@ def lab() -> Iterator[str]:
         own = {"JUPYTER_CONFIG_DIR": f"{folder}/config", "IPYTHONDIR": f"{folder}/ipython", "JUPYTER_TOKEN": token,
                "JUPYTERLAB_SETTINGS_DIR": f"{folder}/settings", "JUPYTERLAB_WORKSPACES_DIR": f"{folder}/spaces"}
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-                   f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder / 'work'}", "--expose-app-in-browser",
-                   "--LabServerApp.extra_labextensions_path=[]"]
+                   f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder / 'work'}",
+                   "--expose-app-in-browser", "--LabServerApp.extra_labextensions_path=[]"]
         server = subprocess.Popen(command, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             end = time.monotonic() + 60

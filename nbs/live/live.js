@@ -206,7 +206,7 @@ const start = (root) => {
   };
   const sentence = (r, n) => {
     const own = r.token && quote(r.token.text), all = r.drafts.length;
-    return `Round ${n}: ${!all ? `nothing was drafted; the target says ${own}.` : !r.token ? "the text ends inside the draft."
+    return `Round ${n}: ${!all ? `${n === 1 ? "the prompt is read, and its forward" : "nothing was drafted; the target"} says ${own}.` : !r.token ? "the text ends inside the draft."
       : kept(r) === all ? `${all === 1 ? "the draft token is" : `all ${all} draft tokens are`} accepted, and ${own} comes on top.`
       : `of ${plural(all, "draft token")}, ${kept(r)} accepted; the target says ${own} in place of ${quote(r.drafts[kept(r)].text)}.`}`;
   };

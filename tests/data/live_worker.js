@@ -1,6 +1,7 @@
 // Speaks the engine's part of the protocol without a model: rounds are made up from the seed, errors come on demand. Of K
 // draft tokens a round keeps `start mod (K + 1)`; a round takes five milliseconds.
 const FAIL = "";        // an error's code: what loading ends with
+const PACE = 20;        // ms for a tenth of the model
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 const say = (message) => postMessage(message);
 const WORDS = ["The", " quick", " brown", " fox", ".\n"];
@@ -18,7 +19,7 @@ const load = async (message) => {
   head = !message.files || !!message.files.head;
   for (let i = 1; i <= 10; i++) {
     say({ type: "progress", what: "model", done: (i * bytes) / 10, total: bytes });
-    await wait(20);
+    await wait(PACE);
     if (cancelled) return say({ type: "error", code: "cancelled", message: "Loading was cancelled." });
     if (FAIL && i === 5) return say({ type: "error", code: FAIL });
   }
