@@ -117,7 +117,9 @@ EXPORT(embed)(const byte *w, int in, float *y) {
   for (int b = 0; b < in / 32; b++, w += BYTES[Q8_0], y += 32) {
     v4 q[8], scale, shift;
     block(Q8_0, w, q, &scale, &shift);
-    for (int i = 0; i < 32; i++) y[place(Q8_0, i)] = q[i / 4][i % 4] * scale[0];
+    float arranged[32];
+    for (int i = 0; i < 8; i++) wasm_v128_store(arranged + 4 * i, mul(q[i], scale));
+    for (int i = 0; i < 32; i++) y[place(Q8_0, i)] = arranged[i];
   }
 }
 
