@@ -25,38 +25,42 @@ INLINE v4 halves(v4 h) {
   return wasm_v128_or(mul(size, wasm_f32x4_splat(0x1p112f)), sign);
 }
 
-// Sixteen signed bytes as sixteen floats.
-INLINE void widen(v4 q, v4 *w) {
-  v4 low = wasm_i16x8_extend_low_i8x16(q), high = wasm_i16x8_extend_high_i8x16(q);
-  w[0] = wasm_f32x4_convert_i32x4(wasm_i32x4_extend_low_i16x8(low));
-  w[1] = wasm_f32x4_convert_i32x4(wasm_i32x4_extend_high_i16x8(low));
-  w[2] = wasm_f32x4_convert_i32x4(wasm_i32x4_extend_low_i16x8(high));
-  w[3] = wasm_f32x4_convert_i32x4(wasm_i32x4_extend_high_i16x8(high));
-}
-
-// A block of 32 weights is scale · w + shift; w is 8 vectors.
+// A block of 32 weights is scale · w + shift, w in 8 vectors. A part of a word becomes a float without a shuffle: moved to
+// the top, it is a number of 32 bits, its sign included. So the weights of a block come in an order of their own, and x is
+// put into the same one (`arrange`): where number i of an arranged block stands in the block is `place`.
 enum { Q4_1, Q8_0, BF16 };
 static const int BYTES[] = {20, 34, 64};
 
+INLINE int place(int kind, int i) {
+  int vector = i / 4, word = i % 4;
+  if (kind == Q4_1) return 16 * (vector % 2) + 4 * word + vector / 2; // nibble `vector` of each word
+  if (kind == Q8_0) return 16 * (vector / 4) + 4 * word + vector % 4; // byte `vector` of each word
+  return i;
+}
+
+INLINE v4 part(v4 words, int bits, int i) {
+  v4 top = wasm_v128_and(wasm_i32x4_shl(words, 32 - bits * (i + 1)), wasm_i32x4_splat(-1 << (32 - bits)));
+  return wasm_f32x4_convert_i32x4(top);
+}
+
 INLINE void block(int kind, const byte *at, v4 *w, v4 *scale, v4 *shift) {
   if (kind == Q4_1) { // d, m, 16 bytes: weight i is d·(byte & 15) + m, weight i + 16 d·(byte >> 4) + m
-    v4 dm = halves(wasm_u32x4_extend_low_u16x8(wasm_v128_load32_zero(at))), bytes = load(at + 4);
-    v4 eight = wasm_i8x16_splat(8), fifteen = wasm_i8x16_splat(15);
-    widen(wasm_i8x16_sub(wasm_v128_and(bytes, fifteen), eight), w);
-    widen(wasm_i8x16_sub(wasm_u8x16_shr(bytes, 4), eight), w + 4);
-    *scale = wasm_i32x4_shuffle(dm, dm, 0, 0, 0, 0);
+    v4 dm = halves(wasm_u32x4_extend_low_u16x8(wasm_v128_load32_zero(at)));
     // -8…7 in place of 0…15: then the sums are small, and less is rounded away
-    *shift = add(wasm_i32x4_shuffle(dm, dm, 1, 1, 1, 1), mul(*scale, wasm_f32x4_splat(8)));
+    v4 words = wasm_v128_xor(load(at + 4), wasm_i32x4_splat(0x88888888));
+    for (int i = 0; i < 8; i++) w[i] = part(words, 4, i);
+    v4 d = wasm_i32x4_shuffle(dm, dm, 0, 0, 0, 0), m = wasm_i32x4_shuffle(dm, dm, 1, 1, 1, 1);
+    *scale = mul(d, wasm_f32x4_splat(0x1p-28f));
+    *shift = add(m, mul(d, wasm_f32x4_splat(8)));
   } else if (kind == Q8_0) { // d, 32 signed bytes: weight i is d·byte
-    *scale = halves(wasm_i32x4_splat(*(const unsigned short *)at));
-    widen(load(at + 2), w);
-    widen(load(at + 18), w + 4);
+    *scale = mul(halves(wasm_i32x4_splat(*(const unsigned short *)at)), wasm_f32x4_splat(0x1p-24f));
+    for (int i = 0; i < 8; i++) w[i] = part(load(at + 2 + i / 4 * 16), 8, i % 4);
   } else { // the upper halves of 32 floats
     for (int i = 0; i < 8; i++) w[i] = wasm_i32x4_shl(wasm_u32x4_load16x4(at + 8 * i), 16);
   }
 }
 
-// y[r] = w x[r] for n rows. sums[r]: of each block of x, see `block_sums`.
+// y[r] = w x[r] for n rows of an arranged x.
 INLINE void rows(int kind, int n, const byte *w, int in, int out, const float *x, const v4 *sums, float *y, int step) {
   int blocks = in / 32;
   for (int o = 0; o < out; o++) {
@@ -96,21 +100,26 @@ PRODUCT(q4_1, Q4_1)
 PRODUCT(q8_0, Q8_0)
 PRODUCT(bf16, BF16)
 
-// Of each block of 32 numbers in x, four partial sums: what the shift of a block is multiplied by.
-EXPORT(block_sums)(const float *x, int blocks, v4 *sums) {
-  for (; blocks > 0; blocks--, x += 32) {
+// x in the order of a kind's blocks, and of each block four partial sums: what its shift is multiplied by.
+INLINE void arrange(int kind, const float *x, int blocks, float *to, v4 *sums) {
+  for (; blocks > 0; blocks--, x += 32, to += 32) {
     v4 sum = load(x);
+    for (int i = 0; i < 32; i++) to[i] = x[place(kind, i)];
     for (int i = 4; i < 32; i += 4) sum = add(sum, load(x + i));
     *sums++ = sum;
   }
 }
+EXPORT(arrange_q4_1)(const float *x, int blocks, float *to, v4 *sums) { arrange(Q4_1, x, blocks, to, sums); }
+EXPORT(arrange_q8_0)(const float *x, int blocks, float *to, v4 *sums) { arrange(Q8_0, x, blocks, to, sums); }
 
 // One row of a matrix as floats: a token's embedding.
 EXPORT(embed)(const byte *w, int in, float *y) {
   for (int b = 0; b < in / 32; b++, w += BYTES[Q8_0], y += 32) {
     v4 q[8], scale, shift;
     block(Q8_0, w, q, &scale, &shift);
-    for (int i = 0; i < 8; i++) wasm_v128_store(y + 4 * i, mul(q[i], scale));
+    float arranged[32];
+    for (int i = 0; i < 8; i++) wasm_v128_store(arranged + 4 * i, mul(q[i], scale));
+    for (int i = 0; i < 32; i++) y[place(Q8_0, i)] = arranged[i];
   }
 }
 

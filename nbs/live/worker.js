@@ -265,7 +265,8 @@ class Layers {
     Object.assign(this, sizes, { sizes, kernel, arena, apart, kv: kvHeads * 64, length: 0 });
     [this.x, this.h, this.y] = [hidden, 3 * hidden, Math.max(hidden, heads * 64)].map(rows);
     [this.q, this.gate, this.up] = [heads * 64, inner, inner].map(rows);
-    this.sums = arena.floats(ROWS * Math.max(inner, 3 * hidden) / 8);
+    this.arranged = arena.floats(ROWS * inner);
+    this.sums = arena.floats(ROWS * inner / 8);
     this.scores = arena.floats(CAPACITY);
     [this.keys, this.values] = [0, 0].map(() => arena.floats(depth * CAPACITY * this.kv));
     [this.cos, this.sin] = [Math.cos, Math.sin].map((turn) => {
@@ -280,10 +281,10 @@ class Layers {
 
   // y = weight x, for n rows
   product(weight, x, n, y, step = weight.shape[0]) {
-    const { kernel, sums } = this, [out, inputs] = weight.shape;
-    const by = { [Q4_1]: kernel.q4_1, [Q8_0]: kernel.q8_0, [BF16]: kernel.bf16 }[weight.kind];
-    if (weight.kind === Q4_1) kernel.block_sums(x, n * inputs / 32, sums);
-    by(weight.at, inputs, out, x, sums, n, y, step);
+    const { kernel, sums, arranged } = this, [out, inputs] = weight.shape;
+    const name = { [Q4_1]: "q4_1", [Q8_0]: "q8_0", [BF16]: "bf16" }[weight.kind], arrange = kernel[`arrange_${name}`];
+    arrange?.(x, n * inputs / 32, arranged, sums);
+    kernel[name](weight.at, inputs, out, arrange ? arranged : x, sums, n, y, step);
   }
 
   // One layer over n rows: `this.h` holds what goes into attention. Keys and values are written behind those that are
