@@ -201,7 +201,7 @@ def open_live(port: int | None = None, # None: a free one
         with serve_live(port, rendered_site()) as address:
             print(f"The live page is at {address} (Ctrl-C ends it).", file=sys.stderr, flush=True)
             if browser: webbrowser.open(address)
-            while True: time.sleep(3600)
+            while True: time.sleep(.3) # a signal just before a sleep is seen after it
     except KeyboardInterrupt:
         print("Closed.", file=sys.stderr)
     finally:
