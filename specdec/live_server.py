@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 from safetensors.torch import load_file, save
 
 from .errors import InputError
+from .files import parse_json, read_text
 from .lossless.check import is_local
 from .models.gguf import original_gguf
 from .palette import style_sheet
@@ -59,7 +60,7 @@ def head_file() -> bytes: # safetensors
     folder = Path(str(resources.files("specdec") / "data" / HEAD))
     tensors = {name: tensor for file in sorted(folder.glob("*.safetensors"))
                for name, tensor in load_file(file).items()}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = parse_json(read_text(folder / "config.json"))
     return save(tensors, {"config": json.dumps(config, sort_keys=True)})
 
 # %% ../nbs/use/06_server.ipynb #livesrv04

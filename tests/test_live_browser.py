@@ -207,7 +207,8 @@ def test_a_file_of_ones_own(browser, address, name, said):
 def test_the_heads_two_files_become_one(browser, address):
     "As the package has them: the same tensors, bit for bit, whichever file comes first."
     shards = [{"a": torch.arange(5), "b": torch.ones(2, 3, dtype=torch.bfloat16)}, {"c": torch.arange(7.0)}]
-    files = [{"name": f"model-{i}.safetensors", "mimeType": "", "buffer": save(shard)} for i, shard in enumerate(shards)]
+    named = [(f"model-{i}.safetensors", save(shard)) for i, shard in enumerate(shards)]
+    files = [{"name": name, "mimeType": "", "buffer": data} for name, data in named]
     found = visit(browser, address)
     found.tab.evaluate(
         """() => {

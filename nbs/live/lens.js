@@ -66,7 +66,7 @@ export const microscope = (r, j, greedy) => {
   const most = Math.max(...list.map((one) => Math.max(one.p, one.q)), 1e-9);
   const lines = list.map((one) => {
     const parts = compared ? [["overlap", Math.min(one.p, one.q)], one.p > one.q ? ["residual", one.p - one.q] : ["excess", one.q - one.p]] : [["bonus", one.p]];
-    const role = one.id === spot.id ? (isDraft ? "drafted" : "said") : !isDraft && around && one.id === around.id ? "rejected" : "";
+    const role = one.id === spot.id ? (isDraft ? "draft" : "said") : !isDraft && around && one.id === around.id ? "rejected" : "";
     const made = line(shown(one.words), bar(parts, most), digits(one.p), compared ? digits(one.q) : "", spot.residual ? digits(one.rest) : "", role);
     if (one.id === spot.id) made.setAttribute("aria-current", "true");
     return made;
