@@ -26,7 +26,7 @@ test-all:                   ## the same with every case, long statistics and lon
 # One process beside all others: those that mostly wait for other processes to end, and those that share a browser's one
 # pass over the pages.
 WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py tests/test_site_browser.py tests/test_recorded_browser.py \
-           tests/test_touch_browser.py tests/test_wheel.py
+           tests/test_touch_browser.py tests/test_live_engine.py tests/test_wheel.py
 test-waiting: model
 	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) $(WAITING)
 

@@ -11,8 +11,7 @@ import torch
 from scipy.stats import chisquare
 
 from helpers_live import LIVE, Engine, file_at, served, weights
-from specdec.drafters.base import NoDrafter
-from specdec.drafters.base import TemperatureScaledDrafter
+from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.head import HeadDrafter, load_head
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter
@@ -32,7 +31,7 @@ def engine(browser):
     with served() as server:
         made = Engine(browser, server)
         ready = made.load()
-        assert ready["info"] == {"name": "Smollm2 135M 8k Lc100K Mix1 Ep2", "bytes": 118094784 , "vocab": 49152,
+        assert ready["info"] == {"name": "Smollm2 135M 8k Lc100K Mix1 Ep2", "bytes": 118094784, "vocab": 49152,
                                  "head": True, "eos": [2]}, ready
         yield made
         made.close()
@@ -80,8 +79,10 @@ def hold(pair, ids: list[int], found: dict, rounds: list) -> None:
             for r in found["rounds"]] == [(list(r.drafted), r.accepted, list(r.emitted)) for r in rounds]
 
 
+# Of a forward, of one behind a rollback, and of the head; of the logits every thirteenth, since they are many.
 STATES = """([ids, cut, again]) => {
-  const {model, head} = engine, rows = (n) => [...Array(n).keys()].map((r) => Array.from(model.row(r)));
+  const {model, head} = engine, some = (row) => Array.from(row).filter((_, i) => i % 13 === 0);
+  const rows = (n) => [...Array(n).keys()].map((r) => some(model.row(r)));
   model.rollback(0);
   head.rollback(0);
   model.forward(ids.slice(0, cut));
@@ -98,6 +99,7 @@ def test_logits_features_and_the_heads_logits_are_pythons_and_a_rollback_changes
     found = {name: torch.tensor(each) for name, each in engine.ask(STATES, [ids, 9, 6]).items()}
     layers = (7, 18, 29)
     logits, features = (each[0] for each in pair.target.forward(torch.tensor([ids]), layers=layers))
+    logits = logits[:, ::13]
     # 576 to 1,536 products a sum, 30 layers: some 1e-5 of numbers up to 34
     assert (found["first"] - logits[:9]).abs().max() < 5e-4
     assert (found["second"] - logits[6:]).abs().max() < 5e-4
@@ -140,15 +142,15 @@ def test_uniform_numbers_are_pythons_bit_for_bit(engine, seed):
 @pytest.mark.parametrize("drafter, K", [("plain", 1), ("lookup", 4), ("head", 3)])
 def test_a_greedy_text_is_pythons(engine, pair, drafters, drafter, K):
     ids = chat(pair, MESSAGE)
-    found = engine.generate(prompt=MESSAGE, K=K, maxNewTokens=16, drafter=drafter)
-    hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 16))
+    found = engine.generate(prompt=MESSAGE, K=K, maxNewTokens=12, drafter=drafter)
+    hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 12))
 
 
-@pytest.mark.parametrize("drafter, K", [("plain", 1), ("lookup", 4), ("head", 3)])
+@pytest.mark.parametrize("drafter, K", [("lookup", 4), ("head", 3)])
 def test_a_sampled_text_is_pythons_of_the_same_seed(engine, pair, drafters, drafter, K):
     ids = chat(pair, MESSAGE)
-    found = engine.generate(ids=ids, K=K, maxNewTokens=16, drafter=drafter, temperature=1, seed=5)
-    rounds = python(pair, drafters[drafter], ids, K, 16, 1.0, 5)
+    found = engine.generate(ids=ids, K=K, maxNewTokens=12, drafter=drafter, temperature=1, seed=5)
+    rounds = python(pair, drafters[drafter], ids, K, 12, 1.0, 5)
     assert found["ids"] == [token for r in rounds for token in r.emitted]
 
 
@@ -214,12 +216,13 @@ def test_emitted_tokens_are_distributed_as_p_in_real_texts(engine, pair, place):
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["lookup", "head"])
 def test_ten_greedy_texts_are_pythons_at_every_k(engine, pair, drafters, drafter):
-    for prompt in prompts()[::len(prompts()) // 10][:10]:
-        ids = chat(pair, prompt.text)[-400:]
-        hold(pair, ids, engine.generate(ids=ids, maxNewTokens=40), python(pair, NoDrafter(), ids, 1, 40))
+    short = [p.text for p in prompts() if len(p.text) < 300]
+    for message in short[::len(short) // 10][:10]:
+        ids = chat(pair, message)
+        hold(pair, ids, engine.generate(prompt=message, maxNewTokens=24), python(pair, NoDrafter(), ids, 1, 24))
         for K in range(1, 6):
-            found = engine.generate(ids=ids, K=K, maxNewTokens=40, drafter=drafter)
-            hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 40))
+            found = engine.generate(ids=ids, K=K, maxNewTokens=24, drafter=drafter)
+            hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 24))
 
 
 BAD = [
