@@ -9,9 +9,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-import psutil
-from playwright.sync_api import sync_playwright
-
 ROOT = Path(__file__).resolve().parents[1]
 LIVE = ROOT / "nbs" / "live"
 COMPILER = "-m ziglang cc -target wasm32-freestanding -mcpu=generic+simd128 -O3 -nostdlib".split()
@@ -46,6 +43,9 @@ FORWARDS = """() => {
 def measure() -> None:
     "Print the figures that the page has to hold."
     sys.path.insert(0, str(ROOT / "tests"))
+    import psutil  # `build` does without these
+    from playwright.sync_api import sync_playwright
+
     from conftest import CHROMIUMS, FLAGS
     from helpers_live import Engine, served, weights
     weights()
