@@ -28,7 +28,7 @@ ALONE := tests/test_live_browser.py tests/test_playground_browser.py
 # One process beside all others: those that mostly wait for other processes to end, and those that share a browser's one
 # pass over the pages.
 WAITING := tests/test_bench_cluster.py tests/test_live_server.py tests/test_site_browser.py tests/test_recorded_browser.py \
-           tests/test_touch_browser.py tests/test_wheel.py
+           tests/test_touch_browser.py tests/test_live_engine.py tests/test_wheel.py
 test-waiting: model
 	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) $(WAITING)
 

@@ -1,5 +1,5 @@
-"""The live page's engine in a headless Chromium, held to Python: its numbers, its tokens, its draws; and what it says to
-files that are wrong."""
+"""The live page's engine in a headless Chromium, held to Python: its numbers, its tokens, its draws; and what it says
+to files that are wrong."""
 import importlib.util
 import json
 import subprocess
@@ -11,8 +11,7 @@ import torch
 from scipy.stats import chisquare
 
 from helpers_live import LIVE, Engine, file_at, served, weights
-from specdec.drafters.base import NoDrafter
-from specdec.drafters.base import TemperatureScaledDrafter
+from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.head import HeadDrafter, load_head
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter
@@ -32,7 +31,7 @@ def engine(browser):
     with served() as server:
         made = Engine(browser, server)
         ready = made.load()
-        assert ready["info"] == {"name": "Smollm2 135M 8k Lc100K Mix1 Ep2", "bytes": 118094784 , "vocab": 49152,
+        assert ready["info"] == {"name": "Smollm2 135M 8k Lc100K Mix1 Ep2", "bytes": 118094784, "vocab": 49152,
                                  "head": True, "eos": [2]}, ready
         yield made
         made.close()
@@ -58,7 +57,8 @@ def chat(pair, message: str) -> list[int]:
 
 def python(pair, drafter, ids, K, n, temperature=0.0, seed=0) -> list:
     "The rounds of `specdec`."
-    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(seed), K, n, pair.eos_ids))
+    rng = SeededRandom(seed)
+    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), rng, K, n, pair.eos_ids))
 
 
 def is_tie(pair, ids: list[int], a: int, b: int) -> bool:
@@ -80,15 +80,18 @@ def hold(pair, ids: list[int], found: dict, rounds: list) -> None:
             for r in found["rounds"]] == [(list(r.drafted), r.accepted, list(r.emitted)) for r in rounds]
 
 
+# Of a forward, of one behind a rollback, and of the head; of the logits every thirteenth, since they are many.
 STATES = """([ids, cut, again]) => {
-  const {model, head} = engine, rows = (n) => [...Array(n).keys()].map((r) => Array.from(model.row(r)));
+  const {model, head} = engine, some = (row) => Array.from(row).filter((_, i) => i % 13 === 0);
+  const rows = (n) => [...Array(n).keys()].map((r) => some(model.row(r)));
   model.rollback(0);
   head.rollback(0);
   model.forward(ids.slice(0, cut));
   const first = rows(cut);
   model.rollback(again);
   model.forward(ids.slice(again));
-  return {first, second: rows(ids.length - again), features: Array.from(model.arena.read(model.features, ids.length * 1728)),
+  const features = Array.from(model.arena.read(model.features, ids.length * 1728));
+  return {first, second: rows(ids.length - again), features,
           read: Array.from(head.read(ids.slice(1), 0)), step: Array.from(head.step([50]))};
 }"""
 
@@ -98,6 +101,7 @@ def test_logits_features_and_the_heads_logits_are_pythons_and_a_rollback_changes
     found = {name: torch.tensor(each) for name, each in engine.ask(STATES, [ids, 9, 6]).items()}
     layers = (7, 18, 29)
     logits, features = (each[0] for each in pair.target.forward(torch.tensor([ids]), layers=layers))
+    logits = logits[:, ::13]
     # 576 to 1,536 products a sum, 30 layers: some 1e-5 of numbers up to 34
     assert (found["first"] - logits[:9]).abs().max() < 5e-4
     assert (found["second"] - logits[6:]).abs().max() < 5e-4
@@ -113,10 +117,20 @@ def test_logits_features_and_the_heads_logits_are_pythons_and_a_rollback_changes
 
 
 TEXTS = [
-    "def f(x):\n    return {'a': [1, 2.50, x**2]}  # 100%\n\n\n\tif x != 3: pass\r\n", "   leading and trailing   ", "",
-    "I'm you're he'll WE'VE 'tis don''t", "naïve façade 東京は日本 Привет мир العربية हिन्दी", "👩‍👩‍👧‍👦 😀🏳️‍🌈 e\u0301 \u200b\ufeff x",
-    "1234567890 3.14159 ½ ² ٣ ⅷ", "a\u00a0b\u2003c\u3000d\x85e\u2028f", "<|im_start|>user\nhi<|im_end|> <|endoftext|><file_sep>",
-    "\n\n \n  \t \n", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "$%^&*()!!!___---```python", "\x00\x07\x1b", "ſ İ ß ﬁ",
+    "def f(x):\n    return {'a': [1, 2.50, x**2]}  # 100%\n\n\n\tif x != 3: pass\r\n",
+    "   leading and trailing   ",
+    "",
+    "I'm you're he'll WE'VE 'tis don''t",
+    "naïve façade 東京は日本 Привет мир العربية हिन्दी",
+    "👩‍👩‍👧‍👦 😀🏳️‍🌈 e\u0301 \u200b\ufeff x",
+    "1234567890 3.14159 ½ ² ٣ ⅷ",
+    "a\u00a0b\u2003c\u3000d\x85e\u2028f",
+    "<|im_start|>user\nhi<|im_end|> <|endoftext|><file_sep>",
+    "\n\n \n  \t \n",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "$%^&*()!!!___---```python",
+    "\x00\x07\x1b",
+    "ſ İ ß ﬁ",
 ]
 
 
@@ -140,15 +154,15 @@ def test_uniform_numbers_are_pythons_bit_for_bit(engine, seed):
 @pytest.mark.parametrize("drafter, K", [("plain", 1), ("lookup", 4), ("head", 3)])
 def test_a_greedy_text_is_pythons(engine, pair, drafters, drafter, K):
     ids = chat(pair, MESSAGE)
-    found = engine.generate(prompt=MESSAGE, K=K, maxNewTokens=16, drafter=drafter)
-    hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 16))
+    found = engine.generate(prompt=MESSAGE, K=K, maxNewTokens=12, drafter=drafter)
+    hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 12))
 
 
-@pytest.mark.parametrize("drafter, K", [("plain", 1), ("lookup", 4), ("head", 3)])
+@pytest.mark.parametrize("drafter, K", [("lookup", 4), ("head", 3)])
 def test_a_sampled_text_is_pythons_of_the_same_seed(engine, pair, drafters, drafter, K):
     ids = chat(pair, MESSAGE)
-    found = engine.generate(ids=ids, K=K, maxNewTokens=16, drafter=drafter, temperature=1, seed=5)
-    rounds = python(pair, drafters[drafter], ids, K, 16, 1.0, 5)
+    found = engine.generate(ids=ids, K=K, maxNewTokens=12, drafter=drafter, temperature=1, seed=5)
+    rounds = python(pair, drafters[drafter], ids, K, 12, 1.0, 5)
     assert found["ids"] == [token for r in rounds for token in r.emitted]
 
 
@@ -214,12 +228,13 @@ def test_emitted_tokens_are_distributed_as_p_in_real_texts(engine, pair, place):
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["lookup", "head"])
 def test_ten_greedy_texts_are_pythons_at_every_k(engine, pair, drafters, drafter):
-    for prompt in prompts()[::len(prompts()) // 10][:10]:
-        ids = chat(pair, prompt.text)[-400:]
-        hold(pair, ids, engine.generate(ids=ids, maxNewTokens=40), python(pair, NoDrafter(), ids, 1, 40))
+    short = [p.text for p in prompts() if len(p.text) < 300]
+    for message in short[::len(short) // 10][:10]:
+        ids = chat(pair, message)
+        hold(pair, ids, engine.generate(prompt=message, maxNewTokens=24), python(pair, NoDrafter(), ids, 1, 24))
         for K in range(1, 6):
-            found = engine.generate(ids=ids, K=K, maxNewTokens=40, drafter=drafter)
-            hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 40))
+            found = engine.generate(ids=ids, K=K, maxNewTokens=24, drafter=drafter)
+            hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 24))
 
 
 BAD = [
@@ -242,7 +257,8 @@ def test_bad_input_gets_one_sentence_before_anything_is_computed(engine):
 
 
 def test_a_text_ends_at_a_cancel_and_a_paced_one_waits_for_each_next(engine):
-    options = {"K": 2, "temperature": 0, "seed": 0, "maxNewTokens": 12, "drafter": "plain", "prompt": "Hi", "paced": True}
+    options = {"K": 2, "temperature": 0, "seed": 0, "maxNewTokens": 6, "drafter": "plain", "prompt": "Hi",
+               "paced": True}
     engine.talk({"type": "generate", "id": 9, "options": options}, "round")
     engine.talk({"type": "next", "id": 9}, "round")
     engine.tab.wait_for_timeout(150)
@@ -250,7 +266,7 @@ def test_a_text_ends_at_a_cancel_and_a_paced_one_waits_for_each_next(engine):
     found = engine.talk({"type": "cancel", "id": 9}, "done")["result"]
     assert found["end"] == "cancelled" and len(found["ids"]) == 2
     engine.talk({"type": "generate", "id": 10, "options": options}, "round")
-    assert len(engine.talk({"type": "play", "id": 10}, "done")["result"]["ids"]) <= 12
+    assert len(engine.talk({"type": "play", "id": 10}, "done")["result"]["ids"]) <= 6
 
 
 def changed(path: str, to) -> object:

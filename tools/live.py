@@ -1,6 +1,7 @@
 """The live page's engine: `python tools/live.py build` compiles its kernel, `python tools/live.py measure` prints how
 fast it is in a headless Chromium, one thread, on a machine that does nothing else."""
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,11 +43,11 @@ FORWARDS = """() => {
 def measure() -> None:
     "Print the figures that the page has to hold."
     sys.path.insert(0, str(ROOT / "tests"))
-    import psutil
+    import psutil  # `build` does without these
+    from playwright.sync_api import sync_playwright
+
     from conftest import CHROMIUMS, FLAGS
     from helpers_live import Engine, served, weights
-    from playwright.sync_api import sync_playwright
-    import shutil
     weights()
     path = next(filter(None, map(shutil.which, CHROMIUMS)))
     with sync_playwright() as playwright, served() as server:

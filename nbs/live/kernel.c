@@ -26,17 +26,10 @@ INLINE v4 halves(v4 h) {
 }
 
 // A block of 32 weights is scale · w + shift, w in 8 vectors. A part of a word becomes a float without a shuffle: moved to
-// the top, it is a number of 32 bits, its sign included. So the weights of a block come in an order of their own, and x is
-// put into the same one (`arrange`): where number i of an arranged block stands in the block is `place`.
+// the top, it is a number of 32 bits, its sign included. So a vector holds one place of four words, that is, weights that
+// lie four apart, and x is put into the same order (`arrange`): its columns of four become rows.
 enum { Q4_1, Q8_0, BF16 };
 static const int BYTES[] = {20, 34, 64};
-
-INLINE int place(int kind, int i) {
-  int vector = i / 4, word = i % 4;
-  if (kind == Q4_1) return 16 * (vector % 2) + 4 * word + vector / 2; // nibble `vector` of each word
-  if (kind == Q8_0) return 16 * (vector / 4) + 4 * word + vector % 4; // byte `vector` of each word
-  return i;
-}
 
 INLINE v4 part(v4 words, int bits, int i) {
   v4 top = wasm_v128_and(wasm_i32x4_shl(words, 32 - bits * (i + 1)), wasm_i32x4_splat(-1 << (32 - bits)));
@@ -48,7 +41,7 @@ INLINE void block(int kind, const byte *at, v4 *w, v4 *scale, v4 *shift) {
     v4 dm = halves(wasm_u32x4_extend_low_u16x8(wasm_v128_load32_zero(at)));
     // -8…7 in place of 0…15: then the sums are small, and less is rounded away
     v4 words = wasm_v128_xor(load(at + 4), wasm_i32x4_splat(0x88888888));
-    for (int i = 0; i < 8; i++) w[i] = part(words, 4, i);
+    for (int i = 0; i < 8; i++) w[4 * (i % 2) + i / 2] = part(words, 4, i);
     v4 d = wasm_i32x4_shuffle(dm, dm, 0, 0, 0, 0), m = wasm_i32x4_shuffle(dm, dm, 1, 1, 1, 1);
     *scale = mul(d, wasm_f32x4_splat(0x1p-28f));
     *shift = add(m, mul(d, wasm_f32x4_splat(8)));
@@ -61,7 +54,7 @@ INLINE void block(int kind, const byte *at, v4 *w, v4 *scale, v4 *shift) {
 }
 
 // y[r] = w x[r] for n rows of an arranged x.
-INLINE void rows(int kind, int n, const byte *w, int in, int out, const float *x, const v4 *sums, float *y, int step) {
+INLINE void rows(int kind, int n, const byte *w, int in, int out, const float *x, const v4 *sums, float *y) {
   int blocks = in / 32;
   for (int o = 0; o < out; o++) {
     v4 acc[ROWS], q[8], scale, shift;
@@ -80,37 +73,47 @@ INLINE void rows(int kind, int n, const byte *w, int in, int out, const float *x
         acc[r] = add(acc[r], sum);
       }
     }
-    for (int r = 0; r < n; r++) y[r * step + o] = total(acc[r]);
+    for (int r = 0; r < n; r++) y[r * out + o] = total(acc[r]);
   }
 }
 
 // A loop of its own for each number of rows, so that the sums stay in registers.
-#define CASE(n) case n: rows(kind, n, w, in, out, x, sums, y, step); break;
-INLINE void product(int kind, int n, const byte *w, int in, int out, const float *x, const v4 *sums, float *y, int step) {
-  for (; n > 0; n -= ROWS, x += ROWS * in, sums += ROWS * (in / 32), y += ROWS * step)
+#define CASE(n) case n: rows(kind, n, w, in, out, x, sums, y); break;
+INLINE void product(int kind, int n, const byte *w, int in, int out, const float *x, const v4 *sums, float *y) {
+  for (; n > 0; n -= ROWS, x += ROWS * in, sums += ROWS * (in / 32), y += ROWS * out)
     switch (n) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) default: CASE(8) }
 }
 
 #define EXPORT(name) __attribute__((export_name(#name))) void name
 #define PRODUCT(name, kind)                                                                                     \
-  EXPORT(name)(const byte *w, int in, int out, const float *x, const v4 *sums, int n, float *y, int step) {     \
-    product(kind, n, w, in, out, x, sums, y, step);                                                             \
+  EXPORT(name)(const byte *w, int in, int out, const float *x, const v4 *sums, int n, float *y) {               \
+    product(kind, n, w, in, out, x, sums, y);                                                                   \
   }
 PRODUCT(q4_1, Q4_1)
 PRODUCT(q8_0, Q8_0)
 PRODUCT(bf16, BF16)
 
-// x in the order of a kind's blocks, and of each block four partial sums: what its shift is multiplied by.
-INLINE void arrange(int kind, const float *x, int blocks, float *to, v4 *sums) {
+// Sixteen floats, four by four: columns become rows.
+INLINE void turned(const float *x, float *to) {
+  v4 a = load(x), b = load(x + 4), c = load(x + 8), d = load(x + 12);
+  v4 ab = wasm_i32x4_shuffle(a, b, 0, 4, 1, 5), cd = wasm_i32x4_shuffle(c, d, 0, 4, 1, 5);
+  wasm_v128_store(to, wasm_i64x2_shuffle(ab, cd, 0, 2));
+  wasm_v128_store(to + 4, wasm_i64x2_shuffle(ab, cd, 1, 3));
+  ab = wasm_i32x4_shuffle(a, b, 2, 6, 3, 7), cd = wasm_i32x4_shuffle(c, d, 2, 6, 3, 7);
+  wasm_v128_store(to + 8, wasm_i64x2_shuffle(ab, cd, 0, 2));
+  wasm_v128_store(to + 12, wasm_i64x2_shuffle(ab, cd, 1, 3));
+}
+
+// x in the order of the blocks, and of each block four partial sums: what its shift is multiplied by.
+EXPORT(arrange)(const float *x, int blocks, float *to, v4 *sums) {
   for (; blocks > 0; blocks--, x += 32, to += 32) {
     v4 sum = load(x);
-    for (int i = 0; i < 32; i++) to[i] = x[place(kind, i)];
     for (int i = 4; i < 32; i += 4) sum = add(sum, load(x + i));
+    turned(x, to);
+    turned(x + 16, to + 16);
     *sums++ = sum;
   }
 }
-EXPORT(arrange_q4_1)(const float *x, int blocks, float *to, v4 *sums) { arrange(Q4_1, x, blocks, to, sums); }
-EXPORT(arrange_q8_0)(const float *x, int blocks, float *to, v4 *sums) { arrange(Q8_0, x, blocks, to, sums); }
 
 // One row of a matrix as floats: a token's embedding.
 EXPORT(embed)(const byte *w, int in, float *y) {
@@ -119,7 +122,8 @@ EXPORT(embed)(const byte *w, int in, float *y) {
     block(Q8_0, w, q, &scale, &shift);
     float arranged[32];
     for (int i = 0; i < 8; i++) wasm_v128_store(arranged + 4 * i, mul(q[i], scale));
-    for (int i = 0; i < 32; i++) y[place(Q8_0, i)] = arranged[i];
+    turned(arranged, y); // rows of four become columns again
+    turned(arranged + 16, y + 16);
   }
 }
 

@@ -279,12 +279,14 @@ class Layers {
     });
   }
 
-  // y = weight x, for n rows
-  product(weight, x, n, y, step = weight.shape[0]) {
+  // n rows of x in the order of the blocks that they will be multiplied by
+  arrange(x, n, size) { this.kernel.arrange(x, n * size / 32, this.arranged, this.sums); }
+
+  // y = weight x, for n rows that were arranged; with weights that lie in plain order, as they are
+  product(weight, x, n, y) {
     const { kernel, sums, arranged } = this, [out, inputs] = weight.shape;
-    const name = { [Q4_1]: "q4_1", [Q8_0]: "q8_0", [BF16]: "bf16" }[weight.kind], arrange = kernel[`arrange_${name}`];
-    arrange?.(x, n * inputs / 32, arranged, sums);
-    kernel[name](weight.at, inputs, out, arrange ? arranged : x, sums, n, y, step);
+    if (weight.kind === BF16) kernel.bf16(weight.at, inputs, out, x, sums, n, y);
+    else kernel[weight.kind === Q4_1 ? "q4_1" : "q8_0"](weight.at, inputs, out, arranged, sums, n, y);
   }
 
   // One layer over n rows: `this.h` holds what goes into attention. Keys and values are written behind those that are
@@ -292,18 +294,22 @@ class Layers {
   layer(i, weights, n) {
     const { kernel, x, h, y, q, gate, up, hidden, inner, heads, kvHeads, kv, eps, length } = this;
     const place = 4 * i * CAPACITY * kv, new_ = place + 4 * length * kv, angle = 4 * 32 * length;
+    this.arrange(h, n, hidden);
     this.product(weights.q, h, n, q);
     this.product(weights.k, h, n, this.keys + new_);
     this.product(weights.v, h, n, this.values + new_);
     kernel.rotate(q, heads, 64, this.apart, this.cos + angle, this.sin + angle, n);
     kernel.rotate(this.keys + new_, kvHeads, 64, this.apart, this.cos + angle, this.sin + angle, n);
     kernel.attend(q, this.keys + place, this.values + place, heads, kvHeads, length, n, this.scores, y);
+    this.arrange(y, n, heads * 64);
     this.product(weights.out, y, n, h);
     kernel.plus(x, h, n * hidden);
     kernel.norm(x, weights.mlpNorm, hidden, eps, n, h, hidden);
+    this.arrange(h, n, hidden);
     this.product(weights.gate, h, n, gate);
     this.product(weights.up, h, n, up);
     kernel.gated(gate, up, n * inner);
+    this.arrange(gate, n, inner);
     this.product(weights.down, gate, n, h);
     kernel.plus(x, h, n * hidden);
   }
@@ -347,7 +353,8 @@ class Model extends Layers {
       this.layer(i, weights, n);
     });
     kernel.norm(x, this.norm, hidden, eps, n, h, hidden);
-    this.product(this.vocabulary, h + 4 * from * hidden, n - from, this.logits + 4 * from * this.vocab);
+    this.arrange(h + 4 * from * hidden, n - from, hidden);
+    this.product(this.vocabulary, h, n - from, this.logits + 4 * from * this.vocab);
     this.length += n;
   }
 
@@ -375,6 +382,8 @@ class Head extends Layers {
     this.tokens = Array.from(new BigInt64Array(arena.memory.buffer.slice(start, start + 8 * size)), (more, i) => i + Number(more));
     this.logits = arena.floats(size);
   }
+
+  arrange() {} // its weights lie in plain order
 
   // Read n tokens, each with the fused feature (or the state) in its row of this.x; returns the logits after the last.
   // Its state is moved to row 0, where the next step finds it.
