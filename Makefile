@@ -18,21 +18,23 @@ demo: setup model           ## answer a prompt by plain and by speculative decod
 
 test: setup                 ## everything that must hold before a commit lands, in ten minutes
 	$(MAKE) --no-print-directory --jobs 3 test-waiting test-working
-	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) tests/test_playground_browser.py  # alone: it asks how soon a click is answered
+	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) $(ALONE)
 
 test-all:                   ## the same with every case, long statistics and long measurements
 	$(MAKE) --no-print-directory test TIER=nightly
 
+# Alone, for they ask how soon a click is answered: the live page, and the panel in JupyterLab.
+ALONE := tests/test_live_browser.py tests/test_playground_browser.py
 # One process beside all others: those that mostly wait for other processes to end, and those that share a browser's one
 # pass over the pages.
-WAITING := tests/test_bench_cluster.py tests/test_playground_leaks.py tests/test_site_browser.py tests/test_recorded_browser.py \
-           tests/test_touch_browser.py tests/test_wheel.py
+WAITING := tests/test_bench_cluster.py tests/test_live_server.py tests/test_site_browser.py tests/test_recorded_browser.py \
+           tests/test_touch_browser.py tests/test_live_engine.py tests/test_wheel.py
 test-waiting: model
 	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) $(WAITING)
 
 test-working: check test-pages
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 \
-	  $(addprefix --ignore ,$(WAITING) tests/test_playground_browser.py)
+	  $(addprefix --ignore ,$(WAITING) $(ALONE))
 
 test-pages: model           # the notebooks without a number; those with one are run with their solutions, by pytest
 	$(TESTING) $(BIN)/nbdev_test --n_workers 1 --timing --skip_file_re '^[0-9_.]'

@@ -1489,31 +1489,27 @@ def check_served(
     if not report.lossless: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/07_cli.ipynb #d810f16e
-@app.command()
-def playground(
+@app.command("playground")
+@app.command("live")
+def live(
     port: Annotated[Optional[int], typer.Option(
         "--port", min=1, max=65535, help="Where on this machine to serve it.",
         show_default="a free one")] = None,
-    host: Annotated[str, typer.Option(
-        "--host", help="Whom it listens to: this machine alone, or 0.0.0.0 for all who have the "
-                       "printed address.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(
         "--browser/--no-browser", help="Open it in the default browser.")] = True,
 ) -> None:
-    """Open the playground in a browser: sliders for K and temperature, tokens coloured by their
-    status, one round under the microscope.
+    """Open the live page in a browser: the default model writes there, with drafts and without,
+    and shows p, q, u and the residual of each token.
 
-    It needs Voilà: pip install "specdec-nb[playground]". Ctrl-C ends it, with all it started.
+    It is served to this machine alone, with the model beside it. Ctrl-C ends it.
 
     Examples:
 
-    specdec playground
+    specdec live
 
     specdec playground --port 8866 --no-browser"""
-    from specdec.playground_server import check_server, open_playground
-    check_server()
-    announce_conversion()
-    open_playground(port, browser, host)
+    from specdec.live_server import open_live
+    open_live(port, browser)
 
 # %% ../nbs/use/07_cli.ipynb #c11str02
 CLOSED = {"stdin": os.O_WRONLY, "stdout": os.O_RDONLY, "stderr": os.O_WRONLY}

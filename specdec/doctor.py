@@ -291,8 +291,8 @@ def model(findings: Findings) -> dict:
     return {"name": "smollm2", "state": state, "folder": str(folder), "bytes": held}
 
 def extras(findings: Findings) -> dict:
-    "What is optional: the playground's server."
-    needs = ("voila", "ipywidgets", "ipykernel")
+    "What is optional: the playground's panel."
+    needs = ("ipywidgets", "ipykernel")
     return {"playground": all(find_spec(name) is not None for name in needs)}
 
 # %% ../nbs/use/10_doctor.ipynb #9d8d156c
@@ -504,8 +504,8 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     lines += [("loops", loop_line(pair)) for pair in facts.get("loops") or []]
     lines += [("costs", costs_line(pair)) for pair in facts.get("costs") or []]
     if e := facts.get("extras"):
-        lines.append(("playground", "can be served" if e["playground"] else
-                      'not yet: pip install "specdec-nb[playground]"'))
+        lines.append(("playground", "its panel can be shown" if e["playground"] else
+                      'not yet: pip install "specdec-nb[notebooks]"'))
     return lines
 
 # %% ../nbs/use/10_doctor.ipynb #829608d8

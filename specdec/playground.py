@@ -324,7 +324,7 @@ def explain(token: ShownToken) -> str: # one line
 # %% ../nbs/use/06_panel.ipynb #9ce50cae
 @cache
 def asset(name: str) -> str: # its text
-    "A file of the page: a style sheet, a script or a template."
+    "A file of the panel: a style sheet or a script."
     folder = resources.files("specdec") / "data" / "playground"
     return (folder / name).read_text(encoding="utf-8")
 
@@ -945,9 +945,8 @@ def layout(c: dict, v: dict, system_theme: bool): # controls; views; → a widge
 
 # %% ../nbs/use/06_panel.ipynb #98ccabdd
 class Playground:
-    """The live panel: `Playground()` as the last line of a notebook cell, or `specdec playground`
-    in a shell. A handler hands a wish to the worker and returns. Raises `ModelError` without
-    ipywidgets."""
+    """The live panel: `Playground()` as the last line of a notebook cell, in JupyterLab.
+    A handler hands a wish to the worker and returns. Raises `ModelError` without ipywidgets."""
     # follow the browser's dark mode, where no notebook does
     def __init__(self, system_theme: bool = False):
         self.controls, self.views = controls(), {name: widgets().HTML() for name in VIEWS}

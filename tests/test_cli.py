@@ -74,7 +74,7 @@ COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
     ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
     ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["check-server"],
-    ["playground"], ["explain"],
+    ["live"], ["playground"], ["explain"],
 ]
 
 
@@ -846,7 +846,7 @@ NAMED = [
     ["generate", "Hi", "--pair"], ["generate", "Hi", "--drafter"], ["generate", "--prompts"],
     ["distill", "--out", "new", "--target"],
     ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
-    ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"], ["playground", "--host"],
+    ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"],
     ["prompts", "--source"], ["prompts", "--target"], ["audit"],
 ]
 

@@ -1,8 +1,5 @@
 """The playground without a browser: what a session notes, what is drawn of it, the worker, and the panel pressed by a
 program."""
-import json
-import socket
-import subprocess
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,11 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from jinja2 import DictLoader, Environment
 
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
-from specdec import playground, playground_server
+from specdec import playground
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import MOST, adaptive
 from specdec.drafters.lookup import NGramDrafter
@@ -56,7 +52,6 @@ from specdec.playground import (
     typical_seconds,
     visible,
 )
-from specdec.playground_server import app_files, open_playground, opened_to, serve_playground
 from specdec.registry import PairSpec
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
@@ -744,49 +739,11 @@ def test_a_click_puts_a_token_under_the_microscope(panel):
     assert panel.controls["place"].value == token.number and not panel.following
 
 
-# Serving
+# Where it is shown
 
 def test_what_is_missing_is_named_with_the_command(monkeypatch):
-    monkeypatch.setattr(playground_server, "find_spec", lambda name: None if name == "voila" else True)
-    with pytest.raises(ModelError, match=r"specdec-nb\[playground\]"): open_playground(browser=False)
     monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
     with pytest.raises(ModelError, match="pip install ipywidgets"): Playground()
-
-
-def test_a_port_that_is_taken_and_a_server_that_ends(monkeypatch):
-    monkeypatch.setattr(playground_server, "check_server", lambda: None)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(InputError, match="is taken"), serve_playground(taken.getsockname()[1]): pass
-        with pytest.raises(InputError, match="No address"), serve_playground(host="no such host"): pass
-    real = subprocess.Popen
-    monkeypatch.setattr(
-        playground_server.subprocess, "Popen",
-        lambda command, **more: real([command[0], "-c", "raise SystemExit('no such thing')"], **more),
-    )
-    with pytest.raises(ModelError, match="ended at once: no such thing"), serve_playground(): pass
-
-
-def test_app_is_one_cell_and_asks_no_other_site():
-    files = app_files()
-    cells = json.loads(files["playground.ipynb"])["cells"]
-    assert len(cells) == 1 and compile("".join(cells[0]["source"]), "cell", "exec")
-    base = '{% block notebook_css %}<link href="https://x.org/a.css">\n<link href="own.css">{% endblock notebook_css %}'
-    loader = DictLoader(
-        {"voila/templates/lab/index.html.j2": base, "ours": files["voila/templates/playground/index.html.j2"]}
-    )
-    page = Environment(loader=loader).get_template("ours").render()
-    assert "https" not in page and "own.css" in page
-
-
-@pytest.mark.parametrize("host, said", [
-    ("127.0.0.1", []), ("localhost", []), ("127.0.0.2", []),
-    ("0.0.0.0", ["All who have the address with its token", "unencrypted", "8 at most", "ssh -L 8866:127.0.0.1:8866"]),
-])
-def test_opening_it_to_a_network_says_what_that_means(host, said):
-    words = opened_to(host, 8866)
-    assert all(part in words for part in said) and bool(words) == bool(said)
 
 
 def test_files_of_the_page():

@@ -1,6 +1,7 @@
-"""The playground as a visitor meets it: Voilà serves it, Chromium shows it, and the keyboard moves its sliders.
+"""The playground's panel as a reader meets it: JupyterLab runs its cell, Chromium shows it, and the keyboard moves its
+sliders.
 
-With SPECDEC_SHOTS=folder, pictures of the panel (light and dark, wide and narrow) are saved there.
+With SPECDEC_SHOTS=folder, pictures of the panel (light and dark) are saved there.
 """
 import os
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.playground_server import serve_playground
+from helpers import tool
 
 LIMIT = 90_000  # ms, for what waits for a model on a busy machine
 
@@ -17,9 +18,10 @@ LIMIT = 90_000  # ms, for what waits for a model on a busy machine
 @pytest.fixture(scope="module")
 def page(browser):
     "The panel, its model loaded."
-    if find_spec("voila") is None: pytest.skip("no Voilà, so no browser test ran: make setup installs it")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the server's kernel: other processes may be busy
-    with serve_playground() as address:
+    if find_spec("jupyterlab") is None: pytest.skip("no JupyterLab, so no browser test ran: make setup installs it")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the kernel: other processes may be busy
+    screenshot = tool("screenshot")
+    with screenshot.lab() as address:
         opened = browser.new_page(viewport=dict(width=1440, height=1150))
         opened.set_default_timeout(LIMIT)
         opened.problems, opened.elsewhere = [], []
@@ -29,11 +31,11 @@ def page(browser):
             "request",
             lambda request: (
                 None
-                if request.url.startswith((address.partition("?")[0], "data:", "blob:", "ws://127.0.0.1"))
+                if request.url.startswith((address.partition("/doc")[0], "data:", "blob:", "ws://127.0.0.1"))
                 else opened.elsewhere.append(request.url)
             ),
         )
-        opened.goto(address)
+        screenshot.show_panel(opened, address)
         until(opened, "status", "Ready.")
         yield opened
         opened.close()
@@ -57,7 +59,7 @@ def until(page, name: str, words: str) -> None:
     )
 
 
-def press(page, name: str) -> None: page.get_by_role("button", name=name).click()
+def press(page, name: str) -> None: page.locator(".jp-OutputArea").get_by_role("button", name=name).first.click()
 
 
 def slide(page, label: str, key: str, times: int = 1) -> str:
@@ -209,7 +211,7 @@ def test_another_drafter_and_a_step(page):
     press(page, "Step")
     page.wait_for_selector(".sp-token")
     page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
-    page.locator("select").nth(1).select_option("smollm2-skip")
+    page.locator(".jp-OutputArea select").nth(1).select_option("smollm2-skip")
     page.wait_for_selector(".sp-old .sp-note")  # the figures are still those of the drafter before
     assert "by smollm2-skip" in page.locator(".sp-note").inner_text()
     press(page, "Step")
@@ -222,7 +224,7 @@ def test_another_drafter_and_a_step(page):
 
 
 def test_every_width_and_both_themes_and_nothing_from_elsewhere(page):
-    page.locator("select").nth(1).select_option("smollm2")
+    page.locator(".jp-OutputArea select").nth(1).select_option("smollm2")
     press(page, "Run")
     page.wait_for_function("document.querySelectorAll('.sp-token').length > 40")
     press(page, "Stop")
@@ -230,12 +232,13 @@ def test_every_width_and_both_themes_and_nothing_from_elsewhere(page):
     page.wait_for_timeout(400)  # the last painting
     colours = {}
     for name, width, height, scheme in [
-        ("wide", 1440, 1150, "light"), ("wide_dark", 1440, 1150, "dark"), ("middle", 1000, 1700, "light"),
-        ("narrow", 390, 2900, "light"), ("narrow_dark", 390, 2900, "dark"),
+        ("wide", 1440, 1150, "Light"), ("wide_dark", 1440, 1150, "Dark"), ("middle", 1000, 1700, "Dark"),
     ]:
         page.set_viewport_size(dict(width=width, height=height))
-        page.emulate_media(color_scheme=scheme)
-        page.wait_for_timeout(150)
+        page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})",
+                      f"JupyterLab {scheme}")
+        page.wait_for_function("dark => document.body.dataset.jpThemeLight === String(!dark)", arg=scheme == "Dark")
+        page.wait_for_timeout(300)
         picture(page, name)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         right = "Math.max(...[...document.querySelectorAll('.sp-table')].map(e => e.getBoundingClientRect().right))"
@@ -243,5 +246,5 @@ def test_every_width_and_both_themes_and_nothing_from_elsewhere(page):
         colours[scheme] = page.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('.sp')).color]"
         )
-    assert colours["light"] != colours["dark"]
+    assert colours["Light"] != colours["Dark"]
     assert page.elsewhere == [] and page.problems == []

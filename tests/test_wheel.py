@@ -14,6 +14,7 @@ import urllib.request
 from configparser import ConfigParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urljoin
 from zipfile import ZipFile
 
 import pytest
@@ -142,7 +143,6 @@ def test_what_is_imported_is_the_wheel_and_all_of_it(installed, clone):
 
 def test_what_is_missing_is_named_with_its_extra(installed, clone):
     "Every extra that a message names is one that the package has."
-    assert 'pip install "specdec-nb[playground]"' in installed.refused("playground", "--no-browser")
     sources = "".join(path.read_text(encoding="utf-8") for path in (clone / "specdec").rglob("*.py"))
     named = set(re.findall(r"specdec-nb\[(\w+)\]", sources))
     code = "from importlib.metadata import metadata; print(*metadata('specdec-nb').get_all('Provides-Extra'))"
@@ -175,17 +175,22 @@ def test_it_proves(fetched):
     assert re.search(r"\d{4} distributions compared, 0 differ\. (\d+) of \1 broken decoders caught\.", said)
 
 
-def test_the_playground_opens(fetched, wheel):
-    fetched.install(f"{wheel}[playground]")
-    command = [fetched.program("specdec"), "playground", "--no-browser"]
+def test_the_live_page_opens(fetched):
+    "With all that it loads, and the model beside it, though the wheel has no site."
+    command = [fetched.program("specdec"), "live", "--no-browser"]
     options = dict(cwd=fetched.work, env=fetched.variables, stderr=subprocess.PIPE, text=True,
                    # a shell gives its background jobs a SIGINT that is ignored: who presses Ctrl-C has another
                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     with subprocess.Popen(command, **options) as server:
         try:
             address = next(filter(None, (re.search(r"http://\S+", line) for line in server.stderr)))[0]
-            with urllib.request.urlopen(address, timeout=120) as page: said = page.read().decode()
-            assert "<title>playground" in said
+            def get(path):
+                with urllib.request.urlopen(urljoin(address, path), timeout=120) as answer: return answer.read()
+            assert b"<title>Live" in get("live.html")
+            for name in ("live.js", "client.js", "lens.js", "live.css", "worker.js", "kernel.wasm"):
+                assert get(f"live/{name}") == (ROOT / "nbs" / "live" / name).read_bytes()
+            listed = json.loads(get("live/weights/parts.json"))["model"]["parts"]
+            assert len(get(f"live/weights/{listed[-1]['path']}")) == listed[-1]["bytes"]
             server.send_signal(signal.SIGINT)
             assert server.wait(60) == 0
         finally: server.kill()

@@ -909,6 +909,16 @@ def practice_answer(question: dict, said: Distribution, distribution: Next, form
     choice = {"text": "", "logprobs": _entry(form, ids, rows), "finish_reason": "length"}
     return {"choices": [choice], "timings": {"draft_n": n - 1, "draft_n_accepted": 0}}
 
+# %% ../../nbs/lossless/11_server.ipynb #lochost1
+from ipaddress import ip_address
+
+def is_local(host: str) -> bool: # with a port or without one
+    "Whether a host's name is this machine's own: a loopback address, or localhost."
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError: return False
+
 # %% ../../nbs/lossless/11_server.ipynb #8fd2b9d0
 @contextmanager
 def practice_server(said: Distribution,  # sequences that it says, all as long as they are looked at
@@ -919,6 +929,7 @@ def practice_server(said: Distribution,  # sequences that it says, all as long a
     "An OpenAI-compatible server with a known distribution, while the `with` block runs."
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
+            if not is_local(self.headers.get("Host", "")): return self.send_error(403)
             question = parse_json(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize": answer = {"tokens": [0]}
             else: answer = practice_answer(question, said, distribution, form)

@@ -1,0 +1,354 @@
+"""The live page's engine in a headless Chromium, held to Python: its numbers, its tokens, its draws; and what it says
+to files that are wrong."""
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from helpers_live import LIVE, Engine, file_at, served, weights
+from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.head import HeadDrafter, load_head
+from specdec.drafters.load import shipped
+from specdec.drafters.lookup import NGramDrafter
+from specdec.loop import speculate
+from specdec.models.hub import encode, prompts
+from specdec.pair import load_pair
+from specdec.sampling import SamplingParams, SeededRandom
+
+ROOT = Path(__file__).parents[1]
+GAP = 1e-3  # of the two best logits: nearer ones are a tie, which another order of the same sums may break
+MESSAGE = "Repeat after me, three times: the boats went out to sea in the morning."
+
+
+@pytest.fixture(scope="module")
+def engine(browser):
+    "The engine, loaded once from its parts."
+    with served() as server:
+        made = Engine(browser, server)
+        ready = made.load()
+        assert ready["info"] == {"name": "Smollm2 135M 8k Lc100K Mix1 Ep2", "bytes": 118094784, "vocab": 49152,
+                                 "head": True, "eos": [2]}, ready
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    "The default pair, in float32."
+    return load_pair("smollm2", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def drafters(pair):
+    "Python's drafters by the page's names: a chain of K, without an early end."
+    head = HeadDrafter(load_head(shipped("smollm2-head"), pair.target), pair.target)
+    return {"plain": NoDrafter(), "lookup": NGramDrafter(), "head": TemperatureScaledDrafter(head)}
+
+
+def chat(pair, message: str) -> list[int]:
+    "A message through the chat template."
+    return encode(pair.tokenizer, [{"role": "user", "content": message}])
+
+
+def python(pair, drafter, ids, K, n, temperature=0.0, seed=0) -> list:
+    "The rounds of `specdec`."
+    rng = SeededRandom(seed)
+    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), rng, K, n, pair.eos_ids))
+
+
+def is_tie(pair, ids: list[int], a: int, b: int) -> bool:
+    "Whether these two are the best of what follows, and next to equal."
+    logits = pair.target.forward(torch.tensor([ids]), last=1)[0, -1]
+    best = logits.topk(2)
+    return {a, b} == set(best.indices.tolist()) and (best.values[0] - best.values[1]).item() < GAP
+
+
+def hold(pair, ids: list[int], found: dict, rounds: list) -> None:
+    "The same tokens round by round, up to the first tie."
+    expected = [token for r in rounds for token in r.emitted]
+    for i, (ours, theirs) in enumerate(zip(found["ids"], expected)):
+        if ours == theirs: continue
+        assert is_tie(pair, [*ids, *expected[:i]], ours, theirs), (i, ours, theirs)
+        return
+    assert found["ids"] == expected
+    assert [([d["id"] for d in r["drafts"]], sum(d["accepted"] for d in r["drafts"]), r["emitted"])
+            for r in found["rounds"]] == [(list(r.drafted), r.accepted, list(r.emitted)) for r in rounds]
+
+
+# Of a forward, of one behind a rollback, and of the head; of the logits every thirteenth, since they are many.
+STATES = """([ids, cut, again]) => {
+  const {model, head} = engine, some = (row) => Array.from(row).filter((_, i) => i % 13 === 0);
+  const rows = (n) => [...Array(n).keys()].map((r) => some(model.row(r)));
+  model.rollback(0);
+  head.rollback(0);
+  model.forward(ids.slice(0, cut));
+  const first = rows(cut);
+  model.rollback(again);
+  model.forward(ids.slice(again));
+  const features = Array.from(model.arena.read(model.features, ids.length * 1728));
+  return {first, second: rows(ids.length - again), features,
+          read: Array.from(head.read(ids.slice(1), 0)), step: Array.from(head.step([50]))};
+}"""
+
+
+def test_logits_features_and_the_heads_logits_are_pythons_and_a_rollback_changes_no_bit(engine, pair):
+    ids = pair.tokenizer("The quick brown fox jumps over the lazy dog. def f(x): return")["input_ids"][:14]
+    found = {name: torch.tensor(each) for name, each in engine.ask(STATES, [ids, 9, 6]).items()}
+    layers = (7, 18, 29)
+    logits, features = (each[0] for each in pair.target.forward(torch.tensor([ids]), layers=layers))
+    logits = logits[:, ::13]
+    # 576 to 1,536 products a sum, 30 layers: some 1e-5 of numbers up to 34
+    assert (found["first"] - logits[:9]).abs().max() < 5e-4
+    assert (found["second"] - logits[6:]).abs().max() < 5e-4
+    assert torch.equal(found["first"][6:], found["second"][:3]), "a row depends on how many are read"
+    theirs = found["features"].view(len(ids), -1)
+    assert ((theirs - features).abs() / (1 + features.abs())).max() < 5e-4
+    head = HeadDrafter(load_head(shipped("smollm2-head"), pair.target), pair.target)
+    state = head.start([*ids], features[:-1], 64)
+    read, last = state.catch_up()
+    step, _ = head.head.step([50], last, state.cache)
+    assert (found["read"] - read).abs().max() < 5e-4
+    assert (found["step"] - step).abs().max() < 5e-4
+
+
+TEXTS = [
+    "def f(x):\n    return {'a': [1, 2.50, x**2]}  # 100%\n\n\n\tif x != 3: pass\r\n",
+    "   leading and trailing   ",
+    "",
+    "I'm you're he'll WE'VE 'tis don''t",
+    "naïve façade 東京は日本 Привет мир العربية हिन्दी",
+    "👩‍👩‍👧‍👦 😀🏳️‍🌈 e\u0301 \u200b\ufeff x",
+    "1234567890 3.14159 ½ ² ٣ ⅷ",
+    "a\u00a0b\u2003c\u3000d\x85e\u2028f",
+    "<|im_start|>user\nhi<|im_end|> <|endoftext|><file_sep>",
+    "\n\n \n  \t \n",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "$%^&*()!!!___---```python",
+    "\x00\x07\x1b",
+    "ſ İ ß ﬁ",
+]
+
+
+def test_ids_are_those_of_pythons_tokenizer_and_give_the_text_again(engine, pair):
+    texts = [*TEXTS, *(p.text for p in prompts()[:40])]
+    found = engine.ask("(texts) => texts.map((text) => engine.tokenizer.encode(text))", texts)
+    for text, ids in zip(texts, found, strict=True): assert ids == pair.tokenizer(text)["input_ids"], text
+    plain = [text for text in texts if "<|" not in text]
+    again = engine.ask("(texts) => texts.map((text) => engine.tokenizer.decode(engine.tokenizer.encode(text)))", plain)
+    assert again == plain
+    assert engine.ask("(text) => engine.tokenizer.chat(text)", MESSAGE) == chat(pair, MESSAGE)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_uniform_numbers_are_pythons_bit_for_bit(engine, seed):
+    rng = SeededRandom(seed)
+    code = "(seed) => { const rng = new SeededRandom(seed); return [...Array(700)].map(() => rng.uniform()); }"
+    assert engine.ask(code, seed) == [rng.uniform() for _ in range(700)]
+
+
+@pytest.mark.parametrize("drafter, K", [("plain", 1), ("lookup", 4), ("head", 3)])
+def test_a_greedy_text_is_pythons(engine, pair, drafters, drafter, K):
+    ids = chat(pair, MESSAGE)
+    found = engine.generate(prompt=MESSAGE, K=K, maxNewTokens=12, drafter=drafter)
+    hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 12))
+
+
+@pytest.mark.parametrize("drafter, K", [("lookup", 4), ("head", 3)])
+def test_a_sampled_text_is_pythons_of_the_same_seed(engine, pair, drafters, drafter, K):
+    ids = chat(pair, MESSAGE)
+    found = engine.generate(ids=ids, K=K, maxNewTokens=12, drafter=drafter, temperature=1, seed=5)
+    rounds = python(pair, drafters[drafter], ids, K, 12, 1.0, 5)
+    assert found["ids"] == [token for r in rounds for token in r.emitted]
+
+
+def test_a_round_says_what_decided_it(engine):
+    found = engine.generate(prompt=MESSAGE, K=4, maxNewTokens=24, drafter="head", temperature=1, seed=3)
+    kinds = set()
+    for r in found["rounds"]:
+        kinds.add(r["token"]["kind"])
+        for draft in r["drafts"]:
+            if draft["u"] is None: continue  # behind the first that failed
+            assert draft["accepted"] == (draft["u"] < min(1, draft["p"] / draft["q"])), draft
+        for lists in [r["token"]["residual"] or [], *(d["top"][name] for d in r["drafts"] for name in "pq")]:
+            chances = [chance for _, _, chance in lists]
+            assert chances == sorted(chances, reverse=True) and len(chances) <= 8 and sum(chances) < 1 + 1e-5
+        if r["token"]["kind"] == "corrected": assert r["token"]["residual"]
+    assert kinds == {"plain", "corrected", "bonus"}
+    assert found["forwards"] == len(found["rounds"]) < len(found["ids"])
+
+
+# The model's p and the head's q at one place of a text; then draws of q, verified as the page does.
+THROWS = """([ids, n, broken]) => {
+  const {model, head} = engine;
+  model.rollback(0);
+  head.rollback(0);
+  model.forward(ids);
+  const row = distribution(head.read(ids.slice(1), 0), COLDER), p = distribution(model.row(ids.length - 2), 1);
+  const after = distribution(model.row(ids.length - 1), 1), q = new Float32Array(model.vocab), counts = {};
+  row.forEach((prob, i) => { q[head.tokens[i]] = prob; });
+  const rng = new SeededRandom(1), uniform = () => rng.uniform();
+  const rule = broken ? (0, eval)("(" + String(verify).replace("residual(p[i], q[i], token)", "p[i]") + ")") : verify;
+  for (let i = 0; i < n; i++) {
+    const token = draw(q, uniform()), found = rule([p, after], [q], [token], uniform);
+    const id = found.accepted ? token : found.token;
+    counts[id] = (counts[id] || 0) + 1;
+  }
+  return {p: Array.from(p), counts};
+}"""
+
+
+def off(engine, ids: list[int], n: int, broken: bool) -> float: # the p-value
+    "Chi-squared of the emitted tokens against p, tokens below 1 % together."
+    found = engine.ask(THROWS, [ids, n, broken])
+    p = torch.tensor(found["p"], dtype=torch.float64)
+    common = (p > .01).nonzero().flatten().tolist()
+    seen = [found["counts"].get(str(i), 0) for i in common]
+    expected = [n * p[i].item() for i in common]
+    return chisquare([*seen, n - sum(seen)], [*expected, n - sum(expected)]).pvalue
+
+
+def test_emitted_tokens_are_distributed_as_p_and_a_broken_rule_is_not(engine):
+    ids = [504, 1671, 282, 253, 665, 314, 261]
+    assert off(engine, ids, 1500, False) > 1e-6
+    assert off(engine, ids, 1500, True) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(4))
+def test_emitted_tokens_are_distributed_as_p_in_real_texts(engine, pair, place):
+    ids = chat(pair, prompts()[place].text)[:40 + 3 * place]
+    assert off(engine, ids, 6000, False) > 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["lookup", "head"])
+def test_ten_greedy_texts_are_pythons_at_every_k(engine, pair, drafters, drafter):
+    short = [p.text for p in prompts() if len(p.text) < 300]
+    for message in short[::len(short) // 10][:10]:
+        ids = chat(pair, message)
+        hold(pair, ids, engine.generate(prompt=message, maxNewTokens=24), python(pair, NoDrafter(), ids, 1, 24))
+        for K in range(1, 6):
+            found = engine.generate(ids=ids, K=K, maxNewTokens=24, drafter=drafter)
+            hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 24))
+
+
+BAD = [
+    ({"K": 0}, "K, the draft tokens of a round, must be a whole number from 1 to 15, not 0."),
+    ({"temperature": -1}, "temperature must be 0 (greedy) or a positive number, not -1."),
+    ({"seed": 1.5}, "seed must be a whole number from 0 to 4,294,967,295, not 1.5."),
+    ({"maxNewTokens": 0}, "maxNewTokens must be a whole number from 1"),
+    ({"drafter": "tree"}, 'drafter must be "plain", "lookup" or "head", not "tree".'),
+    ({"ids": [1, 49152]}, "A token id must be a whole number from 0 to 49,151, not 49152."),
+    ({"ids": [1], "prompt": "Hi"}, "Give either prompt, a text, or ids"),
+    ({"prompt": "  "}, "The prompt is empty"), ({"ids": []}, "The prompt is empty"),
+    ({"ids": [1] * 2048}, "The prompt has 2,048 tokens, and the page has room for 2,048"),
+]
+
+
+def test_bad_input_gets_one_sentence_before_anything_is_computed(engine):
+    for options, said in BAD:
+        found = engine.generate(**(options if "ids" in options else {"prompt": "Hi"} | options))
+        assert found["code"] == "bad-input" and said in found["message"], found
+
+
+def test_a_text_ends_at_a_cancel_and_a_paced_one_waits_for_each_next(engine):
+    options = {"K": 2, "temperature": 0, "seed": 0, "maxNewTokens": 6, "drafter": "plain", "prompt": "Hi",
+               "paced": True}
+    engine.talk({"type": "generate", "id": 9, "options": options}, "round")
+    engine.talk({"type": "next", "id": 9}, "round")
+    engine.tab.wait_for_timeout(150)
+    assert len([m for m in engine.tab.evaluate("said") if m.get("type") == "round" and m["id"] == 9]) == 2
+    found = engine.talk({"type": "cancel", "id": 9}, "done")["result"]
+    assert found["end"] == "cancelled" and len(found["ids"]) == 2
+    engine.talk({"type": "generate", "id": 10, "options": options}, "round")
+    assert len(engine.talk({"type": "play", "id": 10}, "done")["result"]["ids"]) <= 6
+
+
+def changed(path: str, to) -> object:
+    "`file_at`, with other bytes at one address."
+    return lambda asked: to(file_at(asked)) if asked == path else file_at(asked)
+
+
+def first_part(**other) -> object:
+    "A list of parts whose first is said to be otherwise."
+    def listing(data):
+        found = json.loads(data)
+        found["model"]["parts"][0] |= other
+        return json.dumps(found).encode()
+    return listing
+
+
+WRONG = {
+    "the list is not there": ("live/weights/parts.json", lambda data: None, "network", "(404)"),
+    "the list is damaged": ("live/weights/parts.json", lambda data: b"{", "network", "parts.json, can't be read"),
+    "a part is not there": ("live/weights/model-00.bin", lambda data: None, "network", "Part 1 of 10 of model"),
+    "a part is cut short": ("live/weights/model-00.bin", lambda data: data[:999], "truncated",
+                            "Part 1 of 10 of model has 999 bytes where 10,000,000 are expected"),
+    "a part is another": ("live/weights/model-00.bin", lambda data: data[:-1] + b"?", "wrong-file", "SHA-256"),
+    "a part is longer": ("live/weights/parts.json", first_part(bytes=9 * 10**6), "wrong-file", "SHA-256"),
+    "no SIMD": ("live/kernel.wasm", lambda data: b"\0asm\1\0\0\0\xff", "no-simd", "no SIMD"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_parts_get_one_sentence_each(browser, case):
+    path, to, code, said = WRONG[case]
+    with served(changed(path, to)) as server:
+        made = Engine(browser, server)
+        found = made.load()
+        assert found["type"] == "error" and found["code"] == code and said in found["message"], found
+        made.close()
+
+
+def test_a_chosen_file_is_checked_and_another_is_refused(browser, tmp_path):
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = b"".join(part for path, part in weights().items() if path.startswith("model"))
+    files = {"text.gguf": (b"Hello", "wrong-file", "text.gguf is no GGUF file"),
+             name: (model[:1000], "truncated", f"{name} has 1,000 bytes where 98,362,432 are expected"),
+             "other.gguf": (model[:5000], "wrong-file", "other.gguf is another file"),
+             "changed.gguf": (model[:-1] + bytes([model[-1] ^ 1]), "wrong-file", "changed.gguf is another file")}
+    with served() as server:
+        made = Engine(browser, server)
+        load = """(kinds) => talk({type: "load", files: {model: document.querySelector('#model').files[0],
+          head: document.querySelector('#head').files[0]}}, ["ready", "error"])"""
+        for file, (data, code, said) in files.items():
+            (tmp_path / file).write_bytes(data)
+            made.tab.set_input_files("#model", tmp_path / file)
+            found = made.tab.evaluate(load)
+            assert found.get("code") == code and said in found["message"], found
+        (tmp_path / name).write_bytes(model)
+        made.tab.set_input_files("#model", tmp_path / name)
+        assert made.tab.evaluate(load)["info"]["head"] is False
+        assert "No head was loaded" in made.generate(prompt="Hi", drafter="head")["message"]
+        made.tab.set_input_files("#head", tmp_path / "text.gguf")
+        assert "isn't the head that the package ships" in made.tab.evaluate(load)["message"]
+        made.close()
+
+
+def test_the_browser_keeps_what_was_fetched_and_forgets_it_when_told(browser):
+    with served() as server:
+        made = Engine(browser, server)
+        made.load()
+        before = len(server.asked)
+        made.tab.evaluate("open_engine()")
+        assert made.load()["type"] == "ready"
+        assert [path for path in server.asked[before:] if path.endswith(".bin")] == []
+        made.tab.evaluate("talk({type: 'clear'}, []), null")
+        made.tab.wait_for_function("async () => (await caches.keys()).length === 0")
+        made.tab.evaluate("talk({type: 'load', base: 'live/weights/'}, []), null")
+        made.tab.wait_for_function("said.some((m) => m.type === 'progress' && m.done > 1e7)")
+        assert made.talk({"type": "cancel"}, "error")["code"] == "cancelled"
+        made.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang here: make setup installs it")
+def test_the_kernel_is_what_its_source_compiles_to(tmp_path, monkeypatch):
+    committed = (LIVE / "kernel.wasm").read_bytes()
+    code = f"import live, pathlib; live.build(pathlib.Path({str(tmp_path / 'kernel.wasm')!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tools", check=True)
+    assert (tmp_path / "kernel.wasm").read_bytes() == committed
