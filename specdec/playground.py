@@ -365,11 +365,10 @@ def key_html() -> str: # an HTML fragment
              '</span>' for status in STATUSES)
     return f'<p class="sp-key">{" ".join(looks)}</p>'
 
-def style_html(dark: bool = False, # follow the browser's dark mode, where no notebook does
-               names: bool = True, # name the sliders' handles, too
+def style_html(names: bool = True, # name the sliders' handles, too
               ) -> str:
     "The style sheet, and what runs when it is there."
-    sheet = style_sheet() + asset("style.css") + (asset("dark.css") if dark else "")
+    sheet = style_sheet() + asset("style.css")
     script = f' onload="{escape(asset("names.js"))}"' if names else ""
     return f"<style{script}>{sheet}</style>"
 
@@ -922,7 +921,7 @@ def read_recipe(controls: dict) -> Recipe:
 VIEWS = ("error", "status", "note", "text", "made", "old", "tiles", "acceptance", "rounds",
          "speedup", "position")
 
-def layout(c: dict, v: dict, system_theme: bool): # controls; views; → a widget
+def layout(c: dict, v: dict): # controls; views; → a widget
     "The panel's widgets in their places."
     w = widgets()
     def box(name, *children): return w.VBox(children).add_class(f"sp-{name}")
@@ -940,17 +939,16 @@ def layout(c: dict, v: dict, system_theme: bool): # controls; views; → a widge
     )
     figures = box("figures", v["acceptance"], v["rounds"], v["speedup"])
     title = "<h1>Speculative decoding, token by token</h1>"
-    top = w.HTML(style_html(dark=system_theme) + title)
+    top = w.HTML(style_html() + title)
     return box("all", top, box("body", left, middle, figures, micro)).add_class("sp")
 
 # %% ../nbs/use/06_panel.ipynb #98ccabdd
 class Playground:
     """The live panel: `Playground()` as the last line of a notebook cell, in JupyterLab.
     A handler hands a wish to the worker and returns. Raises `ModelError` without ipywidgets."""
-    # follow the browser's dark mode, where no notebook does
-    def __init__(self, system_theme: bool = False):
+    def __init__(self):
         self.controls, self.views = controls(), {name: widgets().HTML() for name in VIEWS}
-        self.root = layout(self.controls, self.views, system_theme)
+        self.root = layout(self.controls, self.views)
         self.engine = Engine()
         # whether the microscope follows the newest round; whether we, not the reader, move it
         self.following, self.moving = True, False

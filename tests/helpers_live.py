@@ -13,6 +13,7 @@ from specdec.drafters.load import shipped
 from specdec.models.gguf import original_gguf
 
 LIVE = Path(__file__).parents[1] / "nbs" / "live"
+ENGINE = ("worker.js", "sampling.js", "tokenizer.js", "files.js", "kernel.wasm")
 PART = 10**7  # bytes, at most
 PAGE = b"<!DOCTYPE html><title>engine</title><input type=file id=model><input type=file id=head>"
 # A worker that is the engine and answers what the test asks: its functions are the worker's own global ones.
@@ -76,7 +77,7 @@ def file_at(path: str) -> bytes | None:
     if path == "page.html": return PAGE
     if path == "live/asked.js": return ASKED
     if path.startswith("live/weights/"): return weights().get(path.removeprefix("live/weights/"))
-    if path in ("live/worker.js", "live/kernel.wasm"): return (LIVE / Path(path).name).read_bytes()
+    if path.removeprefix("live/") in ENGINE: return (LIVE / Path(path).name).read_bytes()
     return None
 
 

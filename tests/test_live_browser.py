@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from helpers_live import ENGINE
 from helpers_site import Visit
 from specdec.live_server import serve_live
 
@@ -529,7 +530,7 @@ def test_the_notebook_holds_the_same_page():
         assert re.search(r'<div class="live" data-engine="live/worker.js" data-weights="live/weights/">', text)
         assert '<script type="module" src="live/live.js"></script>' in text
     resources = (ROOT / "nbs" / "_quarto.yml").read_text(encoding="utf-8")
-    for name in ("live.js", "client.js", "lens.js", "live.css", "worker.js", "kernel.wasm"):
+    for name in ("live.js", "client.js", "lens.js", "live.css", *ENGINE):
         assert f"live/{name}" in resources
 
 
