@@ -472,3 +472,8 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(form):
         for f in (lambda n: n, form)
     )
     assert plain == given and {type(token) for token in ids_of(given)} == {int}
+
+
+def test_a_text_has_128_tokens_unless_you_say_otherwise():
+    rounds = speculate(tiny(context=160), NoDrafter(), [1, 2], SamplingParams(), SeededRandom(0))
+    assert len(ids_of(rounds)) == 128
