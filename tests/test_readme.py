@@ -4,8 +4,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +147,21 @@ def run_lab(command: str, tmp_path: Path) -> None:
         started.stderr.close()
 
 
+def run_live(command: str, tmp_path: Path) -> None:
+    "The page is served where the command says, until Ctrl-C."
+    # a shell gives its background jobs a SIGINT that is ignored: who presses Ctrl-C has another
+    options = dict(cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    words = [sys.executable, "-m", *command.split(), "--no-browser"]
+    with subprocess.Popen(words, **options) as started:
+        try:
+            address = next(filter(None, (re.search(r"http://127\S+", line) for line in started.stderr)))[0]
+            with urllib.request.urlopen(address, timeout=60) as answer: assert b"<title>Live" in answer.read()
+            started.send_signal(signal.SIGINT)
+            assert started.wait(60) == 0
+        finally: started.kill()
+
+
 def run_docs(command: str) -> None:
     "What it runs is what `make check`, the first step of `make test`, builds the site with and compares."
     plan = subprocess.run(
@@ -159,7 +176,7 @@ RUNS = {
     "pip install -e .": run_set_up, "specdec fetch": run_fetch, "specdec prove": run_prove,
     "specdec generate": run_model, "specdec compare": run_model, "specdec bench peers": run_bench,
     "specdec bench drafters": run_bench_drafters, "make notebooks": run_notebooks, "make lab": run_lab,
-    "make docs": run_docs, "specdec doctor": run_doctor,
+    "make docs": run_docs, "specdec doctor": run_doctor, "specdec live": run_live,
 }
 
 

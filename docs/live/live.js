@@ -1,0 +1,312 @@
+// A real model in the page: the default model writes with drafts and without them, and every number that decided on a token
+// can be looked at. worker.js computes; here it is only asked, counted and drawn. Nothing is fetched before a click.
+// Without this script a picture stays in its place.
+import { engineAt, failure, joined } from "./client.js";
+import { MEANING, make, microscope, spelled, spots, stays, visible } from "./lens.js";
+
+const MODEL = { name: "SmolLM2-135M-Instruct", megabytes: 98, head: 20, parts: 12 }; // what a click fetches: a test weighs it
+const KEPT = /^specdec-live-/; // how the engine calls what the browser keeps
+const MOST_K = 8, LONGEST = 128;
+const LIST = "1. Wash the lettuce and the tomatoes.\n2. Cut the tomatoes into small pieces.\n3. Mix oil, vinegar, salt and pepper.\n4. Pour the dressing over the salad.";
+const PROMPTS = [
+  ["A list, copied: here drafts win", `Write this list once more, exactly as it is, nothing else:\n\n${LIST}`],
+  ["A class in Python", "Write a Python class Stack with the methods push, pop and peek, and show how to use it."],
+  ["A story: little to look up", "Tell me a short story about a lighthouse keeper who finds a letter."],
+  ["Your own", ""],
+];
+const DRAFTERS = { lookup: "lookup in the text", head: "the trained head" };
+const ALL = `${MODEL.megabytes + MODEL.head} MB`;
+
+const sum = (row) => row.reduce((total, x) => total + x, 0);
+const mean = (row) => sum(row) / row.length;
+const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const quote = (text) => `“${spelled(text).trim() || "␣"}”`;
+const kept = (r) => spots(r).filter((spot) => spot.status === "accepted").length;
+const emitted = (r) => spots(r).filter(stays).length;
+
+let ids = 0;
+const button = (name, words, onClick) => {
+  const made = make("button", { type: "button", class: `live-button live-${name}` }, words);
+  made.addEventListener("click", () => { if (made.getAttribute("aria-disabled") !== "true") onClick(); });
+  return made;
+};
+const enable = (element, on) => element.setAttribute("aria-disabled", String(!on)); // unlike `disabled`, it keeps the focus
+const labelled = (name, made, kind = "", ...more) => {
+  made.id ||= `live-${ids++}`;
+  return { made, box: make("div", { class: `live-choice ${kind}` }, make("label", { for: made.id }, name), ...more, made) };
+};
+const menu = (name, words, onChange) => {
+  const found = labelled(name, make("select", {}, ...words.map((word) => make("option", {}, word))));
+  found.made.addEventListener("change", () => onChange(found.made.selectedIndex));
+  return found;
+};
+const slider = (name, low, high, step, value, words, onInput = () => {}) => {
+  const out = make("output", { class: "live-value" }), found = labelled(name, make("input", { type: "range", min: low, max: high, step, value }), "live-slider", out);
+  const show = () => { out.textContent = words(Number(found.made.value)); found.made.setAttribute("aria-valuetext", out.textContent); };
+  found.made.addEventListener("input", () => { show(); onInput(Number(found.made.value)); });
+  show();
+  return { ...found, show };
+};
+
+// A lane: a forward is a piece as wide as it took long.
+const laneOf = (title) => {
+  const track = make("div", { class: "live-track", "aria-hidden": "true" }), clock = make("span", { class: "live-clock" });
+  const lane = { track, clock, rounds: [], box: make("div", {}, make("div", { class: "live-head" }, make("strong", {}, title), clock), track) };
+  lane.seconds = () => sum(lane.rounds.map((r) => r.seconds.draft + r.seconds.target));
+  lane.tokens = () => sum(lane.rounds.map(emitted));
+  lane.forwards = () => sum(lane.rounds.map((r) => r.forwards));
+  lane.clear = (words) => { lane.rounds = []; track.replaceChildren(); clock.textContent = words; };
+  lane.add = (r) => {
+    const n = emitted(r), reads = !lane.rounds.length, piece = (kind, size, words = "") => make("span", { class: `live-piece live-${kind}`, style: `flex:${size} 0 0` }, words);
+    lane.rounds.push(r);
+    if (r.seconds.draft > 0) track.append(piece("drafting", r.seconds.draft));
+    track.append(piece(reads ? "prompt" : n > 1 ? "saved" : "own", r.seconds.target, n > 1 ? String(n) : ""));
+    clock.textContent = `${plural(lane.tokens(), "token")}, ${plural(lane.forwards(), "forward")}, ${lane.seconds().toFixed(2)} s`;
+  };
+  return lane;
+};
+
+const start = (root) => {
+  const engine = engineAt(root.dataset.engine);
+  let info = null, loading = false, going = null, asked = { temperature: 0 }, at = { round: 0, token: 0 };
+
+  // The model: nothing is fetched before the button is pressed.
+  const offer = make("p", {}, "The default model, ", make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB), and its trained head (${MODEL.head} MB) come from this site when you press the button, and not before. `,
+    "Your browser keeps them for the next time. What you type stays in this page.");
+  const fetching = button("fetch", `Fetch ${ALL} and start`, () => load({ base: root.dataset.weights }));
+  const chooser = labelled("or choose files of yours: the GGUF, and the head’s safetensors", make("input", { type: "file", class: "live-files", multiple: "", accept: ".gguf,.safetensors" }));
+  chooser.made.addEventListener("change", () => {
+    const files = [...chooser.made.files], model = files.find((file) => file.name.endsWith(".gguf")) || files[0], shards = files.filter((file) => file !== model);
+    chooser.made.value = "";
+    if (model) joined(shards).then((head) => load({ files: { model, ...(head && { head }) } }), complain);
+  });
+  const meter = make("progress", { class: "live-meter", max: 1, value: 0, "aria-label": "Loading the model" });
+  const cancel = button("cancel", "Cancel", () => engine.send({ type: "cancel" }));
+  const clear = button("clear", "Clear what is kept", async () => {
+    for (const name of (await caches.keys()).filter((each) => KEPT.test(each))) await caches.delete(name); // also where no engine runs yet
+    engine.send({ type: "clear" });
+    news.textContent = `Your browser keeps nothing of it any more.${info ? " This tab has the model in its memory until you close it." : ""}`;
+    fetching.textContent = `Fetch ${ALL} and start`;
+    fetching.focus({ preventScroll: true });
+    clear.hidden = true;
+  });
+  const news = make("p", { class: "live-news", role: "status" }), wrong = make("p", { class: "live-wrong", role: "alert", hidden: "" });
+  const sources = make("div", { class: "live-buttons" }, fetching, chooser.box), waiting = make("div", { class: "live-buttons", hidden: "" }, meter, cancel);
+  const complain = (error) => {
+    wrong.hidden = !error || error.code === "cancelled";
+    wrong.textContent = wrong.hidden ? "" : error.message;
+  };
+  const progress = ({ what, done, total }) => {
+    const words = `${what === "head" ? "The head" : "The model"}: ${10 * Math.floor((10 * done) / total)} % of ${Math.round(total / 1e6)} MB`;
+    meter.value = done / total;
+    if (news.textContent !== words) news.textContent = words; // read out ten times, not a thousand
+  };
+  const load = async (message) => {
+    if (loading) return;
+    complain(null);
+    [loading, sources.hidden, waiting.hidden, clear.hidden, meter.value, news.textContent] = [true, true, false, true, 0, "Loading the model …"];
+    cancel.focus({ preventScroll: true });
+    try {
+      info = await engine.load(message, progress);
+      offer.hidden = true;
+      news.textContent = `${MODEL.name} is here${info.head ? ", with its trained head" : "; without its head’s file, drafts come from lookup alone"}. Nothing more is fetched.`;
+      drafter.made.options[1].disabled = !info.head;
+      status.textContent = "Predict: how many forwards will drafts save on this text? Then press Run, or Step.";
+      ready();
+      run.focus({ preventScroll: true });
+    } catch (error) {
+      news.textContent = error.code === "cancelled" ? "Cancelled: nothing was loaded." : "";
+      complain(error);
+      sources.hidden = false;
+      fetching.focus({ preventScroll: true });
+    }
+    [loading, waiting.hidden] = [false, true];
+    look();
+  };
+  const look = async () => { // what the browser keeps, without a request
+    const names = typeof caches === "object" ? await caches.keys().catch(() => []) : [];
+    const found = await Promise.all(names.filter((name) => KEPT.test(name)).map(async (name) => (await (await caches.open(name)).keys()).length));
+    clear.hidden = !sum(found);
+    if (sum(found)) fetching.textContent = sum(found) < MODEL.parts ? `Fetch the rest of the ${ALL}, ${sum(found)} of ${MODEL.parts} parts are kept` : `Start: your browser has kept the ${ALL}`;
+  };
+
+  // What to decode
+  const examples = menu("Prompt", PROMPTS.map(([name]) => name), (i) => { prompt.value = PROMPTS[i][1]; if (!prompt.value) prompt.focus(); });
+  const prompt = make("textarea", { class: "live-question", rows: 6, "aria-label": "What you ask the model", spellcheck: "false" });
+  prompt.value = PROMPTS[0][1];
+  prompt.addEventListener("input", () => { examples.made.selectedIndex = PROMPTS.length - 1; });
+  const drafter = menu("Drafts come from", Object.values(DRAFTERS), () => {});
+  const K = slider("K, draft tokens", 1, MOST_K, 1, 5, String), N = slider("Tokens, at most", 8, LONGEST, 8, 48, String);
+  const T = slider("Temperature", 0, 1.5, 0.1, 0, (x) => (x ? x.toFixed(1) : "0, greedy"));
+  const seed = labelled("Seed", make("input", { type: "number", min: 0, step: 1, value: 1 }));
+  const run = button("run", "Run", () => (going ? goOn() : begin(false))), step = button("step", "Step", () => (going ? again() : begin(true)));
+  const stop = button("stop", "Stop", () => engine.send({ type: "cancel", id: going.id }));
+  const status = make("p", { class: "live-status", role: "status" }, "The model first: press the button above.");
+
+  // What came
+  const drafted = laneOf("With drafts"), plain = laneOf("Plain decoding");
+  const add = (lane, r) => {
+    lane.add(r);
+    const longest = Math.max(drafted.seconds(), plain.seconds(), 1e-9);
+    for (const each of [drafted, plain]) each.track.style.width = `${(100 * each.seconds()) / longest}%`;
+  };
+  const verdict = make("p", { class: "live-verdict" });
+  const swatch = (kind, words) => [make("span", { class: `live-swatch live-${kind}` }), `${words} `];
+  const text = make("div", { class: "live-text", role: "toolbar", "aria-label": "The text so far. Arrow keys move from token to token" });
+  const strip = make("div", { class: "live-strip", role: "toolbar", "aria-label": "This round's tokens. Arrow keys move from token to token" });
+  const round = slider("Round", 1, 1, 1, 1, (n) => `${n} of ${drafted.rounds.length}`, (n) => go(n - 1));
+  const key = make("p", { class: "live-key" }, ...["accepted", "rejected", "corrected", "bonus", "never"].flatMap((name) => [make("span", { class: `status-${name}`, title: MEANING[name] }, ` ${name === "never" ? "never tried" : name} `), " "]));
+  const lens = make("div", { class: "live-lens", role: "region", "aria-label": "The token under the microscope" });
+  const reading = make("section", { class: "live-reading", "aria-label": "The text and its rounds", hidden: "" }, text, round.box, strip, key, lens);
+
+  // Tokens as buttons. One of a group is in the tab order; the arrows lead to the others.
+  const token = (spot, r, j, inText) => {
+    const made = make("button", { type: "button", tabindex: -1, class: `live-spot status-${spot.status}`, "data-round": r, "data-token": j, title: MEANING[spot.status], "aria-pressed": "false",
+      "aria-label": `${spelled(spot.text).trim() || "space"}: ${MEANING[spot.status]}` }, inText ? spelled(spot.text) : visible(spot.text));
+    made.addEventListener("click", () => go(r, j));
+    return inText && spot.text.includes("\n") && stays(spot) ? make("span", {}, made, make("br")) : made;
+  };
+  const pieces = (r, n, inText) => make("span", { class: "live-round", "data-round": n },
+    ...spots(r).map((spot, j) => (inText && spot.status === "never" ? "" : token(spot, n, j, inText))));
+  const press = (box) => {
+    const had = box.contains(document.activeElement), all = [...box.querySelectorAll("button")];
+    const chosen = all.find((each) => Number(each.dataset.round) === at.round && Number(each.dataset.token) === at.token);
+    for (const each of all) {
+      each.setAttribute("aria-pressed", String(each === chosen));
+      each.tabIndex = each === (chosen || all[0]) ? 0 : -1;
+    }
+    if (had) chosen?.focus({ preventScroll: true });
+    for (const each of box.querySelectorAll(".live-round")) each.classList.toggle("live-now", Number(each.dataset.round) === at.round);
+  };
+  for (const box of [text, strip]) box.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key], all = [...box.querySelectorAll("button")];
+    if (!by) return;
+    event.preventDefault();
+    all[all.indexOf(document.activeElement) + by]?.click();
+  });
+  // The token that decided a round: the rejected one, else the last.
+  const deciding = (r) => { const found = spots(r), failed = found.findIndex((spot) => spot.status === "rejected"); return failed < 0 ? found.length - 1 : failed; };
+  const go = (n, j = deciding(drafted.rounds[n])) => {
+    const r = drafted.rounds[n], had = strip.contains(document.activeElement);
+    at = { round: n, token: j };
+    strip.replaceChildren(pieces(r, n, false));
+    if (had) strip.querySelectorAll("button")[j].focus({ preventScroll: true });
+    for (const box of [text, strip]) press(box);
+    round.made.value = n + 1;
+    round.show();
+    lens.replaceChildren(...microscope(r, j, asked.temperature === 0));
+  };
+
+  // A run: with drafts first, then without them
+  const ready = () => {
+    enable(run, info && (!going || going.waits));
+    enable(step, info && (!going || going.waits));
+    enable(stop, !!going?.id);
+    run.textContent = going?.waits ? "Play on" : "Run";
+  };
+  const sentence = (r, n) => {
+    const own = r.token && quote(r.token.text), all = r.drafts.length;
+    return `Round ${n}: ${!all ? `${n === 1 ? "the prompt is read, and its forward" : "nothing was drafted; the target"} says ${own}.` : !r.token ? "the text ends inside the draft."
+      : kept(r) === all ? `${all === 1 ? "the draft token is" : `all ${all} draft tokens are`} accepted, and ${own} comes on top.`
+      : `of ${plural(all, "draft token")}, ${kept(r)} accepted; the target says ${own} in place of ${quote(r.drafts[kept(r)].text)}.`}`;
+  };
+  const again = () => {
+    going.waits = false;
+    engine.send({ type: "next", id: going.id });
+    ready();
+  };
+  const goOn = () => {
+    going.paced = going.waits = false;
+    status.textContent = "Writing …";
+    engine.send({ type: "play", id: going.id });
+    ready();
+  };
+  const write = (lane, options, onRound = () => {}) => engine.generate(options, {
+    began: (id) => { going.id = id; ready(); },
+    progress: ({ what, done, total }) => { if (what === "prompt") lane.clock.textContent = `${done} of ${total} tokens of the prompt read`; },
+    round: (r) => { add(lane, r); onRound(r); },
+  });
+  const came = (r) => {
+    const n = drafted.rounds.length;
+    reading.hidden = false;
+    text.append(pieces(r, n - 1, true));
+    text.scrollTop = text.scrollHeight;
+    round.made.max = n;
+    go(n - 1);
+    going.waits = going.paced;
+    status.textContent = going.paced ? `${sentence(r, n)} Press Step for the next round.` : "Writing …";
+    ready();
+  };
+  const begin = async (paced) => {
+    asked = { prompt: prompt.value, K: Number(K.made.value), temperature: Number(T.made.value), seed: Number(seed.made.value), maxNewTokens: Number(N.made.value), drafter: Object.keys(DRAFTERS)[drafter.made.selectedIndex] };
+    drafted.clear("reading the prompt …");
+    plain.clear("comes after it: the same prompt");
+    [verdict.textContent, reading.hidden, status.textContent] = ["", true, "Reading the prompt …"];
+    text.replaceChildren();
+    complain(null);
+    going = { id: null, paced, waits: false };
+    ready();
+    try {
+      const first = await write(drafted, { ...asked, paced }, came);
+      going.waits = going.paced = false;
+      ready();
+      if (first.end !== "cancelled") {
+        status.textContent = "Now the same without drafts …";
+        const second = await write(plain, { ...asked, drafter: "plain", maxNewTokens: first.ids.length, paced: false });
+        if (second.end !== "cancelled") judge(first.text === second.text);
+        const telling = drafted.rounds.findIndex((r) => kept(r) && kept(r) < r.drafts.length); // a round in which both happened
+        if (telling >= 0 && !paced) go(telling);
+      }
+      status.textContent = verdict.textContent ? `Done: ${verdict.firstChild.textContent}` : "Stopped.";
+    } catch (error) {
+      status.textContent = error.code === "cancelled" ? "Stopped." : "";
+      complain(error);
+    }
+    for (const lane of [drafted, plain]) if (!lane.rounds.length) lane.clear("–");
+    going = null;
+    ready();
+  };
+  // What drafts bought, and what a token costs that was thrown away
+  const judge = (same) => {
+    const later = (lane) => (lane.rounds.length > 1 ? lane.rounds.slice(1) : lane.rounds); // after the prompt
+    const rate = (lane) => sum(later(lane).map(emitted)) / sum(later(lane).map((r) => r.seconds.draft + r.seconds.target));
+    const times = rate(drafted) / rate(plain), all = sum(drafted.rounds.map((r) => r.drafts.length)), lost = all - sum(drafted.rounds.map(kept));
+    const full = later(drafted).filter((r) => r.drafts.length === asked.K);
+    const one = mean(later(plain).map((r) => r.seconds.target)), v = full.length ? mean(full.map((r) => r.seconds.target)) / one : null;
+    const cost = v && 1000 * (sum(drafted.rounds.map((r) => r.seconds.draft)) / all + Math.max(0, ((v - 1) * one) / asked.K));
+    verdict.replaceChildren(
+      make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${times >= 1 ? `and once the prompt is read ${times.toFixed(2)} × as fast` : `and yet slower: ${times.toFixed(2)} × the speed`}. `),
+      asked.temperature ? "Two texts, each one draw from the same distribution: the lanes take their random numbers in another order. "
+        : same ? "It is the same text, token for token: drafts decide how soon a token comes, never which. " : "The texts part where two tokens were all but equally likely, and rounding decided. ",
+      !all ? "Nothing was drafted: no words came twice." : `Of ${plural(all, "draft token")}, ${lost} were thrown away. `,
+      v ? `A forward over ${asked.K + 1} tokens took ${v.toFixed(2)} times as long as one over a single token, v(${asked.K}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else.` : "");
+  };
+
+  window.specdec = {
+    // {ids, text, rounds, seconds}: new tokens only; it rejects with an Error whose message is one sentence
+    generate: async ({ prompt: question, ids, K = 5, temperature = 0, seed = 1, maxNewTokens = 48, drafter = "lookup" } = {}) => {
+      if (!info) throw failure("bad-input", "The model isn’t loaded yet: press the button that fetches it, or choose its file.");
+      if (going) throw failure("bad-input", "The page itself is writing a text: wait for its end, or press Stop.");
+      const found = await engine.generate({ ...(ids === undefined ? { prompt: question } : { ids }), K, temperature, seed, maxNewTokens, drafter, paced: false });
+      return { ids: found.ids, text: found.text, rounds: found.rounds, seconds: found.seconds };
+    },
+  };
+
+  root.replaceChildren(
+    make("section", { class: "live-panel", "aria-label": "The model" }, offer, sources, waiting, news, clear, wrong),
+    make("section", { class: "live-panel", "aria-label": "What to decode" }, examples.box, prompt,
+      make("div", { class: "live-choices" }, drafter.box, K.box, T.box, N.box, seed.box), make("div", { class: "live-buttons" }, run, step, stop), status),
+    make("section", { class: "live-lanes", "aria-label": "Both lanes on one axis of time" }, drafted.box, plain.box,
+      make("p", { class: "live-key" }, ...swatch("prompt", "the prompt is read: the first token"), ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("own", "a forward for one token")), verdict,
+      make("p", { class: "live-honest" }, "Why isn’t it faster still? One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ",
+        "A GPU, or a big model, waits for its weights: there a few tokens more are nearly free. What carries over from here are the forwards saved.")),
+    reading);
+  drafted.clear("–");
+  plain.clear("–");
+  clear.hidden = true;
+  ready();
+  look();
+  root.dataset.ready = "true";
+};
+
+for (const root of document.querySelectorAll(".live")) start(root);
