@@ -67,4 +67,4 @@ class Int8Linear:
         "The weight that it multiplies by."
         return turned(self.product(torch.eye(self.inputs)).T.contiguous(), self.block)
 
-AnyLinear = Linear | Int4Linear | Int8Linear # what a decoder multiplies with
+AnyLinear = Linear | Int4Linear | Int8Linear  # what a decoder multiplies with
