@@ -156,7 +156,8 @@ def run_live(command: str, tmp_path: Path) -> None:
     with subprocess.Popen(words, **options) as started:
         try:
             address = next(filter(None, (re.search(r"http://127\S+", line) for line in started.stderr)))[0]
-            with urllib.request.urlopen(address, timeout=60) as answer: assert b'data-engine="live/worker.js"' in answer.read()
+            with urllib.request.urlopen(address, timeout=60) as answer: page = answer.read()
+            assert b'data-engine="live/worker.js"' in page
             started.send_signal(signal.SIGINT)
             assert started.wait(60) == 0
         finally: started.kill()
