@@ -144,7 +144,7 @@ class Visit:
     def go(self, url: str) -> None:
         "Open a page, and begin to listen anew."
         self.said, self.fetched = [], []
-        self.tab.goto(url, timeout=120_000)  # other tests have the processor, too
+        self.tab.goto(url)
 
     def audit(self, width: int, scheme: str) -> dict:
         "What is wrong with the page at that width and in that colour scheme."

@@ -10,6 +10,7 @@ sites, and building one tree twice gives the same bytes.
 """
 import argparse
 import ast
+import builtins
 import gc
 import inspect
 import json
@@ -116,7 +117,7 @@ notebook.cell_options = cell_options
 
 def search_text(rules, state) -> None:
     """What stands under each heading, for the search index: smalldocs' text, and apart from it the names that only code
-    has there."""
+    has there, Python's own left out."""
     parts = [{"id": "", "title": "", "text": [], "code": []}]
     for before, token in zip([None, *state.tokens], state.tokens):
         if token.type == "heading_open":
@@ -129,7 +130,7 @@ def search_text(rules, state) -> None:
             parts[-1]["code"].append(token.content)
     for part in parts:
         part["text"] = " ".join(" ".join(part["text"]).split())
-        said = set(NAME.findall(f"{part['title']} {part['text']}")) | set(keyword.kwlist)
+        said = set(NAME.findall(f"{part['title']} {part['text']}")) | set(keyword.kwlist) | set(dir(builtins))
         part["code"] = sorted(set(NAME.findall(LINK_IN_CODE.sub(r"\1", " ".join(part["code"])))) - said)
     state.env["search"] = [part for part in parts if part["text"] or part["code"] or part["id"]]
 
@@ -463,7 +464,7 @@ class NbdevSite(Site):
                 entries.append({"href": f"{page.out}#{part['id']}".removesuffix("#"), "page": title,
                                 "name": page.out.stem, "section": part["title"] if part["id"] else "",
                                 "text": unescape(TAG.sub(" ", text)).strip(), "code": " ".join(code)})
-        (self.out / "search.json").write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+        (self.out / "search.json").write_text(json.dumps(entries, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
     def write_sitemap(self):
         "Write the sitemap without the times at which this machine wrote the notebooks."
