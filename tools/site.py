@@ -464,7 +464,8 @@ class NbdevSite(Site):
                 entries.append({"href": f"{page.out}#{part['id']}".removesuffix("#"), "page": title,
                                 "name": page.out.stem, "section": part["title"] if part["id"] else "",
                                 "text": unescape(TAG.sub(" ", text)).strip(), "code": " ".join(code)})
-        (self.out / "search.json").write_text(json.dumps(entries, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+        index = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
+        (self.out / "search.json").write_text(index, encoding="utf-8")
 
     def write_sitemap(self):
         "Write the sitemap without the times at which this machine wrote the notebooks."
