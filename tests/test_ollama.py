@@ -215,7 +215,9 @@ def test_any_answers_are_read_or_refused(monkeypatch, version, tags, answer):
     monkeypatch.setattr(check, "exchange", exchange)
     try: found = ollama_generate("Hello", url="here")
     except (ModelError, InputError) as error: assert str(error).isprintable()
-    else: assert found["text"].encode() and found["tokens"] >= 0
+    else:
+        found["text"].encode()  # it can be printed; an answer may be empty
+        assert found["tokens"] >= 0
 
 
 def test_nobody_there():
