@@ -224,7 +224,7 @@ def test_memory_is_told_before_loading(tied, dtype, use, tmp_path):
 
 def test_four_bits_on_a_gpu_keep_a_plain_table_besides(monkeypatch):
     "Rows in a file are the CPU's: a GPU has the way in in bfloat16, tied or not."
-    monkeypatch.setattr(loading, "pick_dtype", lambda dtype, device: torch.bfloat16)
+    monkeypatch.setattr(loading, "working_dtype", lambda dtype, device: torch.bfloat16)
     for embedding in (0, 24 * 16):
         counts = 800, embedding, 10
         taken = loading.weight_bytes(LlamaConfig(**SHAPE), counts, torch.device("cuda"), INT4, "target")

@@ -42,7 +42,8 @@ ROOM = 500_000_000  # numbers that one model may have
 class RandomWeights(Checkpoint):
     "Random numbers under every name; the way in lies in a file of its own, as some layouts leave it there."
     def __init__(self, config: LlamaConfig, pack: bool, folder: Path):
-        self.dtype, self.device, self.pack, self.int4 = torch.bfloat16, torch.device("cpu"), pack, False
+        self.dtype, self.device, self.pack = torch.bfloat16, torch.device("cpu"), pack
+        self.int8 = self.int4 = False
         name, file = "model.embed_tokens.weight", folder / "model.safetensors"
         if not file.exists():
             shape = config.vocab_size, config.hidden_size
