@@ -41,7 +41,7 @@ from .models.llama import Llama
 
 # %% ../nbs/engine/16_costs.ipynb #60e99909
 LENGTHS = (0, 1, 2, 0, 3, 4, 0, 6, 8, 0, 12, MOST)  # draft tokens of the rounds that are timed
-OWN = (0, 0, 1, 0, 0, 3)                   # the same for drafters that compute something
+OWN = (0, 1, 1, 1, 0, 3, 3, 3)             # the same for drafters that compute something
 KINDS = {"greedy": 0.0, "sampled": 1.0}    # kind of decoding → temperature at which it is timed
 
 class ScheduledDrafter(WrapperDrafter):

@@ -19,6 +19,7 @@ from specdec.drafters.head import (
     head_config,
     init_from_target,
     output_rows,
+    save_head,
     share_embedding,
     target_embedding,
     unrolled_attention,
@@ -26,10 +27,11 @@ from specdec.drafters.head import (
     why_no_copy,
     with_vocabulary,
 )
+from specdec.drafters.load import load_drafter
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError
 from specdec.models.hub import has_bfloat16, load_transformers
-from specdec.models.linear import Linear, is_batch_invariant
+from specdec.models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
 from specdec.models.llama import positions, rope_frequencies
 from specdec.models.loading import load_model
 from specdec.models.protocol import CausalLM
@@ -49,19 +51,44 @@ def target(folder): return load_model(folder, CPU, torch.float32)
 # two ways to run it
 
 
+@torch.no_grad()
+def put_on_levels(head: Head) -> None:
+    "Give a head the weights that four bits have a place for, where its matrices fit."
+    for module in head.modules():
+        if isinstance(module, torch.nn.Linear) and fits_four_bits(module.weight):
+            module.weight.copy_(Int4Linear(module.weight).plain())
+
+
+def test_a_loaded_head_drafts_in_four_bits_on_a_cpu(target, tmp_path):
+    "Whatever the target's dtype; one that was made in memory keeps its own."
+    head = random_head(target, intermediate_size=64)
+    save_head(head, tmp_path, target)
+    loaded, made = load_drafter(tmp_path, target).drafter.head, FastHead(head, target_embedding(target))
+    for fast, few_bits in ((loaded, True), (made, False)):
+        mlp = fast.layers[0].mlp
+        assert [isinstance(each, Int4Linear) for each in (mlp.gate_up, mlp.down)] == [few_bits] * 2
+    x = torch.randn(3, mlp.gate_up.inputs)
+    rough, fine = (fast.layers[0].mlp.gate_up(x) for fast in (loaded, made))
+    assert .01 < (rough - fine).norm() / fine.norm() < .12  # of sixteen levels
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_batched_and_incremental_agree_step_by_step(folder, name, dtype):
     if dtype == torch.bfloat16 and not has_bfloat16(CPU): pytest.skip("no bfloat16 on this processor")
     target = load_model(folder, CPU, dtype)
     head, limit = random_head(target, **OPTIONS[name]), 1e-5 if dtype == torch.float32 else .06
+    if dtype == torch.bfloat16: put_on_levels(head)
     tokens = torch.randint(V, (1, 30), generator=torch.Generator().manual_seed(2))
     features, steps = read(target, tokens, head.config.layers), 4
     batched = [step.detach() for step in head(tokens, features, steps)]
     assert [step.shape for step in batched] == [(1, 29 - s, len(DRAFT)) for s in range(steps)]
     fast, text = FastHead(head, target_embedding(target)), tokens[0].tolist()
-    # faster there for a single row, too
-    assert fast.lm_head.packed == fast.layers[0].attention.qkv.packed == is_batch_invariant(CPU, dtype)
+    for linear in (fast.lm_head, fast.layers[0].attention.qkv):
+        few_bits = dtype == torch.bfloat16 and fits_four_bits(torch.empty(linear.outputs, linear.inputs))
+        assert isinstance(linear, Int4Linear) == few_bits
+        # packed in float32, which is faster there for a single row, too
+        assert few_bits or linear.packed == is_batch_invariant(CPU, dtype)
     with torch.inference_mode():
         for n in (1, 2, 7, 20, 26):  # positions read with true features
             cache = KVCache(len(head.layers), 40)

@@ -27,7 +27,7 @@ from specdec.drafters.base import (
 )
 from .model import plain_weight
 from ..cache import KVCache
-from ..models.linear import Linear, is_batch_invariant
+from ..models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
 from ..files import parse_json, written_together
 from ..models.hub import check_no_older_head
 from ..models.protocol import CausalLM
@@ -657,11 +657,14 @@ def load_head(folder: Path,
 def _joined(*linears: nn.Linear,
             # packed, for reading several positions at once; see `Linear`
             pack: bool = False,
-           ) -> Linear:
-    "Several linear layers with the same input, joined into one `Linear`."
+           ) -> Linear | Int4Linear:
+    """Several linear layers with the same input, joined into one; in bfloat16 on a CPU its weights
+    take four bits, where they fit."""
     bias = None
     if linears[0].bias is not None: bias = torch.cat([linear.bias.detach() for linear in linears])
     weight = torch.cat([linear.weight.detach() for linear in linears])
+    bfloat16 = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    if bfloat16 and fits_four_bits(weight): return Int4Linear(weight, bias)
     return Linear(weight, bias, pack or is_batch_invariant(weight.device, weight.dtype))
 
 def _fast_attention(module: HeadAttention) -> Attention:
@@ -878,14 +881,14 @@ class HeadState(HeadReader):
         confidence = 1.0
         while len(draft) < K and confidence >= stop_below:
             if draft: logits, state = self.head.step(draft[-1:], state, self.cache)
-            check_logits(logits, f"The head, {len(draft) + 1} tokens after the text")
+            logits = check_logits(logits, f"The head, {len(draft) + 1} tokens after the text")
             if sampling.temperature > 0:
                 rows.append(sampling.probs(logits))
                 choice = rng.categorical(rows[-1])
             else: choice = int(likeliest(logits))
             draft.append(int(ids[choice]))
             if draft[-1] in self.eos_ids: break
-            if stop_below:
+            if stop_below and len(draft) < K:
                 probabilities = rows[-1] if rows else logits.float().softmax(-1)
                 confidence *= probabilities[choice].item()
         if not rows: return Draft(draft)

@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeGuard
 
+import torch
+
 from ..errors import InputError, ModelError, check
 from .base import Drafter, NoDrafter
 from .base import TemperatureScaledDrafter
@@ -100,7 +102,9 @@ def load_drafter(folder: Path,
     if "speculators_model_type" in (folder / "config.json").read_text(
         encoding="utf-8", errors="replace"
     ):
-        return TemperatureScaledDrafter(HeadDrafter(load_head(folder, target), target, STOP_BELOW))
+        dtype = torch.bfloat16 if target.device.type == "cpu" else None # there, in four bits
+        head = load_head(folder, target, dtype)
+        return TemperatureScaledDrafter(HeadDrafter(head, target, STOP_BELOW))
     draft = load_model(folder, target.device, target.dtype, use="draft")
     theirs, ours = draft.target_digest, target.digest
     if draft.vocab_size != target.vocab_size or (theirs and ours and theirs != ours):

@@ -131,6 +131,10 @@ def int4_product(device: torch.device):
     return torch.ops.aten._weight_int4pack_mm.default
 
 # %% ../../nbs/engine/05_layouts.ipynb #e449ea05
+def fits_four_bits(weight: Tensor) -> bool: # weight: [out, in]
+    "Whether the kernels have a place for a weight of this shape."
+    return weight.shape[0] % 16 == 0 and weight.shape[1] % GROUP == 0
+
 class Int4Linear:
     """y = W x + b with weights of four bits; the product is taken in bfloat16. A row doesn't depend
     on how many there are. Raises `InputError` for a weight that can't be packed, and for a device
@@ -144,7 +148,7 @@ class Int4Linear:
                 ):
         check_int4(weight.device)
         self.outputs, self.inputs = weight.shape
-        check(self.inputs % GROUP == 0 and self.outputs % 16 == 0,
+        check(fits_four_bits(weight),
               f"A weight of shape {list(weight.shape)} can't be packed in four bits: its rows must "
               f"be a multiple of 16, its columns of {GROUP}.")
         self.bias, self.group = bias, GROUP
