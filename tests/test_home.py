@@ -1,17 +1,20 @@
 """Notebooks at home in nbdev: each exports or says why not, lets go of what it holds, and is cleaned and exported
 before a commit. (Badges and install cells: tests/test_site.py; the tour from its file alone: tests/test_wheel.py.)"""
+import gc
 import json
 import re
 import sys
 from configparser import ConfigParser
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
 import yaml
 
 from conftest import let_go
+from specdec.costs import shipped_table
 
 ROOT = Path(__file__).parents[1]
 NUMBERED = sorted((ROOT / "nbs").rglob("[0-9]*.ipynb"))
@@ -50,11 +53,18 @@ def test_a_silent_notebook_is_seen():
 
 @pytest.mark.parametrize("tested", [True, False])
 def test_a_notebook_lets_go_under_nbdev_test_alone(badges, shell, monkeypatch, tested):
+    "Of what it named, of what refers to itself, and of what our functions remember."
     if not tested: monkeypatch.delenv("IN_TEST")
-    for source in ("held = bytearray(10)", badges.LET_GO, "1 + 1"):
-        shell.run(source)
-        assert shell.exc is None
-    assert ("held" in shell.user_ns) != tested and shell.result == 2
+    gc.disable()  # else the collector might come by on its own
+    try:
+        shell.run("held = bytearray(10)\nclass Ring: pass\nring = Ring()\nring.ring = ring")
+        ring, known = ref(shell.user_ns["ring"]), shipped_table()
+        for source in (badges.LET_GO, "1 + 1"):
+            shell.run(source)
+            assert shell.exc is None
+    finally: gc.enable()
+    assert shell.result == 2 and ("held" in shell.user_ns) != tested and (ring() is None) == tested
+    assert (shipped_table() is known) != tested
 
 
 def test_before_a_commit_nbdevs_own_hooks_run():
