@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum, IntEnum
@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     "What the shell hears when a command ends."
     DONE = 0
     UNEXPECTED = 1     # a bug: there is a traceback, or a proof that failed
-    BAD_INPUT = 2      # one line on standard error says what to change
+    BAD_INPUT = 2      # standard error says in a line what to change
     INTERRUPTED = 130  # Ctrl-C; what there was by then has been printed
     NO_READER = 141    # what read the output has gone, as in `| head -1`: nothing is said
 
@@ -37,9 +37,15 @@ class ExitCode(IntEnum):
 # what the parser raises; typer brings its own copy of click
 UsageError: Any = typer.BadParameter.__base__
 
-def in_one_line(error: BaseException) -> str | None: # None: it is a bug
-    "What to tell the user about an error."
+def in_one_line(words: object) -> str:
+    "A message without line breaks, and without its middle: a name may have 5,000 characters."
+    line = " ".join(str(words).split())
+    return line if len(line) < 800 else f"{line[:400]} … {line[-400:]}"
+
+def to_tell(error: BaseException) -> str | None: # None: it is a bug
+    "What to tell the user about an error: one line, and one for each thing that it lists."
     errors = sys.modules.get("specdec.errors")  # not imported yet: then it can't be one of ours
+    more: Iterable[object] = ()
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "specdec"
         words = f"{error.format_message()} (See {command} -h.)"
@@ -47,22 +53,21 @@ def in_one_line(error: BaseException) -> str | None: # None: it is a bug
         where = f"{error.filename} can't be read or written" if error.filename else (
             "The system refused, and doesn't say which file or connection it means")
         words = f"{where}: {error.strerror or error}."
-    elif errors is not None and isinstance(error, errors.SpecdecError): words = str(error)
+    elif errors is not None and isinstance(error, errors.SpecdecError):
+        words, *more = error.args or ("",)
     else: return None
-    line = f"Error: {' '.join(words.split())}"
-    # a name may have 5,000 characters
-    return line if len(line) < 800 else f"{line[:400]} … {line[-400:]}"
+    return "\n".join(map(in_one_line, (f"Error: {words}", *more)))
 
 def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a bug
-    "Tell the user about an error in one line, if there is anything to tell."
+    "Tell the user about an error, if there is anything to tell."
     # the library that prints tables makes `SystemExit(1)` of a pipe without a reader
     causes = (error, error.__context__)
     if any(isinstance(cause, BrokenPipeError) for cause in causes): return ExitCode.NO_READER
     if isinstance(error, UsageError) and not error.format_message():
         return ExitCode.BAD_INPUT  # no command was named, and the help has been printed
-    line = in_one_line(error)
-    if line is None: return None
-    with suppress(OSError): typer.echo(line, err=True)
+    told = to_tell(error)
+    if told is None: return None
+    with suppress(OSError): typer.echo(told, err=True)
     return ExitCode.BAD_INPUT
 
 # %% ../nbs/use/07_cli.ipynb #868c1b2a

@@ -261,13 +261,22 @@ def told(error: Mapping, # of pydantic's
         ours = twin(key)
         if ours not in known and ours in homes:
             return f"{where}unknown key {name}: here it is {ours}, in the section {homes[ours]}."
+        near = difflib.get_close_matches(as_key(key), homes, n=1)
+        known_here = ours in known or as_key(key) in NOTES
+        if near and not known_here and not difflib.get_close_matches(key, known, n=1):
+            return (f"{where}unknown key {name}: did you mean {near[0]}, in the section"
+                    f" {homes[near[0]]}?")
         return f"{where}unknown key {name}: {meant(key, known)}"
     if error["type"] == "missing": return f"{where}{name} is missing."
     if error["type"] == "too_short": return f"{where}{name} must not be empty."
     words = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if error["type"] == "value_error": return f"{where}{name}: {words}."
     given = repr(error["input"])
-    return f"{where}{name} should be {words}, not {given[:80]}{'…' * (len(given) > 80)}."
+    given = f"{given[:80]}{'…' * (len(given) > 80)}"
+    if error["type"] == "model_type":
+        keys = ", ".join(section_at(kind, path).model_fields)
+        return f"{where}{name} is a section, which holds {keys}, and not {given}."
+    return f"{where}{name} should be {words}, not {given}."
 
 # %% ../nbs/use/09_config.ipynb #1befa7f8
 Kind = TypeVar("Kind", bound=BaseModel)

@@ -19,7 +19,8 @@ import torch
 # %% ../nbs/engine/00_errors.ipynb #38a15fa1
 class SpecdecError(Exception):
     """Base of every error specdec raises on purpose; the message says what was wrong, what was
-    expected and what to do."""
+    expected and what to do. Where several things are wrong at once, each has a line, `args`."""
+    def __str__(self) -> str: return "\n".join(map(str, self.args))
 
 class InputError(SpecdecError, ValueError):
     "An argument that can't be served; raised before any model runs."

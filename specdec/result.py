@@ -230,9 +230,12 @@ def summary(result: GenerationResult) -> str: # one line
     kinds = {True: "", False: "lossy ", None: "perhaps lossy "}
     kind = kinds[result.is_lossless] if result.is_speculative else ""
     words = [f"{result.num_tokens} tokens in {result.total_time:.2f} s",
-             f"{result.tokens_per_second:.1f} tokens/s",
-             f"first after {result.time_to_first_token * 1000:.0f} ms",
-             f"p50/p95/p99 {_in_ms(result.latency, 50, 95, 99)} ms per token"]
+             f"{result.tokens_per_second:.1f} tokens/s"]
+    # of one made by hand, they may be unknown
+    if result.time_to_first_token:
+        words.append(f"first after {result.time_to_first_token * 1000:.0f} ms")
+    if result.per_token_latencies:
+        words.append(f"p50/p95/p99 {_in_ms(result.latency, 50, 95, 99)} ms per token")
     if result.is_speculative:
         words += [f"acceptance rate {result.acceptance_rate:.2f}",
                   f"{result.tokens_per_step:.2f} tokens per round in {len(result.rounds)} rounds"]

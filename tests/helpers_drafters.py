@@ -46,15 +46,24 @@ def random_target(folder, V=V, depth=5, dtype=torch.float32, **sizes):
     return load_model(Path(folder), CPU, dtype)
 
 
-def random_head(target, tokens=DRAFT, **options):
+def random_head(target, tokens=DRAFT, seed=1, **options):
     "Every weight random, norms too: a norm of ones would hide that it is left out."
     head = init_from_target(target, tokens, **{"dtype": target.dtype, **options})
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + .3 * noise if "norm" in name else noise / parameter.shape[-1] ** .5)
     return head
+
+
+class Noting:
+    "A model that notes how many tokens each forward reads, before another one reads them."
+    def __init__(self, model): self.model, self.sizes = model, []
+    def __getattr__(self, name): return getattr(self.model, name)
+    def forward(self, ids, *rest, **more):
+        self.sizes.append(ids.shape[1])
+        return self.model.forward(ids, *rest, **more)
 
 
 def read(target, tokens, layers):

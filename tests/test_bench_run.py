@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from specdec.bench.grid import Grid, GridPair, cells, read_grid
 from specdec.bench.run import Record, Records, read_records
 from specdec.cli import app
 from specdec.errors import InputError, ModelError
+from specdec.registry import get_pair
 
 
 @pytest.fixture(scope="module")
@@ -509,6 +511,28 @@ def test_a_pair_that_cannot_be_reached_leaves_the_others(folder, prompts, tmp_pa
     monkeypatch.setattr(r, "find_model", real)  # and when it is there again, it is asked for again
     assert r.bench_run(some.model_copy(update={"pairs": pairs[:1]}), tmp_path / "r.jsonl").made == 0
     with pytest.raises(ModelError): r.bench_run(some.model_copy(update={"pairs": pairs[1:]}))
+
+
+def test_each_pair_that_cannot_be_reached_has_a_line_with_its_reason(monkeypatch):
+    "By the shipped configuration, and by the command: exit code 2 and nothing on standard output."
+    file, asked = Path(__file__).parents[1] / "configs" / "pairs.yaml", []
+    def find(name, *more):
+        asked.append(name)
+        raise ModelError(f"{name!r} can't be had:\nreason {len(asked)}" + " x" * 900 * (len(asked) == 2))
+    monkeypatch.setattr(r, "find_model", find)
+    names = [pair.name for pair in read_grid(file).pairs]
+    targets = list(dict.fromkeys(get_pair(name).target for name in names))
+    done = CliRunner().invoke(app, ["bench", "run", str(file)])
+    assert done.exit_code == 2 and not done.stdout and asked == targets and len(names) == 4
+    said = done.stderr.removesuffix("\n").splitlines()
+    first = "Error: None of the 4 pairs can be had, so nothing was measured:"
+    assert said[0] == first and [line.partition(":")[0] for line in said[1:]] == names
+    for name, line in zip(names, said[1:], strict=True):
+        target = get_pair(name).target
+        began = f"{name}: {target!r} can't be had: reason {1 + targets.index(target)}"
+        assert len(line) < 830 and line.startswith(began)
+    with pytest.raises(ModelError, match="None of the 4 pairs") as told: r.bench_run(read_grid(file))
+    assert str(told.value).count("\n") == 4 and str(told.value).splitlines()[0] == first.removeprefix("Error: ")
 
 
 def test_a_draft_that_cannot_be_reached_leaves_the_rest_of_its_pair(folder, prompts, monkeypatch):

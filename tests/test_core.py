@@ -344,6 +344,8 @@ def test_a_result_by_hand_needs_what_people_have():
     assert (given.total_time, given.time_to_first_token, given.method) == (.5, .3, "plain")
     with pytest.raises(TypeError): GenerationResult(generated_ids=[0], acceptance_rate=.5)
     assert GenerationResult().tokens_per_second == 0
+    assert GenerationResult(generated_ids=[0] * 4, total_time=2.0).summary() == (
+        "plain: 4 tokens in 2.00 s, 2.0 tokens/s (length)")  # no figure that wasn't given
 
 
 def test_a_line_that_lacks_a_figure_is_no_result():

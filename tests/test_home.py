@@ -1,11 +1,14 @@
 """Notebooks at home in nbdev: each exports or says why not, lets go of what it holds, and is cleaned and exported
 before a commit. (Badges and install cells: tests/test_site.py; the tour from its file alone: tests/test_wheel.py.)"""
+import gc
 import json
 import re
 import sys
 from configparser import ConfigParser
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
@@ -50,11 +53,21 @@ def test_a_silent_notebook_is_seen():
 
 @pytest.mark.parametrize("tested", [True, False])
 def test_a_notebook_lets_go_under_nbdev_test_alone(badges, shell, monkeypatch, tested):
+    "Of what it named, of what refers to itself, and of what our functions remember."
     if not tested: monkeypatch.delenv("IN_TEST")
-    for source in ("held = bytearray(10)", badges.LET_GO, "1 + 1"):
-        shell.run(source)
-        assert shell.exc is None
-    assert ("held" in shell.user_ns) != tested and shell.result == 2
+    ours, others = (cache(lambda x: x) for _ in range(2))
+    ours.__module__ = "specdec.costs"
+    for function in (ours, others): function(1)
+    gc.disable()  # else the collector might come by on its own
+    try:
+        shell.run("held = bytearray(10)\nclass Ring: pass\nring = Ring()\nring.ring = ring")
+        ring = ref(shell.user_ns["ring"])
+        for source in (badges.LET_GO, "1 + 1"):
+            shell.run(source)
+            assert shell.exc is None
+    finally: gc.enable()
+    assert shell.result == 2 and ("held" in shell.user_ns) != tested and (ring() is None) == tested
+    assert ours.cache_info().currsize == 1 - tested and others.cache_info().currsize == 1
 
 
 def test_before_a_commit_nbdevs_own_hooks_run():

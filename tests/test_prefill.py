@@ -9,7 +9,7 @@ import torch
 
 from families import STATES, random_model
 from helpers import CPU, greedy, ids_of, tiny
-from helpers_drafters import random_head, random_target
+from helpers_drafters import Noting, random_head, random_target
 from helpers_text import talker
 from specdec.cache import CacheFullError
 from specdec.constraints import GrammarLM, WatchedLM
@@ -174,15 +174,6 @@ def test_a_list_reads_what_its_prompts_share_once(monkeypatch):
 # What the drafter has read
 
 
-class Noting:
-    "A model that notes how many tokens each forward reads, before another one reads them."
-    def __init__(self, model): self.model, self.sizes = model, []
-    def __getattr__(self, name): return getattr(self.model, name)
-    def forward(self, ids, *rest, **more):
-        self.sizes.append(ids.shape[1])
-        return self.model.forward(ids, *rest, **more)
-
-
 class NotingHead:
     "Likewise, a head."
     def __init__(self, head): self.head, self.sizes = head, []
@@ -297,6 +288,27 @@ def test_a_second_turn_copies_and_reads_on():
     assert note.sizes == [BLOCK] + 3 * [BLOCK]
     for one, other in zip(second.drafting[0].cache.keys, alone.drafting[0].cache.keys, strict=True):
         assert torch.equal(one[:, :, :3 * BLOCK], other[:, :, :3 * BLOCK])
+
+
+@exact_rows
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_what_another_model_has_read_is_left_alone(kind):
+    "Of the same shape, so that its cache would fit; also where one drafter has two models."
+    drafter, note = noting(kind)
+    other = {"model": lambda: ModelDrafter(TARGET.skip([2]), V),
+             "head": lambda: HeadDrafter(random_head(TARGET, HEAD.draft_tokens, seed=2), TARGET)}[kind]()
+    state = prefill(TARGET, OLD, drafter=other)
+    kept, = state.drafting
+    alone, whole = list(decoded(LONG, drafter, 1.0)), sum(note.sizes)
+    note.sizes.clear()
+    assert kept.cache.length >= 2 * BLOCK - 1
+    assert list(decoded(LONG, drafter, 1.0, prefilled=state)) == alone and sum(note.sizes) == whole
+    both = HybridDrafter(other, drafter)
+    known = prefill(TARGET, OLD, drafter=both)
+    assert [prefix.model for prefix in known.drafting] == [kept.model, note]
+    note.sizes.clear()
+    assert list(decoded(LONG, drafter, 1.0, prefilled=known)) == alone
+    assert sum(note.sizes) == whole - known.drafting[1].cache.length
 
 
 @exact_rows

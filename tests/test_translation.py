@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from helpers import Untouchable, assert_same_text, examples, greedy, tiny
-from helpers_drafters import check_sequences_apart
+from helpers_drafters import Noting, check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
 from specdec.drafters.base import Draft
 from specdec.drafters.model import ModelDrafter
@@ -34,9 +34,10 @@ from specdec.drafters.translate import (
     text_of,
 )
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.loop import speculate
+from specdec.loop import BLOCK, prefill, speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
+from specdec.models.linear import is_batch_invariant
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -341,6 +342,93 @@ def test_they_say_what_they_are():
     shared = str(shared_tokens(known(TOKENIZER), known(sentencepiece())))
     assert str(TokenIntersectionDrafter(target, draft)) == f"translated draft, {shared}"
     assert str(SharedTokens([1] * 12345, [1] * 12345, 49152)) == "12,345 of 49,152 tokens shared"
+
+
+# A prompt read once
+
+exact_rows = pytest.mark.skipif(not is_batch_invariant(torch.device("cpu"), torch.float32),
+                                reason="rows depend on their number here")
+SAID = "The cat sat on the mat, naïvely. Translate: 'ein Igel' is a hedgehog. " * 24
+OLD = SAID[:1400]  # what is prefilled
+SAID_NEXT = {"the same": OLD, "going on": SAID, "its beginning": SAID[:1000], "a few more": SAID[:1405],
+             "parted inside": f"{SAID[:900]}a hedgehog sat{SAID[:200]}", "parted early": f"The hedgehog{SAID[:300]}"}
+
+
+def reading(seed=1):
+    "A target, and a drafter across vocabularies whose model notes what it reads."
+    note = Noting(speaker(sentencepiece(), seed=seed, context=2048))
+    return TokenIntersectionDrafter(SPEAKER, note), note
+
+
+SPEAKER = talker(context=1024)
+
+
+def spoken(text, drafter, count=10, **more):
+    ids = TOKENIZER(text)["input_ids"]
+    return list(speculate(SPEAKER, drafter, ids, SamplingParams(1.0), SeededRandom(0), 4, count, **more))
+
+
+def read_once(text, drafter, prefilled=None):
+    return prefill(SPEAKER, TOKENIZER(text)["input_ids"], (), prefilled, drafter)
+
+
+def ids_of_draft(text): return known(sentencepiece()).start + known(sentencepiece()).encode(text)
+
+
+@exact_rows
+def test_the_rounds_are_those_without_a_prompt_read_once():
+    "And the draft model reads, in whole blocks of its own tokens, only what is new to it."
+    drafter, note = reading()
+    state = read_once(OLD, drafter)
+    old, kept = ids_of_draft(OLD), state.drafting[0]
+    assert kept.model is note and kept.tokens == old and len(old) > 2 * BLOCK
+    assert note.sizes == [BLOCK] * (len(old) // BLOCK) and kept.cache.length == sum(note.sizes)
+    shares = set()
+    for text in SAID_NEXT.values():
+        note.sizes.clear()
+        alone, whole = spoken(text, drafter), list(note.sizes)
+        note.sizes.clear()
+        assert spoken(text, drafter, prefilled=state) == alone and any(r.drafted for r in alone)
+        shared = min(in_common(old, ids_of_draft(text)), len(ids_of_draft(text)) - 1) // BLOCK
+        assert note.sizes == whole[shared:] and whole[:shared] == [BLOCK] * shared
+        shares.add(shared)
+    assert len(shares) > 2 and 0 in shares
+
+
+@exact_rows
+@pytest.mark.parametrize("text", ["the same", "a few more", "going on"])
+def test_a_second_turn_keeps_the_drafts_cache_bit_for_bit(text):
+    "A block that was read as one is never read again in parts, for a part has other bits."
+    drafter, note = reading()
+    first, text = read_once(OLD, drafter), SAID_NEXT[text]
+    note.sizes.clear()
+    second, alone = (read_once(text, drafter, state).drafting[0] for state in (first, None))
+    blocks = len(ids_of_draft(text)) // BLOCK
+    assert note.sizes == [BLOCK] * (blocks - len(ids_of_draft(OLD)) // BLOCK) + [BLOCK] * blocks
+    assert second.tokens == alone.tokens and second.cache.length == alone.cache.length == blocks * BLOCK
+    for name in ("keys", "values"):
+        for one, other in zip(getattr(second.cache, name), getattr(alone.cache, name), strict=True):
+            assert torch.equal(one[:, :, :blocks * BLOCK], other[:, :, :blocks * BLOCK])
+
+
+@exact_rows
+def test_what_another_draft_has_read_is_left_alone():
+    "Of the same shape and over the same tokens, so that its cache would fit."
+    drafter, note = reading()
+    state = read_once(OLD, reading(seed=2)[0])
+    alone, whole = spoken(SAID, drafter), list(note.sizes)
+    note.sizes.clear()
+    assert state.drafting[0].cache.length >= 2 * BLOCK
+    assert spoken(SAID, drafter, prefilled=state) == alone and note.sizes == whole
+
+
+def test_inside_a_character_nothing_is_kept():
+    "Its text is not known yet."
+    drafter, note = reading()
+    state = drafter.start(TOKENIZER(OLD + "🦔")["input_ids"][:-1], None, 400)
+    assert state.text.unfinished
+    kept = state.keep([])
+    assert kept.tokens == [] and kept.cache.length == 0 and note.sizes == []
 
 
 # The law of the loop

@@ -44,8 +44,15 @@ from os import environ
 
 if "IN_TEST" in environ:  # nbdev_test goes on with other notebooks in this process: keep nothing
     get_ipython().reset(new_session=False)
+    import gc
     from ctypes import CDLL
+    from functools import cache
     from sys import platform
+    kept, remembers = gc.get_objects(), type(cache(print))
+    for one in kept:  # what our functions remember
+        if type(one) is remembers and one.__module__.startswith("specdec"): one.cache_clear()
+    del kept, one
+    gc.collect()  # what refers to itself, such as a class made in a cell, and what that holds
     if platform == "linux": getattr(CDLL(None), "malloc_trim", int)(0)  # glibc gives memory back"""
 
 

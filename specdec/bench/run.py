@@ -780,9 +780,10 @@ def measure(every: Iterable[Cell],
 # %% ../../nbs/bench/07_run.ipynb #c198b098
 def planned(every: Iterable[Cell], outcome: Measured) -> Iterator[Cell]:
     """The cells, each looked at before any is run. One whose target can't be had is a failure of
-    the outcome, and if that is true of all, its `ModelError` is raised. Raises `InputError` for one
-    that must fail."""
-    seen, missing, reached = set(), None, False
+    the outcome, and if that is true of all, a `ModelError` says why of each pair. Raises
+    `InputError` for one that must fail."""
+    seen, reached = set(), False
+    missing: dict[str, ModelError] = {}  # by pair
     shown = dict(desc="planned", unit="cell", disable=None, leave=False, file=sys.stderr)
     for cell in tqdm(every, **shown):
         try:
@@ -792,12 +793,19 @@ def planned(every: Iterable[Cell], outcome: Measured) -> Iterator[Cell]:
                 check_possible(cell, run)
                 seen.add(which)
         except ModelError as error:
-            missing = error
+            missing.setdefault(cell.runs[0].pair, error)
             for one in failures(cell, reason(error)): note(one, outcome)
         else:
             reached = True
             yield cell
-    if missing and not reached: raise missing
+    if missing and not reached: raise none_reached(missing)
+
+def none_reached(missing: dict[str, ModelError]) -> ModelError:
+    "The error of the only pair; or one with a line for each."
+    if len(missing) == 1: return next(iter(missing.values()))
+    lines = (f"{pair}: {' '.join(str(error).split())}" for pair, error in missing.items())
+    return ModelError(f"None of the {len(missing)} pairs can be had, so nothing was measured:",
+                      *lines)
 
 # %% ../../nbs/bench/07_run.ipynb #2d62bab3
 def check_possible(cell: Cell, run: BenchmarkConfig) -> None:
@@ -838,8 +846,9 @@ def bench_run(grid: Grid,
               out: Path | None = None,
               spread: Callable[[list[Work], Keep], None] = in_turn,
              ) -> Measured:
-    "Measure a grid; the rest as in `measure`."
-    return replace(measure(cells(grid), out, spread), grid=grid)
+    "Measure a grid, and put its models away; the rest as in `measure`."
+    try: return replace(measure(cells(grid), out, spread), grid=grid)
+    finally: put_away()
 
 # %% ../../nbs/bench/07_run.ipynb #e244f681
 def known_of(cell: Cell, records: Records) -> dict[str, Record]:

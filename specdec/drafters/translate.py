@@ -160,7 +160,7 @@ class IntersectionState:
         "Read whole blocks of the text in the draft model's tokens, and hand over the cache."
         ids = self.encoded()
         end = whole_blocks(min(len(ids), self.reader.cache.capacity))
-        if end: self.reader.row(ids[:end])
+        if end > len(self.reader.read): self.reader.row(ids[:end])  # not a block again in parts
         return DraftPrefix(self.reader.model, ids, self.reader.cache)
 
     def resume(self, prefix: DraftPrefix, tokens: list[int]) -> None:
