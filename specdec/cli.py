@@ -776,7 +776,8 @@ def follow(
         "--target", help="What it drafts for: smollm2, a folder, or org/name.")] = "smollm2",
     served: Annotated[Optional[Path], typer.Option(
         "--served", metavar="PATH", show_default="made anew",
-        help="What the server loads: a folder in the format of speculators, or a .gguf file.")] = None,
+        help="What the server loads: a folder in the format of speculators, or a .gguf file."
+    )] = None,
     prompts: Annotated[Optional[Path], typer.Option(
         "--prompts", exists=True, dir_okay=False, show_default="six held-out ones",
         help="A file of questions, as specdec generate takes it.")] = None,

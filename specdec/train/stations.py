@@ -33,7 +33,7 @@ from specdec.errors import InputError, ModelError, check, require_int
 from specdec.files import local_path, parse_json
 from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
-from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, original_gguf, paired
+from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, paired
 from specdec.models.hub import encode
 from specdec.models.llama import Llama, rotation
 from specdec.result import Round
@@ -159,16 +159,16 @@ def note_rows(head: Head, steps: list[Step], shift: int) -> None:
 # %% ../../nbs/drafters/17_stations.ipynb #st17a52x
 @torch.inference_mode()
 def head_rows(head: Head, target: Llama,
-              ids: list[int],   # a whole text, [L]
+              text: "Text",     # of L tokens
               K: int,           # draft tokens
               way: Way = Way(),
              ) -> list[Step]:   # K of them; tensors have a row for each place, [L - 1 - step, ...]
     """Teacher-forced rows, as in training: row i of a step has read features up to place i, and
     tokens up to i + 1 + step. With a `way`, as somebody reads the head who makes that mistake."""
     head, steps = changed(head, way), [Step() for _ in range(K)]
-    layers = [i + way.layers for i in head.config.layers]
-    read = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1, layers=layers)
-    features, tokens = later(read[1][0], way.features), later(torch.tensor(ids), way.tokens)
+    layers = tuple(i + way.layers for i in head.config.layers)
+    features = later(text.features(target, layers), way.features)
+    tokens = later(torch.tensor(text.ids), way.tokens)
     steps[0] |= {"features": features[:-1], "fused features": head.fuse(features[:-1])}
     for s, step in enumerate(steps): step["token"] = tokens[1 + s:]
     note_rows(head, steps, way.positions)
@@ -242,12 +242,21 @@ class Text:
     "A prompt, its answer, and the rounds that drafted it."
     prompt: list[int]
     answer: list[int]
-    seen: list[Seen]
+    seen: list[Seen] = field(default_factory=list)
+    kept: dict[tuple[int, ...], Tensor] = field(default_factory=dict) # features, by their layers
 
     @property
     def ids(self) -> list[int]:
         "All of it."
         return self.prompt + self.answer
+
+    def features(self, target: Llama, layers: tuple[int, ...]) -> Tensor: # [L, F]
+        "The target's hidden states after those layers, side by side; read once."
+        if layers not in self.kept:
+            ids = torch.tensor([self.ids])
+            read = target.forward(ids, target.new_cache(len(self.ids)), last=1, layers=layers)
+            self.kept[layers] = read[1][0]
+        return self.kept[layers]
 
 def seen_round(place: int, made: Round, steps: list[Step]) -> Seen:
     "From all blocks and steps since the round before: those of its draft tokens."
@@ -282,10 +291,10 @@ def drafted_at(ids: list[int], place: int, room: int, end: frozenset[int],
 @torch.inference_mode()
 def along(target: Llama, head: FastHead, text: Text, K: int, most: int) -> Text:
     "The decoder's drafter along a text that is known already: the loop without the target."
-    ids, end, layers = text.ids, frozenset(target.eos_ids), head.config.layers
-    read = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1, layers=layers)
-    features, place = read[1][0], len(text.prompt) + 1
-    limit, steps = len(text.prompt) + most, []
+    ids, end, place = text.ids, frozenset(target.eos_ids), len(text.prompt) + 1
+    features = text.features(target, head.config.layers)
+    limit = len(text.prompt) + most
+    steps: list[Step] = []
     drafter = HeadDrafter(watched(head, steps), target)
     state = drafter.start(ids[:place], features[:place - 1], limit, end)
     seen = []
@@ -346,7 +355,7 @@ def first_difference(head: Head, target: Llama,
                      K: int, way: Way = Way()) -> Difference | None:
     "Compare each round, up to the token that was rejected, with rows that are read that way."
     for t, text in enumerate(texts):
-        rows = head_rows(head, target, text.ids, K, way)
+        rows = head_rows(head, target, text, K, way)
         for r, seen in enumerate(text.seen):
             for s in range(seen.tried):
                 theirs = seen.steps[s] if s < len(seen.steps) else {}
@@ -356,6 +365,12 @@ def first_difference(head: Head, target: Llama,
     return None
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17b04
+def possible(head: Head, target: Llama) -> list[Suspect]:
+    "The suspects whose features this target has."
+    depth = len(target.layers)
+    return [suspect for suspect in SUSPECTS
+            if all(0 <= i + suspect.way.layers <= depth for i in head.config.layers)]
+
 def name_suspects(head: Head, target: Llama, texts: Sequence[Text], K: int,
                   first: Difference | None) -> tuple[Suspect, ...]:
     """The fault, or the two, with which training's rows give every tensor that was seen; empty if
@@ -365,13 +380,14 @@ def name_suspects(head: Head, target: Llama, texts: Sequence[Text], K: int,
         names = [*rows[d.step - 1]]
         return d.text, d.round, d.step, names.index(d.tensor)
 
-    depth, found, way = len(target.layers), [], Way()
-    rows = head_rows(head, target, texts[0].ids, K)
+    way = Way()
+    found: list[Suspect] = []
+    rows = head_rows(head, target, texts[0], K)
     while first is not None and len(found) < 2:
         trials = []
-        for suspect in SUSPECTS:
-            both = way.also(suspect.way) if not (way.vocabulary and suspect.way.vocabulary) else way
-            if not all(0 <= i + both.layers <= depth for i in head.config.layers): continue
+        for suspect in possible(head, target):
+            if suspect in found or way.vocabulary and suspect.way.vocabulary: continue
+            both = way.also(suspect.way)
             rest = first_difference(head, target, texts, K, both)
             trials.append((order(rest), suspect, both, rest))
             if rest is None: break
@@ -486,12 +502,14 @@ class Station:
     weight: str = ""               # the first weight that isn't the trained one
     suspects: tuple[str, ...] = () # names: with these faults, training's rows give what was seen
     advice: tuple[str, ...] = ()   # what to do
+    note: str = ""                 # what else was seen
 
     def __str__(self) -> str:
-        if not self.departs: return f"{self.name}: as in training."
+        if not self.departs: return f"{self.name}: as in training. {self.note}".strip()
         what = f" The first that differs is {self.first}." if self.first else ""
         if self.weight: what += f" {self.weight} isn't the trained one."
         if self.left_out: what += f" {self.left_out}"
+        if self.note: what += f" {self.note[0].upper()}{self.note[1:]}."
         named = f" It is: {' and '.join(self.suspects)}." if self.suspects else ""
         return " ".join([f"{self.name} departs from training.{what}{named}", *self.advice])
 
@@ -564,7 +582,7 @@ def ids_by(template: str | None, target: Llama, prompt: Prompt) -> list[int]:
     "The ids of a prompt by a chat template of a file."
     if isinstance(prompt, str): return encode(target.tokenizer, prompt)
     if template is None: return raw_ids(target, prompt)
-    tokenizer = copy.copy(target.tokenizer)
+    tokenizer: Any = copy.copy(target.tokenizer)
     tokenizer.chat_template = template
     return encode(tokenizer, prompt)
 
@@ -616,7 +634,7 @@ class Followed:
     K: int
     prompts: int
     tokens: int                    # of the answers
-    trained: tuple[float, ...]     # α by position at all places of the answers, as training reports
+    trained: tuple[float, ...]     # α by position, at all places of the answers
     logged: tuple[float, ...]      # what training's own log said last, of its own texts; (): no log
     stations: tuple[Station, ...]
     signatures: dict[str, tuple[float, ...]] = field(default_factory=dict) # see `follow_head`
@@ -642,79 +660,86 @@ def alpha_line(name: str, alpha: Sequence[float], K: int, tau: float | None = No
     "A row of the table."
     shown = [f"{a:.2f}" if not math.isnan(a) else "" for a in alpha]
     shown += [""] * (K - len(shown)) + ([f"{tau:.2f}"] if tau is not None else [])
-    return f"{name:42}" + "".join(f"{each:>6}" for each in shown)
+    return f"{name:46}" + "".join(f"{each:>6}" for each in shown)
 
 def followed_lines(f: Followed) -> list[str]:
     "The table, what departs, and what each fault would do if that was asked for."
     head = [str(i + 1) for i in range(f.K)]
     lines = [f"{f.head} for {f.target}: {f.prompts} prompts, {f.tokens} tokens of answers, "
              f"K = {f.K}, greedily", "",
-             f"{'α at draft position':42}" + "".join(f"{each:>6}" for each in [*head, "τ"])]
+             f"{'α at draft position':46}" + "".join(f"{each:>6}" for each in [*head, "τ"])]
     if f.logged: lines.append(alpha_line("training's log, on its own texts", f.logged[:f.K], f.K))
     lines.append(alpha_line("training's rows, at all places", f.trained, f.K))
     for station in f.stations:
         if station.alpha: lines.append(alpha_line(station.name, station.alpha, f.K, station.tau))
-        else: lines.append(f"{station.name:42}  left out: {station.left_out}")
+        else: lines.append(f"{station.name:46}  left out: {station.left_out}")
     if f.signatures:
         lines += ["", "If it were served so:"]
         lines += [alpha_line(name, alpha, f.K) for name, alpha in f.signatures.items()]
     departing = [str(station) for station in f.stations if station.departs]
-    return [*lines, "", *(departing or ["Every station does what training's rows say."])]
+    notes = [f"({station.name[2:]}: {station.note}.)" for station in f.stations
+             if station.note and not station.departs]
+    said = departing or ["Every station does what training's rows say."]
+    return [*lines, "", *said, *notes]
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a023
 #| code-fold: true
-SLACK, LEAST = 0.15, 5 # of the accepted tokens, llama.cpp's eight-bit activations may change
+ALIKE = 0.9 # share of rounds that must be the same in llama.cpp: it computes in bfloat16
 
-def close(seen: Sequence[Round], expected: Sequence[Round]) -> bool:
-    "Whether as many are accepted as expected, but for rounding."
-    a, b = (sum(r.accepted for r in rounds) for rounds in (seen, expected))
-    return abs(a - b) <= max(LEAST, SLACK * b)
+def alike(one: Sequence[Sequence[Round]], other: Sequence[Sequence[Round]]) -> float: # 0…1
+    "The share of rounds that begin at the same place of a text and accept as much."
+    def placed(texts: Sequence[Sequence[Round]]) -> set[tuple[int, int, int]]:
+        found = set()
+        for i, rounds in enumerate(texts):
+            place = 0
+            for made in rounds:
+                found.add((i, place, made.accepted))
+                place += made.accepted + 1
+        return found
+    a, b = placed(one), placed(other)
+    return len(a & b) / max(len(a), len(b), 1)
+
+def engine_prompts(engine: LlamaCpp, prompts: Sequence[Prompt]) -> list[list[int]]:
+    "The ids of prompts as llama.cpp makes them, by the template in the target's file."
+    found = []
+    for prompt in prompts:
+        raw = isinstance(prompt, str)
+        words = prompt if raw else engine.ask("/apply-template", {"messages": prompt})["prompt"]
+        asked = {"content": words, "parse_special": True, "add_special": raw}
+        found.append(engine.ask("/tokenize", asked)["tokens"])
+    return found
 
 def in_llamacpp(name: str, trained: Head, target: Llama, file: Path, prompts: Sequence[Prompt],
                 texts: Sequence[Text], K: int, home: Path) -> Station:
-    """The file in the real engine, with the prompts as it makes them. Its tensors can't be seen, so
-    suspects are told by how much is accepted along its text."""
-    known = str(target.name)
-    try: model = original_gguf(known)
-    except ModelError: model = export_gguf(known, home / "target.gguf", "bfloat16")
+    """The file in the real engine. Its tensors can't be seen, so a suspect is named whose rounds
+    along the engine's texts are the engine's own."""
+    model = export_gguf(str(target.name), home / "target.gguf", "bfloat16")
     longest = max(len(text.ids) for text in texts) + 64
     engine = LlamaCpp(model, "eagle3", context=longest + K, draft=file, K=K)
     try:
-        theirs = []
-        for prompt in prompts:
-            words = prompt if isinstance(prompt, str) else (
-                engine.ask("/apply-template", {"messages": prompt})["prompt"])
-            theirs.append(engine.ask("/tokenize", {
-                "content": words, "parse_special": True,
-                "add_special": isinstance(prompt, str)})["tokens"])
+        theirs = engine_prompts(engine, prompts)
         most = [len(text.answer) for text in texts]
         wrong = wrong_prompt(name, target, prompts, theirs,
                              lambda ids: streamed_rounds(engine, ids, max(most))[1])
         if wrong: return wrong
         answers = [streamed_rounds(engine, ids, n) for ids, n in zip(theirs, most)]
     finally: engine.close()
-    seen = [r for _, rounds in answers for r in rounds]
-    said = [Text(ids, answer, []) for ids, (answer, _) in zip(theirs, answers)]
-    def expected(way: Way) -> list[Round]:
-        return [r for text, n in zip(said, most) for r in rounds_of_rows(
-            head_rows(trained, target, text.ids, K, way), text, K, n, frozenset())]
+    said = [Text(ids, answer) for ids, (answer, _) in zip(theirs, answers)]
+    seen = [rounds for _, rounds in answers]
+    def expected(way: Way) -> list[list[Round]]:
+        return [rounds_of_rows(head_rows(trained, target, text, K, way), text, K, n, frozenset())
+                for text, n in zip(said, most)]
 
-    if close(seen, expected(Way())): return station_of(name, seen)
-    depth = len(target.layers)
-    def away(suspect: Suspect) -> float:
-        if not all(0 <= i + suspect.way.layers <= depth for i in trained.config.layers):
-            return math.inf
-        rounds = expected(suspect.way)
-        if not close(seen, rounds): return math.inf
-        a, b = (sum(r.accepted for r in some) for some in (seen, rounds))
-        return abs(a - b)
-
-    nearest = min(SUSPECTS, key=away)
-    named = (nearest,) if math.isfinite(away(nearest)) else ()
-    return station_of(name, seen, departs=True, suspects=tuple(s.name for s in named),
+    share = alike(seen, expected(Way()))
+    note = f"along its own texts, {share:.0%} of its rounds are those of training's rows"
+    made = [r for rounds in seen for r in rounds]
+    if share >= ALIKE: return station_of(name, made, note=note)
+    shares = {suspect: alike(seen, expected(suspect.way)) for suspect in possible(trained, target)}
+    best = max(shares, key=lambda suspect: shares[suspect])
+    named = (best,) if shares[best] >= ALIKE else ()
+    return station_of(name, made, departs=True, note=note, suspects=tuple(s.name for s in named),
                       advice=advice_for(named, trained) or (
-                          "It accepts another number of tokens along its text than training's rows "
-                          "say, and its tensors can't be seen.",))
+                          "No usual fault makes these rounds, and its tensors can't be seen.",))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a024
 #| code-fold: true
@@ -729,15 +754,13 @@ def last_logged(folder: Path) -> tuple[float, ...]: # (): there is no log
 def signatures_of(head: Head, target: Llama, prompts: Sequence[Prompt], texts: Sequence[Text],
                   K: int, most: int) -> dict[str, tuple[float, ...]]:
     "What each suspect would do to α by position on this head, where rounds begin."
-    end, depth, found = frozenset(target.eos_ids), len(target.layers), {}
+    end = frozenset(target.eos_ids)
     def alphas(way: Way, some: Sequence[Text]) -> tuple[float, ...]:
         rounds = [r for text in some for r in rounds_of_rows(
-            head_rows(head, target, text.ids, K, way), text, K, most, end)]
+            head_rows(head, target, text, K, way), text, K, most, end)]
         return tuple(alpha_by_position(rounds)[0].tolist())
 
-    for suspect in SUSPECTS:
-        if all(0 <= i + suspect.way.layers <= depth for i in head.config.layers):
-            found[suspect.name] = alphas(suspect.way, texts)
+    found = {suspect.name: alphas(suspect.way, texts) for suspect in possible(head, target)}
     raw = [raw_ids(target, prompt) for prompt in prompts]
     if raw != [text.prompt for text in texts]:
         fast = FastHead(head, target_embedding(target))
@@ -759,7 +782,8 @@ def default_prompts(target: Llama) -> list[Prompt]:
     some = PromptDataset.load("held_out").prompts
     chosen = [p for domain in dict.fromkeys(p.domain for p in some)
               for p in [q for q in some if q.domain == domain][:2]]
-    return [p.messages if target.tokenizer.chat_template else p.text for p in chosen]
+    tokenizer: Any = target.tokenizer
+    return [p.messages if tokenizer.chat_template else p.text for p in chosen]
 
 def gguf_stations(folder: Path, there: Path | None, trained: Head, target: Llama,
                   prompts: Sequence[Prompt], texts: Sequence[Text], K: int, most: int, home: Path,
@@ -791,7 +815,7 @@ def folder_station(there: Path | None, trained: Head, ours: Head, target: Llama,
                    texts: Sequence[Text], K: int, most: int, home: Path) -> Station:
     "The folder in the format of speculators, saved and reloaded, or as it was given."
     given = there is not None and there.is_dir()
-    name = f"4 {there.name}, loaded" if given and there else "4 speculators folder, saved and loaded"
+    name = f"4 {there.name}, loaded" if given and there else "4 speculators folder, reloaded"
     try:
         if not given or there is None:
             there = home / "head"
@@ -830,10 +854,10 @@ def follow_head(
     ours = load_head(folder, model, torch.float32)
     texts = [decoded(model, FastHead(ours, target_embedding(model)),
                      encode(model.tokenizer, prompt), K, most) for prompt in prompts]
-    rows = [head_rows(trained, model, text.ids, K) for text in texts]
+    rows = [head_rows(trained, model, text, K) for text in texts]
     end = frozenset(model.eos_ids)
     stations = [
-        station_of(f"1 {'checkpoint' if kept else 'weights'} in training's rows, where rounds begin",
+        station_of(f"1 training's rows, {'checkpoint' if kept else 'folder'}, where rounds begin",
                    [r for text, steps in zip(texts, rows)
                     for r in rounds_of_rows(steps, text, K, most, end)]),
         checked("2 our decoder", trained, ours, model, texts, K)]
