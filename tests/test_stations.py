@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from helpers_drafters import random_head, random_target, read
 from specdec import cli
-from specdec.drafters.base import Draft
+from specdec.bench.methods import llamacpp_missing
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.head import FastHead, HeadDrafter, HeadState, save_head
+from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.models import loading
@@ -44,7 +46,6 @@ def small_tokenizer():
 
 def greedy(target, ids):
     "The target's own text."
-    from specdec.drafters.base import NoDrafter
     rounds = speculate(target, NoDrafter(), ids, SamplingParams(0), SeededRandom(0), K, NEW)
     return [*ids, *(token for made in rounds for token in made.emitted)]
 
@@ -135,6 +136,21 @@ def test_every_tensor_of_a_row_is_compared(folder, target, trained, no_engine, m
     gone = replace(text.seen[r], steps=[{} for _ in text.seen[r].steps])
     missing = stations.first_difference(trained, target, [replace(text, seen=[gone])], K)
     assert missing.tensor == "features" and missing.size == float("inf")
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_copy_that_is_rounded_is_not_accused(kind, folder, target, trained, tmp_path, no_engine):
+    "Most heads are served in bfloat16, whatever they were trained in; fewer bits than that are another matter."
+    if kind == "gguf": served = export_head(folder, target, tmp_path / "head.gguf", "bfloat16")
+    else: save_head(copy.deepcopy(trained).bfloat16(), served := tmp_path / "half", target)
+    assert follow(folder, target, served=served).intact
+    assert stations.LIMIT < ((trained.fc.weight.bfloat16() - trained.fc.weight).norm() / trained.fc.weight.norm())
+    kinds = {"fc.weight": "Q4_0"}
+    other = stations.rounded(trained, {"fc.weight": "BF16"})
+    ours = FastHead(other, target.embed)
+    text = stations.decoded(target, ours, encode(target.tokenizer, PROMPTS[0]), K, NEW)
+    found = stations.checked("x", trained, other, target, [text], K, kinds)
+    assert found.departs and found.weight == "fc.weight (stored as Q4_0)"
 
 
 # Faults in the folder that a server loads
@@ -524,3 +540,18 @@ def test_the_command_says_it_in_a_table_or_in_json(folder, target, tmp_path, no_
 def test_a_round_without_drafts_is_no_round():
     assert stations.station_of("x", []) == stations.Station("x", (), (), None)
     assert stations.drafted_at([1, 2, 3], 1, 0, frozenset(), lambda n: [9]) == Round([], 0, [2])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(llamacpp_missing() is not None, reason=str(llamacpp_missing()))
+def test_the_shipped_head_in_the_real_engine():
+    "Round by round as training's rows say, with a control: rows that are read otherwise give other rounds."
+    real = load("smollm2", "cpu", "float32")
+    found = follow_head(shipped("smollm2-head"), real, max_new_tokens=32)
+    engine = found.stations[3]
+    assert found.intact and engine.alpha and int(engine.note.split("%")[0].split()[-1]) >= 90
+    trained, _ = stations.trained_head(shipped("smollm2-head"), real)
+    text = stations.decoded(real, FastHead(trained, real.embed), [1, 2, 3, 4], 5, 48)
+    rounds = [[stations.rounds_of_rows(head_rows(trained, real, text, 5, way), text, 5, 48, frozenset())]
+              for way in (Way(), Way(layers=1))]
+    assert stations.alike(rounds[0], rounds[1]) < stations.ALIKE

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -164,7 +164,7 @@ def head_rows(head: Head, target: Llama,
               way: Way = Way(),
              ) -> list[Step]:   # K of them; tensors have a row for each place, [L - 1 - step, ...]
     """Teacher-forced rows, as in training: row i of a step has read features up to place i, and
-    tokens up to i + 1 + step. With a `way`, as somebody reads the head who makes that mistake."""
+    tokens up to i + 1 + step. With a `way`, as a server computes that makes this mistake."""
     head, steps = changed(head, way), [Step() for _ in range(K)]
     layers = tuple(i + way.layers for i in head.config.layers)
     features = later(text.features(target, layers), way.features)
@@ -402,15 +402,26 @@ def name_suspects(head: Head, target: Llama, texts: Sequence[Text], K: int,
 class Stored:
     "A copy of a head, read as its file says, whatever that is."
     head: Head
-    ids: Tensor            # the target's id of each draft id, [D]
-    template: str | None = None  # a chat template that comes with it
-    has_template: bool = False   # whether the file has a place for one
+    ids: Tensor                 # the target's id of each draft id, [D]
+    kinds: dict[str, str]       # how each weight is stored, such as "BF16"
+    template: str | None = None # a chat template that comes with it
 
     def fast(self, target: Llama) -> FastHead:
         "For drafting with its own map, also with one that can't be right."
         found = FastHead(self.head, target_embedding(target))
         found.tokens = self.ids.clamp(0, target.vocab_size - 1)
         return found
+
+_ROUNDED = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+@torch.no_grad()
+def rounded(head: Head, kinds: dict[str, str]) -> Head:
+    "The same head, each weight rounded as a copy stores it."
+    new = changed(head, Way())
+    for name, weight in new.named_parameters():
+        dtype = _ROUNDED.get(kinds.get(name, ""))
+        if dtype: weight.copy_(weight.to(dtype))
+    return new
 
 @torch.no_grad()
 def filled(config: HeadConfig, trained: Head, tensors: Checkpoint | dict[str, Tensor],
@@ -433,11 +444,14 @@ def from_folder(folder: Path, trained: Head, target: Llama) -> Stored:
         raise ModelError(f"The config.json in {folder} can't be used ({error}).") from error
     check_fit(replace(config, own_embedding=True), target)
     tensors = Checkpoint(folder, torch.float32, torch.device("cpu"))
-    head, D = filled(config, trained, tensors, folder), config.draft_vocab_size
-    if trained.d2t is None: return Stored(head, torch.arange(D))
-    return Stored(head, tensors.read("d2t", torch.empty(D, dtype=torch.long)) + torch.arange(D))
+    head, kinds = filled(config, trained, tensors, folder), {}
+    for name, file in tensors.files.items():
+        with safe_open(file, "pt") as stored: kinds[name] = stored.get_slice(name).get_dtype()
+    ids = torch.arange(config.draft_vocab_size)
+    if trained.d2t is not None: ids += tensors.read("d2t", torch.empty_like(ids))
+    return Stored(head, ids, kinds)
 
-def from_gguf(file: Path, trained: Head) -> Stored:
+def from_gguf(file: Path, trained: Head, target: Llama) -> Stored:
     "A head in a GGUF file: rows of q and k put back, its map taken as it stands."
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -451,7 +465,9 @@ def from_gguf(file: Path, trained: Head) -> Stored:
     if said("architecture", "general.") != "eagle3": raise ModelError(
         f"{file} holds a {said('architecture', 'general.')!r}, and a head's file an 'eagle3'.")
     heads = {"q_proj": said("attention.head_count"), "k_proj": said("attention.head_count_kv")}
-    ours, tensors, ids = {theirs: name for name, theirs in HEAD_NAMES.items()}, {}, None
+    ours, ids = {theirs: name for name, theirs in HEAD_NAMES.items()}, None
+    tensors: dict[str, Tensor] = {}
+    kinds: dict[str, str] = {}
     for tensor in reader.tensors:
         if tensor.name == "d2t": ids = torch.from_numpy(tensor.data.copy()).long()
         name = ours.get(tensor.name.removesuffix(".weight"))
@@ -459,7 +475,7 @@ def from_gguf(file: Path, trained: Head) -> Stored:
         numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         turned = heads.get(name.rsplit(".", 1)[-1])
         if turned: numbers = unpaired(numbers, turned)
-        tensors[f"{name}.weight"] = numbers
+        tensors[f"{name}.weight"], kinds[f"{name}.weight"] = numbers, tensor.tensor_type.name
     decoder = copy.deepcopy(trained.config.decoder)
     decoder.rms_norm_eps = said("attention.layer_norm_rms_epsilon")
     decoder.rope_parameters = {**decoder.rope_parameters, "rope_theta": said("rope.freq_base")}
@@ -467,9 +483,10 @@ def from_gguf(file: Path, trained: Head) -> Stored:
         trained.config, decoder=decoder, layers=tuple(said("target_layers") or ()),
         norm_before_residual=bool(said("norm_before_residual")),
         norm_before_fc=bool(said("norm_before_fc")))
+    check_fit(replace(config, own_embedding=True), target)
     if ids is None: ids = torch.arange(config.draft_vocab_size)
-    return Stored(filled(config, trained, tensors, file), ids,
-                  said("chat_template", "tokenizer."), has_template=True)
+    return Stored(filled(config, trained, tensors, file), ids, kinds,
+                  said("chat_template", "tokenizer."))
 
 def trained_head(folder: Path, target: Llama) -> tuple[Head, bool]: # whether from a checkpoint
     """The head as training left it: its checkpoint, rounded as the folder is, or else the folder's
@@ -557,10 +574,13 @@ def advice_for(suspects: Sequence[Suspect], head: Head) -> tuple[str, ...]:
                  for suspect in suspects)
 
 def checked(name: str, trained: Head, other: Head, target: Llama, texts: Sequence[Text], K: int,
-           ) -> Station:
-    "A station whose tensors can be seen."
+            kinds: dict[str, str] | None = None) -> Station: # see `Stored`
+    "A station whose tensors can be seen; what a copy rounds is no fault."
+    if kinds: trained = rounded(trained, kinds)
     first = first_difference(trained, target, texts, K)
     weight = first_weight(trained, other)
+    kind = (kinds or {}).get(weight, "F32")
+    if kind not in ("F32", *_ROUNDED): weight += f" (stored as {kind})"
     suspects = name_suspects(trained, target, texts, K, first)
     advice = advice_for(suspects, trained)
     if first and not suspects: advice = (hint(first),)
@@ -795,7 +815,7 @@ def gguf_stations(folder: Path, there: Path | None, trained: Head, target: Llama
     try:
         dtype = str(stored_config(folder).get("dtype"))
         if not given: export_head(folder, target, file, dtype)
-        stored = from_gguf(file, trained)
+        stored = from_gguf(file, trained, target)
     except (ModelError, InputError) as error:
         yield Station(back, left_out=str(error), departs=given)
         return
@@ -804,7 +824,7 @@ def gguf_stations(folder: Path, there: Path | None, trained: Head, target: Llama
     wrong = wrong_prompt(back, target, prompts, theirs, lambda ids: [
         seen.round for seen in decoded(target, fast, ids, K, most).seen])
     yield wrong or checked(back, trained, stored.head, target,
-                           [along(target, fast, text, K, most) for text in texts], K)
+                           [along(target, fast, text, K, most) for text in texts], K, stored.kinds)
     missing = llamacpp_missing()
     if missing: yield Station(engine, left_out=missing)
     else:
@@ -823,8 +843,9 @@ def folder_station(there: Path | None, trained: Head, ours: Head, target: Llama,
         stored = from_folder(there, trained, target)
     except (ModelError, InputError) as error:
         return Station(name, left_out=str(error), departs=given)
+    fast = stored.fast(target)
     return checked(name, trained, stored.head, target,
-                   [along(target, stored.fast(target), text, K, most) for text in texts], K)
+                   [along(target, fast, text, K, most) for text in texts], K, stored.kinds)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a025
 def follow_head(
