@@ -29,7 +29,8 @@ from specdec.train import stations
 from specdec.train.stations import SUSPECTS, TEMPLATE, Way, follow_head, head_rows, later
 
 WORDS, NEW, K = 300, 24, 3
-PROMPTS = [[{"role": "user", "content": words}] for words in ("hello there", "and what is that?")]
+PROMPTS = [[{"role": "user", "content": words}] for words in (
+    "hello there", "and what is that? it has more tokens than the drafter reads at once, " * 2)]
 
 
 def small_tokenizer():
@@ -53,7 +54,7 @@ def greedy(target, ids):
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
-    random_target(folder, V=WORDS, depth=6)
+    random_target(folder, V=WORDS, depth=6, max_position_embeddings=256)
     small_tokenizer().save_pretrained(folder)
     found = load(str(folder), "cpu", "float32")
     found.eos_ids = frozenset()
@@ -219,6 +220,23 @@ def test_two_faults_at_once_are_both_named(folder, target, tmp_path, no_engine):
     assert departing(found) == (["4 served"], [["features one layer late", "d2t left out"]])
 
 
+def test_a_suspect_that_merely_helps_is_not_accused(folder, target, tmp_path, no_engine):
+    "A usual fault and an unusual one: half of it is explained, so nothing is."
+    def both(config, tensors):
+        layers(1)(config, tensors)
+        tensors["fc.weight"] = tensors["fc.weight"] * 1.1
+    found = follow(folder, target, served=planted(folder, tmp_path / "served", both))
+    assert departing(found) == (["4 served"], [[]]) and found.stations[-1].first.tensor == "features"
+
+
+def test_of_three_faults_none_is_named(folder, target, tmp_path, no_engine):
+    "Two of them don't give what was seen."
+    def three(config, tensors):
+        for change in (layers(1), flag("norm_before_residual"), d2t(lambda d, i: 0 * d)): change(config, tensors)
+    found = follow(folder, target, served=planted(folder, tmp_path / "served", three))
+    assert departing(found) == (["4 served"], [[]])
+
+
 @pytest.mark.parametrize("weight, tensor", [
     ("fc.weight", "fused features"), ("layers.0.mlp.up_proj.weight", "layer 0, MLP"),
     ("layers.0.input_layernorm.weight", "layer 0, input"), ("norm.weight", "last state"),
@@ -230,6 +248,8 @@ def test_another_weight_is_found_and_not_called_a_usual_fault(weight, tensor, fo
     assert departing(found) == (["4 served"], [[]])
     last = found.stations[-1]
     assert (last.first.tensor, last.weight) == (tensor, weight) and "No usual fault" in last.advice[0]
+    named = {"fc": "fc isn't", "up_proj": "Attention is right", "layernorm": "two norms", "norm": "final", "lm_": "lm_"}
+    assert next(words for part, words in named.items() if part in weight) in last.advice[0]
 
 
 def test_a_checkpoint_that_is_not_the_folders_is_found(folder, target, trained, tmp_path, no_engine):
@@ -439,8 +459,10 @@ def test_an_engine_that_drafts_otherwise_is_accused_by_its_rounds(folder, target
     engine(Way(features=-1))
     found = follow(folder, target)
     assert departing(found) == (["3 exported GGUF"], [["features one place late"]])
-    engine(Way(features=-1, tokens=-1))  # two at once, which rounds alone don't tell
-    assert departing(follow(folder, target)) == (["3 exported GGUF"], [[]])
+    engine(Way(features=-1, tokens=-1))  # two at once: where nothing is accepted, rounds alone don't tell
+    found = follow(folder, target)
+    assert departing(found) == (["3 exported GGUF"], [[]])
+    assert "Its rounds are those of: " in str(found) and "d2t left out or d2t: ids" in str(found)
 
 
 def test_an_engine_without_the_chat_template_is_named(folder, target, engine):

@@ -542,9 +542,9 @@ def station_of(name: str, rounds: Sequence[Round], **more) -> Station:
 HINTS = (
     ("prompt", "Compare the ids of one prompt here and there: another template, system prompt or "
                "tokenizer."),
+    ("fused", "The features are right and fc isn't: its weights, their order, or a norm before."),
     ("feature", "Compare which of the target's states are read, of which place, and before or "
                 "after a norm."),
-    ("fused", "The features are right and fc isn't: its weights, their order, or a norm before."),
     ("token", "The head reads another token than the text has."),
     ("input", "Compare the two norms before attention, the embedding, and the state handed on."),
     ("positions", "Compare the rotary base, and where counting begins."),
@@ -755,11 +755,14 @@ def in_llamacpp(name: str, trained: Head, target: Llama, file: Path, prompts: Se
     made = [r for rounds in seen for r in rounds]
     if share >= ALIKE: return station_of(name, made, note=note)
     shares = {suspect: alike(seen, expected(suspect.way)) for suspect in possible(trained, target)}
-    best = max(shares, key=lambda suspect: shares[suspect])
-    named = (best,) if shares[best] >= ALIKE else ()
-    return station_of(name, made, departs=True, note=note, suspects=tuple(s.name for s in named),
-                      advice=advice_for(named, trained) or (
-                          "No usual fault makes these rounds, and its tensors can't be seen.",))
+    fitting = [suspect for suspect, share in shares.items() if share >= ALIKE]
+    if len(fitting) == 1: # else rounds alone don't tell: of several, none is named
+        return station_of(name, made, departs=True, note=note, suspects=(fitting[0].name,),
+                          advice=advice_for(fitting, trained))
+    known = " or ".join(suspect.name for suspect in fitting)
+    words = f"Its rounds are those of: {known}" if known else "No usual fault makes these rounds"
+    return station_of(name, made, departs=True, note=note,
+                      advice=(f"{words}. Its tensors, which would tell, can't be seen.",))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a024
 #| code-fold: true
