@@ -771,6 +771,57 @@ def explain_file(
     if as_json: typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
     else: typer.echo("\n\n".join(map(str, found)))
 
+# %% ../nbs/use/07_cli.ipynb #f0110w01
+@app.command()
+def follow(
+    drafter: Annotated[str, typer.Argument(
+        metavar="DRAFTER", help="The folder of a trained head, or smollm2-head.",
+        show_default=False)],
+    target: Annotated[str, typer.Option(
+        "--target", help="What it drafts for: smollm2, a folder, or org/name.")] = "smollm2",
+    served: Annotated[Optional[Path], typer.Option(
+        "--served", metavar="PATH", show_default="made anew",
+        help="What the server loads: a folder in the format of speculators, or a .gguf file."
+    )] = None,
+    prompts: Annotated[Optional[Path], typer.Option(
+        "--prompts", exists=True, dir_okay=False, show_default="six held-out ones",
+        help="A file of questions, as specdec generate takes it.")] = None,
+    K: Annotated[int, typer.Option(
+        "-K", "--draft-tokens", min=1, help="Draft tokens per round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(
+        "--max-new-tokens", min=3, help="Of each answer, at most.")] = 64,
+    suspects: Annotated[bool, typer.Option(
+        "--suspects", help="Also what each usual fault would do to this head's acceptance, to "
+                           "compare with your engine's log.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a trained head from training to serving: teacher-forced rows, our decoder, the GGUF
+    file read back and in llama.cpp, the speculators folder reloaded.
+
+    It shows α by position at each, finds the first tensor that differs, and names the fault if it
+    is a usual one: layers, norms, places and positions, chat template, d2t. It takes a minute or
+    two. Exit code 1 if a station departs from training.
+
+    Examples:
+
+    specdec follow smollm2-head
+
+    specdec follow drafter --served head.gguf --prompts questions.jsonl
+
+    specdec follow drafter --target org/name --served my-head --json"""
+    from specdec.answers import read_prompts as lines_of
+    from specdec.drafters.load import find_drafter
+    from specdec.models.loading import load as load_by_name
+    from specdec.train.stations import follow_head, served_path
+    folder, copy = find_drafter(drafter), served_path(served)
+    asked = None if prompts is None else lines_of(prompts, raw=False)
+    if target == "smollm2": announce_conversion()
+    found = or_rebuild(lambda: follow_head(
+        folder, load_by_name(target, "cpu", "float32"), asked, copy, K, max_new_tokens,
+        suspects))
+    typer.echo(json.dumps(found.as_dict(), ensure_ascii=False) if as_json else str(found))
+    if not found.intact: raise typer.Exit(ExitCode.UNEXPECTED)
+
 # %% ../nbs/use/07_cli.ipynb #f543b85b
 def proven_rows(lines: list[dict]) -> list[list[str]]:
     "The upper table of `specdec prove`: rule or loop, K, vocabulary, cases, sequences, error."

@@ -74,7 +74,7 @@ COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
     ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
     ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["check-server"],
-    ["live"], ["playground"], ["explain"],
+    ["live"], ["playground"], ["explain"], ["follow"],
 ]
 
 
@@ -134,7 +134,7 @@ def test_prompts_are_a_file_in_every_command():
         command = to_do.pop()
         to_do += getattr(command, "commands", {}).values()
         if any("--prompts" in option.opts for option in command.params): found.add(command.name)
-    assert found == {"generate", "distill"} == {words[0] for words in NAMED if "--prompts" in words}
+    assert found == {"generate", "distill", "follow"} == {words[0] for words in NAMED if "--prompts" in words}
 
 
 def test_an_example_with_a_wrong_option_is_seen():
@@ -848,6 +848,7 @@ NAMED = [
     ["distill", "--out", "new", "--data"], ["distill", "--out", "new", "--prompts"],
     ["distill", "--out", "new", "--from"], ["bench", "drafters", "--head"],
     ["prompts", "--source"], ["prompts", "--target"], ["audit"],
+    ["follow"], ["follow", "smollm2-head", "--served"], ["follow", "smollm2-head", "--prompts"],
 ]
 
 

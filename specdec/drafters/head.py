@@ -550,7 +550,7 @@ def save_head(head: Head,
         (new / "config.json").write_text(text, encoding="utf-8")
 
 # %% ../../nbs/drafters/06_head.ipynb #b876bb9f
-def _stored_config(folder: Path) -> dict:
+def stored_config(folder: Path) -> dict:
     "The config.json of a head; raises `ModelError` if it is missing or describes no head."
     try:
         stored = parse_json((folder / "config.json").read_text(encoding="utf-8"))
@@ -566,7 +566,7 @@ def _stored_config(folder: Path) -> dict:
         f"speculators_model_type {kind!r}, and 'eagle3' is expected."
     )
 
-def _as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of the target
+def as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of the target
     """The `HeadConfig` in a config.json. Raises `ValueError` for an invalid entry; other damage
     raises other exceptions."""
     from transformers import AutoConfig
@@ -590,10 +590,10 @@ def _read_config(folder: Path, # config.json is in it
                  target: CausalLM) -> HeadConfig:
     """The shape of a stored head; raises `ModelError` if it isn't an EAGLE-3 head in the format of
     `speculators`, or was made for other weights."""
-    stored, ours = _stored_config(folder), target.digest
+    stored, ours = stored_config(folder), target.digest
     try:
         digest = dict(stored.get("specdec") or {}).get("target_digest")
-        config = _as_head_config(stored, target.config.num_hidden_layers)
+        config = as_head_config(stored, target.config.num_hidden_layers)
         decoder = config.decoder
         known = decoder.model_type in ("llama", "qwen3") and is_native(decoder)
         if known: check_sizes(decoder)

@@ -309,7 +309,7 @@ def check_head(head: Head) -> None:
                                  f"{'; and '.join(missing)}.")
 
 # %% ../../nbs/engine/15_gguf.ipynb #73b672f2
-_HEAD_NAMES = {  # ours → in the file, each with ".weight"
+HEAD_NAMES = {  # ours → in the file, each with ".weight"
     "fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd",
     "input_norm": "enc.output_norm", "layers.0.hidden_norm": "blk.0.attn_norm_2",
     "layers.0.input_layernorm": "blk.0.attn_norm", "layers.0.self_attn.q_proj": "blk.0.attn_q",
@@ -333,7 +333,7 @@ def add_head(plan: GGUFLayout, head: Head) -> None:
         if name in ("d2t", "t2d"): continue
         rows = _ROWS.get(name.split(".")[-2])
         if rows: tensor = paired(tensor, getattr(config.decoder, rows))
-        plan.add(f"{_HEAD_NAMES[name.removesuffix('.weight')]}.weight", tensor.shape,
+        plan.add(f"{HEAD_NAMES[name.removesuffix('.weight')]}.weight", tensor.shape,
                  partial(torch.Tensor.detach, tensor))
     if config.draft_vocab_size < config.decoder.vocab_size:
         plan.add("d2t", (config.draft_vocab_size,), lambda: head.draft_tokens)
