@@ -262,7 +262,7 @@ def told(error: Mapping, # of pydantic's
         if ours not in known and ours in homes:
             return f"{where}unknown key {name}: here it is {ours}, in the section {homes[ours]}."
         near = difflib.get_close_matches(as_key(key), homes, n=1)
-        known_here = ours in known or as_key(key) in NOTES
+        known_here = {ours, _IN_A_GRID.get(ours)} & {*known} or as_key(key) in NOTES
         if near and not known_here and not difflib.get_close_matches(key, known, n=1):
             return (f"{where}unknown key {name}: did you mean {near[0]}, in the section"
                     f" {homes[near[0]]}?")
