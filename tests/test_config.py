@@ -200,8 +200,12 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
     "the dtype of nothing": (
         "pair: {target: a, draft_dtype: int4}\n", 'pair = {target="a", draft_dtype="int4"}\n', "needs a draft", 1, 1,
     ),
-    "no section": ("pair: smollm2\n", 'pair = "smollm2"\n', "line {}: pair is a section, which holds name, target, .* not 'smollm2'", 1, 1),
-    "in no section": ("tempurature: 1\n", "tempurature = 1\n", "line {}: .* temperature, in the section decoding", 1, 1),
+    "no section": (
+        "pair: smollm2\n", 'pair = "smollm2"\n', "line {}: pair is a section, which holds name, .* not 'smollm2'", 1, 1,
+    ),
+    "in no section": (
+        "tempurature: 1\n", "tempurature = 1\n", "line {}: .* temperature, in the section decoding", 1, 1,
+    ),
     "a list of things": ("- pair\n", "x = [", "expected the keys|end of document", 1, 1),
     "unfinished": ("pair: [\n", "[pair\n", "line [12]|end of document", 2, 1),
     "twice": ("pair:\n  name: a\n  name: b\n", '[pair]\nname = "a"\nname = "b"\n', "line {}|line 3", 3, 3),
