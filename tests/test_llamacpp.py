@@ -153,7 +153,7 @@ def test_our_head_drafts_in_the_real_engine_as_here(target, said, tmp_path, opti
     engine = e.LlamaCpp(original_gguf(), "eagle3", context=256, draft=draft, K=4)
     answer = engine.generate(ids, len(text))
     engine.close()
-    ours = accepted_along(target, HeadDrafter(load_head(folder, target), target), ids, text, K=4)
+    ours = accepted_along(target, HeadDrafter(load_head(folder, target, torch.float32), target), ids, text, K=4)
     assert answer.ids == text  # the target's text, whoever drafts
     # of the same drafts, but for rounding: their activations have eight bits
     assert sum(ours) >= 10 and abs(answer.accepted - sum(ours)) <= 2
