@@ -867,7 +867,7 @@ def peers(
 @bench.command()
 def target(
     file: Annotated[Optional[Path], typer.Argument(
-        show_default="where the hub's client keeps it", help="The second target's GGUF file.")] = None,
+        show_default="where the hub's client keeps it", help="The second target's file.")] = None,
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
     out: _Measured = None, as_json: AsJson = False,
 ) -> None:
@@ -1194,7 +1194,8 @@ def ollama(
 
 # %% ../nbs/use/07_cli.ipynb #p04pr002
 _Source = Annotated[str, typer.Option(
-    "--source", help="builtin, quick, held_out, work, public (HumanEval, Alpaca and CNN/DailyMail, where "
+    "--source", help="builtin, quick, held_out, work, public (HumanEval, Alpaca and CNN/DailyMail, "
+         "where "
                      "they can be read), or a file of JSON lines.")]
 _Counted = Annotated[str, typer.Option(
     "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]
