@@ -919,6 +919,34 @@ def peers(
     typer.echo(json.dumps(report, indent=1) if as_json else report_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
 
+# %% ../nbs/use/07_cli.ipynb #target08
+@bench.command()
+def target(
+    file: Annotated[Optional[Path], typer.Argument(
+        show_default="where the hub's client keeps it", help="The second target's file.")] = None,
+    prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
+    out: _Measured = None, as_json: AsJson = False,
+) -> None:
+    """Compare with llama.cpp and transformers on a file that people use, of 1.8 billion weights:
+    editing code, writing code, explaining.
+
+    The file: hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF
+    qwen2.5-coder-1.5b-instruct-q4_k_m.gguf (1.1 GB). About two hours on two CPU cores.
+
+    Examples:
+
+    specdec bench target qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --count 3 --repeats 1
+
+    specdec bench target --out target.jsonl --json > target.json"""
+    from specdec.bench.run import check_installed
+    check_installed("pandas")
+    from specdec.bench.peers import TargetConfig, bench_target, find_target, target_text
+    config = TargetConfig(file=str(find_target(file)), prompts=prompts,
+                          max_new_tokens=max_new_tokens, repeats=repeats)
+    report = bench_target(config, out)
+    typer.echo(json.dumps(report, indent=1) if as_json else target_text(report))
+    if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
+
 # %% ../nbs/use/07_cli.ipynb #711ed6fe
 Trained = dict(show_default=False, exists=True, file_okay=False)
 _Only = Annotated[Optional[list[str]], typer.Option(
@@ -1222,7 +1250,8 @@ def ollama(
 
 # %% ../nbs/use/07_cli.ipynb #p04pr002
 _Source = Annotated[str, typer.Option(
-    "--source", help="builtin, quick, held_out, public (HumanEval, Alpaca and CNN/DailyMail, where "
+    "--source", help="builtin, quick, held_out, work, public (HumanEval, Alpaca and CNN/DailyMail, "
+         "where "
                      "they can be read), or a file of JSON lines.")]
 _Counted = Annotated[str, typer.Option(
     "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -111,3 +112,65 @@ def tiny_copy(card, folder: Path, layers: int = 2, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     tokenizer(card.vocabulary).save_pretrained(folder)
     return folder
+
+
+def k_blocks(shape, kind, generator):
+    "Random blocks of a format with blocks of 256 weights in blocks, which the library reads and doesn't write."
+    size, scales = {"Q4_K": (144, (0, 4)), "Q6_K": (210, (208, 210))}[kind]
+    blocks = generator.integers(0, 256, (shape[0] * shape[1] // 256, size), dtype=np.uint8)
+    first, last = scales
+    blocks[:, first:last] = np.full(((last - first) // 2), 1e-3, np.float16).view(np.uint8)
+    if kind == "Q4_K": blocks[:, 16::32], blocks[:, 17::32] = 0, 255 # each group uses its outer levels
+    return blocks.reshape(shape[0], -1)
+
+def write_gguf(path, kinds, sizes=(64, 96), family="llama", heads=4, kv_heads=4, context=64,
+               extra=None, fill=lambda writer: None):
+    """A model of that family with two layers and a byte-level tokenizer, random weights, in the formats that `kinds`
+    names by what a tensor's name contains, and extra tensors (None: one that is left out); the numbers that are stored,
+    by their GGUF names."""
+    from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
+    tokens = [
+        "<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab",
+        "cd",
+    ]
+    generator, layers, (d, m) = np.random.default_rng(0), 2, sizes
+    writer = GGUFWriter(path, family)
+    writer.add_context_length(context)
+    writer.add_embedding_length(d)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(m)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(d // heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    fill(writer)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    writer.add_token_merges(["a b", "c d"])  # of a single one, transformers 5.17 makes a text
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    shapes = {"token_embd": (len(tokens), d), "output_norm": (d,)}
+    for i in range(layers):
+        kv = d // heads * kv_heads
+        layer = {"attn_norm": (d,), "attn_q": (d, d), "attn_k": (kv, d), "attn_v": (kv, d), "attn_output": (d, d),
+                 "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}
+        if family == "qwen3": layer |= {"attn_q_norm": (d // heads,), "attn_k_norm": (d // heads,)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+    tensors = {f"{name}.weight": generator.normal(0, .1, shape).astype(np.float32) for name, shape in shapes.items()}
+    if family == "qwen2": tensors |= {
+        f"blk.{i}.attn_{name}.bias": generator.normal(0, .1, rows).astype(np.float32)
+        for i in range(layers) for name, rows in (("q", d), ("k", kv), ("v", kv))}
+    tensors |= extra or {}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in tensors.items():
+        kind = next((GGMLQuantizationType[kind] for part, kind in kinds.items() if part in name), None)
+        if kind is None or tensor.ndim == 1: writer.add_tensor(name, tensor)
+        else:
+            packed = k_blocks(tensor.shape, kind.name, generator) if "_K" in kind.name else quantize(tensor, kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+            tensors[name] = dequantize(packed, kind)
+    writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
+    return tensors

@@ -93,7 +93,8 @@ def test_a_domain_that_is_not_there_names_those_that_are(builtin):
 
 @pytest.mark.parametrize("source", ["bultin", "", ".", "no/such/file.jsonl"])
 def test_a_set_that_is_not_there_names_those_that_are(source):
-    with pytest.raises(InputError, match="builtin, quick, held_out, public, or a file"): PromptDataset.load(source)
+    with pytest.raises(InputError, match="builtin, quick, held_out, work, public, or a file"):
+        PromptDataset.load(source)
 
 
 def test_it_shows_itself_in_one_line(builtin):

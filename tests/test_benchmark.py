@@ -1,5 +1,7 @@
 """The comparison with peers: its figures, its probes, what it refuses. Nothing here asserts a time."""
+import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from helpers_hub import write_gguf
 from specdec.bench import methods as m
 from specdec.bench import peers as b
 from specdec.bench import run as r
@@ -18,6 +21,7 @@ from specdec.cache import cache_bytes
 from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import fetch, load_tokenizer
+from specdec.models.loading import load
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp
@@ -516,3 +520,94 @@ def test_the_command_in_the_report_is_one_that_works():
     # the last one wins, and is refused: everything before it parsed
     done = CliRunner().invoke(app, [*words, "--count", "0"])
     assert done.exit_code == ExitCode.BAD_INPUT and "--count" in done.stderr
+
+
+# The second target
+
+def made(kind, method, T, prompt, seconds):
+    return dict(method=f"{method} T={T}", prompt=prompt, domain=kind, repeat=0, tokens=10, seconds=seconds, text="")
+
+
+def test_the_second_target_by_kind_of_work():
+    "Ratios prompt by prompt; our fastest way and theirs, whatever their precision or mode."
+    rows = []
+    for prompt in ("editing_000", "editing_001"):
+        for T in (0, 1):
+            rows += [made("editing", *way) for way in [
+                ("plain int4", T, prompt, 5), ("plain bf16", T, prompt, 10), ("drafts int4", T, prompt, 2 + T),
+                ("drafts bf16", T, prompt, 8), ("llama.cpp plain", T, prompt, 4), ("llama.cpp ngram-mod", T, prompt, 3),
+                ("transformers bf16", T, prompt, 20)]]
+    config = b.TargetConfig("m.gguf", prompts=2)
+    machine = dict(processor="p", threads=2, torch="t")
+    report = b.target_report(config, machine, b.run_table(rows), {"float32": 10.0, "int4": 10.5}, {}, True)
+    greedy, sampled = report["rows"]
+    assert greedy["kind"] == "editing" and (greedy["temperature"], sampled["temperature"]) == (0, 1)
+    assert greedy["best"] == "drafts int4 T=0" and greedy["plain"] == "plain int4 T=0"
+    assert greedy["llama.cpp"] == "llama.cpp ngram-mod T=0"
+    assert greedy["plain_vs_llamacpp_plain"] == pytest.approx(4 / 5)
+    assert greedy["best_vs_llamacpp_best"] == pytest.approx(3 / 2)
+    assert sampled["best_vs_llamacpp_best"] == pytest.approx(1) and greedy["best_vs_plain"] == pytest.approx(5 / 2)
+    assert greedy["drafts_vs_plain"] == pytest.approx({"int4": 5 / 2, "int8": None, "bf16": 10 / 8})
+    assert greedy["tokens_per_second"]["drafts int4 T=0"] == 5 and report["file"]["digest"] == b.TARGET.digest
+    text = b.target_text(report)
+    assert "editing, T = 0" in text and "best 1.50 (drafts int4 over llama.cpp ngram-mod)" in text
+    assert "int4 2.50, int8 -, bf16 1.25" in text and "perplexity, 1,024 tokens: float32 10.00, int4 10.50" in text
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_second_target_is_one_file(tmp_path, monkeypatch):
+    "By its digest. Where it isn't, one line says how to get it."
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repository, name: None)
+    for place in (None, tmp_path / "m.gguf"):
+        with pytest.raises(ModelError, match="second target isn't .*hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"):
+            b.find_target(place)
+    (tmp_path / "m.gguf").write_bytes(b"other")
+    with pytest.raises(ModelError, match="isn't the second target.*not cc324af070c2"):
+        b.find_target(tmp_path / "m.gguf")
+    wanted = replace(b.TARGET, digest=hashlib.sha256(b"other").hexdigest())
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repository, name: str(tmp_path / "m.gguf"))
+    assert b.find_target(None, wanted) == b.find_target(tmp_path / "m.gguf", wanted) == tmp_path / "m.gguf"
+    shown = CliRunner().invoke(app, ["bench", "target", str(tmp_path / "gone.gguf")])
+    assert shown.exit_code == ExitCode.BAD_INPUT and "hf download" in shown.output
+    assert len(shown.output.strip().splitlines()) == 1
+
+
+def test_what_runs_on_the_second_target(monkeypatch):
+    "Three kinds of work in turn, every way at both temperatures; llama.cpp on the file as it is."
+    monkeypatch.setattr(b, "llamacpp_missing", lambda: None)
+    ways, missing = b.target_ways()
+    assert not missing and {T for _, _, T in ways.values()} == {0.0, 1.0}
+    assert {way[0] for name, way in ways.items() if name.startswith("llama.cpp")} == {"int4"}
+    assert not any("eagle3" in name for name in ways)
+    cells = list(b.target_cells(b.TargetConfig("m.gguf", prompts=3, repeats=2, max_new_tokens=7), ways))
+    assert [cell.prompt.domain for cell in cells] == ["editing", "explaining", "writing"] * 2
+    for cell in cells:
+        assert len(cell.runs) == len(ways) and {run.max_new_tokens for run in cell.runs} == {7}
+        assert {(run.dtype, run.method, run.temperature) for run in cell.runs} == {*ways.values()}
+    monkeypatch.setattr(b, "llamacpp_missing", lambda: "not here")
+    assert b.target_ways()[1] == {"llama.cpp": "not here"}
+    with pytest.raises(InputError, match="at most 15"): b.TargetConfig("m.gguf", prompts=16)
+
+
+def test_perplexity_is_that_of_each_next_token(tiny):
+    model = load(str(tiny), "cpu", "float32")
+    ids = torch.arange(5, 40).tolist()
+    logits = model.forward(torch.tensor([ids]), model.new_cache(len(ids)))[0].double()
+    chances = [logits[i].softmax(-1)[ids[i + 1]].item() for i in range(len(ids) - 1)]
+    assert b.perplexity(model, ids) == pytest.approx(math.exp(-sum(map(math.log, chances)) / len(chances)), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_second_target_is_measured(tmp_path, monkeypatch):
+    file = tmp_path / "m.gguf"
+    write_gguf(file, {"token_embd": "Q8_0", "": "Q4_1"}, context=4096)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(b, "TARGET", replace(b.TARGET, digest=hashlib.sha256(file.read_bytes()).hexdigest()))
+    monkeypatch.setattr(b, "llamacpp_missing", lambda: "not here")
+    report = b.bench_target(b.TargetConfig(str(file), prompts=3, max_new_tokens=4, repeats=1))
+    assert report["complete"] and report["failed"] == {"llama.cpp": "not here"}
+    assert [(row["kind"], row["temperature"]) for row in report["rows"]] == [
+        (kind, T) for kind in ("editing", "explaining", "writing") for T in (0, 1)]
+    for row in report["rows"]: assert len(row["tokens_per_second"]) == 7 and row["best_vs_plain"] > 0
+    assert report["perplexity"].keys() == {"float32", "int4", "int8", "bfloat16"}
+    assert report["perplexity"]["int4"] == pytest.approx(report["perplexity"]["float32"], rel=.02)

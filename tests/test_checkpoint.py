@@ -161,12 +161,13 @@ def test_levels_that_do_not_belong_to_the_model_are_a_clear_error(kinds, blocks,
     with pytest.raises(ModelError, match="don't belong together"): finer_numbers(tmp_path, 10)
 
 
-@pytest.mark.parametrize("blocks", [torch.zeros(4), torch.zeros(8, 7, dtype=torch.uint8), torch.zeros(8, 36)], ids=repr)
+@pytest.mark.parametrize("blocks", [torch.zeros(4), torch.zeros(8, 7, dtype=torch.uint8), torch.zeros(8, 36),
+                                    torch.zeros(7, 36, dtype=torch.uint8)], ids=repr)
 def test_levels_in_another_shape_than_their_weight_are_a_clear_error(blocks, tmp_path):
     save_file({"a": torch.ones(8, 64)}, tmp_path / "model.safetensors")
     save_file({"a": blocks}, tmp_path / GRID, {"a": "Q4_0"})
     with pytest.raises(ModelError, match="levels of 'a' .*have the shape"):
-        Checkpoint(tmp_path, INT4, CPU).linear(torch.ones(8, 64), ["a"])
+        Checkpoint(tmp_path, INT4, CPU).linear({"a": 8}, 64)
 
 
 def test_ends_that_are_nested_too_deeply_are_a_clear_error(tmp_path):

@@ -72,7 +72,8 @@ def no_model(monkeypatch):
 
 COMMANDS = [
     [], ["generate"], ["compare"], ["pairs"], ["fetch"], ["doctor"], ["prove"], ["bench"], ["bench", "peers"],
-    ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"], ["load"],
+    ["bench", "target"], ["bench", "drafters"], ["bench", "run"], ["bench", "schema"], ["bench", "report"], ["distill"],
+    ["load"],
     ["config", "schema"], ["ollama"], ["export"], ["prompts"], ["audit"], ["check-server"],
     ["live"], ["playground"], ["explain"], ["follow"],
 ]

@@ -153,7 +153,7 @@ def test_levels_are_those_of_the_library(dtype):
     kind = gguf.GGMLQuantizationType.Q4_1
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().float().numpy(), kind), kind))
     levels, scales = four_bits(weight)
-    assert levels.dtype == torch.int32 and scales.shape == (3, 48, 2) and scales.dtype == torch.bfloat16
+    assert levels.dtype == torch.int8 and scales.shape == (3, 48, 2) and scales.dtype == torch.bfloat16
     step, zero = scales.float().repeat_interleave(32, 0).unbind(-1)
     largest = theirs.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
     # up to eight steps and the zero are each rounded by 2^-9 of themselves; together at most 2.5 of the largest

@@ -1,5 +1,6 @@
 """GGUF files that the real engine loads: weights of several families, the tokenizer, and our head beside its target.
 Without the package `xllamacpp` only what is said then is tested."""
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from specdec.drafters.head import Head, HeadDrafter, head_config, load_head, sav
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
 from specdec.models.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
-from specdec.models.hub import encode, fetch, load_tokenizer, prompts
+from specdec.models.hub import cuts, encode, fetch, find_model, load_tokenizer, prompts
 from specdec.models.loading import load, load_model
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -74,6 +75,27 @@ def test_the_engine_says_what_we_say(tmp_path, tokenizer, kind):
     engine.close()
     parting = e.parting(ours, ids, made)
     assert len(made) == 16 and (parting is None or parting.gap < 1e-2), parting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_we_write_is_read_again(tmp_path, monkeypatch, tokenizer, kind):
+    "The same model, stretched frequencies, biases and tokenizer included."
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "cache"))
+    config = FAMILIES[kind]
+    if kind == "llama3":  # those that are known are Meta's
+        config = type(config).from_dict(config.to_dict() | dict(
+            rope_parameters=config.rope_parameters | dict(original_max_position_embeddings=8192)))
+    if kind.startswith("qwen"):  # as transformers has it for these models, whatever a folder says
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.backend_tokenizer.pre_tokenizer = cuts()["qwen2"]
+    folder = stored(config, tmp_path / kind, tokenizer)
+    back = find_model(export_gguf(folder, tmp_path / "m.gguf", "float32"))
+    one, other = (load_model(place, CPU, torch.float32) for place in (folder, back))
+    ids = torch.randint(20, WORDS - 2, (1, 24), generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(one.frequencies, other.frequencies, rtol=1e-5)
+    assert torch.allclose(one.forward(ids), other.forward(ids), atol=1e-4)
+    text = "It's 12345 of IT'S (x)!!"
+    assert load_tokenizer(back)(text).input_ids == tokenizer(text).input_ids
 
 
 @real

@@ -15,15 +15,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType, dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples, on_a_disk_of
+from helpers_hub import write_gguf
 from specdec import files
+from specdec.drafters.model import plain_weight
 from specdec.errors import InputError, ModelError
 from specdec.files import locked
 from specdec.models import hub
+from specdec.models.gguf import cut_of
 from specdec.models.hub import (
+    FOUR_BITS,
     GGUF_SHA256,
     GRID,
     INSTALL,
@@ -49,7 +54,8 @@ from specdec.models.hub import (
     weights_digest,
     write_manifest,
 )
-from specdec.models.linear import Linear
+from specdec.models.linear import Int4Linear, Linear, stored_levels
+from specdec.models.llama import rope_frequencies
 from specdec.models.loading import load_model, memory_needed
 
 CPU = torch.device("cpu")
@@ -190,6 +196,7 @@ import os, signal
 from pathlib import Path
 from specdec import files
 from specdec.models import hub
+from specdec.models.gguf import cut_of
 def dequantise(gguf, folder):
     (folder / "half.safetensors").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -293,55 +300,6 @@ def test_a_download_unpacks_the_gguf(tmp_path, monkeypatch):
 
 # --- a small real GGUF file
 
-def k_blocks(shape, kind, generator):
-    "Random blocks of a format with blocks of 256 weights in blocks, which the library reads and doesn't write."
-    size, scales = {"Q4_K": (144, (0, 4)), "Q6_K": (210, (208, 210))}[kind]
-    blocks = generator.integers(0, 256, (shape[0] * shape[1] // 256, size), dtype=np.uint8)
-    first, last = scales
-    blocks[:, first:last] = np.full(((last - first) // 2), 1e-3, np.float16).view(np.uint8)
-    return blocks.reshape(shape[0], -1)
-
-def write_gguf(path, kinds, sizes=(64, 96)):
-    """A Llama with two layers and a byte-level tokenizer, random weights, in the formats that `kinds` names by what a
-    tensor's name contains; the numbers that are stored, by their GGUF names."""
-    from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
-    tokens = [
-        "<|end|>", *(chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]), "ab",
-        "cd",
-    ]
-    generator, layers, heads, (d, m) = np.random.default_rng(0), 2, 4, sizes
-    writer = GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(d)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(m)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] + [1] * (len(tokens) - 1))
-    writer.add_token_merges(["a b", "c d"])  # of a single one, transformers 5.17 makes a text
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    shapes = {"token_embd": (len(tokens), d), "output_norm": (d,)}
-    for i in range(layers):
-        layer = {"attn_norm": (d,), "attn_q": (d, d), "attn_k": (d, d), "attn_v": (d, d), "attn_output": (d, d),
-                 "ffn_norm": (d,), "ffn_gate": (m, d), "ffn_up": (m, d), "ffn_down": (d, m)}
-        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-    tensors = {f"{name}.weight": generator.normal(0, .1, shape).astype(np.float32) for name, shape in shapes.items()}
-    for name, tensor in tensors.items():
-        kind = next((GGMLQuantizationType[kind] for part, kind in kinds.items() if part in name), None)
-        if kind is None or tensor.ndim == 1: writer.add_tensor(name, tensor)
-        else:
-            packed = k_blocks(tensor.shape, kind.name, generator) if "_K" in kind.name else quantize(tensor, kind)
-            writer.add_tensor(name, packed, raw_dtype=kind)
-            tensors[name] = dequantize(packed, kind)
-    writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file(); writer.close()
-    return tensors
-
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
@@ -361,46 +319,95 @@ def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
     flip(next(folder.glob("*.safetensors")))
     with pytest.raises(ModelError, match="Delete that folder"): find_model(path)
 
-@pytest.mark.parametrize("kind, vocabulary", [("Q4_0", "Q8_0"), ("Q4_1", "Q8_0"), ("Q4_1", "F32")])
-def test_four_bits_of_a_gguf_file_are_kept(kind, vocabulary, home, tmp_path):
+def far(ours, wanted):
+    "How far weights in four bits are from the file's, over the most that their rounding can do."
+    largest = wanted.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
+    # eight steps, the zero and the weight are each rounded by 2^-9 of themselves; a level is 2^-4 or so
+    return ((ours - wanted).abs() / (3.5 * 2**-9 * largest).clamp(min=1e-9)).max()
+
+@pytest.mark.parametrize("kind, finer, vocabulary", [
+    ("Q4_0", "Q8_0", "Q8_0"), ("Q4_1", "Q8_0", "Q8_0"), ("Q4_1", "Q5_0", "F32"), ("Q4_K", "Q6_K", "Q6_K"),
+])
+def test_four_bits_of_a_gguf_file_are_kept(kind, finer, vocabulary, home, tmp_path):
     """Every weight stays on its own level, whatever its group uses of the sixteen: what differs from the file is the
-    rounding of a group's two numbers to bfloat16, and of the weight itself by `plain`. Eight bits are not quantised,
-    nor is the vocabulary's matrix."""
-    write_gguf(tmp_path / "four.gguf", {"token_embd": vocabulary, "blk.1.attn_v": "Q8_0", "blk": kind})
+    rounding of a group's two numbers to bfloat16, and of the weight itself by `plain`. What has more bits stays as it
+    is, and so does the vocabulary's matrix. As in a file of the kind Q4_K_M, one projection of three is finer."""
+    kinds = {"token_embd": vocabulary, "blk.1.attn_v": finer, "blk.1.ffn_down": finer, "blk": kind}
+    write_gguf(tmp_path / "four.gguf", kinds, (256, 512) if "K" in kind else (64, 96), kv_heads=2)
     folder = find_model(tmp_path / "four.gguf")
     model, exact = load_model(folder, CPU, INT4), load_transformers(folder, CPU, torch.float32)
     for i, (layer, stored) in enumerate(zip(model.layers, exact.model.layers)):
         attention, mlp = stored.self_attn, stored.mlp
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        pairs = [(layer.attention.qkv, qkv), (layer.attention.out, [attention.o_proj]),
-                 (layer.mlp.gate_up, [mlp.gate_proj, mlp.up_proj]), (layer.mlp.down, [mlp.down_proj])]
-        for ours, parts in pairs[i:]:  # in the second layer, values have eight bits
-            wanted = torch.cat([part.weight for part in parts])
-            largest = wanted.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
-            # eight steps, the zero and the weight are each rounded by 2^-9 of themselves; a level is 2^-4 or so
-            assert ((ours.plain() - wanted).abs() <= 3.5 * 2**-9 * largest).all()
-    plain = [model.layers[1].attention.qkv, model.head]
-    assert all(isinstance(linear, Linear) and linear.weight.dtype == model.dtype for linear in plain)
+        first = [attention.q_proj, attention.k_proj]
+        qkv = layer.attention.qkv
+        if i == 0: first.append(attention.v_proj)
+        else:
+            qkv, values = qkv.parts
+            assert torch.equal(plain_weight(values), attention.v_proj.weight.to(model.dtype))
+            assert torch.equal(plain_weight(layer.mlp.down), mlp.down_proj.weight.to(model.dtype))
+            assert isinstance(values, Linear) and isinstance(layer.mlp.down, Linear)
+        pairs = [(qkv, first), (layer.attention.out, [attention.o_proj]),
+                 (layer.mlp.gate_up, [mlp.gate_proj, mlp.up_proj])] + [(layer.mlp.down, [mlp.down_proj])] * (i == 0)
+        for ours, parts in pairs:
+            assert isinstance(ours, Int4Linear)
+            assert far(ours.plain(), torch.cat([part.weight for part in parts])) <= 1
+    assert isinstance(model.head, Linear)
+    assert torch.equal(plain_weight(model.head), exact.lm_head.weight.to(model.dtype))
+    x = torch.randn(3, model.config.hidden_size).to(model.dtype)
+    qkv = model.layers[1].attention.qkv
+    wanted = x.float() @ plain_weight(qkv).float().T
+    assert (qkv(x).float() - wanted).norm() < .01 * wanted.norm()
     assert model.memory_footprint_mb == pytest.approx(memory_needed(str(folder), "cpu", "int4").weights_mb, rel=.15)
 
-@pytest.mark.parametrize("kinds", [{"": "Q4_K"}, {"ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}],
+@pytest.mark.parametrize("kind", FOUR_BITS)
+def test_levels_of_a_file_are_those_of_the_library(kind):
+    "Any bytes are blocks. Only a group's step and zero are rounded, by 2^-9 of themselves."
+    generator, (weights, nbytes) = np.random.default_rng(0), FOUR_BITS[kind]
+    blocks = generator.integers(0, 256, (16, 512 // weights, nbytes), dtype=np.uint8)
+    numbers = 2 if kind == "Q4_0" else 4
+    units = generator.uniform(-1, 1, (*blocks.shape[:2], numbers // 2)).astype(np.float16)
+    blocks[..., :numbers] = units.view(np.uint8)
+    packed = blocks.reshape(16, -1)
+    exact = torch.from_numpy(dequantize(packed, GGMLQuantizationType[kind]))
+    levels, scales = stored_levels(torch.from_numpy(packed), kind)
+    step, zero = scales.float().repeat_interleave(32, 0).unbind(-1)
+    ours = (levels - 8) * step.T + zero.T
+    assert levels.min() == 0 and levels.max() == 15
+    assert ((ours - exact).abs() <= 2**-8 * (8 * step.T.abs() + zero.T.abs())).all()
+    assert (ours - exact).norm() < 2**-8 * exact.norm()
+
+@pytest.mark.parametrize("kinds", [{"": "Q6_K"}, {"ffn_down": "Q8_0", "token_embd": "Q8_0", "": "Q6_K"}],
                          ids=["one format", "two"])
 def test_what_has_no_four_bits_is_not_called_int4(kinds, home, tmp_path):
-    "As of a file of the kind Q4_K_M: refused with its formats and what to take, before weights are read."
+    "Refused with its formats and what to take, before weights are read."
     write_gguf(tmp_path / "k.gguf", kinds, (256, 256))
     folder = find_model(tmp_path / "k.gguf")
     formats = ", ".join(sorted(set(kinds.values())))
-    with pytest.raises(ModelError, match=f"as {formats}, and int4 keeps .* Q4_0 and Q4_1. Take dtype=bfloat16"):
+    with pytest.raises(ModelError, match=f"as {formats}, and int4 keeps .* Q4_0, Q4_1, Q4_K. Take dtype=bfloat16"):
         load_model(folder, CPU, INT4)
     model = load_model(folder, CPU, torch.bfloat16)
     assert model.kept_as == "bfloat16" and model.int4_share == 0
 
 def test_nothing_in_four_bits_that_only_loading_shows(home, tmp_path):
-    "Projections of one input are one matrix, so a few tensors on 16 levels among finer ones are of no use."
-    kinds = {"attn_k": "Q4_1", "ffn_gate": "Q4_1", "": "Q8_0"}
-    write_gguf(tmp_path / "mixed.gguf", kinds)
+    "The way in alone is on 16 levels, and nothing multiplies by it."
+    output = {"output.weight": np.ones((259, 64), np.float32)}
+    write_gguf(tmp_path / "in.gguf", {"token_embd": "Q4_1", "": "Q8_0"}, extra=output)
     with pytest.raises(ModelError, match="as Q4_1, Q8_0, and int4 keeps"):
-        load_model(find_model(tmp_path / "mixed.gguf"), CPU, INT4)
+        load_model(find_model(tmp_path / "in.gguf"), CPU, INT4)
+
+def test_projections_of_one_input_in_several_formats(home, tmp_path):
+    "Each keeps its own, and they stand where they stood."
+    write_gguf(tmp_path / "mixed.gguf", {"attn_k": "Q4_1", "ffn_gate": "Q4_1", "": "Q8_0"}, kv_heads=2)
+    folder = find_model(tmp_path / "mixed.gguf")
+    model, exact = load_model(folder, CPU, INT4), load_transformers(folder, CPU, torch.float32)
+    attention, stored = model.layers[1].attention, exact.model.layers[1].self_attn
+    assert [type(part) for part in attention.qkv.parts] == [Linear, Int4Linear, Linear]
+    wanted = torch.cat([stored.q_proj.weight, stored.k_proj.weight, stored.v_proj.weight])
+    assert far(plain_weight(attention.qkv), wanted) <= 1
+    assert (model.four_bits().matrices, model.four_bits().of) == (4, 15)
+    ids = torch.arange(12)[None]
+    logits, wanted = model.forward(ids).float(), exact(ids).logits
+    assert (logits - wanted).norm() < .05 * wanted.norm()
 
 def test_how_much_is_in_four_bits_is_said(home, tmp_path, capsys):
     "The vocabulary's matrix seldom is, and is no reason to warn; others are."
@@ -431,6 +438,88 @@ def test_a_model_that_was_converted_without_its_four_bits(home, tiny_gguf):
     (folder / GRID).unlink()
     with pytest.raises(ModelError, match="earlier version.*Delete that folder"): load_model(folder, CPU, INT4)
     load_model(folder, CPU, torch.float32)
+
+# what a file's metadata says
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_file_is_converted_as_transformers_would(family, home, tmp_path):
+    "The same numbers, sizes and ends, though tensor by tensor; another number of heads for keys shows their order."
+    kinds = {"attn_k": "Q4_1", "ffn_down": "Q6_K", "token_embd": "Q8_0", "": "Q4_K"} | {"attn_q": "Q5_0"}
+    # transformers takes 128 for the size of a Qwen3's heads, whatever the file says
+    heads = 2 if family == "qwen3" else 4
+    write_gguf(tmp_path / "m.gguf", kinds, (256, 256), family, heads, heads // 2)
+    folder = find_model(tmp_path / "m.gguf")
+    ours = load_transformers(folder, CPU, torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32)
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
+    for name, tensor in theirs.state_dict().items(): assert torch.equal(ours.state_dict()[name], tensor), name
+    left = {"quantization_config", "_name_or_path", "transformers_version", "architectures"}
+    def said(model): return {key: value for key, value in model.config.to_dict().items() if key not in left}
+    assert said(ours) == said(theirs)
+    assert ours.generation_config.eos_token_id == theirs.generation_config.eos_token_id == 0
+    ids = torch.arange(12)[None]
+    assert torch.allclose(load_model(folder, CPU, torch.float32).forward(ids), theirs(ids).logits, atol=1e-4)
+
+@pytest.mark.parametrize("family, pre", [
+    ("llama", "smollm"), ("llama", "llama-bpe"), ("llama", "gpt-2"), ("qwen2", "qwen2"),
+])
+def test_words_are_cut_as_the_file_says(family, pre, home, tmp_path):
+    "transformers goes by the kind of model; llama.cpp goes by the name of the cut, and so do we."
+    write_gguf(tmp_path / "m.gguf", {}, family=family, fill=lambda writer: writer.add_tokenizer_pre(pre))
+    folder = find_model(tmp_path / "m.gguf")
+    tokenizer = load_tokenizer(folder)
+    assert cut_of(tokenizer) == pre and tokenizer.eos_token_id == 0
+    assert tokenizer.decode(tokenizer("ab cd 12").input_ids) == "ab cd 12"
+
+def scaled(kind, factor, original=None):
+    def fill(writer):
+        from gguf import RopeScalingType
+        writer.add_rope_scaling_type(RopeScalingType(kind))
+        writer.add_rope_scaling_factor(factor)
+        if original: writer.add_rope_scaling_orig_ctx_len(original)
+    return fill
+
+def llama3(stretch):
+    "A Llama 3's factors, by transformers' own formula."
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=dict(
+        rope_type="llama3", rope_theta=10000.0, factor=stretch, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=8192))
+    return (10000.0 ** -(torch.arange(8) / 8) / rope_frequencies(config)[0]).numpy()
+
+@pytest.mark.parametrize("factors, fill, wanted", [
+    (llama3(8.0), None, dict(rope_type="llama3", factor=8.0, original_max_position_embeddings=8192)),
+    (llama3(32.0), None, dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)),
+    (np.full(8, 4, np.float32), None, dict(rope_type="linear", factor=4.0)),
+    (np.ones(8, np.float32), None, dict(rope_type="default")),
+    (None, scaled("linear", 2.0), dict(rope_type="linear", factor=2.0)),
+    (None, scaled("none", 2.0), dict(rope_type="default")),
+    (None, scaled("yarn", 4.0, 16), dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
+], ids=["Llama 3.1", "Llama 3.2", "alike", "ones", "linear", "none", "yarn"])
+def test_a_stretched_rotary_embedding_is_read(factors, fill, wanted, home, tmp_path):
+    extra = {} if factors is None else {"rope_freqs.weight": factors}
+    write_gguf(tmp_path / "m.gguf", {}, extra=extra, fill=fill or (lambda writer: None))
+    config = load_model(find_model(tmp_path / "m.gguf"), CPU, torch.float32).config
+    assert config.rope_parameters.items() >= (wanted | dict(rope_theta=10000.0)).items()
+    if factors is not None:
+        plain = 10000.0 ** -(torch.arange(8) / 8)
+        assert torch.allclose(rope_frequencies(config)[0], plain / torch.from_numpy(factors))
+
+@pytest.mark.parametrize("family, extra, fill, why", [
+    ("llama", {"rope_freqs.weight": np.linspace(1, 9, 8, dtype=np.float32)}, None, "rotary factors .*aren't those of"),
+    ("llama", {}, scaled("longrope", 4.0), "stretched in a way that isn't known here: 'longrope'"),
+    ("llama", {}, scaled("yarn", 4.0), "isn't known here: 'yarn'"),
+    ("llama", {"blk.1.attn_q.bias": np.zeros(64, np.float32)}, None, "a tensor 'blk.1.attn_q.bias', for which"),
+    ("qwen2", {"blk.1.attn_q.bias": None}, None, "no tensor 'blk.1.attn_q.bias', which a model of the kind 'qwen2'"),
+    ("llama", {"blk.0.ffn_down.weight": np.zeros((64, 90), np.float32)}, None, "has the shape .64, 90., where"),
+    ("qwen2", {}, lambda writer: writer.add_tokenizer_pre("gpt-2"), "cuts words in another way than .*'qwen2'"),
+    ("gemma", {}, None, "architecture gemma is not supported"),
+    ("gemma2", {}, scaled("linear", 8.0), "isn't read for 'gemma2'"),
+], ids=["factors", "longrope", "yarn without its context", "left over", "missing", "another shape", "other words",
+        "gemma", "gemma2"])
+def test_what_a_file_says_and_we_cannot_do_is_refused(family, extra, fill, why, home, tmp_path):
+    write_gguf(tmp_path / "m.gguf", {}, family=family, extra=extra, fill=fill or (lambda writer: None))
+    with pytest.raises(ModelError, match=f"m.gguf could not be converted .*{why}"): find_model(tmp_path / "m.gguf")
+    assert left_in(home) == []
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a gguf file" * 100])
 def test_a_broken_gguf_file_is_a_model_error_and_leaves_nothing(home, tmp_path, content):

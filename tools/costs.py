@@ -2,6 +2,7 @@
 
     python tools/costs.py                                    # on a quiet machine with two cores: five minutes
     python tools/costs.py --only int4 --out /tmp/try.json    # one dtype, elsewhere
+    python tools/costs.py --model FILE.gguf --only int4 int8 bfloat16 --sizes 1           # another model's, besides
 
 For each dtype and each batch size the default model plays rounds with drafts of set lengths (`specdec.costs`), on two
 threads: drafts that cost nothing give v(1), v(2), …, those of the head that comes with the package give its c. The
@@ -40,9 +41,9 @@ def told(costs: Costs, keys: list[str | None]) -> dict:
     return {"step": costs.step, "verify": list(costs.verify), "c": c}
 
 
-def measured(dtype: str, size: int, attempts: int) -> dict | None:
+def measured(model: str, dtype: str, size: int, attempts: int) -> dict | None:
     "One entry; None where the machine was busy at every attempt."
-    target = load("smollm2", device="cpu", dtype=dtype)
+    target = load(model, device="cpu", dtype=dtype)
     drafters = members_of(best_drafter(target))
     keys = [drafter_key(drafter) for drafter in drafters]
     for _ in range(attempts):
@@ -53,7 +54,7 @@ def measured(dtype: str, size: int, attempts: int) -> dict | None:
             print(dtype, size, busy, flush=True)
             continue
         return {
-            "model": "smollm2", "shape": model_shape(target), "dtype": dtype, "batch_size": size,
+            "model": Path(model).stem, "shape": model_shape(target), "dtype": dtype, "batch_size": size,
             "greedy": told(found.greedy, keys), "sampled": told(found.sampled, keys),
         }
     return None
@@ -86,6 +87,7 @@ def as_text(table: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("specdec/data/costs.json"))
+    parser.add_argument("--model", default="smollm2", help="as load() takes it")
     parser.add_argument("--only", choices=DTYPES, nargs="+", default=list(DTYPES))
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--attempts", type=int, default=ATTEMPTS)
@@ -98,7 +100,7 @@ def main() -> None:
     found = {place(entry): entry for entry in held}
     for dtype in asked.only:
         for size in asked.sizes:
-            entry = measured(dtype, size, asked.attempts)
+            entry = measured(asked.model, dtype, size, asked.attempts)
             if entry is None: print(f"{dtype}, {size}: the machine is too busy, so what was there stays", flush=True)
             else: found[place(entry)] = entry
             if entry: print(dtype, size, json.dumps(entry["greedy"]), flush=True)

@@ -170,7 +170,7 @@ class Grid(_Settings):
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
     threads: Count | None = Field(None, description="On a CPU; as many as there are, if not given.")
     prompts: Name = Field(
-        "builtin", description="builtin, quick, held_out, public, or a file of JSON lines.")
+        "builtin", description="builtin, quick, held_out, work, public, or a file of JSON lines.")
     domains: list[str] = Field([], description="Of the prompts; all that there are, if empty.")
     count: Count | None = Field(None, description="Prompts of each domain; all, if not given.")
     max_new_tokens: int = Field(64, ge=2, description="Tokens that every run makes.")

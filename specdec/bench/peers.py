@@ -18,14 +18,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..files import fingerprint
+from ..files import fingerprint, local_path
 from .grid import BenchmarkConfig, Cell, Grid, GridPair, cells, interleaved
 from .methods import DRAFTERS, LLAMACPP_MODES, PROBES, llamacpp_missing
 from .prompts import first_prompts, packaged
 from .run import Record, aligned, environment, measure, put_away
-from ..errors import check, require_int, to_number
+from ..errors import ModelError, check, require_int, to_number
 from ..result import Round
-from ..models.hub import Prompt, pick_device, prompts
+from ..models.hub import Prompt, encode, pick_device, prompts, sha256
+from ..models.loading import load
+from ..models.protocol import CausalLM
 from ..pair import Pair
 from ..registry import PairSpec
 
@@ -500,6 +502,185 @@ def bench_peers(config: PeersConfig,
         missing[name_of(dtype, method, 0.0, own)] = why
     timed = run_table(peers_row(record, own) for record in found.records)
     return make_report(config, machine, timed, missing, found.complete)
+
+# %% ../../nbs/bench/01_peers.ipynb #target02
+@dataclass(frozen=True)
+class HubFile:
+    "A file on the Hugging Face hub, by its digest."
+    repository: str
+    name: str
+    digest: str # SHA-256
+
+    @property
+    def how_to_get_it(self) -> str:
+        "A command."
+        return f"hf download {self.repository} {self.name}"
+
+TARGET = HubFile("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+                 "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046")
+
+def find_target(place: str | Path | None = None, # None: where the hub's client keeps it
+                wanted: HubFile | None = None) -> Path:
+    "The second target's file; raises `ModelError` with how to get it, if it isn't there."
+    from huggingface_hub import try_to_load_from_cache
+    wanted = wanted or TARGET
+    found = local_path(place) if place else try_to_load_from_cache(wanted.repository, wanted.name)
+    if not isinstance(found, (str, Path)) or not Path(found).is_file(): raise ModelError(
+        f"The second target isn't {f'in {place}' if place else 'on this machine'}:"
+        f" `{wanted.how_to_get_it}` gets it (1.1 GB).")
+    digest = sha256(Path(found))
+    if digest != wanted.digest: raise ModelError(
+        f"{found} isn't the second target, {wanted.name} of {wanted.repository}: its SHA-256"
+        f" is {digest[:12]}…, and not {wanted.digest[:12]}….")
+    return Path(found)
+
+# %% ../../nbs/bench/01_peers.ipynb #target04
+@dataclass(frozen=True)
+class TargetConfig:
+    "What one comparison on the second target runs; every run makes the same number of tokens."
+    file: str                  # the GGUF file; see `find_target`
+    prompts: int = 15          # how many of the fifteen, kinds of work in turn
+    max_new_tokens: int = 128  # tokens that every run makes; the first comes with the prompt
+    repeats: int = 2           # runs of each method on each prompt
+
+    def __post_init__(self):
+        check_counts(self, prompts=(1, 15), max_new_tokens=(2, np.inf), repeats=(1, np.inf))
+
+    @property
+    def command(self) -> str:
+        "The command that measures this."
+        return (f"specdec bench target {TARGET.name} --count {self.prompts} --max-new-tokens"
+                f" {self.max_new_tokens} --repeats {self.repeats} --json")
+
+# %% ../../nbs/bench/01_peers.ipynb #target05
+TARGET_DTYPES = {"int4": "int4", "int8": "int8", "bfloat16": "bf16"} # dtype → in names
+Way = tuple[str, str, float] # dtype, method of a grid, temperature
+
+def target_ways() -> tuple[dict[str, Way], dict[str, str]]: # by name; what is missing, and why
+    "What is run on the second target."
+    ways: dict[str, Way] = {}
+    for T in (0.0, 1.0):
+        for dtype, short in TARGET_DTYPES.items():
+            ways[f"plain {short} T={T:g}"] = (dtype, "plain", T)
+            ways[f"drafts {short} T={T:g}"] = (dtype, "default", T)
+        ways[f"transformers bf16 T={T:g}"] = ("bfloat16", "transformers", T)
+    absent = llamacpp_missing()
+    if absent: return ways, {"llama.cpp": absent}
+    for mode in LLAMACPP_MODES:
+        if mode == "eagle3": continue  # of the default model
+        method = "llamacpp" if mode == "plain" else f"llamacpp-{mode}"
+        for T in (0.0, 1.0): ways[f"llama.cpp {mode} T={T:g}"] = ("int4", method, T)
+    return ways, {}
+
+def target_cells(config: TargetConfig, ways: Mapping[str, Way]) -> Iterator[Cell]:
+    "All that runs on one prompt in one repeat is a cell; precisions take turns within it."
+    chosen = first_prompts(packaged("work"), config.prompts)
+    groups: dict[str, list[str]] = {}
+    for name, (dtype, *_) in ways.items(): groups.setdefault(dtype, []).append(name)
+    like = PeersConfig(model=config.file, device="cpu", max_new_tokens=config.max_new_tokens)
+    jobs = interleaved(chosen, config.repeats, *groups.values())
+    for (repeat, prompt), some in groupby(jobs, lambda job: (job.repeat, job.prompt)):
+        runs = [peers_run(like, ways[job.method], prompt, repeat) for job in some]
+        yield Cell(PairSpec(config.file), prompt, tuple(runs))
+
+@torch.inference_mode()
+def perplexity(model: CausalLM, ids: list[int]) -> float:
+    "Of a text: e to the mean negative log-probability of each token after the first."
+    logits = model.forward(torch.tensor([ids]), model.new_cache(len(ids)))[0, :-1].float()
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).exp())
+
+READ = 1024 # tokens that perplexity is taken of
+
+def perplexities(file: str) -> dict[str, float]: # dtype → perplexity
+    """Of one text, the quick prompts one after the other, in each precision, and in float32: by the
+    file's exact numbers, which llama.cpp computes with as well."""
+    text, found = "\n\n".join(prompt.text for prompt in prompts()), {}
+    for dtype in ("float32", *TARGET_DTYPES):
+        model = load(file, "cpu", dtype)
+        found[dtype] = perplexity(model, encode(model.tokenizer, text)[:READ])
+        del model  # before the next one comes
+    return found
+
+# %% ../../nbs/bench/01_peers.ipynb #target06
+def target_report(config: TargetConfig, machine: dict, runs: pd.DataFrame, # of `run_table`
+                  perplexity: dict[str, float], failed: dict[str, str], complete: bool) -> dict:
+    """By kind of work and temperature: tokens per second of each way; our best and llama.cpp's best
+    plain way and way of all, and their ratios, prompt by prompt; and what drafts gain over plain
+    decoding in the same precision."""
+    def of(some: pd.DataFrame, a: str | None, b: str | None) -> float | None:
+        return median_of(summarise(paired_ratios(some, a or "", b or ""), {}))
+    rows = []
+    for kind in dict.fromkeys(runs.domain):
+        for T in (0, 1):
+            some = runs[(runs.domain == kind) & runs.method.str.endswith(f"T={T}")]
+            names = [*dict.fromkeys(some.method)]
+            ours = [name for name in names if name.startswith(("plain", "drafts"))]
+            theirs = [name for name in names if name.startswith("llama.cpp")]
+            best, other = fastest(some, ours), fastest(some, theirs)
+            plain = fastest(some, [name for name in ours if name.startswith("plain")])
+            gains = {short: of(some, f"drafts {short} T={T}", f"plain {short} T={T}")
+                     for short in TARGET_DTYPES.values()}
+            speeds = {name: by_prompt(some, name, "tokens_per_second").median() for name in names}
+            rows.append({
+                "kind": kind, "temperature": T, "tokens_per_second": speeds, "plain": plain,
+                "best": best, "llama.cpp": other,
+                "plain_vs_llamacpp_plain": of(some, plain, f"llama.cpp plain T={T}"),
+                "best_vs_llamacpp_best": of(some, best, other),
+                "best_vs_plain": of(some, best, plain), "drafts_vs_plain": gains})
+    return {"rows": rows, "perplexity": perplexity, "file": asdict(TARGET),
+            **about(config, machine, failed, complete)}
+
+def target_text(report: dict) -> str: # several lines
+    "The report for people."
+    machine, settings = report["environment"], report["settings"]
+    lines = [
+        f"{TARGET.name} on {machine['processor']}, {amount(machine['threads'], 'thread')}, torch"
+        f" {machine['torch']}",
+        f"{amount(settings['prompts'], 'prompt')}, {settings['max_new_tokens']} tokens each,"
+        f" {amount(settings['repeats'], 'interleaved repeat')}; medians of tokens/s, and of ratios"
+        " prompt by prompt"]
+    for row in report["rows"]:
+        lines += ["", f"{row['kind']}, T = {row['temperature']}"]
+        lines += [f"  {name.rpartition(' ')[0]:24}{speed:8.1f}"
+                  for name, speed in row["tokens_per_second"].items()]
+        gains = ", ".join(f"{name} {shown(gain)}" for name, gain in row["drafts_vs_plain"].items())
+        lines += [f"  drafts over plain: {gains}; our best over our best plain:"
+                  f" {shown(row['best_vs_plain'])}"]
+        if row["llama.cpp"]: lines += [
+            f"  over llama.cpp: plain {shown(row['plain_vs_llamacpp_plain'])}, best"
+            f" {shown(row['best_vs_llamacpp_best'])} ({row['best'].rpartition(' ')[0]} over"
+            f" {row['llama.cpp'].rpartition(' ')[0]})"]
+    told = ", ".join(f"{dtype} {value:.2f}" for dtype, value in report["perplexity"].items())
+    if told: lines += ["", f"perplexity, {READ:,} tokens: {told}"]
+    return "\n".join([*lines, *closing(report, {})])
+
+def target_row(record: Record) -> dict:
+    "What the report needs of a record, as `run_table` takes it."
+    run, result = record.config, record.result
+    name = next(name for name, way in target_ways()[0].items()
+                if way == (run.dtype, run.method, run.temperature))
+    return {"method": name, "prompt": run.prompt, "domain": run.domain, "repeat": run.repeat,
+            "tokens": result.num_tokens, "seconds": result.total_time,
+            "text": fingerprint(result.generated_ids)}
+
+# %% ../../nbs/bench/01_peers.ipynb #target07
+def bench_target(config: TargetConfig,
+                 out: Path | None = None, # keep records in this file, and skip those it holds
+                ) -> dict: # see `target_report`
+    """Compare with llama.cpp and transformers on the second target, in one run. An interrupt
+    returns what there is, with `complete` false. Raises `ModelError` for another file, and
+    `InputError` as `bench_run` does."""
+    file = find_target(config.file)
+    ways, missing = target_ways()
+    try: found = measure(target_cells(replace(config, file=str(file)), ways), out)
+    finally: put_away()
+    names = {(method, dtype): name for name, (dtype, method, _) in ways.items()}
+    for (method, _, dtype), why in found.failures.items():
+        missing[names.get((method, dtype), method)] = why
+    machine = environment("cpu", "auto")
+    timed = run_table(target_row(record) for record in found.records)
+    read = perplexities(str(file)) if found.complete else {}
+    return target_report(config, machine, timed, read, missing, found.complete)
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62
 @dataclass(frozen=True)

@@ -84,11 +84,11 @@ def read_prompt_file(path: Path) -> tuple[tuple[Prompt, ...], dict[str, int]]:
 DOMAINS = ("code", "conversation", "summarization")
 _FILES = {  # set → its files in specdec/data
     "builtin": ("prompts.json", "held_out.json", *(f"prompts_{d}.jsonl" for d in DOMAINS)),
-    "quick": ("prompts.json",), "held_out": ("held_out.json",),
+    "quick": ("prompts.json",), "held_out": ("held_out.json",), "work": ("work.json",),
 }
 
 def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
-    "A set of prompts that comes with the package: builtin, quick or held_out."
+    "A set of prompts that comes with the package: builtin, quick, held_out or work."
     found = []
     for file in _FILES[name]:
         text = (resources.files("specdec") / "data" / file).read_text(encoding="utf-8")
@@ -194,7 +194,7 @@ class PromptDataset:
 
     @classmethod
     def load(cls,
-             source: str | Path = "builtin", # builtin, quick, held_out, public, or a file
+             source: str | Path = "builtin", # builtin, quick, held_out, work, public, or a file
              tokenizer=None, # counts tokens, and cuts public articles (None: the default model's)
             ) -> "PromptDataset":
         """A set of prompts: the 150 (builtin), the 15 for quick runs, the 15 held out; HumanEval,

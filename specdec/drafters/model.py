@@ -19,7 +19,8 @@ from specdec.drafters.base import (
     Draft, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
 )
 from ..cache import KVCache
-from ..models.int8 import AnyLinear, Int8Linear
+from ..models.checkpoint import AnyLinear, JoinedLinear
+from ..models.int8 import Int8Linear
 from ..models.linear import Int4Linear
 from ..models.protocol import CausalLM, WrapperLM
 from ..verify import acceptance_probability
@@ -184,6 +185,7 @@ def search_layers(target: Llama, written: Written,
 # %% ../../nbs/drafters/03_model.ipynb #f0f5341e
 def plain_weight(linear: AnyLinear) -> Tensor: # [out, in]
     "The weight of a linear layer as a plain matrix."
+    if isinstance(linear, JoinedLinear): return torch.cat([plain_weight(p) for p in linear.parts])
     if isinstance(linear, (Int4Linear, Int8Linear)): return linear.plain()
     return linear.weight.to_dense() if linear.packed else linear.weight
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..files import parse_json
-from .int8 import AnyLinear, Int8Linear
-from .linear import Int4Linear, Linear, has_layouts, is_batch_invariant, stored_levels
+from .int8 import Int8Linear
+from specdec.models.linear import (
+    Int4Linear, Levels, Linear, has_layouts, is_batch_invariant, stored_levels,
+)
 from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, working_dtype
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
@@ -40,7 +43,7 @@ def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds
 def _grid_of(folder: Path,
             # of each weight that was quantised, its format; of those in four bits, the blocks
             ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What `keep_grid` has kept; raises `ModelError` for a model that was converted without it, and
+    """What conversion has kept; raises `ModelError` for a model that was converted without it, and
     for a file that isn't whole."""
     path = folder / GRID
     if not path.exists():
@@ -67,10 +70,11 @@ def _check_grid(path: Path, kinds: dict[str, str], blocks: dict[str, Tensor]) ->
         f"{path} tells of {min(strange)!r}, which this model hasn't, or not in four bits: the two"
         " don't belong together. Delete that folder: it is then converted again.")
 
-def _check_blocks(name: str, kind: str, blocks: Tensor, inputs: int) -> None:
+def _check_blocks(name: str, kind: str, blocks: Tensor, rows: int, inputs: int) -> None:
     "Raise `ModelError` unless these can be the levels of rows of so many weights."
-    size = inputs // 32 * {"Q4_0": 18, "Q4_1": 20}[kind]  # bytes of a row
-    if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] != size: raise ModelError(
+    weights, nbytes = FOUR_BITS[kind]
+    size = inputs // weights * nbytes  # bytes of a row
+    if blocks.dtype != torch.uint8 or blocks.shape != (rows, size): raise ModelError(
         f"The levels of {name!r} in {GRID} have the shape {list(blocks.shape)}, which isn't that of"
         " their weight: delete the model's folder, and it is converted again.")
 
@@ -87,6 +91,25 @@ def finer_numbers(folder: Path,
         with safe_open(files[name], "pt") as file: rows, width = file.get_slice(name).get_shape()
         found += rows * width
     return found
+
+# %% ../../nbs/engine/11_checkpoint.ipynb #j01nedl2
+class JoinedLinear:
+    "Layers of one input whose weights are kept in different forms: their outputs side by side."
+    packed = True # of some of them no plain weight is kept
+    def __init__(self, parts: Sequence["Linear | Int4Linear | Int8Linear"]):
+        self.parts, self.inputs = list(parts), parts[0].inputs
+        self.outputs = sum(part.outputs for part in parts)
+
+    @property
+    def bias(self) -> Tensor | None: # [out]
+        "Those of its parts; all of them have one, or none has."
+        found = [part.bias for part in self.parts if part.bias is not None]
+        return torch.cat(found) if found else None
+
+    def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
+        return torch.cat([part(x) for part in self.parts], -1)
+
+AnyLinear = Linear | Int4Linear | Int8Linear | JoinedLinear  # what a decoder multiplies with
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #783deed5
 class Checkpoint:
@@ -120,15 +143,22 @@ class Checkpoint:
             ) -> Tensor: # `into`
         """Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another
         shape, or quantised."""
+        stored = self.stored(name)
+        _check_stored(name, stored, into)
+        return into.copy_(stored)
+
+    def stored(self, name: str) -> Tensor: # of a file, its numbers are mapped, and not yet read
+        "The tensor as it is; raises `ModelError` if the checkpoint lacks it."
         if name not in self:
             raise ModelError(f"The checkpoint has no tensor {name!r}, so it isn't of the "
                              "architecture its config.json names.")
         self.unread.discard(name)
-        if name in self.tensors: stored = self.tensors[name]
-        else:
-            with safe_open(self.files[name], "pt") as file: stored = file.get_tensor(name)
-        _check_stored(name, stored, into)
-        return into.copy_(stored)
+        if name in self.tensors: return self.tensors[name]
+        with safe_open(self.files[name], "pt") as file: return file.get_tensor(name)
+
+    def look(self, name: str, *shape: int) -> None:
+        "Raise `ModelError` unless it could be read in that shape."
+        _check_stored(name, self.stored(name), torch.empty(shape, dtype=self.dtype, device="meta"))
 
     def empty(self, *shape: int) -> Tensor:
         "A tensor of our dtype on our device, to be filled."
@@ -138,23 +168,40 @@ class Checkpoint:
         "The tensor of that name and shape."
         return self.read(name, self.empty(*shape))
 
-    def linear(self, weight: Tensor, # [out, in]
-               names: Sequence[str], # of the tensors that it was put together from
+    def stacked(self, rows: Mapping[str, int], *width: int) -> Tensor: # [all rows, *width]
+        "Tensors of the same width below each other."
+        whole = self.empty(sum(rows.values()), *width)
+        for name, part in zip(rows, whole.split([*rows.values()])): self.read(name, into=part)
+        return whole
+
+    def linear(self, rows: Mapping[str, int], # of each weight, in order
+               inputs: int,           # columns of all
                bias: Tensor | None = None,
-               whole: bool = False,  # whether weights without levels are left so
+               whole: bool = False,   # whether weights without levels are left so
               ) -> AnyLinear:
-        """A layer of such weights. In four bits, weights that were quantised before keep their
-        levels if they have 16; if they have more, they are as they are."""
-        if self.int8: return Int8Linear(weight, bias)
-        if not self.int4: return Linear(weight, bias, self.pack)
-        if not (whole or any(name in self.kinds for name in names)): return Int4Linear(weight, bias)
-        if not all(name in self.blocks for name in names): return Linear(weight, bias)
-        for name in names:
-            _check_blocks(name, self.kinds[name], self.blocks[name], weight.shape[1])
-        parts = [stored_levels(self.blocks[name], self.kinds[name]) for name in names]
-        levels, scales = (torch.cat(part, i) for i, part in enumerate(zip(*parts)))
-        stored = levels.to(self.device), scales.to(self.device)
-        return Int4Linear(weight, bias, stored=stored)
+        """A layer of such weights, below each other. In four bits, those that were quantised before
+        keep their levels if they have 16; if they have more, they are as they are."""
+        if self.int8: return Int8Linear(self.stacked(rows, inputs), bias)
+        if not self.int4: return Linear(self.stacked(rows, inputs), bias, self.pack)
+        if not (whole or any(name in self.kinds for name in rows)):
+            return Int4Linear(self.stacked(rows, inputs), bias)
+        parts: list[Linear | Int4Linear | Int8Linear] = []
+        for on_levels, names in groupby(rows, lambda name: name in self.blocks):
+            some = {name: rows[name] for name in names}
+            count, first = sum(some.values()), sum(part.outputs for part in parts)
+            biases = None if bias is None else bias[first:first + count]
+            if on_levels: parts.append(Int4Linear(self.levels(some, inputs), biases))
+            else: parts.append(Linear(self.stacked(some, inputs), biases))
+        return JoinedLinear(parts) if len(parts) > 1 else parts[0]
+
+    def levels(self, rows: Mapping[str, int], inputs: int) -> Levels: # as `linear` takes them
+        "What was kept of weights on 16 levels; their numbers stay unread."
+        for name, count in rows.items():
+            self.look(name, count, inputs)
+            _check_blocks(name, self.kinds[name], self.blocks[name], count, inputs)
+        found = [stored_levels(self.blocks[name], self.kinds[name]) for name in rows]
+        return (torch.cat([levels for levels, _ in found]).to(self.device),
+                torch.cat([scales for _, scales in found], 1).to(self.device))
 
     def check_all_read(self) -> None:
         """Raise `ModelError` if tensors are left over; old checkpoints store the rotary
@@ -187,14 +234,10 @@ def read_linear(tensor: Checkpoint,
                 bias: bool,            # whether each has a bias
                ) -> AnyLinear:
     "Several projections of the same input as one."
-    def stacked(kind: str, *shape: int) -> Tensor:
-        whole = tensor.empty(sum(parts.values()), *shape)
-        for name, part in zip(parts, whole.split(list(parts.values()))):
-            tensor.read(f"{prefix}{name}.{kind}", into=part)
-        return whole
+    def rows(kind: str) -> dict[str, int]:
+        return {f"{prefix}{name}.{kind}": count for name, count in parts.items()}
 
-    names = [f"{prefix}{name}.weight" for name in parts]
-    return tensor.linear(stacked("weight", inputs), names, stacked("bias") if bias else None)
+    return tensor.linear(rows("weight"), inputs, tensor.stacked(rows("bias")) if bias else None)
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #54836b99
 class StoredRows:
@@ -238,12 +281,14 @@ def read_vocabulary(config, tensor: Checkpoint,
     out, no plain copy is kept. In four bits the way out stays as it is, but for levels of its own,
     and a matrix that is the way in only stays in its file."""
     name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-    embedding = tensor(name, *shape)
     # if a head is stored although the config says tied, the two may differ
     tied = config.tie_word_embeddings and "lm_head.weight" not in tensor
     of_head = name if tied else "lm_head.weight"
-    head = tensor.linear(embedding if tied else tensor(of_head, *shape), [of_head], whole=True)
+    head = tensor.linear({of_head: config.vocab_size}, config.hidden_size, whole=True)
     spare = head.packed or tensor.int4 and not tied
     if spare and tensor.device.type == "cpu":
+        tensor.look(name, *shape)
         return StoredRows(tensor.files[name], name, tensor.dtype), head
+    if tied and isinstance(head, Linear) and not head.packed: embedding = head.weight
+    else: embedding = tensor(name, *shape)
     return partial(F.embedding, weight=embedding), head

@@ -25,8 +25,8 @@ from ..drafters.model import TOKENS_FILE
 from .loading import read_config
 from ..files import local_path, locked, parse_json, written_whole
 from specdec.models.hub import (
-    DTYPES, GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf,
-    load_tokenizer,
+    DTYPES, GGUF_NAME, cache_home, check_gguf, cuts, download_gguf, find_model, installed_gguf,
+    load_tokenizer, pieces,
 )
 from .protocol import CausalLM
 from .llama import head_size, rope_frequencies, sliding_window
@@ -73,34 +73,14 @@ def rope_factors(config) -> Tensor | None: # [head_dim / 2]; None: nothing is st
     raise ModelError(f"Rotary embeddings of the type {kind!r} can't be written as GGUF here for a "
                      f"model of the kind {config.model_type!r}.")
 
-# %% ../../nbs/engine/15_gguf.ipynb #56cbf21f
-_WORDS = {  # regular expressions of the cut; the digits of a number: up to three, or each alone
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-                 r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-             r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-_TELLING = "It's 12345 of IT'S (x)!!\n\n  a\tb"
-
-def cuts() -> dict: # name → a pre-tokenizer of `tokenizers`
-    "The ways to cut a text into words that llama.cpp calls by these names."
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
-    plain = ByteLevel(add_prefix_space=False)
-    bytes_only = ByteLevel(add_prefix_space=False, use_regex=False)
-    found = {"gpt-2": plain, "smollm": Sequence([Digits(individual_digits=True), plain])}
-    for name, words in _WORDS.items():
-        found[name] = Sequence([Split(Regex(words), "isolated"), bytes_only])
-    return found
-
+# %% ../../nbs/engine/15_gguf.ipynb #cut0f002
 def cut_of(tokenizer) -> str: # a transformers tokenizer
     "What llama.cpp calls the way it cuts words; raises `ModelError` for one that we don't know."
     backend = getattr(tokenizer, "backend_tokenizer", None)
     cut = backend.pre_tokenizer if backend else None
     if backend and cut and parse_json(backend.to_str())["model"]["type"] == "BPE":
-        pieces = cut.pre_tokenize_str(_TELLING)
         for name, known in cuts().items():
-            if known.pre_tokenize_str(_TELLING) == pieces: return name
+            if pieces(known) == pieces(cut): return name
     raise ModelError(
         "This tokenizer can't be written as GGUF here: expected byte-level BPE that cuts words as "
         f"{', '.join(cuts())} do. llama.cpp's own convert_hf_to_gguf.py knows more.")

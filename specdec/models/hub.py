@@ -20,17 +20,20 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from platformdirs import user_cache_dir
 from torch import Tensor
+from tqdm import tqdm
 
 from ..errors import InputError, ModelError, SpecdecError, check, preserve_interrupts
 from ..files import first_line, local_path, locked, parse_json, say
@@ -231,76 +234,212 @@ def sweep(folder: Path) -> None:
 
 # %% ../../nbs/engine/02_models.ipynb #6eb1bcd7
 GRID = "grid.tensors" # beside a converted model's weights: the four bits that they came from
-FOUR_BITS = ("Q4_0", "Q4_1") # formats of GGUF whose weights are on 16 even levels in groups of 32
+# formats of GGUF with 16 even levels in groups of 32: weights and bytes of a block
+FOUR_BITS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
+PLAIN = ("F64", "F32", "F16", "BF16") # formats that aren't quantised
 
-def in_order(wanted: Tensor, # [rows, in], float32
-             found: Tensor,  # the same rows, in any order
-             blocks: Tensor, # what they are made from, [rows, bytes]
-            ) -> Tensor | None: # the blocks of the wanted rows; None: they are other numbers
-    "What each row was made from."
-    places = {row.tobytes(): i for i, row in enumerate(found.numpy())}
-    order = [places.get(row.tobytes()) for row in wanted.numpy()]
-    return None if None in order else blocks[order]
+def halves_together(rows, heads: int): # NumPy's, [heads · d, ...]; the same shape
+    "Rows of queries or keys in the order of a rotary embedding that turns halves."
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 # %% ../../nbs/engine/02_models.ipynb #15748d1b
-def tensors_of(gguf: Path) -> Callable: # a weight's name in a checkpoint → its tensor, or None
-    "The tensors of a GGUF file, by the names that they have elsewhere."
-    from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
-    reader = GGUFReader(gguf)
-    family = reader.fields["general.architecture"].contents()
-    layers = reader.fields[f"{family}.block_count"].contents()
-    architecture = next(a for a, name in MODEL_ARCH_NAMES.items() if name == family)
-    names = get_tensor_name_map(architecture, layers)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    return lambda name: tensors.get(names.get_name(name, (".weight",)) or "")
+@dataclass(frozen=True)
+class FileTensor:
+    "A tensor of a GGUF file, its rows in our order."
+    kind: str    # its format, such as "Q4_K"
+    blocks: Any  # NumPy's: numbers, or bytes of blocks, [rows, ...]
 
-def keep_grid(gguf: Path,
-              weights: dict[str, Tensor], # what it was turned into, by name
-              path: Path) -> None:
-    """Write the four bits of each weight that had so many, and of every quantised weight which
-    format it had."""
-    from gguf import dequantize
-    from safetensors.torch import save_file
-    tensor_of, kinds, kept = tensors_of(gguf), {}, {}
-    for name, weight in weights.items():
-        tensor = tensor_of(name)
-        if tensor is None or tensor.tensor_type.name in ("F64", "F32", "F16", "BF16"): continue
-        kinds[name] = tensor.tensor_type.name
-        if kinds[name] not in FOUR_BITS: continue
-        found = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
-        blocks = in_order(weight, found, torch.from_numpy(tensor.data.copy()))
-        if blocks is not None: kept[name] = blocks.contiguous()
-    save_file(kept, path, kinds)
+    def stored(self) -> Tensor: # of the same type
+        "A copy: the file is mapped, and can't be written."
+        return torch.from_numpy(self.blocks.copy())
+
+    def numbers(self) -> Tensor: # float32, [rows, in] or [rows]
+        "What it stands for, as the `gguf` library tells it; ours is faster for many levels."
+        from gguf import GGMLQuantizationType, dequantize
+        if self.kind in FOUR_BITS: return four_bit_numbers(self.stored(), self.kind)
+        found = dequantize(self.blocks, GGMLQuantizationType[self.kind])
+        return torch.from_numpy(np.require(found, requirements=("C", "W")))
+
+def tensors_of(reader,  # a `gguf.GGUFReader`
+               config,  # a transformers config, of a kind in `STREAMED`
+               names: Iterable[str], # of a checkpoint's tensors
+              ) -> dict[str, FileTensor]:
+    "The file's tensors by those names; raises `ModelError` if one is missing, or left over."
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    family = reader.fields["general.architecture"].contents()
+    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == family)
+    name_of = get_tensor_name_map(number, config.num_hidden_layers).get_name
+    left, found = {tensor.name: tensor for tensor in reader.tensors}, {}
+    left.pop(ROPE_FACTORS, None)  # `rope_of` reads it
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name in names:
+        written = name_of(name, (".weight", ".bias"))
+        if written is None or written not in left: raise ModelError(
+            f"it has no tensor {written or name!r}, which a model of the kind {family!r} needs")
+        tensor = left.pop(written)
+        blocks, turned = tensor.data, heads.get(written.split(".")[-2])
+        if family == "llama" and turned: blocks = halves_together(blocks, turned)
+        found[name] = FileTensor(tensor.tensor_type.name, blocks)
+    if left: raise ModelError(f"it has a tensor {min(left)!r}, for which a model of the kind "
+                              f"{family!r} has no place here: leaving it out would change what it"
+                              " computes")
+    return found
+
+# %% ../../nbs/engine/02_models.ipynb #f0urnum2
+def k_numbers(packed: Tensor) -> tuple[Tensor, Tensor]: # uint8 [..., 12] → twice [..., 8]
+    "Steps and offsets of the eight groups of a block of Q4_K, in units."
+    steps, offsets, rest = packed.split(4, -1)
+    return (torch.cat((steps & 63, rest & 15 | steps >> 6 << 4), -1),
+            torch.cat((offsets & 63, rest >> 4 | offsets >> 6 << 4), -1))
+
+def four_bit_groups(blocks: Tensor, # as GGUF has them, uint8 [rows, bytes]
+                    kind: str,      # of `FOUR_BITS`
+                   # levels, int8 [rows, groups, 32]; steps and lowest weights, [rows, groups, 1]
+                   ) -> tuple[Tensor, Tensor, Tensor]:
+    "What is in blocks: a weight is level · step + lowest, exactly."
+    weights, nbytes = FOUR_BITS[kind]
+    each = blocks.unflatten(1, (-1, nbytes))
+    head, pairs = each.split((nbytes - weights // 2, weights // 2), -1)
+    units = head[..., :2 if kind == "Q4_0" else 4].contiguous().view(torch.float16).float()
+    step = units[..., :1]
+    if kind == "Q4_0": low = -8 * step
+    elif kind == "Q4_1": low = units[..., 1:]
+    else:
+        steps, offsets = k_numbers(head[..., 4:])
+        step, low = step * steps, -(units[..., 1:] * offsets)
+    pairs = pairs.unflatten(-1, (-1, min(32, weights // 2)))  # of one group, or of two neighbours
+    levels = torch.stack((pairs & 15, pairs >> 4), -2).view(torch.int8).flatten(1)
+    return levels.unflatten(1, (-1, 32)), step.flatten(1)[..., None], low.flatten(1)[..., None]
+
+def four_bit_numbers(blocks: Tensor, kind: str) -> Tensor: # float32, [rows, in]
+    "The weights of such blocks, bit for bit as the library tells them."
+    pieces = (four_bit_groups(rows, kind) for rows in blocks.split(1024))
+    return torch.cat([(levels * step).add_(low).flatten(1) for levels, step, low in pieces])
+
+# %% ../../nbs/engine/02_models.ipynb #rope0f02
+ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192} # as Meta has published them all
+STRETCHES = (8.0, 32.0)                             # of Llama 3.1 and 3.3; of Llama 3.2
+
+def llama3_factors(theta: float, size: int, # of a head
+                   stretch: float) -> Tensor: # [size / 2]
+    "By what each frequency is divided in a Llama 3.1 (Dubey et al. 2024; convert_hf_to_gguf.py)."
+    turns = LLAMA3["original_max_position_embeddings"] / (2 * torch.pi) * theta ** -(
+        torch.arange(0, size, 2, dtype=torch.float64) / size)  # within the original context
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - share) / stretch + share)
+
+def rope_of(reader, config) -> dict: # what to add to `rope_parameters`; empty: nothing is stretched
+    "How a GGUF file's rotary embedding is stretched; raises `ModelError` for ways unknown to us."
+    family = reader.fields["general.architecture"].contents()
+    def value(key: str, default=None):
+        field = reader.fields.get(f"{family}.rope.{key}")
+        return field.contents() if field else default
+    kind, factor = value("scaling.type", "none"), value("scaling.factor", value("scale_linear", 1))
+    factors = next((t.data for t in reader.tensors if t.name == ROPE_FACTORS), None)
+    if factors is not None and np.allclose(factors, factors[0], rtol=1e-5):
+        kind, factor = "linear", round(float(factors[0]), 4)
+    elif factors is not None:
+        theta, size = config.rope_parameters["rope_theta"], 2 * len(factors)
+        for stretch in STRETCHES:
+            known = llama3_factors(theta, size, stretch).numpy()
+            if np.allclose(factors, known, rtol=1e-3):
+                return LLAMA3 | {"rope_type": "llama3", "factor": stretch}
+        raise ModelError(f"its rotary factors ({ROPE_FACTORS}) aren't those of Llama 3.1, 3.2 or"
+                         " 3.3, which are all that is known here")
+    if kind == "none" or factor == 1 and kind == "linear": return {}
+    if kind == "linear": return {"rope_type": "linear", "factor": float(factor)}
+    original = value("scaling.original_context_length")
+    if kind == "yarn" and original: return {
+        "rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
+    raise ModelError(f"its rotary embedding is stretched in a way that isn't known here: {kind!r}")
 
 # %% ../../nbs/engine/02_models.ipynb #bb0eac4c
+# kinds of models that are written tensor by tensor
+STREAMED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+
+def write_weights(weights: dict[str, Tensor],  # by name; only shapes are looked at
+                  read: Callable[[str], Tensor], folder: Path, # which is filled
+                  what: str) -> None: # beside the progress
+    "Tensors as float32 safetensors of 64 MB each, as transformers would save them."
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+    plan = split_torch_state_dict_into_shards(
+        weights, filename_pattern="model{suffix}.safetensors", max_shard_size="64MB")
+    def write(file: str) -> None:
+        tensors = {name: read(name) for name in plan.filename_to_tensors[file]}
+        for name, tensor in tensors.items():
+            if tensor.shape != weights[name].shape: raise ModelError(
+                f"its tensor for {name!r} has the shape {list(tensor.shape)}, where its sizes ask"
+                f" for {list(weights[name].shape)}")
+        save_file(tensors, folder / file, {"format": "pt"})
+    files = [*plan.filename_to_tensors]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(tqdm(pool.map(write, files), what, len(files), disable=None, unit="file"))
+    if not plan.is_sharded: return
+    index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
 def dequantise(gguf: Path,   # a GGUF file
                folder: Path, # existing, to be filled with float32 safetensors, config and tokenizer
               ) -> None:
     """Write a GGUF model as one that any library loads, and beside it the four bits that it came
-    from; transformers shows its progress."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from. Raises `ModelError` for what we know that would be lost."""
+    from gguf import GGUFReader
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    del model.config.quantization_config  # the weights are plain numbers now
-    plain = type(model)(model.config)
-    plain.load_state_dict(model.state_dict())
-    plain.save_pretrained(folder, max_shard_size="64MB")
-    keep_grid(gguf, plain.state_dict(), folder / GRID)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    config, reader = AutoConfig.from_pretrained(**where), GGUFReader(gguf)
+    kept, kinds = {}, {}
+    if config.model_type in STREAMED:
+        config.rope_parameters = config.rope_parameters | rope_of(reader, config)
+        length = reader.fields.get(f"{config.model_type}.attention.key_length")
+        if length and config.model_type == "qwen3": config.head_dim = length.contents()
+        if config.model_type == "llama":  # metadata doesn't say it
+            there = {tensor.name for tensor in reader.tensors}
+            config.attention_bias = "blk.0.attn_output.bias" in there
+            config.mlp_bias = "blk.0.ffn_down.bias" in there
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        weights = model.state_dict()
+        if config.tie_word_embeddings: del weights["lm_head.weight"]
+        tensors = tensors_of(reader, config, weights)
+        write_weights(weights, lambda name: tensors[name].numbers(), folder, gguf.name)
+        kinds = {name: t.kind for name, t in tensors.items() if t.kind not in PLAIN}
+        kept = {name: tensors[name].stored() for name, kind in kinds.items() if kind in FOUR_BITS}
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+    else:
+        if config.model_type != "gpt_oss" and rope_of(reader, config): raise ModelError(
+            f"its rotary embedding is stretched, which isn't read for {config.model_type!r}")
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        del model.config.quantization_config  # the weights are plain numbers now
+        plain = type(model)(model.config)
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(folder, max_shard_size="64MB")
+    save_file(kept, folder / GRID, kinds)
+    cut_as_said(AutoTokenizer.from_pretrained(**where), reader).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if cut_as_said(tokenizer, reader) is not tokenizer: raise ModelError(
+        f"it cuts words in another way than a model of the kind {config.model_type!r}")
 
+# %% ../../nbs/engine/02_models.ipynb #c0nvert1
 def convert_gguf(gguf: Path,   # a GGUF file
                  folder: Path, # made, all or nothing; hold its lock
                 ) -> None:
     """Dequantise a GGUF file into a checked folder of safetensors, config, tokenizer and manifest;
     raises `ModelError` if it can't be read as a causal language model, or if the disk is full."""
     say(f"Converting {gguf.name} to safetensors. "
-        "This is done once (about 20 s for the default model) …")
+        "This is done once (about 20 s for the default model, a minute for a GB) …")
     try:
         with preserve_interrupts(), all_or_nothing(folder) as new:
             dequantise(gguf, new)
             write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
     except Exception as error:  # of any library below: the file is at fault, or the disk
-        reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
         raise ModelError(
             f"{gguf} could not be converted ({reason}). Is it a whole GGUF file of a family"
             f" transformers knows, and is there room in {folder.parent}?") from error
@@ -668,3 +807,43 @@ def prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
     "The short prompt set, written for this project."
     file = resources.files("specdec") / "data" / "prompts.json"
     return tuple(Prompt(**p) for p in parse_json(file.read_text(encoding="utf-8"), file.name))
+
+
+# %% ../../nbs/engine/15_gguf.ipynb #56cbf21f
+_WORDS = {  # regular expressions of the cut; the digits of a number: up to three, or each alone
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+                 r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+             r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+_TELLING = "It's 12345 of IT'S (x)!!\n\n  a\tb"
+
+def cuts() -> dict: # name → a pre-tokenizer of `tokenizers`
+    "The ways to cut a text into words that llama.cpp calls by these names."
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+    plain = ByteLevel(add_prefix_space=False)
+    bytes_only = ByteLevel(add_prefix_space=False, use_regex=False)
+    found = {"gpt-2": plain, "smollm": Sequence([Digits(individual_digits=True), plain])}
+    for name, words in _WORDS.items():
+        found[name] = Sequence([Split(Regex(words), "isolated"), bytes_only])
+    return found
+
+def pieces(cut) -> list: # of a text that tells the ways apart
+    "What a pre-tokenizer makes of it."
+    return cut.pre_tokenize_str(_TELLING)
+
+def cut_as_said(tokenizer, reader): # a transformers tokenizer, also returned; a `gguf.GGUFReader`
+    """The tokenizer that cuts words in the way that the file names, if we know that way. (Those of
+    some models put their own way in whenever they are loaded, so another class takes its place.)"""
+    from transformers import PreTrainedTokenizerFast
+    said = reader.fields.get("tokenizer.ggml.pre")
+    known = cuts().get(said.contents()) if said else None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if known is None or backend is None or backend.pre_tokenizer is None: return tokenizer
+    if pieces(backend.pre_tokenizer) == pieces(known): return tokenizer
+    backend.pre_tokenizer = known
+    special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token")
+               for kind in ("bos", "eos", "unk", "pad")}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template,
+                                   clean_up_tokenization_spaces=False, **special)

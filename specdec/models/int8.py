@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .hub import check_int8, int8_product
-from .linear import PIECE, Int4Linear, Linear
+from .linear import PIECE, Linear
 
 # %% ../../nbs/engine/22_eight_bits.ipynb #e1600014
 BLOCK = 64 # neighbours that are turned together, at most: a power of two
@@ -66,6 +66,3 @@ class Int8Linear:
     def plain(self) -> Tensor: # [out, in], in float32
         "The weight that it multiplies by."
         return turned(self.product(torch.eye(self.inputs)).T.contiguous(), self.block)
-
-# %% ../../nbs/engine/22_eight_bits.ipynb #e16anyln
-AnyLinear = Linear | Int4Linear | Int8Linear  # what a decoder multiplies with

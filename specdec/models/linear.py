@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import check
-from .hub import check_int4
+from .hub import check_int4, four_bit_groups
 
 # %% ../../nbs/engine/05_layouts.ipynb #ea6f1c1a
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:
@@ -95,20 +95,18 @@ def group_scales(step: Tensor, low: Tensor, # of each group, [rows, in / group, 
     return torch.cat((step, low + 8 * step), -1).transpose(0, 1).bfloat16().contiguous()
 
 # %% ../../nbs/engine/05_layouts.ipynb #a8c94984
+Levels = tuple[Tensor, Tensor] # int8 [rows, in]; steps and zeros, bfloat16 [in / 32, rows, 2]
+
 def stored_levels(blocks: Tensor, # as GGUF has them, uint8 [rows, bytes]
-                  kind: str,      # "Q4_0" or "Q4_1"
-                 # levels, int32 [rows, in]; [in / 32, rows, 2], bfloat16
-                 ) -> tuple[Tensor, Tensor]:
+                  kind: str,      # of `FOUR_BITS`
+                 ) -> Levels:
     "The levels that weights have in their file, and each group's step and zero."
-    groups = blocks.unflatten(1, (-1, {"Q4_0": 18, "Q4_1": 20}[kind]))
-    numbers = groups[..., :-16].contiguous().view(torch.float16).float()
-    step, pairs = numbers[..., :1], groups[..., -16:]
-    low = numbers[..., 1:] if kind == "Q4_1" else -8 * step
-    return torch.cat((pairs & 15, pairs >> 4), -1).flatten(1).int(), group_scales(step, low)
+    levels, step, low = four_bit_groups(blocks, kind)
+    return levels.flatten(1), group_scales(step, low)
 
 # %% ../../nbs/engine/05_layouts.ipynb #f0ur8175
 def four_bits(weight: Tensor, # [rows, in]; `GROUP` divides `in`
-             ) -> tuple[Tensor, Tensor]: # levels, int32 [rows, in]; [in / 32, rows, 2], bfloat16
+             ) -> Levels:
     "The levels, steps and zeros that the `gguf` library finds for weights that have none."
     from gguf import GGMLQuantizationType, quantize
     numbers = weight.detach().float().cpu().numpy()
@@ -119,6 +117,7 @@ def four_bits(weight: Tensor, # [rows, in]; `GROUP` divides `in`
 # %% ../../nbs/engine/05_layouts.ipynb #591c8eb9
 def pack_levels(levels: Tensor) -> Tensor: # [rows, in] → as the kernel of its device wants them
     "Two levels a byte, in the kernel's order."
+    levels = levels.int()
     if levels.device.type == "cpu":
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
     tiles = next(n for n in (8, 4, 2) if levels.shape[1] % (16 * n) == 0)
@@ -141,21 +140,22 @@ class Int4Linear:
     without a kernel."""
     packed = True # no plain weight is kept
 
-    def __init__(self, weight: Tensor,       # [out, in]
-                 bias: Tensor | None = None, # [out]
-                 # what `stored_levels` gives, if the weight is on levels; None: levels are sought
-                 stored: tuple[Tensor, Tensor] | None = None,
-                ):
-        check_int4(weight.device)
-        self.outputs, self.inputs = weight.shape
-        check(fits_four_bits(weight),
-              f"A weight of shape {list(weight.shape)} can't be packed in four bits: its rows must "
+    def __init__(self, weight: Tensor | Levels, # [out, in], for which levels are sought; or levels
+                 bias: Tensor | None = None): # [out]
+        shaped = weight if isinstance(weight, Tensor) else weight[0]
+        check_int4(shaped.device)
+        self.outputs, self.inputs = shaped.shape
+        check(fits_four_bits(shaped),
+              f"A weight of shape {list(shaped.shape)} can't be packed in four bits: its rows must "
               f"be a multiple of 16, its columns of {GROUP}.")
         self.bias, self.group = bias, GROUP
-        pieces = [stored] if stored else [four_bits(rows) for rows in weight.split(PIECE)]
-        self.weight = torch.cat([pack_levels(levels) for levels, _ in pieces])
-        self.scales = torch.cat([scales for _, scales in pieces], 1)
-        self.product = int4_product(weight.device)
+        found = map(four_bits, weight.split(PIECE)) if isinstance(weight, Tensor) else [weight]
+        packed, scales = [], []
+        for levels, steps in found:
+            packed += [pack_levels(rows) for rows in levels.split(PIECE)]
+            scales.append(steps)
+        self.weight, self.scales = torch.cat(packed), torch.cat(scales, 1)
+        self.product = int4_product(shaped.device)
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
         if x.dtype != torch.bfloat16: return self(x.bfloat16()).to(x.dtype)

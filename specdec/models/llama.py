@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checkpoint import Checkpoint, read_linear, read_vocabulary
+from specdec.models.checkpoint import (
+    Checkpoint, JoinedLinear, read_linear, read_vocabulary,
+)
 from ..errors import check
 from ..cache import KVCache
 from .int8 import Int8Linear
@@ -237,7 +239,7 @@ def held_tensors(part) -> dict[int, Tensor]: # by identity
     if isinstance(part, Tensor): return {id(part): part}
     if isinstance(part, partial): inside = list(part.keywords.values())
     elif isinstance(part, list): inside = part
-    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear, Int8Linear)):
+    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear, Int8Linear, JoinedLinear)):
         inside = list(vars(part).values())
     else: inside = []
     return {key: tensor for one in inside for key, tensor in held_tensors(one).items()}
@@ -247,7 +249,7 @@ def held_tensors(part) -> dict[int, Tensor]: # by identity
 class FourBits:
     "Which matrices of a decoder are in four bits."
     matrices: int  # in four bits
-    of: int        # all by which a step multiplies; projections of one input are one
+    of: int        # all by which a step multiplies; of one input and one form, one
     share: float   # of their weights, 0…1
     step_mb: float # MB (10⁶ bytes) of weights that a step reads
 
@@ -287,7 +289,8 @@ class Llama(CausalLM):
         matrices = [self.head]
         for layer in self.layers:
             attention, mlp = layer.attention, layer.mlp
-            matrices += [attention.qkv, attention.out, mlp.gate_up, mlp.down]
+            for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down):
+                matrices += matrix.parts if isinstance(matrix, JoinedLinear) else [matrix]
         numbers = [matrix.inputs * matrix.outputs for matrix in matrices]
         four = [isinstance(matrix, Int4Linear) for matrix in matrices]
         inside = held_tensors([self.head, self.norm, *self.layers]).values()

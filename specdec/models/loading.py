@@ -176,7 +176,7 @@ def no_levels(tensors: Checkpoint) -> ModelError:
     "What to say of a file in which nothing is on 16 levels."
     formats = ", ".join(sorted(set(tensors.kinds.values())))
     return ModelError(f"Nothing of this model can be kept in four bits: its file has its matrices "
-                      f"as {formats}, and int4 keeps those in {' and '.join(FOUR_BITS)}. Take "
+                      f"as {formats}, and int4 keeps those in {', '.join(FOUR_BITS)}. Take "
                       "dtype=bfloat16, or another file of the model.")
 
 def check_levels(tensors: Checkpoint) -> None:
