@@ -23,6 +23,7 @@ import shutil
 import struct
 import sys
 from base64 import b64decode, b64encode
+from collections import Counter
 from functools import cache
 from hashlib import sha256
 from html import escape, unescape
@@ -454,11 +455,13 @@ class NbdevSite(Site):
     def write_search(self):
         "Write the search index: the sections of every page in the sidebar's order, with the page's title for people."
         titles = sidebar_titles(self.project.website["sidebar"]["contents"])
-        entries = []
+        entries, pages = [], [self.pages[PurePosixPath(src)] for src in titles]
+        having = Counter(name for page in pages for name in {n for part in page.env["search"] for n in part["code"]})
         for src, title in titles.items():
             page, met = self.pages[PurePosixPath(src)], set()
             for part in page.env["search"]:
-                code = [name for name in part["code"] if name not in met]  # a page says a name of code once
+                # a page says a name of code once, and one that a third of all pages have leads to none
+                code = [name for name in part["code"] if name not in met and 3 * having[name] < len(pages)]
                 met.update(code)
                 text = part["text"] if part["id"] else f"{page.front.get('description', '')} {part['text']}"
                 entries.append({"href": f"{page.out}#{part['id']}".removesuffix("#"), "page": title,
