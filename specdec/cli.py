@@ -796,11 +796,11 @@ def follow(
     as_json: AsJson = False,
 ) -> None:
     """Follow a trained head from training to serving: teacher-forced rows, our decoder, the GGUF
-    file read back and in llama.cpp, the speculators folder reloaded.
+    file read back and in llama.cpp, the speculators folder reloaded, and what our pairs load.
 
     It shows α by position at each, finds the first tensor that differs, and names the fault if it
-    is a usual one: layers, norms, places and positions, chat template, d2t. It takes a minute or
-    two. Exit code 1 if a station departs from training.
+    is a usual one: layers, norms, places and positions, chat template, d2t. It takes some
+    minutes. Exit code 1 if a station departs from training.
 
     Examples:
 
@@ -940,9 +940,8 @@ def target(
     specdec bench target --out target.jsonl --json > target.json"""
     from specdec.bench.run import check_installed
     check_installed("pandas")
-    from specdec.bench.peers import TargetConfig, bench_target, find_target, target_text
-    config = TargetConfig(file=str(find_target(file)), prompts=prompts,
-                          max_new_tokens=max_new_tokens, repeats=repeats)
+    from specdec.bench.peers import TargetConfig, bench_target, target_text
+    config = TargetConfig(None if file is None else str(file), prompts, max_new_tokens, repeats)
     report = bench_target(config, out)
     typer.echo(json.dumps(report, indent=1) if as_json else target_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
@@ -1250,9 +1249,8 @@ def ollama(
 
 # %% ../nbs/use/07_cli.ipynb #p04pr002
 _Source = Annotated[str, typer.Option(
-    "--source", help="builtin, quick, held_out, work, public (HumanEval, Alpaca and CNN/DailyMail, "
-         "where "
-                     "they can be read), or a file of JSON lines.")]
+    "--source", help="builtin, quick, held_out, work, public (HumanEval, Alpaca and "
+                     "CNN/DailyMail, where they can be read), or a file of JSON lines.")]
 _Counted = Annotated[str, typer.Option(
     "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]
 _PromptsOut = Annotated[Optional[Path], typer.Option(

@@ -579,7 +579,7 @@ def test_what_runs_on_the_second_target(monkeypatch):
     assert not missing and {T for _, _, T in ways.values()} == {0.0, 1.0}
     assert {way[0] for name, way in ways.items() if name.startswith("llama.cpp")} == {"int4"}
     assert not any("eagle3" in name for name in ways)
-    cells = list(b.target_cells(b.TargetConfig("m.gguf", prompts=3, repeats=2, max_new_tokens=7), ways))
+    cells = list(b.target_cells(b.TargetConfig(prompts=3, repeats=2, max_new_tokens=7), "m.gguf", ways))
     assert [cell.prompt.domain for cell in cells] == ["editing", "explaining", "writing"] * 2
     for cell in cells:
         assert len(cell.runs) == len(ways) and {run.max_new_tokens for run in cell.runs} == {7}

@@ -41,6 +41,7 @@ from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter, best_tree
 from specdec.errors import InputError, NumericalError
+from specdec.models.llama import Llama
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair, load_config
 
@@ -468,11 +469,17 @@ def test_what_a_drafter_adds_in_a_batch(steps, c):
 
 
 def test_costs_are_measured_for_all_lengths(monkeypatch):
-    monkeypatch.setattr(module, "check_steady", lambda rounds: None)  # other tests may be at work
-    drafters = (SuffixDrafter(), ModelDrafter(tiny(seed=1, context=1024), 24))
-    found = measure_batch_costs(tiny(context=1024), drafters, 3, repeats=1)
-    assert len(found.greedy.verify) == len(found.sampled.verify) == 16 and found.greedy.c[0] == (0.0, 0.0)
-    assert found.greedy.step > 0 and found.greedy.c[1][0] > 0
+    "A clock that only forwards move: .875 + .125 a row, and .25 for each of the three drafts' forwards."
+    target, draft, clock = tiny(context=1024), tiny(seed=1, context=1024), [0.0]
+    def clocked(self, ids, *given, compute=Llama.compute, **more):
+        clock[0] += .875 + .125 * ids.shape[1] if self is target else .25
+        return compute(self, ids, *given, **more)
+    monkeypatch.setattr(Llama, "compute", clocked)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    found = measure_batch_costs(target, (SuffixDrafter(), ModelDrafter(draft, 24)), 3, repeats=1)
+    for costs in (found.greedy, found.sampled):
+        assert costs.step == 1.25 and costs.verify == pytest.approx([1 + .3 * n for n in range(1, 17)])
+        assert costs.c == ((0.0, 0.0), pytest.approx((.6, .6)))
 
 
 def test_costs_are_kept_for_each_size(monkeypatch, tmp_path):

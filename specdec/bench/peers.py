@@ -538,7 +538,7 @@ def find_target(place: str | Path | None = None, # None: where the hub's client 
 @dataclass(frozen=True)
 class TargetConfig:
     "What one comparison on the second target runs; every run makes the same number of tokens."
-    file: str                  # the GGUF file; see `find_target`
+    file: str | None = None    # the GGUF file; None: where the hub's client keeps it
     prompts: int = 15          # how many of the fifteen, kinds of work in turn
     max_new_tokens: int = 128  # tokens that every run makes; the first comes with the prompt
     repeats: int = 2           # runs of each method on each prompt
@@ -572,16 +572,16 @@ def target_ways() -> tuple[dict[str, Way], dict[str, str]]: # by name; what is m
         for T in (0.0, 1.0): ways[f"llama.cpp {mode} T={T:g}"] = ("int4", method, T)
     return ways, {}
 
-def target_cells(config: TargetConfig, ways: Mapping[str, Way]) -> Iterator[Cell]:
+def target_cells(config: TargetConfig, file: str, ways: Mapping[str, Way]) -> Iterator[Cell]:
     "All that runs on one prompt in one repeat is a cell; precisions take turns within it."
     chosen = first_prompts(packaged("work"), config.prompts)
     groups: dict[str, list[str]] = {}
     for name, (dtype, *_) in ways.items(): groups.setdefault(dtype, []).append(name)
-    like = PeersConfig(model=config.file, device="cpu", max_new_tokens=config.max_new_tokens)
+    like = PeersConfig(model=file, device="cpu", max_new_tokens=config.max_new_tokens)
     jobs = interleaved(chosen, config.repeats, *groups.values())
     for (repeat, prompt), some in groupby(jobs, lambda job: (job.repeat, job.prompt)):
         runs = [peers_run(like, ways[job.method], prompt, repeat) for job in some]
-        yield Cell(PairSpec(config.file), prompt, tuple(runs))
+        yield Cell(PairSpec(file), prompt, tuple(runs))
 
 @torch.inference_mode()
 def perplexity(model: CausalLM, ids: list[int]) -> float:
@@ -654,10 +654,10 @@ def target_text(report: dict) -> str: # several lines
     if told: lines += ["", f"perplexity, {READ:,} tokens: {told}"]
     return "\n".join([*lines, *closing(report, {})])
 
-def target_row(record: Record) -> dict:
+def target_row(record: Record, ways: Mapping[str, Way]) -> dict:
     "What the report needs of a record, as `run_table` takes it."
     run, result = record.config, record.result
-    name = next(name for name, way in target_ways()[0].items()
+    name = next(name for name, way in ways.items()
                 if way == (run.dtype, run.method, run.temperature))
     return {"method": name, "prompt": run.prompt, "domain": run.domain, "repeat": run.repeat,
             "tokens": result.num_tokens, "seconds": result.total_time,
@@ -670,16 +670,16 @@ def bench_target(config: TargetConfig,
     """Compare with llama.cpp and transformers on the second target, in one run. An interrupt
     returns what there is, with `complete` false. Raises `ModelError` for another file, and
     `InputError` as `bench_run` does."""
-    file = find_target(config.file)
+    file = str(find_target(config.file))
     ways, missing = target_ways()
-    try: found = measure(target_cells(replace(config, file=str(file)), ways), out)
+    try: found = measure(target_cells(config, file, ways), out)
     finally: put_away()
     names = {(method, dtype): name for name, (dtype, method, _) in ways.items()}
     for (method, _, dtype), why in found.failures.items():
         missing[names.get((method, dtype), method)] = why
     machine = environment("cpu", "auto")
-    timed = run_table(target_row(record) for record in found.records)
-    read = perplexities(str(file)) if found.complete else {}
+    timed = run_table(target_row(record, ways) for record in found.records)
+    read = perplexities(file) if found.complete else {}
     return target_report(config, machine, timed, read, missing, found.complete)
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62

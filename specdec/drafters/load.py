@@ -90,8 +90,8 @@ STOP_BELOW = 0.2  # of `HeadDrafter`
 def load_drafter(folder: Path,
                  target: CausalLM) -> Drafter:
     """A trained drafter, which samples at a lower temperature than the target
-    (`TemperatureScaledDrafter`). Raises `InputError` if the folder holds none, `ModelError` if it
-    is damaged or was trained for another target."""
+    (`TemperatureScaledDrafter`); on a CPU, a head has weights of four bits. Raises `InputError` if
+    the folder holds none, `ModelError` if it is damaged or was trained for another target."""
     folder = local_path(folder)
     check(
         (folder / "config.json").is_file(),

@@ -25,10 +25,12 @@ from torch import Tensor
 from specdec.bench.alpha import alpha_by_position
 from specdec.bench.methods import LlamaCpp, llamacpp_missing
 from specdec.bench.prompts import PromptDataset
+from specdec.drafters.choose import head_of
 from specdec.drafters.head import (
     FastHead, Head, HeadConfig, HeadDrafter, as_head_config, check_fit, load_head, save_head,
     share_embedding, stored_config, target_embedding,
 )
+from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError, check, require_int
 from specdec.files import local_path, parse_json
 from specdec.loop import speculate, up_to_end
@@ -719,6 +721,24 @@ def alike(one: Sequence[Sequence[Round]], other: Sequence[Sequence[Round]]) -> f
     a, b = placed(one), placed(other)
     return len(a & b) / max(len(a), len(b), 1)
 
+KEPT = 0.9 # share of training's tokens a round that must be left after rounding
+
+def as_loaded(folder: Path, target: Llama, rows: Sequence[list[Step]], texts: Sequence[Text],
+              K: int, most: int) -> Station:
+    "The head as `load_drafter` gives it: with weights rounded to four bits, by its rounds."
+    head, end = head_of(load_drafter(folder, target)), frozenset(target.eos_ids)
+    assert head is not None  # the folder holds one
+    seen = [[each.round for each in along(target, head, text, K, most).seen] for text in texts]
+    said = [rounds_of_rows(steps, text, K, most, end) for steps, text in zip(rows, texts)]
+    before, found = (station_of(
+        "5 folder by load_drafter, in four bits", [r for rounds in each for r in rounds],
+        note=f"along these texts, {alike(seen, said):.0%} of its rounds are those of training's "
+             "rows") for each in (said, seen))
+    if (found.tau or 1) >= KEPT * (before.tau or 1): return found
+    return replace(found, departs=True, advice=(
+        "If the decoder is right, rounding costs this head too much: draft with its own weights, "
+        "HeadDrafter(load_head(folder, target, torch.float32), target).",))
+
 def engine_prompts(engine: LlamaCpp, prompts: Sequence[Prompt]) -> list[list[int]]:
     "The ids of prompts as llama.cpp makes them, by the template in the target's file."
     found = []
@@ -889,6 +909,7 @@ def follow_head(
         here = Path(home)
         stations += gguf_stations(folder, there, trained, model, prompts, texts, K, most, here)
         stations.append(folder_station(there, trained, ours, model, texts, K, most, here))
+    stations.append(as_loaded(folder, model, rows, texts, K, most))
     everything = torch.cat([everywhere(steps, text) for steps, text in zip(rows, texts)], 1)
     return Followed(
         folder.name, str(model.name), K, len(prompts), sum(len(text.answer) for text in texts),
