@@ -675,11 +675,12 @@ class Worker:
                 self.advance(job)
                 self.asked = True
             if self.asked and time.monotonic() >= due:
-                self.asked, due = False, time.monotonic() + self.interval
+                self.asked = False
                 try: self.paint()
                 except Exception as error:
                     self.failed(error)
                     self.asked = False  # it would fail again
+                due = time.monotonic() + self.interval
             self.tell(busy=False)
 
     def advance(self, job: Iterator) -> None:
