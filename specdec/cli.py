@@ -924,6 +924,10 @@ def peers(
 def target(
     file: Annotated[Optional[Path], typer.Argument(
         show_default="where the hub's client keeps it", help="The second target's file.")] = None,
+    sibling: Annotated[Optional[Path], typer.Option(
+        "--sibling", show_default="where the hub's client keeps it",
+        help="The file of the model a third as large, which drafts; without it, others draft.",
+    )] = None,
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
     out: _Measured = None, as_json: AsJson = False,
 ) -> None:
@@ -931,7 +935,8 @@ def target(
     editing code, writing code, explaining.
 
     The file: hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF
-    qwen2.5-coder-1.5b-instruct-q4_k_m.gguf (1.1 GB). About two hours on two CPU cores.
+    qwen2.5-coder-1.5b-instruct-q4_k_m.gguf (1.1 GB), and likewise the sibling's, in which 0.5b
+    stands for 1.5b. About two hours on two CPU cores.
 
     Examples:
 
@@ -941,7 +946,8 @@ def target(
     from specdec.bench.run import check_installed
     check_installed("pandas")
     from specdec.bench.peers import TargetConfig, bench_target, target_text
-    config = TargetConfig(None if file is None else str(file), prompts, max_new_tokens, repeats)
+    config = TargetConfig(file and str(file), sibling and str(sibling), prompts, max_new_tokens,
+                          repeats)
     report = bench_target(config, out)
     typer.echo(json.dumps(report, indent=1) if as_json else target_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)

@@ -21,6 +21,7 @@ from specdec.cache import cache_bytes
 from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import fetch, load_tokenizer
+from specdec.registry import PairSpec
 from specdec.models.loading import load
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
@@ -536,7 +537,8 @@ def test_the_second_target_by_kind_of_work():
             rows += [made("editing", *way) for way in [
                 ("plain int4", T, prompt, 5), ("plain bf16", T, prompt, 10), ("drafts int4", T, prompt, 2 + T),
                 ("drafts bf16", T, prompt, 8), ("llama.cpp plain", T, prompt, 4), ("llama.cpp ngram-mod", T, prompt, 3),
-                ("transformers bf16", T, prompt, 20)]]
+                ("transformers bf16", T, prompt, 20), ("beside it: plain int8", T, prompt, 7),
+                ("drafts of the sibling int8", T, prompt, 14)]]
     config = b.TargetConfig("m.gguf", prompts=2)
     machine = dict(processor="p", threads=2, torch="t")
     report = b.target_report(config, machine, b.run_table(rows), {"float32": 10.0, "int4": 10.5}, {}, True)
@@ -547,7 +549,8 @@ def test_the_second_target_by_kind_of_work():
     assert greedy["plain_vs_llamacpp_plain"] == pytest.approx(4 / 5)
     assert greedy["best_vs_llamacpp_best"] == pytest.approx(3 / 2)
     assert sampled["best_vs_llamacpp_best"] == pytest.approx(1) and greedy["best_vs_plain"] == pytest.approx(5 / 2)
-    assert greedy["drafts_vs_plain"] == pytest.approx({"int4": 5 / 2, "int8": None, "bf16": 10 / 8})
+    assert greedy["drafts_vs_plain"] == pytest.approx({
+        "int4": 5 / 2, "int8": None, "bf16": 10 / 8, "SmolLM2": None, "fewer layers": None, "the sibling": 7 / 14})
     assert greedy["tokens_per_second"]["drafts int4 T=0"] == 5 and report["file"]["digest"] == b.TARGET.digest
     text = b.target_text(report)
     assert "editing, T = 0" in text and "best 1.50 (drafts int4 over llama.cpp ngram-mod)" in text
@@ -575,17 +578,19 @@ def test_the_second_target_is_one_file(tmp_path, monkeypatch):
 def test_what_runs_on_the_second_target(monkeypatch):
     "Three kinds of work in turn, every way at both temperatures; llama.cpp on the file as it is."
     monkeypatch.setattr(b, "llamacpp_missing", lambda: None)
-    ways, missing = b.target_ways()
-    assert not missing and {T for _, _, T in ways.values()} == {0.0, 1.0}
+    ways, beside, missing = b.target_ways()
+    assert not missing and {T for _, _, T in ways.values()} == {T for _, _, T in beside.values()} == {0.0, 1.0}
     assert {way[0] for name, way in ways.items() if name.startswith("llama.cpp")} == {"int4"}
     assert not any("eagle3" in name for name in ways)
-    cells = list(b.target_cells(b.TargetConfig(prompts=3, repeats=2, max_new_tokens=7), "m.gguf", ways))
+    assert {name[:-4] for name in beside} == {"beside it: plain int8", "drafts of the sibling int8", "llama.cpp draft"}
+    spec = PairSpec("m.gguf", "smollm2", skip=(1,))
+    cells = list(b.target_cells(b.TargetConfig(prompts=3, repeats=2, max_new_tokens=7), spec, ways))
     assert [cell.prompt.domain for cell in cells] == ["editing", "explaining", "writing"] * 2
     for cell in cells:
         assert len(cell.runs) == len(ways) and {run.max_new_tokens for run in cell.runs} == {7}
         assert {(run.dtype, run.method, run.temperature) for run in cell.runs} == {*ways.values()}
     monkeypatch.setattr(b, "llamacpp_missing", lambda: "not here")
-    assert b.target_ways()[1] == {"llama.cpp": "not here"}
+    assert b.target_ways()[2] == {"llama.cpp": "not here"}
     with pytest.raises(InputError, match="at most 15"): b.TargetConfig("m.gguf", prompts=16)
 
 
@@ -601,13 +606,20 @@ def test_perplexity_is_that_of_each_next_token(tiny):
 def test_the_second_target_is_measured(tmp_path, monkeypatch):
     file = tmp_path / "m.gguf"
     write_gguf(file, {"token_embd": "Q8_0", "": "Q4_1"}, context=4096)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "smollm2").symlink_to(fetch())
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(b, "TARGET", replace(b.TARGET, digest=hashlib.sha256(file.read_bytes()).hexdigest()))
     monkeypatch.setattr(b, "llamacpp_missing", lambda: "not here")
-    report = b.bench_target(b.TargetConfig(str(file), prompts=3, max_new_tokens=4, repeats=1))
+    monkeypatch.setattr(b, "SKIPPED", (1,))
+    monkeypatch.setattr(b, "SIBLING", b.TARGET)  # as a draft, it is always right
+    config = b.TargetConfig(str(file), str(file), prompts=3, max_new_tokens=4, repeats=1)
+    report = b.bench_target(config)
     assert report["complete"] and report["failed"] == {"llama.cpp": "not here"}
     assert [(row["kind"], row["temperature"]) for row in report["rows"]] == [
         (kind, T) for kind in ("editing", "explaining", "writing") for T in (0, 1)]
-    for row in report["rows"]: assert len(row["tokens_per_second"]) == 7 and row["best_vs_plain"] > 0
+    for row in report["rows"]: assert len(row["tokens_per_second"]) == 11 and row["best_vs_plain"] > 0
+    alone = b.bench_target(replace(config, sibling=str(tmp_path / "gone.gguf"), prompts=1))
+    assert "The second target's sibling isn't in" not in str(report) and "isn't in" in alone["failed"]["the sibling"]
     assert report["perplexity"].keys() == {"float32", "int4", "int8", "bfloat16"}
     assert report["perplexity"]["int4"] == pytest.approx(report["perplexity"]["float32"], rel=.02)

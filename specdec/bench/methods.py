@@ -160,8 +160,9 @@ def llamacpp_missing() -> str | None: # what to do; None: it is here
 # %% ../../nbs/bench/01_methods.ipynb #472bdfd1
 LLAMACPP_MODES = {  # name → llama.cpp's kind of speculation
     "plain": "NONE", "ngram-cache": "NGRAM_CACHE", "ngram-simple": "NGRAM_SIMPLE",
-    "ngram-mod": "NGRAM_MOD", "eagle3": "DRAFT_EAGLE3",
+    "ngram-mod": "NGRAM_MOD", "eagle3": "DRAFT_EAGLE3", "draft": "DRAFT_SIMPLE",
 }
+DRAFTED = "eagle3", "draft" # modes that need a file of their own: a head, a small model
 
 # %% ../../nbs/bench/01_methods.ipynb #dca0893a
 # Run by a Python of its own, which reads one line of settings, says where it listens, and ends when
@@ -209,14 +210,16 @@ class LlamaCpp:
     def __init__(self, model: str | Path,   # a GGUF file
                  mode: str = "plain",
                  context: int = 2048,       # positions that it makes room for
-                 draft: Path | None = None, # for eagle3: what `export_head` wrote
-                 K: int | None = None,      # for eagle3: draft tokens; None: llama.cpp's own number
+                 # for eagle3: what `export_head` wrote; for draft: a small model's GGUF file
+                 draft: str | Path | None = None,
+                 K: int | None = None,      # with a draft: its tokens; None: llama.cpp's own number
                  threads: int | None = None # None: as many as PyTorch has
                 ):
         check(mode in LLAMACPP_MODES,
               f"llama.cpp has no mode {mode!r} here: expected {', '.join(LLAMACPP_MODES)}.")
-        check((draft is not None) == (mode == "eagle3"),
-              "The mode eagle3 needs a draft, the GGUF file of a head, and no other mode has one.")
+        check((draft is not None) == (mode in DRAFTED),
+              "The modes eagle3 and draft need a draft, the GGUF file of a head or of a small model,"
+              " and no other mode has one.")
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
         self.mode, start = mode, time.perf_counter()
@@ -302,10 +305,12 @@ def parting(target: CausalLM, ids: list[int], # a prompt
 class LlamaCppModes:
     """llama.cpp with a model's own weights in one precision: `modes[name]` is the engine, started
     when it is first asked for. The mode eagle3 is there for the model that our head was trained
-    for. Raises `ModelError` for a model that can't be written, or where llama.cpp is missing."""
+    for, the mode draft where a small model is given. Raises `ModelError` for a model that can't be
+    written, or where llama.cpp is missing."""
     def __init__(self, target: CausalLM, # ours, for the head and the name
                  dtype: str,             # "float32", "bfloat16", "float16"; "int4": as published
-                 context: int = 2048):
+                 context: int = 2048,
+                 draft: str | None = None): # a small model's GGUF file
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
         self.home, self.context = tempfile.TemporaryDirectory(), context
@@ -314,18 +319,18 @@ class LlamaCppModes:
         if name is None: raise ModelError("llama.cpp loads a model by its name: this one has none.")
         if dtype == "int4": self.model = original_gguf(name)
         else: self.model = export_gguf(name, folder / "model.gguf", dtype)
-        self.draft = None
+        self.drafts: dict[str, str | Path] = {"draft": draft} if draft else {}
         head = shipped("smollm2-head")
         made_for = parse_json((head / "config.json").read_text())["specdec"]["target_digest"]
-        if target.digest == made_for: self.draft = export_head(head, target, folder / "head.gguf")
+        if target.digest == made_for:
+            self.drafts["eagle3"] = export_head(head, target, folder / "head.gguf")
 
     def __iter__(self):
-        return iter([mode for mode in LLAMACPP_MODES if mode != "eagle3" or self.draft])
+        return iter([m for m in LLAMACPP_MODES if m not in DRAFTED or m in self.drafts])
 
     def __getitem__(self, mode: str) -> LlamaCpp:
         if mode not in self.engines:
-            draft = self.draft if mode == "eagle3" else None
-            self.engines[mode] = LlamaCpp(self.model, mode, self.context, draft)
+            self.engines[mode] = LlamaCpp(self.model, mode, self.context, self.drafts.get(mode))
         return self.engines[mode]
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ OURS = {  # name → (method of a grid, temperature)
 }
 LLAMACPP = {"llamacpp": ("llamacpp", 0.0), "llamacpp_sampled": ("llamacpp", 1.0)}
 LLAMACPP |= {f"llamacpp_{mode}": (f"llamacpp-{mode}", 0.0)
-             for mode in LLAMACPP_MODES if mode != "plain"}
+             for mode in LLAMACPP_MODES if mode not in ("plain", "draft")}
 ONCE = ("ngram", "transformers", "compiled", "prompt_lookup", "assisted", *PROBES)
 WAYS = OURS | {name: (name, 0.0) for name in ONCE} | LLAMACPP
 _WORDS = {"plain": "specdec, plain", "speculative": "specdec, default pair",
@@ -148,7 +148,8 @@ def peers_run(config: PeersConfig, way: tuple[str, str, float], # dtype, method,
               prompt: Prompt, repeat: int) -> BenchmarkConfig:
     "The settings of one run."
     dtype, method, temperature = way
-    Ks = {"ngram": config.K, "prompt_lookup": config.K, "default": USUAL_K}
+    Ks = {"ngram": config.K, "prompt_lookup": config.K, "default": USUAL_K,
+          "model": "adaptive", "skip": "adaptive"}
     return BenchmarkConfig(
         pair=config.model, method=method, K=Ks.get(method), temperature=temperature,
         max_new_tokens=config.max_new_tokens, domain=prompt.domain, prompt=prompt.id, seed=repeat,
@@ -507,30 +508,36 @@ def bench_peers(config: PeersConfig,
 @dataclass(frozen=True)
 class HubFile:
     "A file on the Hugging Face hub, by its digest."
+    what: str       # for people
     repository: str
     name: str
-    digest: str # SHA-256
+    digest: str     # SHA-256
+    gigabytes: float
 
     @property
     def how_to_get_it(self) -> str:
         "A command."
         return f"hf download {self.repository} {self.name}"
 
-TARGET = HubFile("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-                 "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046")
+TARGET = HubFile("second target", "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+                 "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+                 "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1.1)
+SIBLING = HubFile("second target's sibling", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+                  "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+                  "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 0.5)
 
 def find_target(place: str | Path | None = None, # None: where the hub's client keeps it
                 wanted: HubFile | None = None) -> Path:
-    "The second target's file; raises `ModelError` with how to get it, if it isn't there."
+    "A file that must be the wanted one, or `TARGET`; raises `ModelError` with how to get it."
     from huggingface_hub import try_to_load_from_cache
     wanted = wanted or TARGET
     found = local_path(place) if place else try_to_load_from_cache(wanted.repository, wanted.name)
     if not isinstance(found, (str, Path)) or not Path(found).is_file(): raise ModelError(
-        f"The second target isn't {f'in {place}' if place else 'on this machine'}:"
-        f" `{wanted.how_to_get_it}` gets it (1.1 GB).")
+        f"The {wanted.what} isn't {f'in {place}' if place else 'on this machine'}:"
+        f" `{wanted.how_to_get_it}` gets it ({wanted.gigabytes} GB).")
     digest = sha256(Path(found))
     if digest != wanted.digest: raise ModelError(
-        f"{found} isn't the second target, {wanted.name} of {wanted.repository}: its SHA-256"
+        f"{found} isn't the {wanted.what}, {wanted.name} of {wanted.repository}: its SHA-256"
         f" is {digest[:12]}…, and not {wanted.digest[:12]}….")
     return Path(found)
 
@@ -539,6 +546,7 @@ def find_target(place: str | Path | None = None, # None: where the hub's client 
 class TargetConfig:
     "What one comparison on the second target runs; every run makes the same number of tokens."
     file: str | None = None    # the GGUF file; None: where the hub's client keeps it
+    sibling: str | None = None # that of the model a third as large, which drafts; None: as above
     prompts: int = 15          # how many of the fifteen, kinds of work in turn
     max_new_tokens: int = 128  # tokens that every run makes; the first comes with the prompt
     repeats: int = 2           # runs of each method on each prompt
@@ -555,33 +563,43 @@ class TargetConfig:
 # %% ../../nbs/bench/01_peers.ipynb #target05
 TARGET_DTYPES = {"int4": "int4", "int8": "int8", "bfloat16": "bf16"} # dtype → in names
 Way = tuple[str, str, float] # dtype, method of a grid, temperature
+# layers that the second target's draft of itself goes without: of all, one alone without which
+# Σ min(p, q) is largest, and so on
+SKIPPED = 6, 8, 12, 14
 
-def target_ways() -> tuple[dict[str, Way], dict[str, str]]: # by name; what is missing, and why
-    "What is run on the second target."
+def target_ways() -> tuple[dict[str, Way], dict[str, Way], dict[str, str]]:
+    "What is run on the second target, by name; beside its sibling; and what is missing, and why."
     ways: dict[str, Way] = {}
+    beside: dict[str, Way] = {}
     for T in (0.0, 1.0):
         for dtype, short in TARGET_DTYPES.items():
             ways[f"plain {short} T={T:g}"] = (dtype, "plain", T)
             ways[f"drafts {short} T={T:g}"] = (dtype, "default", T)
+        ways[f"drafts of SmolLM2 int8 T={T:g}"] = ("int8", "model", T)
+        ways[f"drafts of fewer layers int8 T={T:g}"] = ("int8", "skip", T)
         ways[f"transformers bf16 T={T:g}"] = ("bfloat16", "transformers", T)
+        beside[f"beside it: plain int8 T={T:g}"] = ("int8", "plain", T)
+        beside[f"drafts of the sibling int8 T={T:g}"] = ("int8", "model", T)
     absent = llamacpp_missing()
-    if absent: return ways, {"llama.cpp": absent}
+    if absent: return ways, beside, {"llama.cpp": absent}
     for mode in LLAMACPP_MODES:
         if mode == "eagle3": continue  # of the default model
         method = "llamacpp" if mode == "plain" else f"llamacpp-{mode}"
-        for T in (0.0, 1.0): ways[f"llama.cpp {mode} T={T:g}"] = ("int4", method, T)
-    return ways, {}
+        some = beside if mode == "draft" else ways
+        for T in (0.0, 1.0): some[f"llama.cpp {mode} T={T:g}"] = ("int4", method, T)
+    return ways, beside, {}
 
-def target_cells(config: TargetConfig, file: str, ways: Mapping[str, Way]) -> Iterator[Cell]:
+def target_cells(config: TargetConfig, spec: PairSpec, ways: Mapping[str, Way]) -> Iterator[Cell]:
     "All that runs on one prompt in one repeat is a cell; precisions take turns within it."
     chosen = first_prompts(packaged("work"), config.prompts)
     groups: dict[str, list[str]] = {}
     for name, (dtype, *_) in ways.items(): groups.setdefault(dtype, []).append(name)
-    like = PeersConfig(model=file, device="cpu", max_new_tokens=config.max_new_tokens)
+    like = PeersConfig(model=f"{spec.target} with {spec.draft}", device="cpu",
+                       max_new_tokens=config.max_new_tokens)
     jobs = interleaved(chosen, config.repeats, *groups.values())
     for (repeat, prompt), some in groupby(jobs, lambda job: (job.repeat, job.prompt)):
         runs = [peers_run(like, ways[job.method], prompt, repeat) for job in some]
-        yield Cell(PairSpec(file), prompt, tuple(runs))
+        yield Cell(spec, prompt, tuple(runs))
 
 @torch.inference_mode()
 def perplexity(model: CausalLM, ids: list[int]) -> float:
@@ -602,6 +620,9 @@ def perplexities(file: str) -> dict[str, float]: # dtype → perplexity
     return found
 
 # %% ../../nbs/bench/01_peers.ipynb #target06
+# small models and parts that draft in eight bits → what its plain decoding is called
+DRAFTING = {"SmolLM2": "", "fewer layers": "", "the sibling": "beside it: "}
+
 def target_report(config: TargetConfig, machine: dict, runs: pd.DataFrame, # of `run_table`
                   perplexity: dict[str, float], failed: dict[str, str], complete: bool) -> dict:
     """By kind of work and temperature: tokens per second of each way; our best and llama.cpp's best
@@ -620,6 +641,8 @@ def target_report(config: TargetConfig, machine: dict, runs: pd.DataFrame, # of 
             plain = fastest(some, [name for name in ours if name.startswith("plain")])
             gains = {short: of(some, f"drafts {short} T={T}", f"plain {short} T={T}")
                      for short in TARGET_DTYPES.values()}
+            gains |= {who: of(some, f"drafts of {who} int8 T={T}", f"{where}plain int8 T={T}")
+                      for who, where in DRAFTING.items()}
             speeds = {name: by_prompt(some, name, "tokens_per_second").median() for name in names}
             rows.append({
                 "kind": kind, "temperature": T, "tokens_per_second": speeds, "plain": plain,
@@ -641,7 +664,7 @@ def target_text(report: dict) -> str: # several lines
         " prompt by prompt"]
     for row in report["rows"]:
         lines += ["", f"{row['kind']}, T = {row['temperature']}"]
-        lines += [f"  {name.rpartition(' ')[0]:24}{speed:8.1f}"
+        lines += [f"  {name.rpartition(' ')[0]:30}{speed:8.1f}"
                   for name, speed in row["tokens_per_second"].items()]
         gains = ", ".join(f"{name} {shown(gain)}" for name, gain in row["drafts_vs_plain"].items())
         lines += [f"  drafts over plain: {gains}; our best over our best plain:"
@@ -670,16 +693,21 @@ def bench_target(config: TargetConfig,
     """Compare with llama.cpp and transformers on the second target, in one run. An interrupt
     returns what there is, with `complete` false. Raises `ModelError` for another file, and
     `InputError` as `bench_run` does."""
-    file = str(find_target(config.file))
-    ways, missing = target_ways()
-    try: found = measure(target_cells(config, file, ways), out)
+    spec = PairSpec(str(find_target(config.file)), "smollm2", skip=SKIPPED, draft_dtype="int4")
+    ways, beside, missing = target_ways()
+    cells = [*target_cells(config, spec, ways)]
+    try: other = replace(spec, draft=str(find_target(config.sibling, SIBLING)), draft_dtype="int8")
+    except ModelError as error: missing["the sibling"] = str(error)
+    else: cells += target_cells(config, other, beside)
+    try: found = measure(cells, out)
     finally: put_away()
-    names = {(method, dtype): name for name, (dtype, method, _) in ways.items()}
-    for (method, _, dtype), why in found.failures.items():
+    def ways_of(pair: str) -> dict[str, Way]: return ways if pair.endswith("smollm2") else beside
+    for (method, pair, dtype), why in found.failures.items():
+        names = {(method, dtype): name for name, (dtype, method, _) in ways_of(pair).items()}
         missing[names.get((method, dtype), method)] = why
     machine = environment("cpu", "auto")
-    timed = run_table(target_row(record, ways) for record in found.records)
-    read = perplexities(file) if found.complete else {}
+    timed = run_table(target_row(record, ways_of(record.config.pair)) for record in found.records)
+    read = perplexities(spec.target) if found.complete else {}
     return target_report(config, machine, timed, read, missing, found.complete)
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62

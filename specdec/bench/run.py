@@ -462,7 +462,8 @@ class Bench:
         "The target in llama.cpp, with room for sequences of so many positions."
         if self.engines is not None and self.engines.context < positions: self.close()
         if self.engines is None:
-            self.engines = LlamaCppModes(self.target, self.dtype, max(2048, positions))
+            small = self.spec.draft if str(self.spec.draft).endswith(".gguf") else None
+            self.engines = LlamaCppModes(self.target, self.dtype, max(2048, positions), small)
         return self.engines
 
     def close(self) -> None:

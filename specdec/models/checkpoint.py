@@ -200,6 +200,7 @@ class Checkpoint:
             self.look(name, count, inputs)
             _check_blocks(name, self.kinds[name], self.blocks[name], count, inputs)
         found = [stored_levels(self.blocks[name], self.kinds[name]) for name in rows]
+        if len(found) == 1: return found[0][0].to(self.device), found[0][1].to(self.device)
         return (torch.cat([levels for levels, _ in found]).to(self.device),
                 torch.cat([scales for _, scales in found], 1).to(self.device))
 

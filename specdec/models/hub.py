@@ -288,9 +288,12 @@ def tensors_of(reader,  # a `gguf.GGUFReader`
 # %% ../../nbs/engine/02_models.ipynb #f0urnum2
 def k_numbers(packed: Tensor) -> tuple[Tensor, Tensor]: # uint8 [..., 12] → twice [..., 8]
     "Steps and offsets of the eight groups of a block of Q4_K, in units."
-    steps, offsets, rest = packed.split(4, -1)
-    return (torch.cat((steps & 63, rest & 15 | steps >> 6 << 4), -1),
-            torch.cat((offsets & 63, rest >> 4 | offsets >> 6 << 4), -1))
+    steps, offsets, rest = packed.contiguous().view(torch.int32).unbind(-1)  # four bytes at once
+    six, four, two = 0x3F3F3F3F, 0x0F0F0F0F, 0x30303030  # which bits of each byte
+    def eight(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack((first, second), -1).view(torch.uint8)
+    return (eight(steps & six, rest & four | steps >> 2 & two),
+            eight(offsets & six, rest >> 4 & four | offsets >> 2 & two))
 
 def four_bit_groups(blocks: Tensor, # as GGUF has them, uint8 [rows, bytes]
                     kind: str,      # of `FOUR_BITS`
@@ -611,19 +614,21 @@ def _downloaded(name: str, revision: str | None, wanted: dict = _WANTED) -> Path
 
 # %% ../../nbs/engine/02_models.ipynb #0lderhead2
 _NAMES = 1 << 20  # bytes of a file of weights, from its beginning: the names of tensors are there
+_FUSES = b'"fc.weight"', b"\x09\0\0\0fc.weight"  # in JSON; in a pickle, its length before it
 
 def older_head(folder: Path) -> int | None: # 3; or 1, of EAGLE and EAGLE-2; None: it is none
     "Which version of EAGLE a head in its authors' own format has; nothing is unpickled."
     try: config = parse_json((folder / "config.json").read_text("utf-8", "replace"))
     except (OSError, InputError): return None
     if not isinstance(config, dict) or "speculators_model_type" in config: return None
-    words, names = f"{config.get('architectures')} {config.get('model_type')}".lower(), b""
+    words = f"{config.get('architectures')} {config.get('model_type')}".lower()
+    fuses = newer = False
     for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
-        with suppress(OSError), open(file, "rb") as opened: names += opened.read(_NAMES)
-    # as JSON has a name; and as a pickle has it, its length in four bytes before it
-    fuses = b'"fc.weight"' in names or b"\x09\0\0\0fc.weight" in names
-    if "eagle3" in words or "draft_vocab_size" in config or fuses and b"midlayer." in names:
-        return 3
+        with suppress(OSError), open(file, "rb") as opened:
+            names = opened.read(_NAMES)
+            fuses |= any(name in names for name in _FUSES)
+            newer |= b"midlayer." in names
+    if "eagle3" in words or "draft_vocab_size" in config or fuses and newer: return 3
     return 1 if fuses or "eagle" in words else None
 
 def check_no_older_head(folder: Path,

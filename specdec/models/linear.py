@@ -154,7 +154,9 @@ class Int4Linear:
         for levels, steps in found:
             packed += [pack_levels(rows) for rows in levels.split(PIECE)]
             scales.append(steps)
-        self.weight, self.scales = torch.cat(packed), torch.cat(scales, 1)
+        # of one piece, which is usual, nothing is copied
+        self.weight = torch.cat(packed) if packed[1:] else packed[0]
+        self.scales = torch.cat(scales, 1) if scales[1:] else scales[0]
         self.product = int4_product(shaped.device)
 
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
