@@ -21,8 +21,8 @@ from specdec.cache import cache_bytes
 from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import fetch, load_tokenizer
-from specdec.registry import PairSpec
 from specdec.models.loading import load
+from specdec.registry import PairSpec
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -148,8 +148,9 @@ def peers_run(config: PeersConfig, way: tuple[str, str, float], # dtype, method,
               prompt: Prompt, repeat: int) -> BenchmarkConfig:
     "The settings of one run."
     dtype, method, temperature = way
-    Ks = {"ngram": config.K, "prompt_lookup": config.K, "default": USUAL_K,
-          "model": "adaptive", "skip": "adaptive"}
+    Ks: dict[str, int | Literal["adaptive"]] = {
+        "ngram": config.K, "prompt_lookup": config.K, "default": USUAL_K, "model": "adaptive",
+        "skip": "adaptive"}
     return BenchmarkConfig(
         pair=config.model, method=method, K=Ks.get(method), temperature=temperature,
         max_new_tokens=config.max_new_tokens, domain=prompt.domain, prompt=prompt.id, seed=repeat,
