@@ -946,8 +946,8 @@ def target(
     from specdec.bench.run import check_installed
     check_installed("pandas")
     from specdec.bench.peers import TargetConfig, bench_target, target_text
-    places = [None if place is None else str(place) for place in (file, sibling)]
-    config = TargetConfig(*places, prompts, max_new_tokens, repeats)
+    def place(path: Path | None) -> str | None: return None if path is None else str(path)
+    config = TargetConfig(place(file), place(sibling), prompts, max_new_tokens, repeats)
     report = bench_target(config, out)
     typer.echo(json.dumps(report, indent=1) if as_json else target_text(report))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
