@@ -171,8 +171,10 @@ class HeadStudent:
     def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int,
                     where: Tensor) -> Iterator[Tensor]:
         "See `Student`: row i of step s is about what follows place i + 1 + s."
-        for step, x in enumerate(self.head.states(ids, features, steps)):
-            yield self.head.lm_head(x[:, start - 1 - step:][where])
+        states = self.head.states(ids, features, steps)
+        asked = [x[:, start - 1 - step:][where] for step, x in enumerate(states)]
+        # one product of all steps: its weight is by far the head's largest
+        yield from self.head.lm_head(torch.cat(asked)).unflatten(0, (steps, len(asked[0])))
 
     def save(self, folder: Path) -> None:
         "As `speculators` and vLLM read it, in bfloat16."
