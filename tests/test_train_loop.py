@@ -99,7 +99,7 @@ def test_a_step_is_compared_with_the_right_position(folder, data, tmp_path, targ
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_loss_in_pieces_is_the_loss_at_once(loss, temperature):
     "The weighted mean over places and steps, and what it asks of each logit, as autograd finds it without pieces."
-    draws, n, D = torch.Generator().manual_seed(0), 75, 9  # two whole pieces and a part of one
+    draws, n, D = torch.Generator().manual_seed(0), 150, 9  # two whole pieces and a part of one
     config = DistillConfig(loss=loss, temperature=temperature, decay=0.5)
     said, labels = 3 * torch.randn(n, D, generator=draws), torch.randint(-1, D, (n,), generator=draws)
     logits = [torch.randn(n, D, generator=draws).requires_grad_() for _ in range(3)]

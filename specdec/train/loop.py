@@ -100,7 +100,7 @@ class _Loss(torch.autograd.Function):
         asked = [torch.empty_like(logits) for logits in predicted]
         total = torch.zeros((), device=said.device)
         # on a CPU so few that they stay in its cache
-        few = 32 if said.device.type == "cpu" else 8192
+        few = 64 if said.device.type == "cpu" else 8192
         pieces = zip(*(rows.split(few) for rows in (said, labels, *predicted, *asked)))
         for target_logits, label, *both in pieces:
             log_p = (target_logits / config.temperature).log_softmax(-1, torch.float32)
