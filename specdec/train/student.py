@@ -83,7 +83,7 @@ class DistillConfig:
     # without data: a file of prompts to answer, as `specdec generate --prompts` takes it; None: the
     # target writes the questions, too
     prompts: str | None = None
-    # tokens to sample if there is no data; None: as many as `tokens`
+    # tokens to sample if there is no data; None: half of `tokens`, so that each is read twice
     samples: Count | None = None
     # a drafter's folder to go on from, with its shape; a head learns the tokens frequent now
     weights: str | None = None
