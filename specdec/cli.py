@@ -1018,6 +1018,7 @@ class LossName(str, Enum):
     "What is made small."
     kl = "kl"
     tv = "tv"
+    lk = "lk"
     hard = "hard"
 
 class OptimizerName(str, Enum):
@@ -1066,7 +1067,8 @@ _GoOnFrom = Annotated[Optional[Path], _option(
 
 # %% ../nbs/use/07_cli.ipynb #ea864125
 _Loss = Annotated[LossName, _option(
-    "Training", "--loss", help="Soft targets by KL or total variation, or the sampled token.")]
+    "Training", "--loss",
+    help="Soft targets by KL, total variation or log acceptance (lk), or the sampled token.")]
 _Optimizer = Annotated[OptimizerName, _option(
     "Training", "--optimizer",
     help="Muon for the matrices and AdamW for the rest, or AdamW for all.")]

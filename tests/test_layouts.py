@@ -18,7 +18,7 @@ from specdec.drafters.base import NoDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
-from specdec.models import loading
+from specdec.models import llama, loading
 from specdec.models.hub import fetch
 from specdec.models.linear import (
     FEW,
@@ -119,6 +119,26 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
     # a processor on which packed weights are no slower for one row
     monkeypatch.setattr(loading, "processor_kind", lambda: "amx")
     assert load_model(tmp_path, CPU, torch.bfloat16, use="plain").head.packed == plain.head.half
+
+
+def test_many_sequences_are_each_what_they_are_alone(tmp_path, monkeypatch):
+    "Of more than a few sequences the heads aren't folded; each one's logits are, within bfloat16's spread, its own."
+    model, folds = stored(random_model(FAMILIES["smollm2-tied"]), tmp_path, torch.bfloat16), []
+    attend = lambda q, k, v, mask, fold, apart=(): folds.append(fold) or grouped_attention(q, k, v, mask, fold, apart)
+    monkeypatch.setattr(llama, "grouped_attention", attend)
+    ids = torch.randint(0, V, (FEW + 1, 9), generator=torch.Generator().manual_seed(0))
+    def read(rows):
+        cache = model.new_cache(9)
+        return torch.cat([model.forward(piece, cache) for piece in rows.split([5, 1, 3], 1)], 1).float()
+    together = read(ids)
+    assert set(folds) == {1}
+    folds.clear()
+    few = read(ids[:FEW])
+    assert set(folds) == {model.groups} and model.groups > 1
+    for i in range(FEW):
+        assert difference(together[i : i + 1], read(ids[i : i + 1])) <= 0.05
+        assert difference(few[i : i + 1], together[i : i + 1]) <= 0.05
+    assert difference(together[:1], together[1:2]) > 0.05  # another sequence's are others
 
 
 SMOLLM2 = LlamaConfig(hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,

@@ -19,6 +19,7 @@ from specdec.train.data import claim, read_rows, split_rows
 from specdec.train.loop import (
     HeldOut,
     Training,
+    _Loss,
     distillation_loss,
     evaluate,
     learning_rate_at,
@@ -29,7 +30,7 @@ from specdec.train.loop import (
     tokens_of_round,
     training_tensors,
 )
-from specdec.train.student import DistillConfig
+from specdec.train.student import LOSSES, DistillConfig
 
 torch.set_num_threads(1)
 
@@ -92,6 +93,25 @@ def test_a_step_is_compared_with_the_right_position(folder, data, tmp_path, targ
         found = evaluate(Oracle(shift), run.teacher, run.held, run.start)
         assert (abs(loss) < 1e-4) == right and (abs(found["tau"] - 6) < 1e-3) == right
         assert all((abs(a - 1) < 1e-4) == right for a in found["alpha"] + found["greedy"])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_loss_in_pieces_is_the_loss_at_once(loss, temperature):
+    "The weighted mean over places and steps, and what it asks of each logit, as autograd finds it without pieces."
+    draws, n, D = torch.Generator().manual_seed(0), 150, 9  # two whole pieces and a part of one
+    config = DistillConfig(loss=loss, temperature=temperature, decay=0.5)
+    said, labels = 3 * torch.randn(n, D, generator=draws), torch.randint(-1, D, (n,), generator=draws)
+    logits = [torch.randn(n, D, generator=draws).requires_grad_() for _ in range(3)]
+    p = (said / temperature).softmax(-1)
+    each = [LOSSES[loss](p, z.log_softmax(-1), labels).mean() for z in logits]
+    parts = [weight * part for weight, part in zip((4 / 7, 2 / 7, 1 / 7), each)]
+    found = _Loss.apply(config, said, labels, *logits)
+    torch.testing.assert_close(found, sum(parts))
+    asked, expected = torch.autograd.grad(3 * found, logits), torch.autograd.grad(3 * sum(parts), logits)
+    torch.testing.assert_close(asked, expected)
+    assert all(grad.abs().sum() > 0 for grad in asked)
+    assert not torch.allclose(asked[0], asked[1], atol=1e-3)  # each step has its own
 
 
 def test_tau_is_the_expected_length_of_a_round():

@@ -22,6 +22,7 @@ from specdec.train.student import (
     entropies,
     hard_label,
     kl,
+    minus_log_alpha,
     small_embedding,
     step_weights,
     total_variation,
@@ -40,9 +41,12 @@ def test_losses_are_exact():
         == 1 - sum(map(min, p, q))
         == Fraction(1, 4)
     )
+    assert minus_log_alpha(P, log_q, label).item() == pytest.approx(-np.log(3 / 4), abs=1e-12)
+    far = torch.tensor([1.0, 0.0]), torch.tensor([1e-9, 1.0]).log().requires_grad_()
+    assert minus_log_alpha(*far, label).isfinite()  # nothing in common, as far as can be told
     assert hard_label(P, log_q, label).item() == pytest.approx(np.log(2))
     assert hard_label(P, log_q, torch.tensor(-1)).item() == 0
-    for name in ("kl", "tv"): assert LOSSES[name](P, P.log(), label).item() == pytest.approx(0, abs=1e-12)
+    for name in ("kl", "tv", "lk"): assert LOSSES[name](P, P.log(), label).item() == pytest.approx(0, abs=1e-12)
     assert kl(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]).log(), label[None]).isfinite()  # 0 log 0 is 0
 
 

@@ -1,12 +1,23 @@
-"""The data behind the figures of nbs/drafters/13_rows.ipynb and 22_distill.ipynb, kept in nbs/data/distillation.json.
+"""The data behind the figures of nbs/drafters/12_data.ipynb, 15_export.ipynb and nbs/path/08_train.ipynb, kept in
+nbs/data/distillation.json.
 
 The measurements of a run of `specdec distill --out FOLDER`:
 
     python tools/distillation.py curve FOLDER --command "specdec distill …"
 
-Train the same head with one setting changed at a time:
+Train the same head with one thing changed at a time, on the same rows and as many tokens, from the start or from a
+head that was trained before. α of each on the same held-out rows, with 95 % intervals (held-out rows drawn again, 2,000
+times), and what it gains on the first one, row against row:
 
     python tools/distillation.py compare --data SAMPLES
+    python tools/distillation.py compare --data SAMPLES --into since --from HEAD --only "as exported" "minus log alpha"
+
+What is no setting of `specdec distill` is put in its place here, for the run.
+
+Where the time of a run goes, in processor time of one thread for 1,000 tokens, written and trained on with the
+defaults. With PYTHONPATH at another checkout, what it took there; in turns, and the least of all turns is kept:
+
+    python tools/distillation.py time --data SAMPLES --name before
 
 How much of the text small vocabularies cover:
 
@@ -20,10 +31,73 @@ import argparse
 import json
 import os
 import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
 
 DATA = Path(__file__).resolve().parent.parent / "nbs" / "data" / "distillation.json"
-CHANGES = {  # name: what differs from the first
+DRAWN = 2000  # times that the held-out rows are drawn again, for an interval
+
+
+def overlap(p, log_q): return torch.minimum(p, log_q.exp()).sum(-1)
+
+
+def hybrid(p, log_q, labels, floor=None):
+    """λ KL + (1 − λ)(1 − α) with λ = exp(−3 α) at each place, through which no gradient goes (Samarin et al. 2026,
+    arXiv 2602.23881)."""
+    from specdec.train.student import kl
+    alpha = overlap(p, log_q)
+    share = (-3 * alpha.detach()).exp()
+    return share * kl(p, log_q, labels, floor) + (1 - share) * (1 - alpha)
+
+
+def with_norms(scaled: bool):
+    """A first head with EAGLE-3.1's two changes: a norm on each feature before they are fused, and the normed state
+    fed back. `scaled`: the norms' weights bring each feature to the scale that it had, so that a trained head loses
+    little; else they are ones."""
+    from specdec.drafters.head import Head, share_embedding
+    from specdec.train import student
+    plain = student._first_head
+
+    def first_head(config, target, counts):
+        before = plain(config, target, counts)
+        shape = replace(before.config, fc_norm=True, norm_output=True)
+        head = Head(shape, None if before.d2t is None else before.draft_tokens)
+        head.load_state_dict(before.state_dict(), strict=False)
+        if scaled:
+            from specdec.models.hub import encode, find_model, load_tokenizer, prompts
+            ids = torch.tensor([encode(load_tokenizer(find_model(target.name)), prompts()[10].messages)])
+            features = target.forward(ids, layers=shape.layers)[1].float()[0, 4:]  # the first ones are of another size
+            sizes = features.view(len(features), len(shape.layers), -1).pow(2).mean(-1).sqrt().median(0).values
+            with torch.no_grad():
+                for norm, size in zip(head.fc_norm, sizes): norm.weight.fill_(float(size))
+        return share_embedding(head, target)
+
+    return mock.patch.object(student, "_first_head", first_head)
+
+
+def each_row_twice(read: int):
+    "Half as many rows as the run reads, in two passes."
+    from specdec.train import loop
+    plain = loop.rows_of_step
+
+    def rows_of_step(step, batch, rows, seed): return plain(step, batch, read // 2, seed)
+
+    return mock.patch.object(loop, "rows_of_step", rows_of_step)
+
+
+def with_loss(loss):
+    "Another loss in the place of KL."
+    from specdec.train.student import LOSSES
+    return mock.patch.dict(LOSSES, kl=loss)
+
+
+CHANGES = {  # name: what differs from the first: settings, or what is put in place for the run
     "as exported": {},
     "AdamW": dict(optimizer="adamw"),
     "total variation": dict(loss="tv"),
@@ -33,6 +107,13 @@ CHANGES = {  # name: what differs from the first
     "vocabulary 16k": dict(vocab=16384),
     "own layer random": dict(init="target"),
     "all random": dict(init="random"),
+    "each row twice": each_row_twice,
+    "two steps": dict(unroll=2),
+    "four rows a step": dict(batch=4),
+    "minus log alpha": dict(loss="lk"),
+    "hybrid": lambda read: with_loss(hybrid),
+    "norms": lambda read: with_norms(False),
+    "scaled norms": lambda read: with_norms(True),
 }
 
 
@@ -56,39 +137,128 @@ def curve(folder: Path, command: str, name: str | None, before: int) -> None:
     store("curve", known | {name or config["kind"]: run})
 
 
-def compare(data: Path, rows: int, tokens: int, states: Path, only: list[str]) -> None:
-    "Train with each change on the same rows, and keep the last measurement."
-    import numpy as np
-    import torch
+def measured(training) -> tuple[dict, np.ndarray]:
+    """What `evaluate` says; and of each held-out row, at temperature 1 and greedily, the sum of α over its places by
+    position, and how many these are: [2, steps + 1, B]."""
+    from specdec.train.loop import DRAFTED, acceptance_chances, acceptance_summary
+    held, start = training.held, training.start
+    with training.autocast(): chances = acceptance_chances(training.student, training.teacher, held, start, DRAFTED)
+    where = held.counts[:, start:]
+    counts = where.sum(-1).expand(2, 1, -1)
+    return acceptance_summary(chances, where), torch.cat((chances.sum(-1), counts), 1).numpy().astype(float)
 
-    from specdec.models.hub import find_model, load_tokenizer, pick_dtype
+
+def interval(rows: np.ndarray, minus: np.ndarray | None = None) -> dict:
+    "α by position, or what it is more than another run's on the same rows, with 95 % intervals."
+    drawn = np.random.default_rng(0).integers(0, rows.shape[-1], (DRAWN, rows.shape[-1]))
+    def alpha(sums): return sums[:, :-1] / sums[:, -1:]
+    found, again = alpha(rows.sum(-1)), np.stack([alpha(rows[..., some].sum(-1)) for some in drawn])
+    if minus is not None:
+        found = found - alpha(minus.sum(-1))
+        again = again - np.stack([alpha(minus[..., some].sum(-1)) for some in drawn])
+    low, high = np.quantile(again, (.025, .975), 0)
+    return {name: {"mean": found[i].tolist(), "low": low[i].tolist(), "high": high[i].tolist()}
+            for i, name in enumerate(("alpha", "greedy"))}
+
+
+def compare(given: argparse.Namespace) -> None:
+    "Train with each change on the same rows, and keep the last measurement."
+    from specdec.models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
     from specdec.models.loading import load_model
     from specdec.train.data import answer_marks, read_rows
-    from specdec.train.loop import Training, train
+    from specdec.train.loop import Training
     from specdec.train.student import DistillConfig
-    device = torch.device("cpu")
+    device, into, states = torch.device("cpu"), given.into, given.states
     target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
-    all_rows, marks = read_rows(data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))
-    some = all_rows[np.random.default_rng(0).permutation(len(all_rows))[:rows]]
-    found = json.loads(DATA.read_text()).get("compare", {}).get("results", {}) if DATA.exists() else {}
+    target.name, target.digest = "smollm2", weights_digest(find_model("smollm2"))
+    all_rows, marks = read_rows(given.data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))
+    rows = all_rows[np.random.default_rng(0).permutation(len(all_rows))[:given.rows]]
+    found = json.loads(DATA.read_text()).get(into, {}).get("results", {}) if DATA.exists() else {}
+    first = states / f"{into}-{next(iter(CHANGES))}.npy"
+    lr, matrix_lr = given.rates
     for name, change in CHANGES.items():
-        if only: unwanted = name not in only
-        else: unwanted = name in found and found[name]["tokens"] >= tokens
+        if given.only: unwanted = name not in given.only
+        else: unwanted = name in found and found[name]["tokens"] >= given.tokens
         if unwanted: continue
-        with tempfile.TemporaryDirectory() as out:
-            config = DistillConfig(out=out, tokens=tokens, batch=4, held_out=20, evaluate_rows=8, warmup=5,
-                                   evaluate_every=10**6, checkpoint_every=10**6, keep_states=str(states), **change)
-            line = list(train(Training(config, target, some, marks=marks)))[-1]
-        found[name] = {"change": change, **line}
-        print(name, [round(a, 3) for a in line["alpha"]], [round(a, 3) for a in line["greedy"]], flush=True)
+        settings, instead = (change, None) if isinstance(change, dict) else ({}, change)
+        with tempfile.TemporaryDirectory() as out, ExitStack() as places:
+            if instead: places.enter_context(instead(given.tokens // rows.shape[1]))
+            common = dict(batch=given.batch, lr=lr, matrix_lr=matrix_lr)
+            config = DistillConfig(out=out, tokens=given.tokens, held_out=given.held_out, evaluate_rows=10**6, warmup=5,
+                                   weights=given.weights and str(given.weights), keep_states=str(states),
+                                   **common | settings)
+            training, losses = Training(config, target, rows, marks=marks), []
+            begun, begin = measured(training)[0], time.perf_counter()
+            while training.step < training.steps: losses.append(training.take_step())
+            seconds = time.perf_counter() - begin
+            summary, each = measured(training)
+        np.save(states / f"{into}-{name}.npy", each)
+        found[name] = {"change": settings, "step": training.step, "tokens": training.step * training.per_step,
+                       "loss": sum(losses[-20:]) / len(losses[-20:]), "seconds": round(seconds, 1), **summary,
+                       "begun": begun, "intervals": interval(each)}
+        if first.exists() and name != next(iter(CHANGES)): found[name]["more"] = interval(each, np.load(first))
+        print(name, json.dumps(found[name]), flush=True)
         command = "python tools/distillation.py compare --data SAMPLES"
-        store("compare", {"command": command, "rows": rows, "threads": torch.get_num_threads(), "results": found})
+        if into != "compare": command += f" --into {into}"
+        if given.weights: command += " --from HEAD"
+        store(into, {"command": command, "rows": len(rows), "held_out": each.shape[-1], "batch": given.batch,
+                     "rates": given.rates, "drawn": DRAWN, "threads": torch.get_num_threads(), "results": found})
+
+
+def time_of_parts(data: Path, name: str, batch: int, rows: int) -> None:
+    "Measure the parts one after the other, three times, and keep the least of what was found under this name."
+    from specdec.models.hub import find_model, load_tokenizer, pick_dtype
+    from specdec.models.loading import load_model
+    from specdec.train.data import answer_marks, draw, read_rows
+    from specdec.train.loop import Training, distillation_loss, rows_of_step
+    from specdec.train.student import DistillConfig
+    torch.set_num_threads(1)
+    device, found, length = torch.device("cpu"), {}, 448
+    target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
+    marks = answer_marks(load_tokenizer(find_model("smollm2")))
+
+    def spent(part: str, action, tokens: float):
+        "Milliseconds for 1,000 of so many tokens."
+        begun = time.thread_time()
+        result = action()
+        found.setdefault(part, []).append((time.thread_time() - begun) * 1e6 / tokens)
+        return result
+
+    cache, token = target.new_cache(length), torch.randint(0, target.vocab_size, (batch, 1))
+    target.forward(token.expand(-1, 24), cache, last=1)
+    generator = torch.Generator().manual_seed(0)
+    for at in (48, 236, 424) * 3:
+        cache.length = at
+        logits = spent(f"write, {at} tokens in", lambda: target.forward(token, cache, last=1)[:, -1], batch)
+        spent("draw", lambda: draw(logits, 0.7, generator), batch)
+    cache = logits = None
+    some = read_rows(data, target.vocab_size)[::20]
+    with tempfile.TemporaryDirectory() as out:
+        run = Training(DistillConfig(out=out, batch=rows, held_out=16), target, some, marks=marks)
+    for step in range(6):
+        picks = rows_of_step(step, rows, len(run.states.rows), 0)
+        ids, states = spent("the teacher reads", lambda: run.states(picks), rows * length)
+        where = run.counts[picks, run.start:]
+        def loss():
+            with run.autocast():
+                return distillation_loss(run.student, run.teacher, ids, states, run.config, run.start, where)
+        value = spent("forward and loss", loss, rows * length)
+        spent("backward", value.backward, rows * length)
+        for kind, optimizer in run.optimizers.items(): spent(kind, optimizer.step, rows * length)
+        for optimizer in run.optimizers.values(): optimizer.zero_grad()
+    # 16 rows every hundred steps
+    spent("evaluate", run.evaluate, len(run.held.ids) / 16 * 100 * rows * length)
+    least = {part: min(laps[1:] or laps) for part, laps in found.items()}
+    known = json.loads(DATA.read_text()).get("time", {})
+    before = known.get(name, {}).get("parts", least)
+    kept = {part: round(min(ms, before[part]), 1) for part, ms in least.items()}
+    print(name, kept, flush=True)
+    command = "python tools/distillation.py time --data SAMPLES"
+    store("time", known | {name: {"command": command, "batch": batch, "rows": rows, "parts": kept}})
 
 
 def coverage_of(data: Path) -> None:
     "Count on the rows to train on, and look at those held out as well."
-    import numpy as np
-
     from specdec.train.data import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
     V = 49152  # of the default model
     rows = read_rows(data, V)
@@ -110,13 +280,24 @@ if __name__ == "__main__":
     one.add_argument("--before", type=int, default=0)
     two = commands.add_parser("compare")
     two.add_argument("--data", type=Path, required=True)
+    two.add_argument("--into", default="compare", help="the part of the file")
+    two.add_argument("--from", dest="weights", type=Path)
     two.add_argument("--rows", type=int, default=200)
     two.add_argument("--tokens", type=int, default=80_000)
+    two.add_argument("--held-out", type=int, default=10, help="one row in so many")
+    two.add_argument("--batch", type=int, default=4, help="rows of a step")
+    two.add_argument("--rates", type=float, nargs=2, default=[2e-3, 0.04], help="AdamW's and Muon's")
     two.add_argument("--states", type=Path, default=Path(tempfile.gettempdir()) / f"specdec-states-{os.getuid()}")
     two.add_argument("--only", nargs="*", default=[])
+    four = commands.add_parser("time")
+    four.add_argument("--data", type=Path, required=True)
+    four.add_argument("--name", required=True)
+    four.add_argument("--batch", type=int, default=128, help="rows that are written at once")
+    four.add_argument("--rows", type=int, default=2, help="rows of a step")
     three = commands.add_parser("coverage")
     three.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
     if given.what == "coverage": coverage_of(given.data)
+    elif given.what == "time": time_of_parts(given.data, given.name, given.batch, given.rows)
     elif given.what == "curve": curve(given.folder, given.command, given.name, given.before)
-    else: compare(given.data, given.rows, given.tokens, given.states, given.only)
+    else: compare(given)

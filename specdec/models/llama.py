@@ -23,7 +23,7 @@ from ..errors import check
 from ..cache import KVCache
 from .int8 import Int8Linear
 from specdec.models.linear import (
-    VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
+    FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
     is_batch_invariant,
 )
 from .protocol import CausalLM, check_ids, check_wanted
@@ -328,8 +328,10 @@ class Llama(CausalLM):
         if cache is None: cache = self.new_cache(ids.shape[1])
         start, end = cache.length, cache.length + ids.shape[1]
         check_wanted(last, layers, len(self.layers))
-        where = positions(self.frequencies, self.rope_scale, start, end - start, self.groups,
-                          self.dtype, cache.span(end),
+        # of many sequences PyTorch's kernel groups the heads itself, and sooner
+        many = len(ids) > FEW and self.device.type == "cpu"
+        where = positions(self.frequencies, self.rope_scale, start, end - start,
+                          1 if many else self.groups, self.dtype, cache.span(end),
                           apart=self.batch_invariant and 1 in ids.shape,
                           window=self.window)
         return self.compute(ids.to(self.device), where, cache, last, layers)

@@ -160,7 +160,7 @@ class SampleConfig:
     temperatures: Annotated[tuple[Annotated[Number, Field(ge=0)], ...],
                             Field(min_length=1)] | None = None
     length: Count = 448        # tokens of a row
-    batch: Count | None = None # rows of a shard; None: 64 on a CPU, 1024 on a GPU
+    batch: Count | None = None # rows of a shard; None: 128 on a CPU, 1024 on a GPU
     top_k: Count = 256
     seed: Seed = 0
     device: str = "auto"
@@ -202,7 +202,7 @@ def sample(config: SampleConfig,
     device, found, out = pick_device(config.device), find_model(config.target), Path(config.out)
     model = model or load_model(found, device, pick_dtype(config.dtype, device))
     starts = _row_starts(config, load_tokenizer(found), model.context_length)
-    batch = config.batch or (64 if model.device.type == "cpu" else 1024)
+    batch = config.batch or (128 if model.device.type == "cpu" else 1024)
     out.mkdir(parents=True, exist_ok=True)
     claim(out / "samples.json",
           {"temperatures": list(config.in_turn), "length": config.length, "batch": batch,

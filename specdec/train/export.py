@@ -68,9 +68,9 @@ def _training_texts(config: DistillConfig, target: CausalLM, process: Process) -
     folder = Path(config.out) / "training"
     words = folder / "samples"
     if (folder / "config.json").exists(): return words
-    wanted = SampleConfig(
-        config.target, str(words), config.samples or config.tokens, config.prompts, seed=config.seed
-    )
+    # to write a token takes longer than to learn from it
+    tokens = config.samples or -(-config.tokens // 2)
+    wanted = SampleConfig(config.target, str(words), tokens, config.prompts, seed=config.seed)
     return sample(wanted, process.rank, process.count, target)
 
 # %% ../../nbs/drafters/15_export.ipynb #4638fc22

@@ -32,9 +32,7 @@ from ..verify import acceptance_probability
 from specdec.train.data import (
     States, Teacher, claim, count_tokens, hash_row, in_answers, shared_prefix, split_rows,
 )
-from specdec.train.student import (
-    LOSSES, STUDENTS, DistillConfig, Student, entropies, step_weights,
-)
+from .student import LOSSES, STUDENTS, DistillConfig, Student, step_weights
 from ..models.llama import Llama
 
 # %% ../../nbs/drafters/14_loop.ipynb #2b8f2149
@@ -88,6 +86,40 @@ def update_weights(optimizers: dict[str, torch.optim.Optimizer],
         optimizer.zero_grad()
 
 # %% ../../nbs/drafters/14_loop.ipynb #19628972
+class _Loss(torch.autograd.Function):
+    """The loss at places and steps, some places at a time, and on the way what it asks of each
+    logit: nothing as large as a distribution is kept for the way back."""
+    @staticmethod
+    def forward(ctx, config: DistillConfig,
+                said: Tensor,       # the target's logits, [n, D]
+                labels: Tensor,     # the tokens that follow, [n]
+                *predicted: Tensor, # the student's logits of each step, [n, D]
+               ) -> Tensor: # a number
+        steps, loss = len(predicted), LOSSES[config.loss]
+        weights = step_weights(steps, config.decay)
+        asked = [torch.empty_like(logits) for logits in predicted]
+        total = torch.zeros((), device=said.device)
+        # on a CPU so few that they stay in its cache
+        few = 64 if said.device.type == "cpu" else 8192
+        pieces = zip(*(rows.split(few) for rows in (said, labels, *predicted, *asked)))
+        for target_logits, label, *both in pieces:
+            log_p = (target_logits / config.temperature).log_softmax(-1, torch.float32)
+            p = log_p.exp()
+            floor = -torch.linalg.vecdot(p, log_p)  # the entropy
+            for weight, logits, pull in zip(weights, both[:steps], both[steps:]):
+                with torch.enable_grad():
+                    z = logits.to(torch.float32, copy=True).requires_grad_()
+                    each = loss(p, z.log_softmax(-1), label, floor)
+                    part = each.sum() * (weight / max(1, len(said)))
+                pull.copy_(torch.autograd.grad(part, z)[0])
+                total += part.detach()
+        ctx.save_for_backward(*asked)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return None, None, None, *(pull.mul_(gradient) for pull in ctx.saved_tensors)
+
 def distillation_loss(student: Student, teacher: Teacher,
                       ids: Tensor,      # sequences, [B, T]
                       states: Tensor,   # of the teacher, [B, T, F + hidden]
@@ -97,18 +129,11 @@ def distillation_loss(student: Student, teacher: Teacher,
                      ) -> Tensor: # a number
     """The mean over places of each unrolled step, weighted over the steps; 0 if no place counts.
     The target is renormalised on the draft vocabulary."""
-    logits = teacher.logits(states[:, start:][where])
-    p = (logits / config.temperature).softmax(-1)  # [n, D]
     # the token after each place; none after the last
     following = F.pad(teacher.labels(ids)[:, 1:], (0, 1), value=-1)
-    labels = following[:, start:][where]
-    loss, floor = LOSSES[config.loss], entropies(p) if config.loss == "kl" else None
     predictions = student.predictions(ids, teacher.features(states), student.steps, start, where)
-    total = p.new_zeros(())
-    for weight, predicted in zip(step_weights(student.steps, config.decay), predictions):
-        log_q = predicted.log_softmax(-1, torch.float32)
-        total = total + weight * loss(p, log_q, labels, floor).sum()
-    return total / max(1, len(p))
+    said = teacher.logits(states[:, start:][where])
+    return _Loss.apply(config, said, following[:, start:][where], *predictions)
 
 # %% ../../nbs/drafters/14_loop.ipynb #69622cde
 @dataclass(frozen=True)
@@ -188,27 +213,31 @@ def read_held_out(teacher: Teacher, rows: np.ndarray, counts: np.ndarray, # both
 # %% ../../nbs/drafters/14_loop.ipynb #0f772488
 def _accepted(student: Student, teacher: Teacher, texts: HeldOut, i: int, start: int, steps: int,
              ) -> Tensor: # [2, steps, T - start]
-    "Of sequence i: the chance that what is drafted is accepted, sampled and greedily."
-    ids, states = texts.ids[i:i + 1], texts.states[i:i + 1]
-    normaliser = texts.normalisers[i, :, None]
-    p = (teacher.logits(states) - normaliser).exp()[0, start:]  # [T - start, D]
-    everywhere = torch.ones_like(texts.counts[:1, start:])
-    features = teacher.features(states)
-    predictions = student.predictions(ids, features, steps, start, everywhere)
-    logits = torch.stack([predicted.float() for predicted in predictions])  # [steps, T - start, D]
-    same = teacher.tokens[logits.argmax(-1)] == texts.choices[i, start:]
-    return torch.stack([acceptance_probability(p, logits.softmax(-1)), same.float()])
+    """Of sequence i: the chance that what is drafted is accepted, sampled and greedily; 0 at places
+    that don't count."""
+    ids, states, where = texts.ids[i:i + 1], texts.states[i:i + 1], texts.counts[i:i + 1, start:]
+    at = where[0]
+    normaliser, choices = texts.normalisers[i, start:][at], texts.choices[i, start:][at]
+    p = (teacher.logits(states[:, start:][where]) - normaliser[:, None]).exp()  # [n, D]
+    found = p.new_zeros(2, steps, len(at))
+    predictions = student.predictions(ids, teacher.features(states), steps, start, where)
+    for step, logits in enumerate(predictions):
+        found[0, step, at] = acceptance_probability(p, logits.softmax(-1, torch.float32))
+        found[1, step, at] = (teacher.tokens[logits.argmax(-1)] == choices).float()
+    return found
 
-# %% ../../nbs/drafters/14_loop.ipynb #0235f869
 @torch.no_grad()
-def evaluate(student: Student, teacher: Teacher, texts: HeldOut,
-             start: int,          # the first place that counts
-             steps: int = DRAFTED) -> dict:
-    """What a round would accept, exactly, at temperature 1 and greedily, at each of the first draft
-    positions: α by position, and τ for drafts of that length. The drafts follow the target's
-    sequence."""
+def acceptance_chances(student: Student, teacher: Teacher, texts: HeldOut, start: int,
+                       steps: int) -> Tensor: # [2, steps, B, T - start]
+    "The same of all sequences."
     each = [_accepted(student, teacher, texts, i, start, steps) for i in range(len(texts.ids))]
-    chances, where = torch.stack(each, 2), texts.counts[:, start:]  # [2, steps, B, T - start]
+    return torch.stack(each, 2)
+
+def acceptance_summary(chances: Tensor, # see `acceptance_chances`
+                       where: Tensor,   # which places count, [B, T - start] of bool
+                      ) -> dict:
+    "α by draft position and τ, sampled and greedily."
+    steps = chances.shape[1]
     n = chances.shape[-1] - steps + 1  # rounds that fit into a sequence
     # step s of a round stands s places later
     same_round = torch.stack([chances[:, s, :, s:s + n] for s in range(steps)], -1)
@@ -216,6 +245,16 @@ def evaluate(student: Student, teacher: Teacher, texts: HeldOut,
     alpha = chances[..., where].mean(-1).tolist()
     tau = tokens_of_round(same_round[:, whole]).mean(-1).tolist()
     return {"alpha": alpha[0], "greedy": alpha[1], "tau": tau[0], "greedy_tau": tau[1]}
+
+# %% ../../nbs/drafters/14_loop.ipynb #0235f869
+def evaluate(student: Student, teacher: Teacher, texts: HeldOut,
+             start: int,          # the first place that counts
+             steps: int = DRAFTED) -> dict:
+    """What a round would accept, exactly, at temperature 1 and greedily, at each of the first draft
+    positions: α by position, and τ for drafts of that length. The drafts follow the target's
+    sequence."""
+    chances = acceptance_chances(student, teacher, texts, start, steps)
+    return acceptance_summary(chances, texts.counts[:, start:])
 
 # %% ../../nbs/drafters/14_loop.ipynb #4574e727
 def training_tensors(module: nn.Module,

@@ -45,13 +45,19 @@ def total_variation(p: Tensor, log_q: Tensor, labels: Tensor, # as for `kl`
     corollary 3.6)."""
     return p.sum(-1) - torch.minimum(p, log_q.exp()).sum(-1)
 
+def minus_log_alpha(p: Tensor, log_q: Tensor, labels: Tensor, # as for `kl`
+                    floor: Tensor | None = None) -> Tensor: # [...]
+    "−log Σ min(p, q) (LK: Samarin et al. 2026, arXiv 2602.23881)."
+    return -torch.minimum(p, log_q.exp()).sum(-1).clamp(min=1e-6).log()
+
 def hard_label(p: Tensor, log_q: Tensor, labels: Tensor, # as for `kl`
                floor: Tensor | None = None) -> Tensor: # [...]
     """−log q of the token that was sampled, 0 where the draft vocabulary lacks it (label −1)."""
     chosen = log_q.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return torch.where(labels >= 0, -chosen, 0.0)
 
-LOSSES = {"kl": kl, "tv": total_variation, "hard": hard_label}  # by the name that a setting gives
+# by the name that a setting gives
+LOSSES = {"kl": kl, "tv": total_variation, "lk": minus_log_alpha, "hard": hard_label}
 
 # %% ../../nbs/drafters/13_student.ipynb #5929aa9b
 def step_weights(steps: int, decay: float) -> list[float]: # they sum to 1
@@ -77,7 +83,7 @@ class DistillConfig:
     # without data: a file of prompts to answer, as `specdec generate --prompts` takes it; None: the
     # target writes the questions, too
     prompts: str | None = None
-    # tokens to sample if there is no data; None: as many as `tokens`
+    # tokens to sample if there is no data; None: half of `tokens`, so that each is read twice
     samples: Count | None = None
     # a drafter's folder to go on from, with its shape; a head learns the tokens frequent now
     weights: str | None = None
@@ -88,7 +94,7 @@ class DistillConfig:
     vocab: Annotated[Whole, Field(ge=0)] = 8192 # tokens of the draft vocabulary; 0: all
     unroll: Count = 3             # steps of the training-time test (head)
     decay: Positive = 0.8         # weight of an unrolled step, relative to the one before
-    loss: Literal["kl", "tv", "hard"] = "kl" # see `LOSSES`
+    loss: Literal["kl", "tv", "lk", "hard"] = "kl" # see `LOSSES`
     temperature: Positive = 1.0   # of the target's distribution that is imitated
     # Muon for the matrices, AdamW for the rest; AdamW for all
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -171,8 +177,10 @@ class HeadStudent:
     def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int,
                     where: Tensor) -> Iterator[Tensor]:
         "See `Student`: row i of step s is about what follows place i + 1 + s."
-        for step, x in enumerate(self.head.states(ids, features, steps)):
-            yield self.head.lm_head(x[:, start - 1 - step:][where])
+        states = self.head.states(ids, features, steps)
+        asked = [x[:, start - 1 - step:][where] for step, x in enumerate(states)]
+        # one product of all steps: its weight is by far the head's largest
+        yield from self.head.lm_head(torch.cat(asked)).unflatten(0, (steps, len(asked[0])))
 
     def save(self, folder: Path) -> None:
         "As `speculators` and vLLM read it, in bfloat16."
