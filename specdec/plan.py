@@ -77,7 +77,11 @@ def check_settings(
     controller = K if is_controller(K) else None
     if controller is not None:
         K, most, adapts = type(controller).__name__, target.context_length, True
-    else: most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
+    else:
+        named = "K, the number of draft tokens per round,"
+        check(adapts or not isinstance(K, (str, type)), f"{named} must be a whole number of at least"
+              f" 1, \"adaptive\", or a controller such as AdaptiveLookahead(), not {K!r}.")
+        most = MOST if adapts else require_int(K, named, 1)
     max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
     ends = frozenset() if ignore_eos else end_ids(eos_ids)
     settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
