@@ -74,14 +74,12 @@ def check_settings(
     check_bools(ignore_eos=ignore_eos)
     rule = rule_name(verify, method)
     adapts = isinstance(K, str) and K == "adaptive"
+    check(adapts or not isinstance(K, (str, type)),
+          f'K, draft tokens per round, is 1 or more, "adaptive" or AdaptiveLookahead(), not {K!r}.')
     controller = K if is_controller(K) else None
     if controller is not None:
         K, most, adapts = type(controller).__name__, target.context_length, True
-    else:
-        named = "K, the number of draft tokens per round,"
-        check(adapts or not isinstance(K, (str, type)), f"{named} must be a whole number of at least"
-              f" 1, \"adaptive\", or a controller such as AdaptiveLookahead(), not {K!r}.")
-        most = MOST if adapts else require_int(K, named, 1)
+    else: most = MOST if adapts else require_int(K, "K, the number of draft tokens per round,", 1)
     max_new_tokens = require_int(max_new_tokens, "max_new_tokens", 1)
     ends = frozenset() if ignore_eos else end_ids(eos_ids)
     settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
