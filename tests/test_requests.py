@@ -25,7 +25,7 @@ def start(prompt, **options):
     pytest.param(dict(K=0), "K, the number", id="K of 0"),
     pytest.param(dict(K=1.5), "whole number", id="K of 1.5"),
     pytest.param(dict(K="3"), "whole number", id="K as text"),
-    pytest.param(dict(K=AdaptiveLookahead()), r"a controller here.*AdaptiveDrafter\(drafter, contr", id="a controller"),
+    pytest.param(dict(K=AdaptiveLookahead()), r"a controller here.*AdaptiveDrafter\(drafter, it", id="a controller"),
     pytest.param(dict(max_new_tokens=0), "max_new_tokens", id="no new tokens"),
     pytest.param(dict(max_new_tokens=2.0), "whole number", id="float of new tokens"),
     pytest.param(dict(K=True), "whole number", id="K of True"),
