@@ -40,7 +40,8 @@ test-pages: model           # the notebooks without a number; those with one are
 	$(TESTING) $(BIN)/nbdev_test --n_workers 1 --timing --skip_file_re '^[0-9_.]'
 
 browser:                    ## a Chromium for the browser tests, from the system's packages where they have one
-	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
+	@for name in chromium chromium-browser google-chrome "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; \
+	do command -v "$$name" && exit; done; \
 	root=; test "$$(id -u)" = 0 || root=sudo; \
 	if command -v apt-get >/dev/null; then $$root apt-get update -qq && $$root apt-get install -y -qq chromium; \
 	elif command -v dnf >/dev/null; then $$root dnf install -y chromium; \

@@ -261,6 +261,9 @@ def told(error: Mapping, # of pydantic's
         ours = twin(key)
         if ours not in known and ours in homes:
             return f"{where}unknown key {name}: here it is {ours}, in the section {homes[ours]}."
+        sections = sorted({*homes.values()}, key=list(kind.model_fields).index)
+        if isinstance(error["input"], Mapping) and len(path) == 1 and sections and key not in NOTES:
+            return f"{where}unknown section {name}: expected {' or '.join(sections)}."
         near = difflib.get_close_matches(as_key(key), homes, n=1)
         known_here = {ours, _IN_A_GRID.get(ours)} & {*known} or as_key(key) in NOTES
         if near and not known_here and not difflib.get_close_matches(key, known, n=1):

@@ -271,6 +271,9 @@ def check_request(
     check(len(prompt) < target.context_length,
           f"The prompt has {len(prompt)} tokens and the model's context {target.context_length}: "
           "nothing could be added. Shorten the prompt.")
+    check(not hasattr(K, "observe_step"),
+          "K, the draft tokens per round, is a controller here: pairs take those. The loop takes"
+          " a drafter that has it, and the longest draft as K: AdaptiveDrafter(drafter, it).")
     K = require_int(K, "K, the number of draft tokens per round,", 1)
     return K, require_int(max_new_tokens, "max_new_tokens", 1), end_ids(eos_ids)
 

@@ -74,6 +74,8 @@ def check_settings(
     check_bools(ignore_eos=ignore_eos)
     rule = rule_name(verify, method)
     adapts = isinstance(K, str) and K == "adaptive"
+    check(adapts or not isinstance(K, (str, type)),
+          f'K, draft tokens per round, is 1 or more, "adaptive" or AdaptiveLookahead(), not {K!r}.')
     controller = K if is_controller(K) else None
     if controller is not None:
         K, most, adapts = type(controller).__name__, target.context_length, True

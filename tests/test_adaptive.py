@@ -537,13 +537,16 @@ def test_a_controller_as_K_is_the_controllers_own_K(tiny):
     alone = [pair.generate(prompt, K=template, max_new_tokens=60) for prompt in ([1, 2, 3], [5, 6])]
     assert [r.rounds for r in several] == [r.rounds for r in alone]
     for wrong in (AdaptiveLookahead, object()):  # a class, and no controller
-        with pytest.raises(InputError, match="K"): pair.generate([1, 2, 3], K=wrong)
+        with pytest.raises(InputError, match="K, .*per round"): pair.generate([1, 2, 3], K=wrong)
+    with pytest.raises(InputError, match=r"\"adaptive\" or AdaptiveLookahead\(\), not <class"):
+        pair.generate([1, 2, 3], K=AdaptiveLookahead)
     with pytest.raises(InputError, match="K that changes"): pair.generate([1], K=template, loop="device")
 
 
 @pytest.mark.parametrize("wrong", ["adaptve", "5", 0, 2.5, None])
 def test_a_round_length_that_is_neither(tiny, wrong):
-    with pytest.raises(InputError, match="K"): specdec.Pair(tiny, tiny).generate([1, 2, 3], K=wrong)
+    choices = '"adaptive" or AdaptiveLookahead' if isinstance(wrong, str) else "K, the number"
+    with pytest.raises(InputError, match=choices): specdec.Pair(tiny, tiny).generate([1, 2, 3], K=wrong)
 
 
 def test_the_word_on_the_command_line():

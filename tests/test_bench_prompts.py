@@ -214,6 +214,9 @@ def test_it_is_a_sequence_of_prompts(builtin):
     assert len(builtin) == 150 and list(builtin) == builtin.get_all() and builtin[0].id == "code_000"
     assert builtin[-1] == builtin.prompts[149] and [p.id for p in builtin[49:51]] == ["code_049", "conversation_000"]
     with pytest.raises(IndexError): builtin[150]
+    assert builtin["conversation_000"] is builtin[50]
+    with pytest.raises(InputError, match=r"no prompt 'code_50' here: ids are such as code_000, code_001\."):
+        builtin["code_50"]
 
 
 def test_token_counts_are_kept_on_loading(tmp_path, tokenizer):

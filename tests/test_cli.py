@@ -117,6 +117,30 @@ def test_examples_are_lines_that_the_command_takes(words, tmp_path, monkeypatch)
         assert program == "specdec" and bool(context.params) == bool(command.params)
 
 
+def untaken(line: str) -> list[str]:
+    "The words of a command line, as prose has it, that the program hasn't: a command, or options."
+    command, words = typer.main.get_command(app), line.split()[1:]
+    while hasattr(command, "commands"):
+        if not words: return []
+        if words[0] not in command.commands: return words[:1]
+        command = command.commands[words.pop(0)]
+    options = {"-h", "--help"}.union(*(option.opts + option.secondary_opts for option in command.params))
+    return [word for word in words if word.startswith("--") and word.split("=")[0] not in options]
+
+
+def test_commands_in_prose_are_there():
+    "In every notebook's text, and in what a contributor reads."
+    root, found = Path(__file__).parents[1], {}
+    for path in [*(root / "nbs").rglob("*.ipynb"), root / "README.md", root / "CONTRIBUTING.md"]:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            cells = json.loads(text)["cells"]
+            text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        for line in re.findall(r"`(specdec [a-z][^`\n]*)`", text): found.setdefault(line, path.name)
+    assert len(found) > 40 and {line: name for line, name in found.items() if untaken(line)} == {}
+    assert untaken("specdec bench run --target smollm2") == ["--target"] and untaken("specdec bnch run") == ["bnch"]
+
+
 STORED = Path(__file__).parents[1] / "nbs" / "data"
 
 

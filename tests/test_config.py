@@ -223,6 +223,16 @@ def test_a_mistake_is_named_with_its_line(name, suffix, file):
     assert str(path) in str(caught.value)
 
 
+def test_a_section_that_is_unknown_is_none_of_the_keys(file):
+    "`generate` looks like `temperature`, and it holds keys."
+    for text, line in (("pair:\n  name: smollm2\ngenerate:\n  top_k: 2\n", 3), ("decode: {top_k: 2}\n", 1)):
+        with pytest.raises(InputError) as caught: read_config(file("a.yaml", text))
+        name = text.splitlines()[line - 1].split(":")[0]
+        assert str(caught.value).endswith(f"line {line}: unknown section {name}: expected pair or decoding.")
+    with pytest.raises(InputError, match="here it is target, in the section pair"):
+        read_config(file("a.yaml", "main_model_path: {a: b}\n"))
+
+
 def test_all_mistakes_at_once(file):
     path = file("a.yaml", "decoding:\n  temprature: 1\n  top_k: 0\nseed: 5\n")
     with pytest.raises(InputError) as caught: read_config(path)

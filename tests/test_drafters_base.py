@@ -1,14 +1,22 @@
 "The drafter's side of the seam: what the loop accepts from it, lookup against a slow search, a model against itself."
+import inspect
+import pkgutil
+import sys
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import specdec.drafters
 from helpers import Failing, greedy, ids_of, tiny
 from specdec.drafters.base import (
     Draft,
+    DrafterBase,
     NoDrafter,
+    NotStarted,
     TemperatureScaledDrafter,
     WrapperDrafter,
     WrapperState,
@@ -74,6 +82,48 @@ def test_a_drafter_of_nothing_has_nothing_to_remember():
     drafter = NoDrafter()
     assert drafter.start([1], None, 9) is drafter and vars(drafter) == {}
     assert drafter.propose(5, SamplingParams(), SeededRandom(0)) == Draft([])
+
+
+# What a drafter says that is asked before its start
+
+def drafter_classes() -> set[type]:
+    "All classes of the package that start states, but for the protocol, and the one that is its own state."
+    for module in pkgutil.iter_modules(specdec.drafters.__path__, "specdec.drafters."): import_module(module.name)
+    for name in ("specdec.constraints", "specdec.models.generate", "specdec.costs"): import_module(name)
+    modules = [module for name, module in sys.modules.items() if name.startswith("specdec.")]
+    found = {thing for module in modules for thing in vars(module).values()
+             if inspect.isclass(thing) and thing.__module__.startswith("specdec.") and "start" in vars(thing)
+             and {"tokens", "limit"} <= set(inspect.signature(thing.start).parameters)}
+    return {kind for kind in found if not getattr(kind, "_is_protocol", False)} - {NoDrafter}
+
+
+def test_every_drafter_of_ours_says_what_is_missing_before_its_start():
+    inside = {kind for kind in drafter_classes() if kind.__module__ in ("specdec.lossless.proof", "specdec.costs")}
+    kinds = drafter_classes() - inside  # the others are for users
+    assert {"ModelDrafter", "HeadDrafter", "TreeHybrid", "CandidateDrafter"} <= {kind.__name__ for kind in kinds}
+    assert {kind for kind in kinds if not issubclass(kind, DrafterBase)} == set() and len(kinds) >= 9
+
+
+OURS = sorted((kind for kind in drafter_classes() if issubclass(kind, DrafterBase)), key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("method", ["propose", "commit"])
+def test_a_drafter_before_its_start_says_so(kind, method):
+    "Its class as well; and it has no such method, so that nobody takes it for a state."
+    for asked in (kind, object.__new__(kind)):
+        with pytest.raises(NotStarted) as told: getattr(asked, method)
+        assert str(told.value).startswith(f"{kind.__name__} has no {method} before its start: ")
+        assert f"state = drafter.start(tokens, features, limit), then state.{method}(…)" in str(told.value)
+        assert "\n" not in str(told.value) and not hasattr(asked, method)
+
+
+def test_once_it_is_started_its_state_drafts():
+    drafter = ModelDrafter(tiny(), 24)
+    with pytest.raises(AttributeError, match="before its start"): drafter.propose(2, SamplingParams(), SeededRandom(0))
+    state = drafter.start([1, 2], None, 9)
+    assert len(state.propose(2, SamplingParams(), SeededRandom(0)).tokens) == 2
+    with pytest.raises(AttributeError, match="no attribute 'proposed'"): _ = drafter.proposed
 
 
 # What the loop takes from a drafter

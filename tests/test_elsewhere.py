@@ -108,3 +108,22 @@ def is_there(name: str, file: str) -> bool:
 def test_the_tests_that_it_names_are_there():
     assert len(held()) > 15 and [named for named in held() if not is_there(*named)] == []
     assert not is_there("test_it_is_fast", "tests/test_elsewhere.py")
+
+
+OURS = re.compile(r"github\.com/specdec/specdec/(?:blob|tree)/main/([\w./-]*\w)")
+
+
+def dead(text: str) -> list[str]:
+    "Files of the repository that a text links to, and that are not there."
+    return [path for path in OURS.findall(text) if not (NOTEBOOK.parents[2] / path).exists()]
+
+
+def test_links_to_files_of_the_repository_are_alive():
+    "Of every notebook, of the README and of what a contributor reads; the site's own links: tools/check_site.py."
+    root = NOTEBOOK.parents[2]
+    pages = [*(root / "nbs").rglob("*.ipynb"), *root.glob("*.md"), *(root / "nbs").glob("*.md")]
+    found = {path.name: text for path in pages if OURS.search(text := path.read_text(encoding="utf-8"))}
+    assert {"elsewhere.ipynb", "promises.ipynb", "README.md"} <= set(found)
+    assert {name: dead(text) for name, text in found.items() if dead(text)} == {}
+    assert dead("https://github.com/specdec/specdec/blob/main/tests/test_core.py, and /tree/main/tests") == []
+    assert dead("(https://github.com/specdec/specdec/blob/main/settings.toml).") == ["settings.toml"]

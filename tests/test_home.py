@@ -5,9 +5,12 @@ import json
 import re
 import sys
 from configparser import ConfigParser
+from ctypes import CDLL
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
+from os import environ
 from pathlib import Path
+from subprocess import run
 from weakref import ref
 
 import pytest
@@ -68,6 +71,29 @@ def test_a_notebook_lets_go_under_nbdev_test_alone(badges, shell, monkeypatch, t
     finally: gc.enable()
     assert shell.result == 2 and ("held" in shell.user_ns) != tested and (ring() is None) == tested
     assert ours.cache_info().currsize == 1 - tested and others.cache_info().currsize == 1
+
+
+KEEPS = """
+import numpy as np
+def held(): return int(open("/proc/self/statm").read().split()[1]) * 4096
+for _ in range(2):
+    before, blocks, between = held(), [], []
+    for _ in range(20):
+        blocks.append(np.ones(900_000))  # 7.2 MB, as a matrix of the default model
+        between.append(bytearray(60_000))
+    del blocks
+print((held() - before) / 20 / 7_200_000)
+"""
+
+
+@pytest.mark.skipif(not hasattr(CDLL(None), "mallopt"), reason="the C library isn't glibc")
+@pytest.mark.parametrize("let_go_before", [True, False])
+def test_what_the_next_notebook_frees_goes_back_at_once(badges, let_go_before):
+    "Left to itself, glibc keeps matrices between others."
+    shell = "class Shell:\n    def reset(self, **_): pass\ndef get_ipython(): return Shell()\n"
+    code = KEEPS if not let_go_before else f"{shell}{badges.LET_GO}\n{KEEPS}"
+    done = run([sys.executable, "-c", code], capture_output=True, text=True, env=environ | {"IN_TEST": "1"}, check=True)
+    assert (float(done.stdout) < .1) == let_go_before, done.stdout
 
 
 def test_before_a_commit_nbdevs_own_hooks_run():

@@ -103,3 +103,30 @@ def test_every_bound_from_above_is_watched(settings):
     assert found["torch"] in settings["requirements"] and "python_version" not in found
     fixed = [re.compile(each.strip("/")) for each in renovate["pip_requirements"]["managerFilePatterns"]]
     assert any(file.search(".github/constraints.txt") for file in fixed)
+
+
+WORKFLOWS = sorted(path.stem for path in (GITHUB / "workflows").glob("*.yml"))
+
+
+def loose(text: str) -> list[str]:
+    "Actions of a workflow that are not at a commit with its version said beside it."
+    fixed = r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
+    return [action for action in re.findall(r"uses: *(.*)", text) if not re.fullmatch(fixed, action)]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_each_action_is_at_a_commit(name):
+    "A tag can be moved; a commit can't. Renovate reads the version beside it."
+    text = (GITHUB / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    steps = [step for job in workflow(name)["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert loose(text) == [] and text.count("uses: ") == len(steps) > 1
+    for worse in (re.sub(r"@[0-9a-f]{40}", "@v4", text, count=1), re.sub(r" # v[\d.]+", "", text, count=1)):
+        assert len(loose(worse)) == 1
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_may_read(name):
+    "What writes is asked for by the one job that publishes, behind an environment."
+    assert workflow(name)["permissions"] == {"contents": "read"}
+    for title, job in workflow(name)["jobs"].items():
+        assert ("permissions" in job) == ("environment" in job) == (title == "publish")

@@ -5,6 +5,7 @@ import torch
 
 from helpers import Untouchable
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import AdaptiveLookahead
 from specdec.errors import InputError
 from specdec.loop import check_request, speculate, token_ids
 from specdec.sampling import SamplingParams, SeededRandom
@@ -24,6 +25,7 @@ def start(prompt, **options):
     pytest.param(dict(K=0), "K, the number", id="K of 0"),
     pytest.param(dict(K=1.5), "whole number", id="K of 1.5"),
     pytest.param(dict(K="3"), "whole number", id="K as text"),
+    pytest.param(dict(K=AdaptiveLookahead()), r"a controller here.*AdaptiveDrafter\(drafter, it", id="a controller"),
     pytest.param(dict(max_new_tokens=0), "max_new_tokens", id="no new tokens"),
     pytest.param(dict(max_new_tokens=2.0), "whole number", id="float of new tokens"),
     pytest.param(dict(K=True), "whole number", id="K of True"),

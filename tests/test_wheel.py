@@ -113,9 +113,13 @@ def fetched(installed):
 
 
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel, clone):
-    tracked = run("git", "-C", clone, "ls-files", "specdec").stdout.split("\n")
+    "And what a link leads to, file by file: the live page, which stands among the notebooks."
+    tracked = set(run("git", "-C", clone, "ls-files", "specdec").stdout.split("\n")) - {""}
+    links = {name for name in tracked if (clone / name).is_symlink()}
+    led_to = {path.relative_to(clone).as_posix() for name in links for path in (clone / name).rglob("*")}
     names = ZipFile(wheel).namelist()
-    assert sorted(name for name in names if ".dist-info/" not in name) == sorted(filter(None, tracked))
+    assert sorted(name for name in names if ".dist-info/" not in name) == sorted(tracked - links | led_to)
+    assert links == {"specdec/data/live"} and "specdec/data/live/page.html" in led_to
     assert {Path(name).name for name in names} >= {"LICENSE", "METADATA", "entry_points.txt"}
 
 

@@ -53,7 +53,10 @@ if "IN_TEST" in environ:  # nbdev_test goes on with other notebooks in this proc
         if type(one) is remembers and one.__module__.startswith("specdec"): one.cache_clear()
     del kept, one
     gc.collect()  # what refers to itself, such as a class made in a cell, and what that holds
-    if platform == "linux": getattr(CDLL(None), "malloc_trim", int)(0)  # glibc gives memory back"""
+    libc = CDLL(None) if platform == "linux" else None
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)     # it gives memory back,
+        libc.mallopt(-3, 2**20) # and from now on blocks of a megabyte as soon as they are free"""
 
 
 def released() -> tuple[str, str, str, str]:

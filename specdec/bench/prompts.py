@@ -186,7 +186,7 @@ def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, 
 # %% ../../nbs/bench/04_prompts.ipynb #216fd57c
 @dataclass(frozen=True, repr=False)
 class PromptDataset:
-    "Prompts to measure on, by domain. It has a length, an order, and prompts by number and slice."
+    "Prompts to measure on, by domain: with a length, an order, and by number, slice or id."
     prompts: tuple[Prompt, ...]
     sources: dict[str, str]  # domain → where its prompts come from
     # id → tokens: by the tokenizer it was loaded with, else as its file says; {}: not counted
@@ -207,8 +207,12 @@ class PromptDataset:
 
     def __iter__(self) -> Iterator[Prompt]: return iter(self.prompts)
 
-    def __getitem__(self, which): # a number → its prompt; a slice → a tuple of them
-        return self.prompts[which]
+    def __getitem__(self, which): # a number or an id → its prompt; a slice → a tuple of them
+        if not isinstance(which, str): return self.prompts[which]
+        found = [prompt for prompt in self.prompts if prompt.id == which]
+        check(len(found) > 0, f"There is no prompt {which!r} here: ids are such as "
+              f"{', '.join(prompt.id for prompt in self.prompts[:2])}.")
+        return found[0]
 
     @property
     def domains(self) -> list[str]:

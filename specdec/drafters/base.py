@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cache import KVCache
 from ..sampling import RandomSource, SamplingParams
-from ..errors import ModelError, to_int
+from ..errors import ModelError, SpecdecError, to_int
 from ..verify import VerifyRule
 
 # %% ../../nbs/drafters/00_base.ipynb #16049153
@@ -94,6 +94,23 @@ class Drafter(Protocol):
         """The state of a new sequence. Draft tokens after an end-of-sequence token are never used:
         a drafter that works token by token may stop once it has drafted one."""
 
+# %% ../../nbs/drafters/00_base.ipynb #starts01
+class NotStarted(SpecdecError, AttributeError):
+    "A drafter was asked for a method that only the state of a sequence has."
+
+class _OfItsState:
+    "A method that a drafter's states have, and the drafter itself has not: asked for, it says so."
+    def __set_name__(self, owner: type, name: str) -> None: self.name = name
+    def __get__(self, drafter: object, owner: type) -> object:
+        raise NotStarted(
+            f"{owner.__name__} has no {self.name} before its start: a drafter holds weights and "
+            "settings, and the state of a sequence drafts. Start one and ask it: "
+            f"state = drafter.start(tokens, features, limit), then state.{self.name}(…).")
+
+class DrafterBase:
+    "What our drafters have in common: asked for what their states do, they say where it is."
+    propose, commit = _OfItsState(), _OfItsState()
+
 # %% ../../nbs/drafters/00_base.ipynb #a973f480
 @runtime_checkable
 class Informed(Protocol):
@@ -163,7 +180,7 @@ class WrapperState:
         "Tell the inner state."
         self.inner.commit(tokens, features)
 
-class WrapperDrafter:
+class WrapperDrafter(DrafterBase):
     """A drafter around another one, the inner drafter: a base class. A subclass overrides `wrap`,
     which gets the inner drafter's new state and returns a `WrapperState` around it, or the inner
     state itself."""

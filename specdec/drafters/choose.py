@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams
-from .base import Draft, Drafter, DraftState
+from .base import Draft, Drafter, DrafterBase, DraftState
 from .lookup import NGramDrafter, SuffixDrafter, outcome
 from .tree import Ranks, best_tree
 from ..errors import InputError, check, to_number
@@ -265,7 +265,7 @@ def start_all(drafter: "HybridDrafter | TreeHybrid", tokens: list[int], features
     return drafter.State(drafter, drafter.chooser(), states)
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #8162c035
-class HybridDrafter:
+class HybridDrafter(DrafterBase):
     """One or more drafters; in each round the one with the most expected tokens per cost proposes
     (see `Chooser`). A single drafter drafts where that pays, and as many tokens as pay. The choice
     doesn't depend on the draft tokens, so decoding stays lossless. Each sequence starts from the
@@ -595,7 +595,7 @@ def chance_of(path: Ranks, chances: Sequence[Sequence[float]]) -> float:
     return math.prod(row[rank] if rank < len(row) else 0.0 for row, rank in zip(rows, path))
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #cd553373
-class TreeHybrid:
+class TreeHybrid(DrafterBase):
     """Drafters of chains without q, such as lookup, and a tree: in each round the one with the most
     expected tokens per cost proposes. Raises `InputError` for negative costs, and for a tree
     without a `shape`."""

@@ -23,7 +23,7 @@ from ..models.checkpoint import Checkpoint
 from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
 from ..errors import InputError, ModelError, check, require_int, to_number
 from specdec.drafters.base import (
-    Draft, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
+    Draft, DrafterBase, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
 )
 from .model import plain_weight
 from ..cache import KVCache
@@ -897,7 +897,7 @@ class HeadState(HeadReader):
         return Draft(draft, q.index_copy_(1, ids, torch.stack(rows)))
 
 # %% ../../nbs/drafters/06_head.ipynb #ff083e3d
-class HeadDrafter:
+class HeadDrafter(DrafterBase):
     """Drafts with a head: it reads the target's features at accepted tokens, and its previous
     state at draft tokens. Raises `ModelError` if the head was made for another target, `InputError`
     if it is on another device."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..sampling import RandomSource, SamplingParams, SeededRandom
 from ..errors import check, require_int, to_number
 from ..result import Round
-from .base import Draft, Drafter
+from .base import Draft, Drafter, DrafterBase
 
 # %% ../../nbs/drafters/02_lookup.ipynb #32915aa3
 class NGramState:
@@ -39,7 +39,7 @@ class NGramState:
         return Draft([])
 
 # %% ../../nbs/drafters/02_lookup.ipynb #85fedb19
-class NGramDrafter:
+class NGramDrafter(DrafterBase):
     """Prompt lookup: finds the last tokens of the sequence earlier in the sequence, and proposes
     the tokens that followed there (Saxena 2023). Raises `InputError` for a `longest` below 1."""
     layers: Sequence[int] = ()
@@ -141,7 +141,7 @@ class SuffixState:
         return Draft(draft)
 
 # %% ../../nbs/drafters/02_lookup.ipynb #f48dfa50
-class SuffixDrafter:
+class SuffixDrafter(DrafterBase):
     """Like `NGramDrafter`, for matches of any length; a longer match gives a longer draft (Oliaro
     et al. 2024, section 4). Time and memory are linear in the sequence. Raises `InputError` unless
     `per_match` is above 0."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import check, require_int
 from specdec.drafters.base import (
-    Draft, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
+    Draft, DrafterBase, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
 )
 from ..cache import KVCache
 from ..models.checkpoint import AnyLinear, JoinedLinear
@@ -81,7 +81,7 @@ class ModelState:
         return F.pad(sampling.probs(logits), (0, self.vocab_size - logits.shape[-1]))
 
 # %% ../../nbs/drafters/03_model.ipynb #a2f408af
-class ModelDrafter:
+class ModelDrafter(DrafterBase):
     "Any causal language model with the target's vocabulary, sampling one token after another."
     layers: Sequence[int] = ()
     State = ModelState  # of one sequence

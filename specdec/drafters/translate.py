@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import InputError, check
-from .base import Draft, DraftPrefix, copy_blocks, in_blocks, whole_blocks
+from specdec.drafters.base import (
+    Draft, DrafterBase, DraftPrefix, copy_blocks, in_blocks, whole_blocks,
+)
 from ..models.protocol import CausalLM
 
 # %% ../../nbs/drafters/24_translation.ipynb #329c733f
@@ -206,7 +208,7 @@ class IntersectionState:
         return wide.index_copy_(-1, self.drafter.target_ids, rows)
 
 # %% ../../nbs/drafters/24_translation.ipynb #269fb574
-class TokenIntersectionDrafter:
+class TokenIntersectionDrafter(DrafterBase):
     """A draft model with another vocabulary: its distribution is restricted to the tokens that both
     vocabularies have, and renormalised (Timor et al. 2025, token-level intersection). Raises
     `InputError` for vocabularies without a common token, and without a tokenizer."""

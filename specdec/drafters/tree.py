@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..models.batch import ancestry, places
 from ..sampling import RandomSource, SamplingParams, check_logits
-from .base import Draft
+from .base import Draft, DrafterBase
 from .head import FastHead, Head, HeadReader, fast_head
 from ..errors import check, require_int
 from ..cache import KVCache
@@ -144,7 +144,7 @@ class TreeState(HeadReader):
         return growing.finished()
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reegrow
-class TreeDrafter:
+class TreeDrafter(DrafterBase):
     """Drafts a tree with a head: of the nodes that the head finds likeliest (Li et al. 2024,
     section 4), or of a fixed `shape`. Its drafts have no q, at every temperature. Raises
     `ModelError` if the head was made for another target, `InputError` if it is on another device,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..cache import KVCache
 from specdec.drafters.base import (
-    Draft, Drafter, DraftState, TemperatureScaledState, WrapperDrafter,
+    Draft, Drafter, DrafterBase, DraftState, TemperatureScaledState, WrapperDrafter,
 )
 from ..drafters.load import is_drafter, model_drafter, named
 from ..drafters.lookup import NGramDrafter
@@ -183,7 +183,7 @@ class CandidateState:
             ids, torch.zeros(1, len(self.drafted) + 1, 1), matches)
 
 @dataclass
-class CandidateDrafter:
+class CandidateDrafter(DrafterBase):
     "A candidate generator of transformers as a drafter, for the one sequence it was made for."
     generator: Any
     device: torch.device
