@@ -619,7 +619,10 @@ def test_the_second_target_is_measured(tmp_path, monkeypatch):
     assert [(row["kind"], row["temperature"]) for row in report["rows"]] == [
         (kind, T) for kind in ("editing", "explaining", "writing") for T in (0, 1)]
     for row in report["rows"]: assert len(row["tokens_per_second"]) == 11 and row["best_vs_plain"] > 0
-    alone = b.bench_target(replace(config, sibling=str(tmp_path / "gone.gguf"), prompts=1))
-    assert "The second target's sibling isn't in" not in str(report) and "isn't in" in alone["failed"]["the sibling"]
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repository, name: None)
+    alone = b.bench_target(replace(config, sibling=None, prompts=1))
+    assert "isn't on this machine: `hf download" in alone["failed"]["the sibling"]
+    with pytest.raises(ModelError, match="isn't in .*gone.gguf"):
+        b.bench_target(replace(config, sibling=str(tmp_path / "gone.gguf")))
     assert report["perplexity"].keys() == {"float32", "int4", "int8", "bfloat16"}
     assert report["perplexity"]["int4"] == pytest.approx(report["perplexity"]["float32"], rel=.02)

@@ -218,8 +218,8 @@ class LlamaCpp:
         check(mode in LLAMACPP_MODES,
               f"llama.cpp has no mode {mode!r} here: expected {', '.join(LLAMACPP_MODES)}.")
         check((draft is not None) == (mode in DRAFTED),
-              "The modes eagle3 and draft need a draft, the GGUF file of a head or of a small model,"
-              " and no other mode has one.")
+              "The mode eagle3 needs a draft, the GGUF file of a head, and so does draft, that of a"
+              " small model; no other mode has one.")
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
         self.mode, start = mode, time.perf_counter()

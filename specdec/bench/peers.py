@@ -692,13 +692,15 @@ def bench_target(config: TargetConfig,
                  out: Path | None = None, # keep records in this file, and skip those it holds
                 ) -> dict: # see `target_report`
     """Compare with llama.cpp and transformers on the second target, in one run. An interrupt
-    returns what there is, with `complete` false. Raises `ModelError` for another file, and
-    `InputError` as `bench_run` does."""
+    returns what there is, with `complete` false. Raises `ModelError` for another file, or one that
+    isn't there, and `InputError` as `bench_run` does."""
     spec = PairSpec(str(find_target(config.file)), "smollm2", skip=SKIPPED, draft_dtype="int4")
     ways, beside, missing = target_ways()
     cells = [*target_cells(config, spec, ways)]
     try: other = replace(spec, draft=str(find_target(config.sibling, SIBLING)), draft_dtype="int8")
-    except ModelError as error: missing["the sibling"] = str(error)
+    except ModelError as error:
+        if config.sibling: raise
+        missing["the sibling"] = str(error)
     else: cells += target_cells(config, other, beside)
     try: found = measure(cells, out)
     finally: put_away()
