@@ -556,6 +556,9 @@ def test_the_second_target_by_kind_of_work():
     assert "editing, T = 0" in text and "best 1.50 (drafts int4 over llama.cpp ngram-mod)" in text
     assert "int4 2.50, int8 -, bf16 1.25" in text and "perplexity, 1,024 tokens: float32 10.00, int4 10.50" in text
     assert json.loads(json.dumps(report)) == report
+    begun = b.run_table([made("writing", "llama.cpp plain", 0, "writing_000", 4)])  # interrupted before ours
+    text = b.target_text(b.target_report(config, machine, begun, {}, {}, False))
+    assert "writing, T = 0" in text and "over llama.cpp" not in text
 
 
 def test_the_second_target_is_one_file(tmp_path, monkeypatch):

@@ -670,7 +670,7 @@ def target_text(report: dict) -> str: # several lines
         gains = ", ".join(f"{name} {shown(gain)}" for name, gain in row["drafts_vs_plain"].items())
         lines += [f"  drafts over plain: {gains}; our best over our best plain:"
                   f" {shown(row['best_vs_plain'])}"]
-        if row["llama.cpp"]: lines += [
+        if row["llama.cpp"] and row["best"]: lines += [
             f"  over llama.cpp: plain {shown(row['plain_vs_llamacpp_plain'])}, best"
             f" {shown(row['best_vs_llamacpp_best'])} ({row['best'].rpartition(' ')[0]} over"
             f" {row['llama.cpp'].rpartition(' ')[0]})"]
