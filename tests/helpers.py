@@ -132,8 +132,11 @@ def workers_kept(then: Callable[[], object]) -> int:
     folder = Path("/proc/self/task")
     if not folder.is_dir(): return 0
     def threads():
-        time.sleep(0.1)  # one that was told to end takes a moment
-        return set(os.listdir(folder))
+        before, now = None, set(os.listdir(folder))
+        while now != before:  # one that was told to end takes a moment
+            time.sleep(0.1)
+            before, now = now, set(os.listdir(folder))
+        return now
     usual, ready, over = torch.get_num_threads(), threading.Event(), threading.Event()
     def work():
         try:
@@ -148,5 +151,6 @@ def workers_kept(then: Callable[[], object]) -> int:
     waiting = threads()
     over.set()
     thread.join()
+    while (folder / str(thread.native_id)).exists(): time.sleep(0.01)  # on a busy machine it ends later
     torch.set_num_threads(usual)
     return len(waiting - before - threads()) - 1  # without the thread itself

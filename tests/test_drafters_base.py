@@ -27,6 +27,7 @@ from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
+from specdec.playground import LiveDrafter
 from specdec.sampling import SamplingParams, SeededRandom
 
 
@@ -87,14 +88,14 @@ def test_a_drafter_of_nothing_has_nothing_to_remember():
 # What a drafter says that is asked before its start
 
 def drafter_classes() -> set[type]:
-    "All classes of the package that start states, but for the protocol, and the one that is its own state."
+    "All classes of the package that start states, but for the protocol, and the two that are their own state."
     for module in pkgutil.iter_modules(specdec.drafters.__path__, "specdec.drafters."): import_module(module.name)
-    for name in ("specdec.constraints", "specdec.models.generate", "specdec.costs"): import_module(name)
+    for name in ("constraints", "models.generate", "costs", "playground"): import_module(f"specdec.{name}")
     modules = [module for name, module in sys.modules.items() if name.startswith("specdec.")]
     found = {thing for module in modules for thing in vars(module).values()
              if inspect.isclass(thing) and thing.__module__.startswith("specdec.") and "start" in vars(thing)
              and {"tokens", "limit"} <= set(inspect.signature(thing.start).parameters)}
-    return {kind for kind in found if not getattr(kind, "_is_protocol", False)} - {NoDrafter}
+    return {kind for kind in found if not getattr(kind, "_is_protocol", False)} - {NoDrafter, LiveDrafter}
 
 
 def test_every_drafter_of_ours_says_what_is_missing_before_its_start():
