@@ -936,7 +936,7 @@ def target(
 
     The file: hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF
     qwen2.5-coder-1.5b-instruct-q4_k_m.gguf (1.1 GB), and likewise the sibling's, in which 0.5b
-    stands for 1.5b. About two hours on two CPU cores.
+    stands for 1.5b. Hours on two CPU cores; half an hour as in the first example.
 
     Examples:
 

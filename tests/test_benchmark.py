@@ -556,6 +556,13 @@ def test_the_second_target_by_kind_of_work():
     assert "editing, T = 0" in text and "best 1.50 (drafts int4 over llama.cpp ngram-mod)" in text
     assert "int4 2.50, int8 -, bf16 1.25" in text and "perplexity, 1,024 tokens: float32 10.00, int4 10.50" in text
     assert json.loads(json.dumps(report)) == report
+    # as a reader would type it: by the files' own names, no path of this machine
+    assert report["command"] == ("specdec bench target qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --count 2"
+                                 " --max-new-tokens 128 --repeats 2 --json")
+    both = replace(config, file="/here/a.gguf", sibling="/here/b.gguf")
+    named = b.target_report(both, machine, b.run_table(rows), {}, {}, True)
+    assert " --sibling qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --count 2" in named["command"]
+    assert "/here" not in json.dumps(named)
     begun = b.run_table([made("writing", "llama.cpp plain", 0, "writing_000", 4)])  # interrupted before ours
     text = b.target_text(b.target_report(config, machine, begun, {}, {}, False))
     assert "writing, T = 0" in text and "over llama.cpp" not in text

@@ -4,6 +4,7 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -431,12 +432,13 @@ def default(): return load("smollm2", "cpu", "float32")
 def test_the_table_has_what_the_default_pair_needs(default):
     device = shipped_table().devices["cpu"]
     assert {(entry.dtype, entry.batch_size) for entry in device.entries} >= {
-        (dtype, size) for dtype in ("float32", "bfloat16", "int4") for size in (1, 2, 4, 8, 16)}
+        (dtype, size) for dtype in ("float32", "bfloat16", "int8", "int4") for size in (1, 2, 4, 8, 16)}
     drafter = best_drafter(default)
     keys = [drafter_key(member) for member in drafter.members]
     assert keys[0] == "lookup" and keys[1].startswith("head ")
-    for entry in device.entries:
-        assert entry.greedy.of(keys) and entry.sampled.of(keys), entry  # `Costs` checks the numbers
+    for entry in device.entries:  # of other models the table has a lookup's, at least
+        needed = keys if entry.shape == module.model_shape(default) else keys[:1]
+        assert entry.greedy.of(needed) and entry.sampled.of(needed), entry  # `Costs` checks the numbers
     known = costs_for(default, drafter)
     assert known.origin == "shipped" and known.costs == shipped_costs(default, drafter.members, 1)
     assert Pair(default).generate("The sea", max_new_tokens=3).costs == known.costs.greedy.as_dict() | {
@@ -494,3 +496,38 @@ def test_the_tool_measures_and_keeps_what_it_could_not(monkeypatch, tmp_path, ti
     before = file.read_text()
     maker.main()  # what is there already is replaced, what couldn't be measured stays
     assert file.read_text() == before
+
+
+def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
+    "Against the fixed way that was fastest over all prompts; and what a round costs by table, by calibration, in the loop."
+    maker, file = tool("choosing"), tmp_path / "choosing.json"
+    table, here = Costs(1.0, (1, 1, 1, 1.25), ((0, 0), (.5, .25))), Costs(1.0, (1, 1, 1, 1.5), ((0, 0), (.5, .5)))
+    monkeypatch.setattr(maker, "load", lambda *names, **more: tiny)
+    monkeypatch.setattr(maker, "best_drafter", lambda target: HybridDrafter(SuffixDrafter(), NoDrafter()))
+    monkeypatch.setattr(maker, "costs_for", lambda *given: KnownCosts(MachineCosts(table, table), "shipped"))
+    tries = []
+    def busy_at_first(*given):
+        tries.append(given)
+        if len(tries) == 1: raise BusyError("busy")
+        return MachineCosts(here, here)
+    monkeypatch.setattr(maker, "measure_costs", busy_at_first)
+    class Timed:  # a token takes a second plainly, .8 as chosen, and with the head .9, with four draft tokens .5
+        def __init__(self, target, drafter): self.target, self.drafter = target, drafter
+        def generate(self, prompt, max_new_tokens, K=5, method="speculative", **asked):
+            hybrid = isinstance(self.drafter, HybridDrafter)
+            each = 1.0 if method == "plain" else .8 if hybrid else .5 if K == 4 else .9
+            made = max_new_tokens - 1
+            return SimpleNamespace(total_time=7 + each * made, time_to_first_token=7.0,
+                                   num_speculation_rounds=made // 3 if K == 4 else made)
+    monkeypatch.setattr(maker, "Pair", Timed)
+    monkeypatch.setattr(maker.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int4", "--tokens", "10"])
+    maker.main()
+    found = json.loads(file.read_text())["results"]["int4"]
+    for row in (found["0"], found["1"]):
+        assert row["best_fixed"] == "head, K = 4" and row["regret"] == pytest.approx(.8 / .5 - 1)
+        assert row["over_plain"] == pytest.approx(1 / .8)
+        assert row["price"] == pytest.approx({"shipped": 1.25 + .5 + 3 * .25, "calibrated": 1.5 + 2, "loop": 1.5})
+    monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int8", "--tokens", "10"])
+    maker.main()  # the others' figures stay
+    assert json.loads(file.read_text())["results"].keys() == {"int4", "int8"}

@@ -30,6 +30,7 @@ leaves the others.
 import argparse
 import json
 import os
+import shlex
 import tempfile
 import time
 from contextlib import ExitStack
@@ -56,10 +57,9 @@ def hybrid(p, log_q, labels, floor=None):
     return share * kl(p, log_q, labels, floor) + (1 - share) * (1 - alpha)
 
 
-def with_norms(scaled: bool):
+def with_norms():
     """A first head with EAGLE-3.1's two changes: a norm on each feature before they are fused, and the normed state
-    fed back. `scaled`: the norms' weights bring each feature to the scale that it had, so that a trained head loses
-    little; else they are ones."""
+    fed back."""
     from specdec.drafters.head import Head, share_embedding
     from specdec.train import student
     plain = student._first_head
@@ -69,13 +69,6 @@ def with_norms(scaled: bool):
         shape = replace(before.config, fc_norm=True, norm_output=True)
         head = Head(shape, None if before.d2t is None else before.draft_tokens)
         head.load_state_dict(before.state_dict(), strict=False)
-        if scaled:
-            from specdec.models.hub import encode, find_model, load_tokenizer, prompts
-            ids = torch.tensor([encode(load_tokenizer(find_model(target.name)), prompts()[10].messages)])
-            features = target.forward(ids, layers=shape.layers)[1].float()[0, 4:]  # the first ones are of another size
-            sizes = features.view(len(features), len(shape.layers), -1).pow(2).mean(-1).sqrt().median(0).values
-            with torch.no_grad():
-                for norm, size in zip(head.fc_norm, sizes): norm.weight.fill_(float(size))
         return share_embedding(head, target)
 
     return mock.patch.object(student, "_first_head", first_head)
@@ -109,11 +102,9 @@ CHANGES = {  # name: what differs from the first: settings, or what is put in pl
     "all random": dict(init="random"),
     "each row twice": each_row_twice,
     "two steps": dict(unroll=2),
-    "four rows a step": dict(batch=4),
     "minus log alpha": dict(loss="lk"),
     "hybrid": lambda read: with_loss(hybrid),
-    "norms": lambda read: with_norms(False),
-    "scaled norms": lambda read: with_norms(True),
+    "norms": lambda read: with_norms(),
 }
 
 
@@ -161,6 +152,17 @@ def interval(rows: np.ndarray, minus: np.ndarray | None = None) -> dict:
             for i, name in enumerate(("alpha", "greedy"))}
 
 
+def command_of(given: argparse.Namespace, names: list[str]) -> str:
+    "The command that trains these again; what isn't named has its default."
+    words = ["python tools/distillation.py compare --data SAMPLES"]
+    if given.into != "compare": words.append(f"--into {given.into}")
+    if given.weights: words.append("--from HEAD")
+    words.append(f"--rows {given.rows} --tokens {given.tokens} --held-out {given.held_out} --batch {given.batch}"
+                 f" --rates {given.rates[0]:g} {given.rates[1]:g}")
+    if given.into != "compare": words.append("--only " + " ".join(map(shlex.quote, names)))
+    return " ".join(words)
+
+
 def compare(given: argparse.Namespace) -> None:
     "Train with each change on the same rows, and keep the last measurement."
     from specdec.models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
@@ -198,11 +200,9 @@ def compare(given: argparse.Namespace) -> None:
                        "begun": begun, "intervals": interval(each)}
         if first.exists() and name != next(iter(CHANGES)): found[name]["more"] = interval(each, np.load(first))
         print(name, json.dumps(found[name]), flush=True)
-        command = "python tools/distillation.py compare --data SAMPLES"
-        if into != "compare": command += f" --into {into}"
-        if given.weights: command += " --from HEAD"
-        store(into, {"command": command, "rows": len(rows), "held_out": each.shape[-1], "batch": given.batch,
-                     "rates": given.rates, "drawn": DRAWN, "threads": torch.get_num_threads(), "results": found})
+        store(into, {"command": command_of(given, list(found)), "rows": len(rows), "held_out": each.shape[-1],
+                     "batch": given.batch, "rates": given.rates, "drawn": DRAWN, "threads": torch.get_num_threads(),
+                     "results": found})
 
 
 def time_of_parts(data: Path, name: str, batch: int, rows: int) -> None:

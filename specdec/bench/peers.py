@@ -558,8 +558,9 @@ class TargetConfig:
     @property
     def command(self) -> str:
         "The command that measures this."
-        return (f"specdec bench target {TARGET.name} --count {self.prompts} --max-new-tokens"
-                f" {self.max_new_tokens} --repeats {self.repeats} --json")
+        sibling = f" --sibling {SIBLING.name}" if self.sibling else ""
+        return (f"specdec bench target {TARGET.name}{sibling} --count {self.prompts}"
+                f" --max-new-tokens {self.max_new_tokens} --repeats {self.repeats} --json")
 
 # %% ../../nbs/bench/01_peers.ipynb #target05
 TARGET_DTYPES = {"int4": "int4", "int8": "int8", "bfloat16": "bf16"} # dtype → in names
@@ -590,13 +591,16 @@ def target_ways() -> tuple[dict[str, Way], dict[str, Way], dict[str, str]]:
         for T in (0.0, 1.0): some[f"llama.cpp {mode} T={T:g}"] = ("int4", method, T)
     return ways, beside, {}
 
+def called(spec: PairSpec) -> str:
+    "The pair's name in records."
+    return f"{spec.target} with {spec.draft}"
+
 def target_cells(config: TargetConfig, spec: PairSpec, ways: Mapping[str, Way]) -> Iterator[Cell]:
     "All that runs on one prompt in one repeat is a cell; precisions take turns within it."
     chosen = first_prompts(packaged("work"), config.prompts)
     groups: dict[str, list[str]] = {}
     for name, (dtype, *_) in ways.items(): groups.setdefault(dtype, []).append(name)
-    like = PeersConfig(model=f"{spec.target} with {spec.draft}", device="cpu",
-                       max_new_tokens=config.max_new_tokens)
+    like = PeersConfig(model=called(spec), device="cpu", max_new_tokens=config.max_new_tokens)
     jobs = interleaved(chosen, config.repeats, *groups.values())
     for (repeat, prompt), some in groupby(jobs, lambda job: (job.repeat, job.prompt)):
         runs = [peers_run(like, ways[job.method], prompt, repeat) for job in some]
@@ -651,8 +655,9 @@ def target_report(config: TargetConfig, machine: dict, runs: pd.DataFrame, # of 
                 "plain_vs_llamacpp_plain": of(some, plain, f"llama.cpp plain T={T}"),
                 "best_vs_llamacpp_best": of(some, best, other),
                 "best_vs_plain": of(some, best, plain), "drafts_vs_plain": gains})
+    by_name = replace(config, file=TARGET.name, sibling=config.sibling and SIBLING.name)
     return {"rows": rows, "perplexity": perplexity, "file": asdict(TARGET),
-            **about(config, machine, failed, complete)}
+            **about(by_name, machine, failed, complete)}
 
 def target_text(report: dict) -> str: # several lines
     "The report for people."
@@ -695,21 +700,23 @@ def bench_target(config: TargetConfig,
     returns what there is, with `complete` false. Raises `ModelError` for another file, or one that
     isn't there, and `InputError` as `bench_run` does."""
     spec = PairSpec(str(find_target(config.file)), "smollm2", skip=SKIPPED, draft_dtype="int4")
-    ways, beside, missing = target_ways()
-    cells = [*target_cells(config, spec, ways)]
+    alone, beside, missing = target_ways()
+    ways = {called(spec): alone} # of each pair
+    cells = [*target_cells(config, spec, alone)]
     try: other = replace(spec, draft=str(find_target(config.sibling, SIBLING)), draft_dtype="int8")
     except ModelError as error:
         if config.sibling: raise
         missing["the sibling"] = str(error)
-    else: cells += target_cells(config, other, beside)
+    else:
+        ways[called(other)] = beside
+        cells += target_cells(config, other, beside)
     try: found = measure(cells, out)
     finally: put_away()
-    def ways_of(pair: str) -> dict[str, Way]: return ways if pair.endswith("smollm2") else beside
     for (method, pair, dtype), why in found.failures.items():
-        names = {(method, dtype): name for name, (dtype, method, _) in ways_of(pair).items()}
+        names = {(method, dtype): name for name, (dtype, method, _) in ways[pair].items()}
         missing[names.get((method, dtype), method)] = why
     machine = environment("cpu", "auto")
-    timed = run_table(target_row(record, ways_of(record.config.pair)) for record in found.records)
+    timed = run_table(target_row(record, ways[record.config.pair]) for record in found.records)
     read = perplexities(spec.target) if found.complete else {}
     return target_report(config, machine, timed, read, missing, found.complete)
 
