@@ -32,6 +32,7 @@ from specdec.pair import best_drafter
 DTYPES = "float32", "bfloat16", "int8", "int4"
 SIZES = 1, 2, 4, 8, 16, 32, 64  # sequences that share a forward
 ATTEMPTS = 4
+REPEATS = 25  # rounds of each length of one sequence: a calibration has 5, and this is for everybody
 NOTE = "Measured on two threads of a quiet machine."
 
 
@@ -48,7 +49,7 @@ def measured(model: str, dtype: str, size: int, attempts: int) -> dict | None:
     keys = [drafter_key(drafter) for drafter in drafters]
     for _ in range(attempts):
         try:
-            if size == 1: found = measure_costs(target, drafters)
+            if size == 1: found = measure_costs(target, drafters, REPEATS)
             else: found = measure_batch_costs(target, drafters, size)
         except BusyError as busy:
             print(dtype, size, busy, flush=True)

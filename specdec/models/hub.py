@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,15 +80,13 @@ def check_int4(device: torch.device) -> None:
 def int8_product(levels: Tensor, # int8, [out, in]
                  steps: Tensor,  # float32, [out]
                 ) -> Callable[[Tensor], Tensor]: # x [rows, in] → [rows, out], in float32
-    """PyTorch's product with weights of eight bits, `levels · steps`. It rounds x to whole numbers,
+    """oneDNN's product with weights of eight bits, `levels · steps`. It rounds x to whole numbers,
     which must lie in -127…127, and adds up exactly, in 32 bits."""
-    zeros = torch.zeros(len(levels), dtype=torch.long)
-    with warnings.catch_warnings(): # PyTorch means to drop such tensors, and has no other way yet
-        warnings.simplefilter("ignore")
-        weight = torch._make_per_channel_quantized_tensor(levels, steps.double(), zeros, 0)
-    packed = torch.ops.quantized.linear_prepack(weight, None)
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    return lambda x: product(x, 1.0, 128, packed)
+    packed = torch.ops.onednn.qlinear_prepack(levels, None)
+    zeros = torch.zeros(len(levels), dtype=torch.int32)
+    product = torch.ops.onednn.qlinear_pointwise.default
+    return lambda x: product(x.round().to(torch.int8), 1.0, 0, packed, steps, zeros, None, 1.0, 0,
+                             torch.float32, "none", [], "")
 
 @lru_cache
 def has_int8(device: torch.device) -> bool:
