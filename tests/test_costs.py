@@ -518,7 +518,8 @@ def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
             each = 1.0 if method == "plain" else .8 if hybrid else .5 if K == 4 else .9
             made = max_new_tokens - 1
             return SimpleNamespace(total_time=7 + each * made, time_to_first_token=7.0,
-                                   num_speculation_rounds=made // 3 if K == 4 else made)
+                                   num_speculation_rounds=made // 3 if K == 4 else made,
+                                   draft_time_total_ms=100.0 * made, num_drafted=2 * made)
     monkeypatch.setattr(maker, "Pair", Timed)
     monkeypatch.setattr(maker.torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int4", "--tokens", "10"])
@@ -528,6 +529,7 @@ def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
         assert row["best_fixed"] == "head, K = 4" and row["regret"] == pytest.approx(.8 / .5 - 1)
         assert row["over_plain"] == pytest.approx(1 / .8)
         assert row["price"] == pytest.approx({"shipped": 1.25 + .5 + 3 * .25, "calibrated": 1.5 + 2, "loop": 1.5})
+        assert row["c"] == pytest.approx(.05)
     monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int8", "--tokens", "10"])
     maker.main()  # the others' figures stay
     assert json.loads(file.read_text())["results"].keys() == {"int4", "int8"}

@@ -7,7 +7,8 @@ figures of nbs/engine/16_costs.ipynb, kept in nbs/data/choosing.json.
 Each prompt is answered plainly, by the head with every fixed number of draft tokens, and as the default pair chooses by
 the shipped table, one way after the other, then the next prompt. Regret: how much longer all answers took than with the
 fixed way that was fastest in hindsight, plain decoding among them. Prices: what a round of the head costs in plain
-steps, as the table has it, as a calibration just before has it, and as the loop took."""
+steps, as the table has it, as a calibration just before has it, and as the loop took; and c, the time in the drafter
+for each draft token."""
 import argparse
 import json
 import os
@@ -62,6 +63,7 @@ def measured(dtype: str, count: int, tokens: int) -> dict:
     found = {}
     for T in (0.0, 1.0):
         seconds, rounds, made = {way: [] for way in ways}, dict.fromkeys(ways, 0), 0
+        drafting_ms, drafted = 0.0, 0
         for i, prompt in enumerate(first_prompts(prompts(), count)):
             # in an order that turns, so that none always follows the same one
             order = [*ways][i % len(ways):] + [*ways][:i % len(ways)]
@@ -71,17 +73,21 @@ def measured(dtype: str, count: int, tokens: int) -> dict:
                                        **asked)
                 seconds[way].append(steps_after_the_first(result))
                 rounds[way] += result.num_speculation_rounds
+                if way == f"head, K = {PRICED}":
+                    drafting_ms += result.draft_time_total_ms
+                    drafted += result.num_drafted
             made += tokens - 1
         total = {way: sum(each) for way, each in seconds.items()}
         fixed = min((way for way in ways if way != CHOSEN), key=total.__getitem__)
-        took = total[f"head, K = {PRICED}"] / rounds[f"head, K = {PRICED}"] / (total[PLAIN] / made)
+        step = total[PLAIN] / made
+        took = total[f"head, K = {PRICED}"] / rounds[f"head, K = {PRICED}"] / step
         found[f"{T:g}"] = {
             "tokens_per_second": {way: made / spent for way, spent in total.items()}, "best_fixed": fixed,
             "regret": total[CHOSEN] / total[fixed] - 1, "over_plain": total[PLAIN] / total[CHOSEN],
             "price": {"shipped": price(shipped.at(T), PRICED), "calibrated": price(here.at(T), PRICED), "loop": took},
-            "calibrated": asdict(here.at(T))}
+            "c": drafting_ms / 1000 / drafted / step, "calibrated": asdict(here.at(T))}
         print(dtype, T, json.dumps({name: found[f"{T:g}"][name] for name in ("best_fixed", "regret", "over_plain",
-                                                                            "price")}), flush=True)
+                                                                            "price", "c")}), flush=True)
     return found
 
 
