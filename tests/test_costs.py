@@ -499,7 +499,7 @@ def test_the_tool_measures_and_keeps_what_it_could_not(monkeypatch, tmp_path, ti
 
 
 def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
-    "Against the fixed way that was fastest over all prompts; and what a round costs by table, by calibration, in the loop."
+    "Against the fixed way that was fastest over all prompts; and what a round costs by table, calibration and loop."
     maker, file = tool("choosing"), tmp_path / "choosing.json"
     table, here = Costs(1.0, (1, 1, 1, 1.25), ((0, 0), (.5, .25))), Costs(1.0, (1, 1, 1, 1.5), ((0, 0), (.5, .5)))
     monkeypatch.setattr(maker, "load", lambda *names, **more: tiny)
@@ -517,9 +517,10 @@ def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
             hybrid = isinstance(self.drafter, HybridDrafter)
             each = 1.0 if method == "plain" else .8 if hybrid else .5 if K == 4 else .9
             made = max_new_tokens - 1
-            return SimpleNamespace(total_time=7 + each * made, time_to_first_token=7.0,
-                                   num_speculation_rounds=made // 3 if K == 4 else made,
-                                   draft_time_total_ms=100.0 * made, num_drafted=2 * made)
+            # of three rounds the last ends early
+            rounds = [SimpleNamespace(drafted=[5] * n) for n in (4, 4, 1)]
+            return SimpleNamespace(total_time=7 + each * made, time_to_first_token=7.0, rounds=rounds,
+                                   draft_time_total_ms=100.0 * made)
     monkeypatch.setattr(maker, "Pair", Timed)
     monkeypatch.setattr(maker.torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int4", "--tokens", "10"])
@@ -527,9 +528,10 @@ def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
     found = json.loads(file.read_text())["results"]["int4"]
     for row in (found["0"], found["1"]):
         assert row["best_fixed"] == "head, K = 4" and row["regret"] == pytest.approx(.8 / .5 - 1)
-        assert row["over_plain"] == pytest.approx(1 / .8)
-        assert row["price"] == pytest.approx({"shipped": 1.25 + .5 + 3 * .25, "calibrated": 1.5 + 2, "loop": 1.5})
-        assert row["c"] == pytest.approx(.05)
+        assert row["over_plain"] == pytest.approx(1 / .8) == row["domains"]["code"] and len(row["domains"]) == 3
+        assert row["price"] == pytest.approx({"shipped": (2 * (1.25 + .5 + 3 * .25) + 1 + .5) / 3,
+                                              "calibrated": (2 * (1.5 + 2) + 1 + .5) / 3, "loop": 9 * .5 / 3})
+        assert row["c"] == pytest.approx(.1 * 9 / 9) and row["drafted"] == 3
     monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int8", "--tokens", "10"])
     maker.main()  # the others' figures stay
     assert json.loads(file.read_text())["results"].keys() == {"int4", "int8"}
