@@ -84,4 +84,5 @@ def test_a_step_keeps_what_its_command_prints_and_the_old_file_where_it_fails(fi
     figures.make("a.json", """python -c "print('{\\"x\\": 1}')" --json""")
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"x": 1}
     with pytest.raises(figures.subprocess.CalledProcessError): figures.make("a.json", 'python -c "1 / 0" --json')
+    figures.make("a.json", 'python -c "1 / 0" model.gguf --json')  # whose file isn't here
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"x": 1}

@@ -7,11 +7,12 @@ import pytest
 import torch
 from scipy import stats
 
-from helpers import on_a_disk_of
+from helpers import on_a_disk_of, tool
 from helpers_training import CPU, V, make_data, make_target
 from specdec.answers import read_prompts
+from specdec.bench.prompts import packaged
 from specdec.errors import InputError, ModelError
-from specdec.models.hub import load_tokenizer
+from specdec.models.hub import load_tokenizer, prompts
 from specdec.models.loading import load_model
 from specdec.train import data as module
 from specdec.train.data import (
@@ -79,6 +80,20 @@ def test_rows_may_begin_differently(target):
     rows = sample_rows(target, starts, 12, 0.0, torch.Generator())
     assert rows.tolist() == [sample_rows(target, [start], 12, 0.0, torch.Generator())[0].tolist() for start in starts]
     for row, start in zip(rows.tolist(), starts): assert row[:len(start)] == start
+
+
+def test_questions_for_training_are_no_prompts_to_measure_on(tmp_path):
+    "Two thousand, each once, the same each time; of code, texts and everyday matters."
+    maker, file = tool("questions"), tmp_path / "questions.jsonl"
+    asked = maker.questions()
+    assert len({*asked}) == len(asked) > 1900 and asked == maker.questions() != maker.questions(seed=41)
+    measured = [prompt.text for name in ("held_out", "work") for prompt in packaged(name)]
+    measured += [prompt.text for prompt in prompts()]
+    assert not {*measured} & {*asked} and not any("{" in text for text in asked if "article" in text.split("\n")[0])
+    kinds = {"```python": 400, "Write a Python function": 50, "article": 400, "this text": 200, "paragraph about": 60}
+    for words, many in kinds.items(): assert sum(words in text for text in asked) >= many, words
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked), encoding="utf-8")
+    assert read_prompts(file) == asked
 
 
 def test_questions_of_others_are_answered(folder, tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ figures of nbs/engine/16_costs.ipynb, kept in nbs/data/choosing.json.
 Each prompt is answered plainly, by the head with every fixed number of draft tokens, and as the default pair chooses by
 the shipped table, one way after the other, then the next prompt. Regret: how much longer all answers took than with the
 fixed way that was fastest in hindsight, plain decoding among them. Prices: what a round of the head costs in plain
-steps, as the table has it, as a calibration just before has it, and as the loop took, mean over all rounds, with as many
-draft tokens as each had (a head that isn't sure ends its draft); and c, the time in the drafter for each draft
-token."""
+steps, as the table has it, as a calibration just before has it, and as the loop took: the mean over all rounds, with as
+many draft tokens as each had (a head that isn't sure ends its draft); and c, the time in the drafter for each of
+them."""
 import argparse
 import json
 import os
@@ -88,7 +88,7 @@ def measured(dtype: str, count: int, tokens: int) -> dict:
         found[f"{T:g}"] = {
             "tokens_per_second": {way: made / spent for way, spent in total.items()}, "best_fixed": fixed,
             "regret": total[CHOSEN] / total[fixed] - 1, "over_plain": float(np.median(ratios)),
-            "domains": {domain: float(np.median(ratios[[d == domain for d in domains]])) for domain in sorted({*domains})},
+            "domains": {domain: float(np.median(ratios[np.array(domains) == domain])) for domain in sorted({*domains})},
             "price": {"shipped": price(shipped.at(T), drafts), "calibrated": price(here.at(T), drafts), "loop": took},
             "c": drafting_ms / 1000 / drafted / step, "drafted": drafted / drafts.total()}
         print(dtype, json.dumps({f"{T:g}": found[f"{T:g}"]}), flush=True)

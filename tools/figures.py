@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
-DATA = ("race", "recorded", "drafters", "drafters_float32", "peers")  # each file says the command that made it
+# each file says the command that made it
+DATA = ("race", "recorded", "drafters", "drafters_float32", "peers", "choosing", "target")
 TABLE = "nbs/data/table.jsonl.gz"
 # pages that measure when they are run; then those that only show what was stored
 MEASURING = ("path/*", "bench/01_peers", "bench/12_batches")
@@ -53,8 +54,11 @@ def steps() -> list[tuple[str, str]]: # what is written, by which command
 
 
 def make(file: str, command: str) -> None:
-    "Run one command and write its file; raises `CalledProcessError` where it fails, and keeps the old file then."
+    """Run one command and write its file; raises `CalledProcessError` where it fails, and keeps the old file then, as
+    where a model's file isn't in the repository's root."""
     words = shlex.split(command)
+    absent = [word for word in words if word.endswith(".gguf") and not (ROOT / word).exists()]
+    if absent: return print(f"{file} stays as it is, since {', '.join(absent)} isn't here")
     if words[0] in ("python", "specdec"): words[0] = str(Path(sys.executable).with_name(words[0]))
     if file == TABLE: (ROOT / "table.jsonl").unlink(missing_ok=True)  # it would go on where an old run ended
     prints = words[-1] == "--json"
