@@ -3,9 +3,11 @@
 
 // ---- Tokenizer ------------------------------------------------------------------------------------------------------
 
-// Byte-level BPE with the vocabulary and the merges of the GGUF file, cut as the package's tokenizer cuts.
+// Byte-level BPE with the vocabulary and the merges of the GGUF file, cut as the package's tokenizer cuts: first each
+// digit by itself, then the rest into words.
 const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
-const WORDS = new RegExp(`'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^${SPACE}\\p{L}\\p{N}]+|[${SPACE}]+(?![^${SPACE}])|[${SPACE}]+`, "gu");
+const DIGIT = /(\p{N})/u;
+const WORDS = new RegExp(`'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?[^${SPACE}\\p{L}]+|[${SPACE}]+(?![^${SPACE}])|[${SPACE}]+`, "gu");
 
 class Tokenizer {
   constructor(tokens, kinds, merges) {
@@ -42,8 +44,9 @@ class Tokenizer {
   }
 
   encode(text) {
+    const words = (part) => part.split(DIGIT).flatMap((piece, i) => i % 2 ? [piece] : piece.match(WORDS) || []);
     return text.split(this.specials).flatMap((part, i) =>
-      i % 2 ? [this.ids.get(part)] : (part.match(WORDS) || []).flatMap((word) => this.word(word)));
+      i % 2 ? [this.ids.get(part)] : words(part).flatMap((word) => this.word(word)));
   }
 
   // The message of a user, as the model's chat template writes it.
