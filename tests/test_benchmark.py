@@ -526,7 +526,9 @@ def test_the_command_in_the_report_is_one_that_works():
 # The second target
 
 def made(kind, method, T, prompt, seconds):
-    return dict(method=f"{method} T={T}", prompt=prompt, domain=kind, repeat=0, tokens=10, seconds=seconds, text="")
+    first = 0 if method.startswith("transformers") else seconds / 4  # it doesn't say
+    return dict(method=f"{method} T={T}", prompt=prompt, domain=kind, repeat=0, tokens=10, seconds=seconds,
+                first_token=first, text="")
 
 
 def test_the_second_target_by_kind_of_work():
@@ -552,7 +554,9 @@ def test_the_second_target_by_kind_of_work():
     assert greedy["drafts_vs_plain"] == pytest.approx({
         "int4": 5 / 2, "int8": None, "bf16": 10 / 8, "SmolLM2": None, "fewer layers": None, "the sibling": 7 / 14})
     assert greedy["tokens_per_second"]["drafts int4 T=0"] == 5 and report["file"]["digest"] == b.TARGET.digest
+    assert greedy["first_token"]["plain bf16 T=0"] == 2.5 and "transformers bf16 T=0" not in greedy["first_token"]
     text = b.target_text(report)
+    assert re.search(r"plain bf16 +1.0 +2.5 s to the first\n", text) and re.search(r"transformers bf16 +0.5\n", text)
     assert "editing, T = 0" in text and "best 1.50 (drafts int4 over llama.cpp ngram-mod)" in text
     assert "int4 2.50, int8 -, bf16 1.25" in text and "perplexity, 1,024 tokens: float32 10.00, int4 10.50" in text
     assert json.loads(json.dumps(report)) == report

@@ -86,7 +86,7 @@ def test_questions_for_training_are_no_prompts_to_measure_on(tmp_path):
     "Two thousand, each once, the same each time; of code, texts and everyday matters."
     maker, file = tool("questions"), tmp_path / "questions.jsonl"
     asked = maker.questions()
-    assert len({*asked}) == len(asked) > 1900 and asked == maker.questions() != maker.questions(seed=41)
+    assert len({*asked}) == len(asked) > 1900 and asked == maker.questions()
     measured = [prompt.text for name in ("held_out", "work") for prompt in packaged(name)]
     measured += [prompt.text for prompt in prompts()]
     assert not {*measured} & {*asked} and not any("{" in text for text in asked if "article" in text.split("\n")[0])

@@ -591,7 +591,7 @@ def target_ways() -> tuple[dict[str, Way], dict[str, Way], dict[str, str]]:
         for T in (0.0, 1.0): some[f"llama.cpp {mode} T={T:g}"] = ("int4", method, T)
     return ways, beside, {}
 
-def called(spec: PairSpec) -> str:
+def pair_name(spec: PairSpec) -> str:
     "The pair's name in records."
     return f"{spec.target} with {spec.draft}"
 
@@ -600,7 +600,8 @@ def target_cells(config: TargetConfig, spec: PairSpec, ways: Mapping[str, Way]) 
     chosen = first_prompts(packaged("work"), config.prompts)
     groups: dict[str, list[str]] = {}
     for name, (dtype, *_) in ways.items(): groups.setdefault(dtype, []).append(name)
-    like = PeersConfig(model=called(spec), device="cpu", max_new_tokens=config.max_new_tokens)
+    like = PeersConfig(model=pair_name(spec), device="cpu",
+                       max_new_tokens=config.max_new_tokens)
     jobs = interleaved(chosen, config.repeats, *groups.values())
     for (repeat, prompt), some in groupby(jobs, lambda job: (job.repeat, job.prompt)):
         runs = [peers_run(like, ways[job.method], prompt, repeat) for job in some]
@@ -630,9 +631,9 @@ DRAFTING = {"SmolLM2": "", "fewer layers": "", "the sibling": "beside it: "}
 
 def target_report(config: TargetConfig, machine: dict, runs: pd.DataFrame, # of `run_table`
                   perplexity: dict[str, float], failed: dict[str, str], complete: bool) -> dict:
-    """By kind of work and temperature: tokens per second of each way; our best and llama.cpp's best
-    plain way and way of all, and their ratios, prompt by prompt; and what drafts gain over plain
-    decoding in the same precision."""
+    """By kind of work and temperature: tokens per second of each way, and seconds to its first
+    token where they are known; our best and llama.cpp's best plain way and way of all, and their
+    ratios, prompt by prompt; and what drafts gain over plain decoding in the same precision."""
     def of(some: pd.DataFrame, a: str | None, b: str | None) -> float | None:
         return median_of(summarise(paired_ratios(some, a or "", b or ""), {}))
     rows = []
@@ -648,10 +649,12 @@ def target_report(config: TargetConfig, machine: dict, runs: pd.DataFrame, # of 
                      for short in TARGET_DTYPES.values()}
             gains |= {who: of(some, f"drafts of {who} int8 T={T}", f"{where}plain int8 T={T}")
                       for who, where in DRAFTING.items()}
-            speeds = {name: by_prompt(some, name, "tokens_per_second").median() for name in names}
+            speeds, first = ({name: by_prompt(some, name, figure).median() for name in names}
+                             for figure in ("tokens_per_second", "first_token"))
             rows.append({
-                "kind": kind, "temperature": T, "tokens_per_second": speeds, "plain": plain,
-                "best": best, "llama.cpp": other,
+                "kind": kind, "temperature": T, "tokens_per_second": speeds,
+                "first_token": {name: seconds for name, seconds in first.items() if seconds > 0},
+                "plain": plain, "best": best, "llama.cpp": other,
                 "plain_vs_llamacpp_plain": of(some, plain, f"llama.cpp plain T={T}"),
                 "best_vs_llamacpp_best": of(some, best, other),
                 "best_vs_plain": of(some, best, plain), "drafts_vs_plain": gains})
@@ -670,8 +673,10 @@ def target_text(report: dict) -> str: # several lines
         " prompt by prompt"]
     for row in report["rows"]:
         lines += ["", f"{row['kind']}, T = {row['temperature']}"]
-        lines += [f"  {name.rpartition(' ')[0]:30}{speed:8.1f}"
-                  for name, speed in row["tokens_per_second"].items()]
+        for name, speed in row["tokens_per_second"].items():
+            first = row["first_token"].get(name) # transformers doesn't say
+            begun = f"{first:10.1f} s to the first" if first else ""
+            lines.append(f"  {name.rpartition(' ')[0]:30}{speed:8.1f}{begun}")
         gains = ", ".join(f"{name} {shown(gain)}" for name, gain in row["drafts_vs_plain"].items())
         lines += [f"  drafts over plain: {gains}; our best over our best plain:"
                   f" {shown(row['best_vs_plain'])}"]
@@ -690,7 +695,7 @@ def target_row(record: Record, ways: Mapping[str, Way]) -> dict:
                 if way == (run.dtype, run.method, run.temperature))
     return {"method": name, "prompt": run.prompt, "domain": run.domain, "repeat": run.repeat,
             "tokens": result.num_tokens, "seconds": result.total_time,
-            "text": fingerprint(result.generated_ids)}
+            "first_token": result.time_to_first_token, "text": fingerprint(result.generated_ids)}
 
 # %% ../../nbs/bench/01_peers.ipynb #target07
 def bench_target(config: TargetConfig,
@@ -701,14 +706,14 @@ def bench_target(config: TargetConfig,
     isn't there, and `InputError` as `bench_run` does."""
     spec = PairSpec(str(find_target(config.file)), "smollm2", skip=SKIPPED, draft_dtype="int4")
     alone, beside, missing = target_ways()
-    ways = {called(spec): alone} # of each pair
+    ways = {pair_name(spec): alone} # of each pair
     cells = [*target_cells(config, spec, alone)]
     try: other = replace(spec, draft=str(find_target(config.sibling, SIBLING)), draft_dtype="int8")
     except ModelError as error:
         if config.sibling: raise
         missing["the sibling"] = str(error)
     else:
-        ways[called(other)] = beside
+        ways[pair_name(other)] = beside
         cells += target_cells(config, other, beside)
     try: found = measure(cells, out)
     finally: put_away()
