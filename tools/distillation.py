@@ -19,6 +19,10 @@ defaults. With PYTHONPATH at another checkout, what it took there; in turns, and
 
     python tools/distillation.py time --data SAMPLES --name before
 
+What two heads are worth on the same held-out rows, whole as they are, and what the second gains, row against row:
+
+    python tools/distillation.py heads --data SAMPLES --before OLD --after NEW
+
 How much of the text small vocabularies cover:
 
     python tools/distillation.py coverage --data SAMPLES
@@ -205,6 +209,32 @@ def compare(given: argparse.Namespace) -> None:
                      "results": found})
 
 
+def heads(data: Path, folders: dict[str, Path], held_out: int) -> None:
+    "Measure heads that are trained, each with its own vocabulary."
+    from specdec.drafters.head import load_head, share_embedding
+    from specdec.models.hub import find_model, load_tokenizer, pick_dtype
+    from specdec.models.loading import load_model
+    from specdec.train import student
+    from specdec.train.data import answer_marks, read_rows
+    from specdec.train.loop import Training
+    from specdec.train.student import DistillConfig
+    device, found, first = torch.device("cpu"), {}, None
+    target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
+    rows, marks = read_rows(data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))
+    for name, folder in folders.items():
+        trained = share_embedding(load_head(folder, target, torch.float32), target)
+        with tempfile.TemporaryDirectory() as out, \
+             mock.patch.object(student, "_first_head", lambda *_: trained):
+            config = DistillConfig(out=out, held_out=held_out, evaluate_rows=10**6)
+            summary, each = measured(Training(config, target, rows, marks=marks))
+        found[name] = {**summary, "intervals": interval(each)}
+        if first is not None: found[name]["more"] = interval(each, first)
+        first = each if first is None else first
+        print(name, json.dumps(found[name]), flush=True)
+    store("heads", {"command": "python tools/distillation.py heads --data SAMPLES --before OLD --after NEW",
+                    "held_out": each.shape[-1], "drawn": DRAWN, "results": found})
+
+
 def time_of_parts(data: Path, name: str, batch: int, rows: int) -> None:
     "Measure the parts one after the other, three times, and keep the least of what was found under this name."
     from specdec.models.hub import find_model, load_tokenizer, pick_dtype
@@ -289,6 +319,11 @@ if __name__ == "__main__":
     two.add_argument("--rates", type=float, nargs=2, default=[2e-3, 0.04], help="AdamW's and Muon's")
     two.add_argument("--states", type=Path, default=Path(tempfile.gettempdir()) / f"specdec-states-{os.getuid()}")
     two.add_argument("--only", nargs="*", default=[])
+    five = commands.add_parser("heads")
+    five.add_argument("--data", type=Path, required=True)
+    five.add_argument("--before", type=Path, required=True)
+    five.add_argument("--after", type=Path, required=True)
+    five.add_argument("--held-out", type=int, default=64, help="one row in so many, as the run held out")
     four = commands.add_parser("time")
     four.add_argument("--data", type=Path, required=True)
     four.add_argument("--name", required=True)
@@ -299,5 +334,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.what == "coverage": coverage_of(given.data)
     elif given.what == "time": time_of_parts(given.data, given.name, given.batch, given.rows)
+    elif given.what == "heads":
+        heads(given.data, {"before": given.before, "after": given.after}, given.held_out)
     elif given.what == "curve": curve(given.folder, given.command, given.name, given.before)
     else: compare(given)
