@@ -73,6 +73,18 @@ def test_the_words_to_train_on_are_rows_of_the_default_model():
     assert f"START = {shared_prefix(rows) - 1} " in "\n".join(texts(NBS / "path" / "08_train.ipynb", "code"))
 
 
+def test_the_last_run_of_the_shipped_head_was_worth_it():
+    heads = json.loads((NBS / "data" / "distillation.json").read_text(encoding="utf-8"))["heads"]
+    before, after = (heads["results"][name] for name in ("before", "after"))
+    for name in ("alpha", "greedy"):
+        more = after["more"][name]
+        assert more["mean"] == pytest.approx(np.subtract(after[name], before[name]), abs=1e-5)
+        assert all(.02 < low < mean < high for low, mean, high in zip(more["low"], more["mean"], more["high"]))
+    gains = [after["more"][name]["mean"] for name in ("alpha", "greedy")]
+    assert np.mean(gains[0]) > np.mean(gains[1])   # its loss cares about the whole of p
+    assert gains[0][4] > .8 * gains[0][0] and .15 < after["tau"] - before["tau"] < .2
+
+
 def test_each_doubling_brings_about_the_same():
     lines = json.loads((NBS / "data" / "distillation.json").read_text(encoding="utf-8"))["curve"]["scratch"]["lines"]
     at = {line["tokens"]: line["alpha"][0] for line in lines}
