@@ -19,7 +19,8 @@ defaults. With PYTHONPATH at another checkout, what it took there; in turns, and
 
     python tools/distillation.py time --data SAMPLES --name before
 
-What two heads are worth on the same held-out rows, whole as they are, and what the second gains, row against row:
+What two heads, each with its own vocabulary, are worth on the rows that `specdec distill` holds out of SAMPLES, and
+what the second gains, row against row:
 
     python tools/distillation.py heads --data SAMPLES --before OLD --after NEW
 
@@ -209,7 +210,7 @@ def compare(given: argparse.Namespace) -> None:
                      "results": found})
 
 
-def heads(data: Path, folders: dict[str, Path], held_out: int) -> None:
+def heads(data: Path, folders: dict[str, Path]) -> None:
     "Measure heads that are trained, each with its own vocabulary."
     from specdec.drafters.head import load_head, share_embedding
     from specdec.models.hub import find_model, load_tokenizer, pick_dtype
@@ -225,7 +226,7 @@ def heads(data: Path, folders: dict[str, Path], held_out: int) -> None:
         trained = share_embedding(load_head(folder, target, torch.float32), target)
         with tempfile.TemporaryDirectory() as out, \
              mock.patch.object(student, "_first_head", lambda *_: trained):
-            config = DistillConfig(out=out, held_out=held_out, evaluate_rows=10**6)
+            config = DistillConfig(out=out, evaluate_rows=10**6)
             summary, each = measured(Training(config, target, rows, marks=marks))
         found[name] = {**summary, "intervals": interval(each)}
         if first is not None: found[name]["more"] = interval(each, first)
@@ -323,7 +324,6 @@ if __name__ == "__main__":
     five.add_argument("--data", type=Path, required=True)
     five.add_argument("--before", type=Path, required=True)
     five.add_argument("--after", type=Path, required=True)
-    five.add_argument("--held-out", type=int, default=64, help="one row in so many, as the run held out")
     four = commands.add_parser("time")
     four.add_argument("--data", type=Path, required=True)
     four.add_argument("--name", required=True)
@@ -334,7 +334,6 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.what == "coverage": coverage_of(given.data)
     elif given.what == "time": time_of_parts(given.data, given.name, given.batch, given.rows)
-    elif given.what == "heads":
-        heads(given.data, {"before": given.before, "after": given.after}, given.held_out)
+    elif given.what == "heads": heads(given.data, {"before": given.before, "after": given.after})
     elif given.what == "curve": curve(given.folder, given.command, given.name, given.before)
     else: compare(given)
