@@ -27,7 +27,7 @@ from specdec.sampling import SamplingParams, SeededRandom
 
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "data" / "race.json"
 PROMPT, NEW_TOKENS, REPEATS = "code_002", 420, 3
-SEED = 2  # the first under which all texts end by then
+SEED = 4  # the first under which all texts end by then
 STALL = 2.5  # a round that took so many times the run's median: the machine did something else
 TEMPERATURES, KS = (0.0, 0.7, 1.0), (2, 4, 8)
 
