@@ -158,6 +158,14 @@ def test_the_map_has_the_state_and_what_was_measured_on_it():
     assert f"S = {point.course.speedup(.5):.3f} at α = 0.500, c = 0.250, K = 4" in figure.views[3].value
 
 
+def test_a_row_that_costs_less_than_nothing_is_shown_as_it_was_measured():
+    "A widget clamps what it can't show; noise may put v(K) below 1, as far as `Course` takes it."
+    point = Measured("a head", .5, Course(4, .25, -.05), 1.3)
+    figure = Touch("sun", [point])
+    figure.measured.value = point
+    assert figure.e.value == -.05 and f"S = {point.course.speedup(.5):.3f}" in figure.views[3].value
+
+
 def test_the_widgets_keep_one_state():
     figure = Touch("night")
     assert [bar.value for bar in figure.bars] == list(PLACES["night"].q)
