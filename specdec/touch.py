@@ -378,7 +378,8 @@ class Touch:
         self.rule = w.Dropdown(options=names, description="rule")
         self.K = w.IntSlider(4, 1, MOST_K, 1, description="K")
         self.c = w.FloatSlider(.05, min=0, max=1, step=.005, description="c", readout_format=".3f")
-        self.e = w.FloatSlider(.03, min=-.05, max=1, step=.005, description="e", readout_format=".3f")
+        self.e = w.FloatSlider(.03, min=-.05, max=1, step=.005, description="e",
+                               readout_format=".3f")
         self.measured = w.Dropdown(options=[("–", None), *((one.words(), one) for one in points)],
                                    description="measured")
         self.views = [w.HTML() for _ in range(4)]
