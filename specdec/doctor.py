@@ -189,12 +189,32 @@ def check_room(findings: Findings, free: int | None, needs: int, where: str) -> 
         f"{size(free)} of memory are free {where}, and the default model needs about {size(needs)} "
         "with its working room: end other programs, or raise the container's limit.")
 
+def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"),
+              ) -> str | None: # "always", "madvise" (who asks) or "never"; None: it isn't said
+    "Which programs Linux gives huge pages of memory to."
+    try: words = file.read_text()
+    except OSError: return None
+    return words.partition("[")[2].partition("]")[0] or None
+
+HUGE = "glibc.malloc.hugetlb=1" # since glibc 2.35: the allocator asks for huge pages
+
+def check_pages(findings: Findings, given: str | None) -> bool: # given: of `huge_pages`
+    "Whether this process asks for huge pages; that it could and doesn't is a warning."
+    asks = HUGE in os.environ.get("GLIBC_TUNABLES", "").split(":")
+    library, version = platform.libc_ver()
+    can = library == "glibc" and [*map(int, version.split(".")[:2])] >= [2, 35]
+    if given == "madvise" and can and not asks: findings.warnings.append(
+        "The system gives huge pages of memory to programs that ask for them, and a CPU reads "
+        f"weights faster from those: set GLIBC_TUNABLES={HUGE} before Python starts.")
+    return asks
+
 def memory(findings: Findings) -> dict:
-    "What is free, and whether the default model fits."
+    "What is free, whether the default model fits, and who gets huge pages."
     from specdec.models.hub import pick_dtype
-    free, needs = free_memory(), needed(pick_dtype())
+    free, needs, pages = free_memory(), needed(pick_dtype()), huge_pages()
     check_room(findings, free, needs, "for the CPU")
-    return {"free_bytes": free, "needed_bytes": needs}
+    return {"free_bytes": free, "needed_bytes": needs,
+            "huge_pages": pages, "asks_for_them": check_pages(findings, pages)}
 
 # %% ../nbs/use/10_doctor.ipynb #5680ac6a
 def cards(bus: Path = Path("/sys/bus/pci/devices")) -> int:

@@ -31,10 +31,11 @@ from specdec.models import checkpoint, hub, linear, loading
 
 @pytest.fixture
 def quick(monkeypatch):
-    "Without what takes long: the exact laws, the digests of the default model, the memory's speed."
+    "Without what takes long: the exact laws, the digests of the default model, the memory's speed. Huge pages for all."
     monkeypatch.setattr(doctor, "distribution_error", lambda kind: "0")
     monkeypatch.setattr(profiling, "memory_bandwidth", lambda device, **more: 3e10)
     monkeypatch.setattr(hub, "check_folder", lambda folder, *advice: "digest")
+    monkeypatch.setattr(doctor, "huge_pages", lambda: "always")
 
 
 def run(*words):
@@ -298,6 +299,49 @@ def test_too_little_memory_on_a_gpu(monkeypatch, free, ill):
 def test_a_system_that_does_not_say_what_is_free(quick, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory", lambda *device: None)
     assert run().exit_code == ExitCode.DONE
+
+
+@pytest.mark.parametrize("words, given", [("always [madvise] never\n", "madvise"), ("[always] madvise never", "always"),
+                                          ("always madvise [never]", "never"), ("", None), (None, None)])
+def test_who_gets_huge_pages(tmp_path, words, given):
+    if words is not None: (tmp_path / "enabled").write_text(words)
+    assert doctor.huge_pages(tmp_path / "enabled") == given
+
+
+@pytest.mark.parametrize(
+    "given, tunables, library, told", [
+        ("madvise", "", ("glibc", "2.36"), True), ("madvise", "", ("glibc", "2.35.1"), True),
+        ("madvise", "glibc.malloc.hugetlb=0", ("glibc", "2.36"), True),
+        ("madvise", "glibc.malloc.hugetlb=1", ("glibc", "2.36"), False),
+        ("madvise", "glibc.malloc.perturb=1:glibc.malloc.hugetlb=1", ("glibc", "2.36"), False),
+        ("always", "", ("glibc", "2.36"), False), ("never", "", ("glibc", "2.36"), False),
+        (None, "", ("", ""), False), ("madvise", "", ("glibc", "2.31"), False), ("madvise", "", ("", ""), False),
+    ])
+def test_huge_pages_that_could_be_had_are_a_warning(quick, monkeypatch, given, tunables, library, told):
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    monkeypatch.setattr(doctor, "huge_pages", lambda: given)
+    monkeypatch.setattr(doctor.platform, "libc_ver", lambda: library)
+    done = run("--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == ExitCode.DONE and found["well"]
+    assert found["memory"]["huge_pages"] == given
+    assert found["memory"]["asks_for_them"] == tunables.endswith("hugetlb=1")
+    assert any("GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in line for line in found["warnings"]) == told
+
+
+@pytest.mark.skipif(doctor.huge_pages() != "madvise", reason="needs a system that gives huge pages to those who ask")
+def test_what_the_doctor_advises_brings_huge_pages():
+    "A process that is told so has its memory in huge pages, and one that isn't hasn't."
+    held = """if True:
+        import torch
+        kept = torch.ones(64, 1_000_000)
+        pages = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
+        print(pages.split()[1])"""
+    usual = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    def huge(variables):
+        done = subprocess.run([sys.executable, "-c", held], env=variables, capture_output=True, text=True, check=True)
+        return int(done.stdout) * 1024
+    assert huge(usual) < 64e6 < 200e6 < huge(usual | {"GLIBC_TUNABLES": doctor.HUGE})
 
 
 @pytest.mark.parametrize("free, told", [(1.5, 1_500_000), (float("inf"), None)], ids=["known", "not told"])
