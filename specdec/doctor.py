@@ -204,8 +204,8 @@ def check_pages(findings: Findings, given: str | None) -> bool: # given: of `hug
     library, version = platform.libc_ver()
     can = library == "glibc" and [*map(int, version.split(".")[:2])] >= [2, 35]
     if given == "madvise" and can and not asks: findings.warnings.append(
-        "The system gives huge pages of memory to programs that ask for them, and a CPU reads "
-        f"weights faster from those: set GLIBC_TUNABLES={HUGE} before Python starts.")
+        "The system gives huge pages of memory to programs that ask for them, and a CPU may "
+        f"read weights faster from those: set GLIBC_TUNABLES={HUGE} before Python starts.")
     return asks
 
 def memory(findings: Findings) -> dict:

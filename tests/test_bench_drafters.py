@@ -170,8 +170,11 @@ def test_the_hybrid_is_compared_with_the_better_of_its_two():
         *others("code_000"), speculated("suffix/4@0", "code_000", 1.6), speculated("head/4@0", "code_000", 1.0),
         speculated("hybrid/4@0", "code_000", 1.25),
     ]
-    found = make_drafters_report(ONE, {}, run_table(some), {}, True)["hybrid_vs_better"]["0"]
+    report = make_drafters_report(ONE, {}, run_table(some), {}, True)
+    found = report["hybrid_vs_better"]["0"]
     assert found["better"] == "head" and found["median"] == pytest.approx(0.8)
+    text = drafters_text(report | {"environment": dict(dtype="d", processor="p", threads=1)})
+    assert "  hybrid / head, prompt by prompt: 0.80 (code 0.80)" in text
 
 
 def test_the_best_assisted_is_the_fastest_on_each_prompt_and_repeat():

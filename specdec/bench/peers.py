@@ -1002,7 +1002,11 @@ def drafters_text(report: dict) -> str: # several lines
         lines += [drafter_line(name, row, held_out.get(name)) for name, row in rows.items()]
         lines += [domain_line(name, row) for name, row in rows.items()]
         hybrid = report["hybrid_vs_better"][t]
-        if hybrid: lines.append(f"  hybrid / {hybrid['better']}: {shown(hybrid.get('median'))}")
+        if hybrid:
+            parts = [f"{domain} {shown(found['median'])}"
+                     for domain, found in hybrid.get("domains", {}).items()]
+            lines.append(f"  hybrid / {hybrid['better']}, prompt by prompt:"
+                         f" {shown(hybrid.get('median'))}" + f" ({', '.join(parts)})" * any(parts))
     return "\n".join([*lines, *closing(report, {})])
 
 # %% ../../nbs/bench/02_drafters.ipynb #aa9ae4d2
