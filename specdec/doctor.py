@@ -190,8 +190,8 @@ def check_room(findings: Findings, free: int | None, needs: int, where: str) -> 
         "with its working room: end other programs, or raise the container's limit.")
 
 def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"),
-              ) -> str | None: # "always", "madvise" (who asks) or "never"; None: it isn't said
-    "Which programs Linux gives huge pages of memory to."
+              ) -> str | None: # "always", "madvise" or "never"; None: it isn't said
+    "Which programs Linux gives huge pages of memory to: all, those that ask by `madvise`, or none."
     try: words = file.read_text()
     except OSError: return None
     return words.partition("[")[2].partition("]")[0] or None
@@ -209,7 +209,7 @@ def check_pages(findings: Findings, given: str | None) -> bool: # given: of `hug
     return asks
 
 def memory(findings: Findings) -> dict:
-    "What is free, whether the default model fits, and who gets huge pages."
+    "What is free, whether the default model fits, and which programs get huge pages."
     from specdec.models.hub import pick_dtype
     free, needs, pages = free_memory(), needed(pick_dtype()), huge_pages()
     check_room(findings, free, needs, "for the CPU")
