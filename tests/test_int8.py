@@ -1,5 +1,7 @@
 """Eight bits by eight: exact sums of whole numbers, a step for each row, and a row that knows nothing of the rows
 beside it."""
+import time
+
 import pytest
 import torch
 
@@ -200,26 +202,57 @@ def test_one_step_for_all_rows_is_caught(tmp_path, monkeypatch):
 
 # --- where it is refused
 
-def test_a_processor_whose_sums_saturate_is_refused(monkeypatch, tmp_path):
-    "The instructions before VNNI keep the sum of two products in 16 bits."
-    def saturating(levels, steps):
-        def product(x):
-            pairs = ((x + 128)[:, None] * levels).unflatten(-1, (-1, 2)).sum(-1).clamp(-2**15, 2**15 - 1)
-            return (pairs.sum(-1) - 128 * levels.float().sum(-1)) * steps
-        return product
-    def exact(levels, steps): return lambda x: x @ (levels * steps[:, None]).T
-    if not has_int8(CPU): monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    for product, fits in ((exact, True), (saturating, False)):
-        monkeypatch.setattr(hub, "int8_product", product)
-        has_int8.cache_clear()
-        try: assert has_int8(CPU) is fits
-        finally: has_int8.cache_clear()
+@pytest.fixture
+def forget_form():
+    "What this processor multiplies by is found out again, before and after."
+    hub.int8_form.cache_clear()
+    yield
+    hub.int8_form.cache_clear()
+
+
+def saturating(x, product, steps):
+    "What the instructions before VNNI make of `unsigned`: they keep the sum of two products in 16 bits."
+    levels = product(torch.eye(x.shape[1]), torch.uint8, 0, torch.ones_like(steps)).T
+    pairs = ((x + 128)[:, None] * levels).unflatten(-1, (-1, 2)).sum(-1).clamp(-2**15, 2**15 - 1)
+    return (pairs.sum(-1) - 128 * levels.sum(-1)) * steps
+
+
+@eight_bits
+def test_where_sums_saturate_rows_are_multiplied_in_halves(monkeypatch, forget_form):
+    "On any processor with AVX2: exactly, with bits that don't depend on other rows, and the same as in another form."
+    assert not hub.adds_up(saturating, 64) and hub.adds_up(hub.halves, 512)
+    found = hub.int8_form()
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 1536), torch.randn(40, 1536)
+    usual = Int8Linear(weight)(x)
+    for form in ("unsigned", "signed"): monkeypatch.setattr(hub, form, saturating)
+    hub.int8_form.cache_clear()
+    assert hub.int8_form() is hub.halves
+    layer = Int8Linear(weight)
+    rows = layer(x)
+    assert torch.equal(rows, usual), f"{found.__name__} has other bits than halves"
+    assert all(torch.equal(layer(x[:n]), rows[:n]) for n in (1, 2, 3, 7, 16))
+
+
+@eight_bits
+@pytest.mark.parametrize("slow", ["unsigned", "signed"])
+def test_the_clock_chooses_among_exact_forms(slow, monkeypatch, forget_form):
+    "Signed numbers take minutes a token without AMX: a form that is slow here is not taken."
+    def exact(x, product, steps): return hub.halves(x, product, steps)
+    def slowly(x, product, steps):
+        time.sleep(.02)
+        return hub.halves(x, product, steps)
+    for form in ("unsigned", "signed"): monkeypatch.setattr(hub, form, slowly if form == slow else exact)
+    assert hub.int8_form() is exact
+
+
+def test_a_processor_where_no_sum_is_right_is_refused(monkeypatch, forget_form, tmp_path):
+    monkeypatch.setattr(hub, "adds_up", lambda form, length: False)
+    assert not has_int8(CPU)
     stored(random_model(FAMILIES["tinyllama"]), tmp_path)
-    try:
-        for ask in (lambda: load("smollm2", "cpu", "int8"), lambda: memory_needed("smollm2", "cpu", "int8"),
-                    lambda: load_pair("smollm2", "cpu", "int8"), lambda: pick_dtype("int8", CPU, STORED)):
-            with pytest.raises(InputError, match="int8 has no exact kernel on cpu.*VNNI.*Take float32"): ask()
-    finally: has_int8.cache_clear()
+    for ask in (lambda: load("smollm2", "cpu", "int8"), lambda: memory_needed("smollm2", "cpu", "int8"),
+                lambda: load_pair("smollm2", "cpu", "int8"), lambda: pick_dtype("int8", CPU, STORED)):
+        with pytest.raises(InputError, match="int8 has no exact kernel on cpu.*AVX2.*Take float32"): ask()
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])

@@ -77,31 +77,77 @@ def check_int4(device: torch.device) -> None:
     check(has_int4(device), f"int4 has no kernel on {device}: it needs a CPU, or an NVIDIA GPU "
           "from Ampere on. Take bfloat16 or float32 there.")
 
-def int8_product(levels: Tensor, # int8, [out, in]
-                 steps: Tensor,  # float32, [out]
+Form = Callable[[Tensor, Callable, Tensor], Tensor] # (x, product, steps) → x · levels · steps
+
+def unsigned(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
+    "Counted from 128 on, as VNNI wants them; the operator takes the 128 off again."
+    return product(x + 128, torch.uint8, 128, steps)
+
+def signed(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
+    "As they are. Tiles (AMX) multiply them so; other processors run oneDNN's reference code."
+    return product(x, torch.int8, 0, steps)
+
+def halves(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
+    """x = 2 · high + low, in twice as many rows. From 64 on they have seven bits, so that the sum
+    of two products fits into the 16 bits in which processors without VNNI keep it."""
+    high = (x / 2).floor()
+    rows = torch.cat((high, x - 2 * high)) + 64
+    high, low = product(rows, torch.uint8, 64, torch.ones_like(steps)).chunk(2)
+    return (2 * high + low) * steps
+
+def int8_product(levels: Tensor,           # int8, [out, in]
+                 steps: Tensor,            # float32, [out]
+                 form: Form | None = None, # None: the one for this processor, see `int8_form`
                 ) -> Callable[[Tensor], Tensor]: # x [rows, in] → [rows, out], in float32
     """oneDNN's product with weights of eight bits, `levels · steps`. It rounds x to whole numbers,
     which must lie in -127…127, and adds up exactly, in 32 bits."""
     packed = torch.ops.onednn.qlinear_prepack(levels, None)
     zeros = torch.zeros(len(levels), dtype=torch.int32)
-    product = torch.ops.onednn.qlinear_pointwise.default
-    return lambda x: product(x.round().to(torch.int8), 1.0, 0, packed, steps, zeros, None, 1.0, 0,
-                             torch.float32, "none", [], "")
+    operator = torch.ops.onednn.qlinear_pointwise.default
+
+    def product(x: Tensor, dtype: torch.dtype, zero: int, steps: Tensor) -> Tensor:
+        return operator(x.to(dtype), 1.0, zero, packed, steps, zeros, None, 1.0, 0,
+                        torch.float32, "none", [], "")
+    chosen = form or int8_form()
+    return lambda x: chosen(x.round(), product, steps)
+
+def adds_up(form: Form, length: int) -> bool: # of a sum
+    "Whether products are exact here: random numbers, and the largest, whose sum is the largest."
+    generator = torch.Generator().manual_seed(0)
+    levels, x = (torch.randint(-127, 128, (rows, length), generator=generator) for rows in (64, 5))
+    levels[0] = x[0] = 127
+    exact = (x @ levels.T).float()
+    product = int8_product(levels.to(torch.int8), torch.ones(64), form)
+    return all(torch.equal(product(x[:rows].float()), exact[:rows]) for rows in (1, 5))
+
+def row_time(form: Form) -> float: # seconds
+    "How long the product with one row takes; the least of three."
+    product = int8_product(torch.ones(1024, 1536, dtype=torch.int8), torch.ones(1024), form)
+    x, took = torch.ones(1, 1536), []
+    for _ in range(4): # the first prepares the operator
+        start = time.perf_counter()
+        product(x)
+        took.append(time.perf_counter() - start)
+    return min(took)
 
 @lru_cache
-def has_int8(device: torch.device) -> bool:
-    """Whether PyTorch multiplies numbers of eight bits there, and right: on an x86 CPU, if sums
-    don't end at 16 bits, as they do without VNNI."""
+def int8_form() -> Form | None: # None: there is no exact one
+    """How numbers of eight bits are multiplied here. Signed and unsigned give the same bits, also
+    where a sum is too long for float32, so the clock may choose between them."""
     x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    if device.type != "cpu" or not x86 or not torch.backends.mkldnn.is_available(): return False
-    product = int8_product(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
-    largest = (product(torch.full((rows, 64), 127.0)) for rows in (1, 5))
-    return all(bool((y == 64 * 127 ** 2).all()) for y in largest)
+    if not x86 or not torch.backends.mkldnn.is_available(): return None
+    exact = [form for form in (unsigned, signed) if adds_up(form, length=9216)]
+    if exact: return min(exact, key=row_time)
+    return halves if adds_up(halves, length=512) else None
+
+def has_int8(device: torch.device) -> bool:
+    "Whether PyTorch multiplies numbers of eight bits there, and right: on an x86 CPU with AVX2."
+    return device.type == "cpu" and int8_form() is not None
 
 def check_int8(device: torch.device) -> None:
     "Raise `InputError` where it doesn't."
-    check(has_int8(device), f"int8 has no exact kernel on {device}: it needs an x86 CPU with VNNI "
-          "(since Ice Lake or Zen 4). Take float32, bfloat16 or int4 there.")
+    check(has_int8(device), f"int8 has no exact kernel on {device}: it needs an x86 CPU with AVX2. "
+          "Take float32, bfloat16 or int4 there.")
 
 def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
                device: torch.device = torch.device("cpu"),
