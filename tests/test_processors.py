@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-OTHERS = [{}] + [{"ONEDNN_MAX_CPU_ISA": isa} for isa in ("SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_VNNI")] + [
-    {"ATEN_CPU_CAPABILITY": name} for name in ("default", "avx2")]
+from specdec.models.hub import fetch
+
+OTHERS = [{}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, {"ATEN_CPU_CAPABILITY": "default"}]
+MORE = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, {"ATEN_CPU_CAPABILITY": "avx2"}]
+DTYPES = ["float32", "bfloat16", "float16", "int8", "int4"]
+
+
+def named(env: dict) -> str: return "=".join(*env.items()) if env else "as it is"
 
 # what one processor says of each dtype: reads a text in several ways, decodes it plainly and with drafts
 CHILD = '''
@@ -21,7 +27,7 @@ from families import CPU, FAMILIES, random_model, tokens
 from specdec.doctor import distribution_error
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter
-from specdec.errors import InputError
+from specdec.errors import SpecdecError
 from specdec.loop import speculate
 from specdec.models.hub import STORED, fetch
 from specdec.models.linear import is_batch_invariant
@@ -47,7 +53,7 @@ wanted, said = read(exact, 40), {"invariant": is_batch_invariant(CPU, torch.floa
                                  "distance": [distribution_error(kind) for kind in ("lookup", "model")]}
 for dtype in dtypes:
     try: model = load_model(folder, CPU, STORED[dtype])
-    except InputError as error:
+    except SpecdecError as error:
         said[dtype] = {"refused": str(error)}
         continue
     rows = read(model, 1)
@@ -90,18 +96,13 @@ def hold(env: dict, said: dict, used: set[str], dtypes: list[str]) -> None:
             assert found["bits"] and found["texts"][0] == found["texts"][1], (env, dtype)
 
 
-@pytest.mark.parametrize("env", OTHERS, ids=lambda env: "=".join(*env.items()) if env else "as it is")
-def test_every_dtype_is_right_or_refused(env, tmp_path):
-    dtypes = ["float32", "bfloat16", "float16", "int8", "int4"]
-    hold(env, *told(env, tmp_path, dtypes), dtypes)
+@pytest.mark.parametrize("env", OTHERS + [pytest.param(env, marks=pytest.mark.slow) for env in MORE], ids=named)
+def test_every_dtype_is_right_or_refused(env, tmp_path): hold(env, *told(env, tmp_path, DTYPES), DTYPES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", OTHERS, ids=lambda env: "=".join(*env.items()) if env else "as it is")
-def test_every_dtype_of_the_default_model_is_right_or_refused(env):
-    from specdec.models.hub import fetch
-    dtypes = ["float32", "bfloat16", "float16", "int8", "int4"]
-    hold(env, *told(env, fetch(), dtypes), dtypes)
+@pytest.mark.parametrize("env", OTHERS + MORE, ids=named)
+def test_every_dtype_of_the_default_model_is_right_or_refused(env): hold(env, *told(env, fetch(), DTYPES), DTYPES)
 
 
 def test_what_is_wrong_there_is_seen():
