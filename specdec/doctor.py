@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ def processor(findings: Findings) -> dict:
     packed = {"float32": is_batch_invariant(cpu, torch.float32),
               "bfloat16": library and has_layouts(cpu, torch.bfloat16)}
     errors = [packed_error(getattr(torch, name)) for name, used in packed.items() if used]
-    errors += [int8_error()] * has_int8(cpu)
+    if has_int8(cpu): errors.append(int8_error())
     findings.problems += [error for error in errors if error]
     return {
         "name": processor_name(), "cores": here, "threads": threads,
@@ -160,6 +161,44 @@ def processor(findings: Findings) -> dict:
         "int8": has_int8(cpu),
         "tiles": has_tiles(), "packed": packed, "layouts": layouts_used(),
     }
+
+# %% ../nbs/use/10_doctor.ipynb #d0c70002
+SLOW = 2.5 # times as long as in float32: a dtype that takes longer is warned of
+
+def seconds(product: Callable, x: "torch.Tensor") -> float: # the least of five
+    "How long a product takes, once it was prepared."
+    took = []
+    for _ in range(6):
+        start = time.perf_counter()
+        product(x)
+        took.append(time.perf_counter() - start)
+    return min(took[1:])
+
+def products(findings: Findings) -> dict[str, dict[str, float]]: # dtype → rows → time
+    "What products of one and of eight rows cost in each dtype; one row costs 1 in float32."
+    import torch
+    from specdec.models.hub import INT4, INT8, STORED, has_int4, has_int8
+    from specdec.models.int8 import Int8Linear
+    from specdec.models.linear import Int4Linear, Linear
+    cpu, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 1024, generator=generator) for rows in (2048, 8))
+    layers: dict[str, Callable] = {}
+    for name, dtype in STORED.items():
+        if dtype == INT8 and has_int8(cpu): layers[name] = Int8Linear(weight)
+        elif dtype == INT4 and has_int4(cpu): layers[name] = Int4Linear(weight)
+        elif dtype.is_floating_point: layers[name] = Linear(weight.to(dtype))
+    times = {}
+    for name, layer in layers.items():
+        inputs = x.to(STORED[name]) if STORED[name].is_floating_point else x
+        times[name] = {"one_row": seconds(layer, inputs[:1]), "eight_rows": seconds(layer, inputs)}
+    unit, usual = times["float32"].values()
+    for name, (one, eight) in ((name, took.values()) for name, took in times.items()):
+        over = max(one / unit, eight / usual)
+        if over > SLOW: findings.warnings.append(
+            f"{name} is slow on this processor: its products take up to {over:.0f} times as long "
+            "as float32's. Take --dtype float32, unless memory is short.")
+    return {name: {rows: round(took / unit, 2) for rows, took in each.items()}
+            for name, each in times.items()}
 
 # %% ../nbs/use/10_doctor.ipynb #3c24e97b
 def free_memory(device: "str | torch.device" = "cpu") -> int | None: # bytes
@@ -468,8 +507,8 @@ def expect(findings: Findings) -> None:
         findings.expect.append(f"On {place}, a pair decodes with the loop of the {loop}.")
 
 # %% ../nbs/use/10_doctor.ipynb #6a2a27fd
-QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, memory, devices, model,
-                                   loops, costs, extras)
+QUESTIONS: tuple[Question, ...] = (system, libraries, imports, processor, products, memory,
+                                   devices, model, loops, costs, extras)
 
 # %% ../nbs/use/10_doctor.ipynb #caeff3b2
 def examine() -> Findings:
@@ -517,6 +556,10 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
             ("packed", packed or "nothing: weights lie as they are"),
             ("one token", f"packed or not by {p['layouts']}"),
         ]
+    if times := facts.get("products"):
+        each = (f"{name} {took['one_row']:.1f} and {took['eight_rows']:.1f}"
+                for name, took in times.items())
+        lines.append(("1 and 8 rows", f"{listed(*each)} times one of float32"))
     lines += [(device["device"], device_line(device)) for device in facts.get("devices") or []]
     if m := facts.get("model"):
         lines.append(("model", listed(f"{m['name']} is {m['state']}",

@@ -64,7 +64,7 @@ def test_the_same_for_a_person(quick):
     done = run()
     assert (done.exit_code, done.stderr) == (ExitCode.DONE, "") and done.stdout.endswith("All is well.\n")
     lines = done.stdout.splitlines()
-    titles = ("system", "torch", "transformers", "processor", "packed", "one token", "cpu", "model", "loops",
+    titles = ("system", "torch", "transformers", "processor", "packed", "one token", "1 and 8 rows", "cpu", "model", "loops",
               "playground")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
     # 30 GB/s over the bytes of the weights

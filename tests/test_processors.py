@@ -11,7 +11,8 @@ import torch
 
 from specdec.models.hub import fetch
 
-OTHERS = [{}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, {"ATEN_CPU_CAPABILITY": "default"}]
+OTHERS = [{}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
+          {"ATEN_CPU_CAPABILITY": "default"}]
 MORE = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, {"ATEN_CPU_CAPABILITY": "avx2"}]
 DTYPES = ["float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -111,8 +112,20 @@ def test_what_is_wrong_there_is_seen():
              "float32": {"off": 0, "bits": True, "close": True, "texts": [[1], [1]], "sampled": [1] * 16}}
     if not torch.backends.mkldnn.is_available(): right["invariant"] = False
     hold({}, right, {"brg_matmul:avx2"}, ["float32"])
-    wrong = [(right, {"brg_matmul:avx2", "ref:any"}), (right, set()), (right | {"distance": ["0", "1/8"]}, {"gemm:jit"}),
+    wrong = [(right, {"brg_matmul:avx2", "ref:any"}), (right, set()),
+             (right | {"distance": ["0", "1/8"]}, {"gemm:jit"}),
              (right | {"float32": right["float32"] | {"bits": False}}, {"gemm:jit"}),
              (right | {"float32": right["float32"] | {"off": 1e-3}}, {"gemm:jit"})]
     for said, used in wrong:
         with pytest.raises(AssertionError): hold({}, said, used, ["float32"])
+
+
+def test_the_doctor_says_what_is_slow_there():
+    "Without vector instructions: nothing is wrong, int8 isn't had, and what takes long has a line."
+    done = subprocess.run([sys.executable, "-m", "specdec", "doctor", "--json"], text=True, capture_output=True,
+                          timeout=300, env=os.environ | {"ATEN_CPU_CAPABILITY": "default"})
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["problems"]) == (0, []) and found["processor"]["instructions"] == "DEFAULT"
+    assert found["products"].keys() == {"float32", "bfloat16", "float16", "int4"}
+    assert found["products"]["float32"]["one_row"] == 1
+    assert any(line.startswith("int4 is slow on this processor: its products take up to") for line in found["warnings"])
