@@ -489,7 +489,7 @@ def kept_costs() -> list[dict]:
 # %% ../nbs/engine/19_batch_costs.ipynb #102ade46
 import time
 
-from specdec.loop import Request, speculate_batch
+from specdec.loop import Request, longest_chain, speculate_batch
 
 # %% ../nbs/engine/19_batch_costs.ipynb #c9b063aa
 @dataclass(frozen=True)
@@ -564,7 +564,7 @@ def measure_batch_costs(target: CausalLM,
     """Time steps of a batch, with drafts that cost nothing and with each drafter that computes
     something, for some seconds. Raises `BusyError` if equal steps take very different times."""
     layers = layers_of(drafters)
-    most = min(MOST, max(2, ROWS // size - 1))
+    most = min(longest_chain(target, MOST), max(2, ROWS // size - 1))
     lengths = [n for drafted in sorted({1, 2, most // 2, most}) for n in (0, drafted)]
     found = {}
     def timed(drafter: Drafter, lengths: tuple[int, ...], temperature: float):

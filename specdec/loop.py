@@ -67,6 +67,7 @@ class Request:
         self.prompt = token_ids(prompt)
         checked = check_request(target, self.prompt, K, max_new_tokens, eos_ids)
         self.K, max_new_tokens, self.eos_ids = checked
+        if not self.branches: self.K = longest_chain(target, self.K)
         check_prefilled(prefilled, target, self.prompt, drafter.layers)
         self.prefilled, self.reused = prefilled, 0
         self.drafter, self.sampling, self.rng = drafter, sampling, rng
@@ -280,6 +281,7 @@ def check_request(
 # %% ../nbs/engine/17_prefill.ipynb #pf000im2
 from dataclasses import replace
 
+from .models.linear import FEW
 from .models.protocol import WrapperLM, copy_prefix
 from specdec.drafters.base import (
     BLOCK, DraftPrefix, common_length, readers_of, whole_blocks,
@@ -292,8 +294,14 @@ def innermost(model: CausalLM) -> CausalLM:
     return model
 
 def keeps_bits(target: CausalLM) -> bool:
-    "Whether a prompt is read in blocks, so that reusing them changes no bit."
+    """Whether a token's logits don't depend on how many are read with it, up to `FEW` at once. A
+    prompt is then read in blocks, so that reusing them changes no bit."""
     return getattr(innermost(target), "batch_invariant", False)
+
+def longest_chain(target: CausalLM, K: int) -> int: # at most K
+    """Draft tokens of a round: where bits are kept, so few that the forward that verifies them
+    keeps them, too. Else a near-tie could fall otherwise than in plain decoding."""
+    return min(K, FEW - 1) if keeps_bits(target) else K
 
 # %% ../nbs/engine/17_prefill.ipynb #pf000008
 @dataclass(frozen=True, eq=False, repr=False)

@@ -32,7 +32,7 @@ from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
 from .errors import InputError, ModelError, check, require_int
-from .loop import Prefilled, Request, prefill, serve, speculate_batch
+from .loop import Prefilled, Request, keeps_bits, prefill, serve, speculate_batch
 from .models.hub import encode, find_model, pick_device
 from .models.linear import release_workers
 from .models.llama import Llama
@@ -383,7 +383,8 @@ class Pair:
         completion.interrupted = True
         plan = Plan(NOTHING, last.loop)
         result = self._result(ids, settings, plan, completion, PhaseTimer(self.target.device), None)
-        return replace(result, drafter=last.drafter, costs=last.costs)
+        return replace(result, drafter=last.drafter, costs=last.costs,
+                       batch_invariant=last.batch_invariant)
 
     def _together(self, ids: list[list[int]], each: list[Settings], plan: Plan, size: int,
                   raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
@@ -468,6 +469,7 @@ class Pair:
             peak_memory_mb=peak,
             drafter=None if settings.plain else drafter_name(plan.drafter),
             loop=plan.loop, device=device_name(self.target.device),
+            batch_invariant=keeps_bits(self.target) and plan.reads_chains,
             layout=self.target.layout, plain_factor=self.target.plain_factor,
             costs=plan.costs_dict(),
             logprobs=odds,

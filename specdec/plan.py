@@ -21,7 +21,6 @@ from specdec.drafters.choose import (
 from .drafters.tree import TreeDrafter
 from .errors import check, require_int
 from .loop import Prefilled, end_ids
-from .models.linear import FEW
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
 from .verify import VerifyRule, is_promised
@@ -89,10 +88,6 @@ def check_settings(
         check(ends != frozenset(), "A grammar needs an end-of-sequence token to end the text: "
               "leave out ignore_eos, or take a target that has such a token.")
         settings["grammar"] = str(grammar)
-    # So few rows that a forward is batch-invariant: greedy text then equals that of plain decoding.
-    # The result's settings say the K that was asked for.
-    exact = sampling.temperature == 0 and getattr(target, "batch_invariant", False)
-    if exact and verify is None: most = min(most, FEW - 1)
     lossless = verify is None or is_promised(verify, sampling.temperature)
     return Settings(
         K=most, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stops=stops,
@@ -180,6 +175,11 @@ class Plan:
     origin: str | None = None  # of the costs; None: the drafter doesn't choose by costs
     # of a batch: the costs while 1, 2, … sequences are left; empty: they don't change
     by_size: tuple[Costs, ...] = ()
+
+    @property
+    def reads_chains(self) -> bool:
+        "Whether the target reads chains of draft tokens in the host's loop, and no trees."
+        return self.loop == "host" and not holds_trees(self.drafter)
 
     def costs_dict(self) -> dict | None:
         "The costs as a result records them; None: the drafter doesn't choose by costs."

@@ -83,6 +83,9 @@ class GenerationResult:
     settings: dict = field(default_factory=dict) # the arguments of `generate`, under text keys
     token_text: dict[int, str] = field(default_factory=dict) # the text of each token that occurs
     is_lossless: bool | None = None  # whether the output follows the target's distribution
+    # whether no token's logits depend on how many are read at once: if so, greedy text is that of
+    # plain decoding, bit for bit; if not, near-ties may fall otherwise; None: not known
+    batch_invariant: bool | None = None
     drafter: str | None = None       # what drafted, in words; None for plain decoding
     loop: str = "host"               # which loop ran: "host" or "device"
     device: str = "cpu"              # where the target computed: "cpu", "cuda:0", …

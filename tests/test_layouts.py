@@ -13,9 +13,14 @@ from transformers import LlamaConfig, Qwen2Config
 
 from families import CPU, FAMILIES, V, difference, in_two_threads, random_model, stored, tokens
 from helpers import NIGHTLY, ids_of, tool, workers_kept
+from helpers_drafters import random_head
 from specdec.bench import methods
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import AdaptiveLookahead
+from specdec.drafters.head import HeadDrafter
+from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.tree import TreeDrafter
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.models import llama, loading
@@ -42,7 +47,10 @@ from specdec.models.loading import (
     one_row_layout,
     packed_to_plain,
 )
+from specdec.models.transformers import TransformersLM
+from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import greedy_match, sample_and_match
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 16, 17])
@@ -371,24 +379,69 @@ def test_logits_of_the_default_model_do_not_depend_on_how_many_are_read():
         cache.rollback(start)
 
 
-@batch_invariant
-@pytest.mark.parametrize("K", [3, 15])
-def test_greedy_texts_are_equal_where_logits_nearly_tie(K, tmp_path):
-    """Each token of the vocabulary has a twin whose row of the head is one rounding away, so a single bit decides which
-    one is said. Past 190 positions, where attention cuts its sums."""
+def torn(folder):
+    """A model whose text a single bit decides: each token of the vocabulary has a twin whose row of the head is one
+    rounding away."""
     config = copy.deepcopy(FAMILIES["tinyllama"])
     config.max_position_embeddings, config.head_dim = 1024, 64
     model = random_model(config)
     head = model.lm_head.weight
     head[1::2] = torch.nextafter(head[::2], torch.tensor(torch.inf))
-    model = stored(model, tmp_path)
+    return stored(model, folder)
+
+
+def long_prompt(length): return torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+@batch_invariant
+@pytest.mark.parametrize("K, rule", [(3, None), (15, None), (20, None), (20, greedy_match)])
+def test_greedy_texts_are_equal_where_logits_nearly_tie(K, rule, tmp_path):
+    "Past 190 positions, where attention cuts its sums; a longer chain than keeps its bits is cut, whatever the rule."
+    model = torn(tmp_path)
 
     def said(drafter, prompt):
-        return ids_of(speculate(model, drafter, prompt, SamplingParams(0.0), SeededRandom(0), K=K, max_new_tokens=64))
+        return ids_of(speculate(model, drafter, prompt, SamplingParams(0.0), SeededRandom(0), K, 64, verify=rule))
 
     for length in range(180, 390, 30):
-        prompt = torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        prompt = long_prompt(length)
         assert said(ModelDrafter(model, V), prompt) == said(NoDrafter(), prompt), f"after {length} tokens"
+
+
+WAYS = {
+    "a rule": dict(verify=greedy_match), "sample_and_match": dict(verify=sample_and_match),
+    "a rule of one's own": dict(verify=lambda *given: greedy_match(*given)), "logprobs": dict(logprobs=1),
+    "adaptive": dict(K="adaptive", verify=greedy_match),
+    "a controller": dict(K=AdaptiveLookahead(initial=20, min=20, max=64), verify=greedy_match),
+}
+
+
+@batch_invariant
+@pytest.mark.parametrize("way", WAYS)
+def test_no_argument_asks_for_more_rows_than_keep_their_bits(way, tmp_path):
+    "Alone, in a batch and as a stream; the result says that it is plain decoding's text, and the K that was asked for."
+    model, prompts = torn(tmp_path), [long_prompt(180), long_prompt(210)]
+    pair = Pair(model, ModelDrafter(model, V))
+    settings = dict(K=20, max_new_tokens=64, ignore_eos=True) | WAYS[way]
+    plain = [pair.generate(p, method="plain", max_new_tokens=64, ignore_eos=True).generated_ids for p in prompts]
+    *_, streamed = pair.stream(prompts[0], **settings)
+    results = [*pair.generate(prompts, **settings), pair.generate(prompts[1], **settings), streamed.result]
+    assert [r.generated_ids for r in results] == [*plain, plain[1], plain[0]]
+    assert all(r.batch_invariant and r.settings["K"] in (20, "adaptive", "AdaptiveLookahead") for r in results)
+    if way != "adaptive": assert max(len(round.drafted) for r in results for round in r.rounds) == FEW - 1
+
+
+@batch_invariant
+def test_a_result_says_where_a_near_tie_may_fall_otherwise(tmp_path):
+    "A tree, the device's loop, a model of transformers, and fewer bits promise no bits, at any K."
+    model, prompt = torn(tmp_path), long_prompt(20)
+    head = random_head(model)
+    told = lambda target, drafter, **own: Pair(target, drafter).generate(prompt, max_new_tokens=8, **own).batch_invariant
+    assert told(model, HeadDrafter(head, model)) and told(model, NGramDrafter()) and told(model, None, method="plain")
+    assert not told(model, TreeDrafter(head, model), K=4) and not told(model, NGramDrafter(), loop="device")
+    assert not told(TransformersLM(random_model(FAMILIES["tinyllama"])), NGramDrafter())
+    assert not told(stored(random_model(FAMILIES["tinyllama"]), tmp_path, torch.bfloat16), NGramDrafter())
+    several = Pair(model, TreeDrafter(head, model)).generate([prompt, prompt], max_new_tokens=8, K=20)
+    assert [r.batch_invariant for r in several] == [False, False]
 
 
 def test_a_thread_lets_its_workers_go():

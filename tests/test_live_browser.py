@@ -179,7 +179,8 @@ def test_an_engine_that_is_not_there_and_one_that_breaks(browser, address):
     tab.get_by_label("What you ask the model").fill("break now")
     press(tab, "Run")
     tab.locator(".live-wrong").wait_for()
-    assert "it broke" in words(tab, ".live-wrong") and tab.get_attribute(".live-stop", "aria-disabled") == "true"
+    assert "it broke" in words(tab, "[aria-label='What to decode'] .live-wrong")  # beside Run
+    assert tab.get_attribute(".live-stop", "aria-disabled") == "true"
     tab.close()
 
 

@@ -2,6 +2,7 @@
 to files that are wrong."""
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from helpers_live import LIVE, Engine, file_at, served, weights
+from helpers_live import ENGINE, LIVE, Engine, file_at, served, weights
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.head import HeadDrafter, load_head
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter
+from specdec.errors import NumericalError
 from specdec.loop import speculate
 from specdec.models.hub import encode, prompts
 from specdec.pair import load_pair
-from specdec.sampling import SamplingParams, SeededRandom
+from specdec.sampling import SamplingParams, SeededRandom, check_logits
 
 ROOT = Path(__file__).parents[1]
 GAP = 1e-3  # of the two best logits: nearer ones are a tie, which another order of the same sums may break
@@ -353,3 +355,85 @@ def test_the_kernel_is_what_its_source_compiles_to(tmp_path, monkeypatch):
     code = f"import live, pathlib; live.build(pathlib.Path({str(tmp_path / 'kernel.wasm')!r}))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tools", check=True)
     assert (tmp_path / "kernel.wasm").read_bytes() == committed
+
+
+# The engine's scripts in Node, around a model and a head of four tokens whose logits are given: row i of the target's
+# is behind token i of the sequence, and the head says the same everywhere. What `generate` answers, for each case.
+STUB = """
+const vm = require("vm"), fs = require("fs"), [folder, cases] = JSON.parse(fs.readFileSync(0, "utf8"));
+const said = [], context = vm.createContext({ performance, MessageChannel, postMessage: (message) => said.push(message),
+  importScripts: (...names) => names.forEach(run) });
+context.self = context;
+function run(name) { vm.runInContext(fs.readFileSync(`${folder}/${name}`, "utf8"), context); }
+run("worker.js");
+(async () => {
+  const number = (x) => ({ nan: NaN, inf: Infinity, "-inf": -Infinity })[x] ?? x;
+  const answers = [];
+  for (const { target, draft, options } of cases) {
+    const rows = target.map((row) => Float32Array.from(row.map(number))), model = { vocab: 4, length: 0, first: 0,
+      forward(ids) { this.first = this.length; this.length += ids.length; },
+      row(r) { return rows[Math.min(this.first + r, rows.length - 1)]; }, rollback(length) { this.length = length; } };
+    const q = Float32Array.from(draft.map(number)), read = () => { head.length++; return q; };
+    const head = { model, tokens: [0, 1, 2, 3], length: 0, rollback() {}, read, step: read };
+    const tokenizer = { text: String, decode: String, special: new Set() };
+    context.made = { model, head, tokenizer, eos: new Set() };
+    vm.runInContext("engine = made", context);
+    said.length = 0;
+    context.onmessage({ data: { type: "generate", id: 1, options } });
+    while (!said.some(({ type }) => type === "done" || type === "error")) await new Promise(setImmediate);
+    answers.push(said.at(-1));
+  }
+  console.log(JSON.stringify(answers));
+})();
+"""
+FINE, BROKEN = [0, 1, 0, 0], {
+    "NaN": [0, 1, "nan", 0], "NaN first": ["nan", 1, 0, 0], "+inf": [0, "inf", 0, 0], "nothing but -inf": ["-inf"] * 4}
+
+
+def in_node(cases: list[dict]) -> list[dict]:
+    "What the engine answers to each case."
+    node = shutil.which("node")
+    if node is None: pytest.skip("no Node.js here")
+    assert ENGINE[0] == "worker.js"
+    done = subprocess.run([node, "-e", STUB], input=json.dumps([str(LIVE), cases]), capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def ask_node(function: str):
+    "What a function of JavaScript gives, where the engine's own are at hand."
+    code = STUB[:STUB.index("(async")] + f"console.log(JSON.stringify(vm.runInContext(`({function})()`, context)));"
+    done = subprocess.run([shutil.which("node") or "node", "-e", code], input=json.dumps([str(LIVE), []]),
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_damaged_numbers_end_a_text_of_the_page_as_they_end_pythons(kind, temperature):
+    "After the prompt, in a round, behind a rejected token, or in the head's q: an error, and never a token."
+    bad = BROKEN[kind]
+    with pytest.raises(NumericalError): check_logits(torch.tensor([float(x) for x in bad]), "Here")
+    options = dict(ids=[1, 2], K=3, temperature=temperature, seed=0, maxNewTokens=8, drafter="head")
+    rejects = [0, 0, 0, 90]  # token 1, which the head drafts, is never accepted
+    cases = [dict(target=[FINE, bad], draft=FINE), dict(target=[FINE, FINE, bad], draft=FINE),
+             dict(target=[FINE, rejects, rejects, bad], draft=[0, 90, 0, 0]), dict(target=[FINE], draft=bad)]
+    fine = dict(target=[FINE, FINE, rejects], draft=[0, 90, 0, 0]), dict(target=[["-inf", 1, 0, 0]], draft=FINE)
+    *found, control, some = in_node([case | dict(options=options) for case in (*cases, *fine)])
+    for answer in found:
+        assert answer["type"] == "error" and answer["code"] == "numbers" and "damaged" in answer["message"], answer
+    assert len(control["result"]["ids"]) == len(some["result"]["ids"]) == 8
+    assert 0 not in some["result"]["ids"]  # -inf among others is a token that can't be
+
+
+def test_weights_without_a_positive_finite_sum_are_never_drawn_from():
+    "A NaN in the residual, or in the ratio; as `SeededRandom` refuses them."
+    code = """() => { const caught = (run) => { try { return run(); } catch (error) { return error.code; } };
+      return [[0, 0], [NaN, 1], [1, NaN], [Infinity, 1]].map((w) => caught(() => draw(w, .5))).concat(
+        [caught(() => draw(residual([NaN, 1], [.5, .5], 0), .5)),
+         caught(() => verify([[.5, NaN], [1, 0]], [[0, 1]], [1], () => .5)), draw([0, 2], .5)]); }"""
+    assert ask_node(code) == ["numbers"] * 6 + [1]
+    for weights in ([0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]):
+        with pytest.raises(NumericalError): SeededRandom(0).categorical(torch.tensor(weights))

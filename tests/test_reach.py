@@ -27,6 +27,7 @@ from specdec.loop import speculate
 from specdec.pair import Pair
 from specdec.result import GenerationResult
 from specdec.sampling import SamplingParams, SeededRandom, seed_generator
+from specdec.verify import sample_and_match
 
 FLAT = (1.0,) * 16
 SHAPE = [(0,), (1,), (0, 0), (2,)]
@@ -82,7 +83,8 @@ def test_ranks_that_a_small_head_has_not_are_left_out_by_both_loops(target, head
 
 
 @pytest.mark.parametrize("K", ["adaptive", 40])
-def test_greedy_text_reads_no_more_rows_than_keep_their_bits(K):
+@pytest.mark.parametrize("rule", [None, sample_and_match])
+def test_a_text_reads_no_more_rows_than_keep_their_bits(K, rule):
     seen, target = [], tiny()
     class EagerState(SuffixState):
         def propose(self, K, sampling, rng):
@@ -97,15 +99,15 @@ def test_greedy_text_reads_no_more_rows_than_keep_their_bits(K):
         costs = Costs(.01, (.01,) * 50, ((0.0, 0.0),))
         drafter = Eager() if K == 40 else AdaptiveDrafter(Eager(), Wants())
         Pair(target, drafter, MachineCosts(costs, costs)).generate(
-            [1, 2, 3], K=K, max_new_tokens=50, temperature=temperature, seed=1)
+            [1, 2, 3], K=K, max_new_tokens=50, temperature=temperature, seed=1, verify=rule)
         return max(seen)
     class Wants:
         lookahead = 99
         def observe_step(self, proposed, accepted): pass
         def reset(self): pass
     free = MOST if K == "adaptive" else K
-    assert most(0.0, True) == 15
-    assert most(0.0, False) == most(1.0, True) == free  # no bits are at stake, and texts stay
+    assert most(0.0, True) == most(1.0, True) == 15
+    assert most(0.0, False) == most(1.0, False) == free  # no bits are at stake
 
 
 # drafters inside drafters

@@ -299,8 +299,9 @@ class TemperatureScaledDrafter(WrapperDrafter):
 
     def scaled(self, sampling: SamplingParams) -> SamplingParams:
         "The sampling parameters of the draft: the target's with the scaled temperature."
-        temperature = min(sampling.temperature, 1e300)  # a whole number may exceed any float
-        return replace(sampling, temperature=self.factor * temperature)
+        # a whole number, and a product, may exceed any float; all beyond 1e37 draw alike
+        factor, temperature = (min(number, 1e300) for number in (self.factor, sampling.temperature))
+        return replace(sampling, temperature=min(factor * temperature, 1e300))
 
     def wrap(self, inner: DraftState, tokens: list[int],
              eos_ids: Set[int]) -> "TemperatureScaledState":
