@@ -109,6 +109,7 @@ def int8_product(levels: Tensor,           # int8, [out, in]
         return operator(x.to(dtype), 1.0, zero, packed, steps, zeros, None, 1.0, 0,
                         torch.float32, "none", [], "")
     chosen = form or int8_form()
+    assert chosen is not None  # `check_int8` refuses where there is none
     return lambda x: chosen(x.round(), product, steps)
 
 def adds_up(form: Form, length: int) -> bool: # of a sum
