@@ -635,14 +635,13 @@ def _stored_vocabulary(stored: Checkpoint, config: HeadConfig) -> Tensor | None:
     return d2t + torch.arange(len(d2t))
 
 def check_stored(stored: Checkpoint, config: HeadConfig) -> None:
-    "Raise `ModelError` unless a head of that shape is there; no memory is taken for one."
-    everything = replace(config, draft_vocab_size=config.decoder.vocab_size)  # it has no maps
-    try:
-        with torch.device("meta"): shapes = Head(everything).state_dict()
-    except RuntimeError as error:  # of sizes whose product no computer has
-        raise ModelError(f"A head can't have the sizes in its config.json ({error}).") from error
-    shapes["lm_head.weight"] = shapes["lm_head.weight"][:config.draft_vocab_size]
-    for name, tensor in shapes.items(): stored.look(name, *tensor.shape)
+    "Raise `ModelError` unless tensors of these sizes are there, before memory is taken for them."
+    decoder, size = config.decoder, config.decoder.hidden_size
+    width = decoder.num_attention_heads * head_size(decoder)
+    stored.look("fc.weight", size, config.feature_size)
+    stored.look("lm_head.weight", config.draft_vocab_size, size)
+    stored.look("layers.0.self_attn.q_proj.weight", width, 2 * size)
+    stored.look("layers.0.mlp.up_proj.weight", decoder.intermediate_size, size)
 
 @torch.no_grad()
 def load_head(folder: Path,

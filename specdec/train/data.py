@@ -231,7 +231,7 @@ def mapped_shard(file: Path) -> np.ndarray:
     try:
         with open(file, "rb") as opened:
             if opened.read(6) != b"\x93NUMPY": raise ValueError("it is no NumPy array")
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+        with np.errstate(over="ignore"): return np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # many kinds, by what is damaged
         raise InputError(f"The shard {file} can't be read: {error}.") from error
 

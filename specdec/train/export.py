@@ -33,9 +33,10 @@ from .student import STUDENTS, DistillConfig
 def is_run(folder: Path) -> bool:
     "Whether a folder holds a run of `distill`, begun or ended, and no other model."
     training = folder / "training"
+    if (folder / "config.json").exists(): return training.is_dir() and no_other_model(folder)
     for file, names in ((training / "config.json", {"kind", "rows", "processes"}),
                         (training / "samples" / "samples.json", {"starts", "top_k", "seed"})):
-        if file.is_file(): return names <= json_object(file).keys() and no_other_model(folder)
+        if file.is_file(): return names <= json_object(file).keys()
     return False
 
 def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None:  # processes
