@@ -2,6 +2,7 @@
 empty path for the mistake that it is."""
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from helpers_training import CPU, V, make_data, make_target, settings
-from specdec import cli, files
+from specdec import cli
 from specdec.cli import ExitCode
-from specdec.drafters.head import load_head
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.files import local_path, place_for
+from specdec.files import place_for
 from specdec.models import hub
 from specdec.models.loading import load_model
 from specdec.train import export
@@ -120,7 +120,7 @@ def test_an_empty_path_is_no_path(name):
     with pytest.raises(InputError, match=f"{name} must not be empty"): DistillConfig(**{name: ""})
 
 
-@pytest.mark.parametrize("more, error", [(dict(layers=20_000), "deeper|1…4"), (dict(batch=10**12), "whole training")])
+@pytest.mark.parametrize("more, error", [(dict(layers=20_000), "deeper|at most 4"), (dict(batch=10**12), "whole training")])
 @pytest.mark.parametrize("kind", ["head", "lm"])
 def test_sizes_are_held_against_the_target(folder, tmp_path, monkeypatch, more, error, kind):
     monkeypatch.setattr(export, "sample", None)
@@ -215,3 +215,99 @@ def test_a_checkpoint_that_does_not_fit_is_not_resumed(tmp_path, name):
     with pytest.raises(ModelError, match="c can't be resumed"): load_checkpoint(tmp_path / "c", module, optimizers)
     after = training_tensors(module, optimizers)
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
+
+
+# The other commands
+
+def answers(place): return ["generate", "--prompts", place.parent / "questions", "--out", place]
+def grid(place): return ["bench", "run", place.parent / "grid.yaml", "--out", place]
+def peers(place): return ["bench", "peers", "--count", 1, "--out", place]
+def benched(place): return ["bench", "target", "--out", place]
+def drafters(place): return ["bench", "drafters", "--out", place]
+def report(place): return ["bench", "report", place.parent / "results", "--out", place.parent]
+def compared(place): return ["bench", "report", "--compare", place, place, "--out", place.parent]
+def exported(place): return ["export", "smollm2", "--out", place]
+def head(place): return ["export", "smollm2-head", "--out", place]
+def copied(place): return ["export", "smollm2", "--dtype", "int4", "--out", place]
+def prompts(place): return ["prompts", "--out", place]
+def audited(place): return ["audit", "dummy", "--out", place]
+
+
+WRITERS = {
+    answers: "a.jsonl", grid: "a.jsonl", peers: "a.jsonl", benched: "a.jsonl", drafters: "a.jsonl", report: "report.md",
+    compared: "report.html", exported: "a.gguf", head: "a.gguf", copied: "a.gguf", prompts: "a.jsonl", audited: "a.json",
+}
+MINE = b'{"text": "a line of mine"}\nand another\n'
+
+
+@pytest.fixture
+def no_model_read(monkeypatch):
+    "Fail where weights would be read."
+    from specdec import pair
+    from specdec.models import loading
+    def refuse(*arguments, **more): raise AssertionError("a model was read")
+    for module, name in ((loading, "load_model"), (loading, "load"), (pair, "load_pair"), (hub, "load_tokenizer")):
+        monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=lambda command: command.__name__)
+def test_no_command_replaces_what_it_did_not_write(command, tmp_path, no_model_read):
+    (tmp_path / "questions").write_text("Why?\n")
+    (tmp_path / "grid.yaml").write_text("pairs: [smollm2]\n")
+    place = tmp_path / WRITERS[command]
+    place.write_bytes(MINE)
+    done = run(*command(place))
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stdout == "", done.stdout
+    assert done.stderr.count("\nError") + done.stderr.startswith("Error") == 1 and str(place) in done.stderr, done.stderr
+    assert place.read_bytes() == MINE and not list(tmp_path.glob("*.partial"))
+
+
+EMPTY = [[*command(Path("/tmp/x/y"))] for command in WRITERS]
+EMPTY = [[("" if "/tmp/x" in str(word) and words[i - 1] == "--out" else word) for i, word in enumerate(words)]
+         for words in EMPTY] + [
+    ["distill", "--out", ""], *(["distill", "--out", "d", f"--{name}", ""] for name in (
+        "target", "data", "prompts", "from", "keep-states")), ["export", "", "--out", "a.gguf"], ["load", ""],
+    ["follow", ""], ["follow", "smollm2-head", "--served", ""], ["generate", "Hi", "--target", ""],
+    ["generate", "Hi", "--drafter", ""], ["generate", "Hi", "--config", ""], ["explain", ""], ["bench", "run", ""],
+    ["bench", "report", ""], ["bench", "report", "--compare", "", "b"], ["prompts", "--source", ""],
+    ["prompts", "--target", ""],
+]
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=lambda words: " ".join(map(str, words[:2])))
+def test_an_empty_value_is_no_path(words, tmp_path, monkeypatch, no_model_read):
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (ExitCode.BAD_INPUT, "", 1)
+    assert "is empty" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_what_a_command_wrote_it_may_write_again(tmp_path, monkeypatch):
+    from specdec.bench.prompts import is_saved
+    from specdec.bench.report import Section, write_report
+    from specdec.config import Config, save_config
+    from specdec.models.gguf import export_gguf, gguf_path
+    for _ in range(2): write_report("a", [Section("b", ["c"])], tmp_path)
+    for _ in range(2): assert run("prompts", "--source", "quick", "--out", tmp_path / "p.jsonl").exit_code == 0
+    assert is_saved(tmp_path / "p.jsonl")
+    for _ in range(2): save_config(Config(), tmp_path / "a.yaml")
+    (tmp_path / "mine.yaml").write_text("steps: [one, two]\n")
+    with pytest.raises(InputError, match="would be lost"): save_config(Config(), tmp_path / "mine.yaml")
+    (tmp_path / "original.gguf").write_bytes(b"GGUF of another")
+    shutil.copy(tmp_path / "original.gguf", tmp_path / "copy.gguf")
+    assert gguf_path(tmp_path / "copy.gguf", tmp_path / "original.gguf")
+    with pytest.raises(InputError, match="would be lost"): gguf_path(tmp_path / "copy.gguf")
+
+
+def test_only_a_converted_model_is_rebuilt(tmp_path, monkeypatch):
+    "A folder of the same name, in a folder that SPECDEC_HOME names, may be someone's own model."
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setattr(hub, "convert_gguf", lambda gguf, folder: (folder / "new").touch())
+    monkeypatch.setattr(hub, "check_gguf", lambda gguf: gguf)
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "model.safetensors").write_bytes(b"mine")
+    done = run("fetch", "--rebuild")
+    assert done.exit_code == ExitCode.BAD_INPUT and "would be lost" in done.stderr
+    assert everything(tmp_path) == {tmp_path / "smollm2" / "model.safetensors": b"mine"}
+    (tmp_path / "smollm2" / hub.MANIFEST).write_text("damaged")
+    assert hub.fetch(rebuild=True) == tmp_path / "smollm2" and (tmp_path / "smollm2" / "new").exists()
