@@ -94,9 +94,8 @@ def refuse_empty(command: TyperCommand | TyperGroup) -> None:
 def given(param: Any, process_value: Callable, context: typer.Context, value: Any) -> Any:
     "The value of an option, unless it is empty."
     if "" in (value if isinstance(value, (list, tuple)) else [value]):
-        name = param.opts[0] if param.opts[0].startswith("-") else param.human_readable_name
-        raise typer.BadParameter(f"{name} is empty, as a variable is that isn't set: give a value.",
-                                 ctx=context)
+        raise typer.BadParameter(f"{param.opts[0]} is empty, as a variable is that isn't set: give "
+                                 "a value.", ctx=context)
     return process_value(context, value)
 
 class Commands(TyperGroup):

@@ -556,7 +556,8 @@ def overwritten(data, name, kind=None, value=b"", at=0):
 
 
 DAMAGE = {  # bytes of a file → what is said of it
-    "a flipped length": (lambda d: overwritten(d, "eagle3.target_layers", value=b"\x03\0\0\0\x80\0\0\0", at=4), "metadata"),
+    "a flipped length": (
+        lambda d: overwritten(d, "eagle3.target_layers", value=b"\x03\0\0\0\x80\0\0\0", at=4), "metadata"),
     "more tokens": (lambda d: overwritten(d, "tokenizer.ggml.tokens", value=b"\x2c\x01\0\x10", at=4), "metadata"),
     "more entries": (lambda d: d[:16] + (2**60).to_bytes(8, "little") + d[24:], "metadata"),
     "more tensors": (lambda d: d[:8] + (2**60).to_bytes(8, "little") + d[16:], "metadata"),

@@ -287,8 +287,8 @@ def _put_back(tensors: dict[str, Tensor], module: nn.Module,
     shapes = {name: p.shape for name, p in weights.items()}
     for kind, optimizer in optimizers.items():
         changed = [p for group in optimizer.param_groups for p in group["params"]]
-        for i, p in enumerate(changed if begun else ()):
-            shapes |= {f"{kind}.{i}.{key}": torch.Size() if key == "step" else p.shape
+        for n, p in enumerate(changed if begun else ()):
+            shapes |= {f"{kind}.{n}.{key}": torch.Size() if key == "step" else p.shape
                        for key in _MEMORIES[kind]}
     for name in sorted(shapes.keys() ^ tensors.keys()):
         raise ValueError(f"it has {'no' if name in shapes else 'a'} {name}, unlike this drafter")
