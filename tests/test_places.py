@@ -1,7 +1,6 @@
 """What a command writes to may hold something that was not made by it: each refuses it before any work, and takes an
 empty path for the mistake that it is."""
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +105,8 @@ def test_a_run_goes_on_where_it_was_stopped_and_a_drafter_alone_is_not_replaced(
     config = settings(folder, data, tmp_path / "d", tokens=2 * 4 * 32)
     distill(config)
     assert distill(config) == tmp_path / "d"  # with its run
+    (tmp_path / "d" / "config.json").unlink()  # as a kill leaves it, between two files
+    assert distill(config) == tmp_path / "d" and (tmp_path / "d" / "config.json").exists()
     (tmp_path / "early" / "training" / "samples").mkdir(parents=True)
     assert distill(DistillConfig(**config.__dict__ | dict(out=str(tmp_path / "early")))) == tmp_path / "early"
     shutil.rmtree(tmp_path / "d" / "training")

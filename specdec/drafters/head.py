@@ -507,7 +507,9 @@ _SPECULATORS = "0.9.0"  # the version of the library whose folders we write
 def no_other_model(folder: Path) -> bool:
     "Whether a drafter that we wrote is in a folder, or no model at all."
     config = folder / "config.json"
-    if not config.exists(): return not any(folder.glob("*.safetensors"))
+    if not config.exists():  # a run that was killed may have left its weights without one
+        run = folder / "training" / "config.json"
+        return run.is_file() or not any(folder.glob("*.safetensors"))
     return not {"specdec", "specdec_target_digest"}.isdisjoint(json_object(config))
 
 def _folder_config(head: Head, target: CausalLM, verifier: str | None, K: int) -> dict:
