@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum, IntEnum
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -82,12 +83,28 @@ def shown_as_written(command: TyperCommand | TyperGroup) -> None:
         each.help = "\n\n".join(escape(" ".join(p.split())) for p in paragraphs)
     for one in getattr(command, "commands", {}).values(): shown_as_written(one)
 
+def refuse_empty(command: TyperCommand | TyperGroup) -> None:
+    """An option whose value is empty, as that of a variable that isn't set, is an error in a command
+    and in those in it: the empty path would be the current folder."""
+    for param in command.params:
+        if param.name not in ("prompt", "stop"):  # whose texts are checked where they are used
+            param.process_value = partial(given, param, param.process_value)  # type: ignore
+    for one in getattr(command, "commands", {}).values(): refuse_empty(one)
+
+def given(param: Any, process_value: Callable, context: typer.Context, value: Any) -> Any:
+    "The value of an option, unless it is empty."
+    if "" in (value if isinstance(value, (list, tuple)) else [value]):
+        raise typer.BadParameter(f"{param.opts[0]} is empty, as a variable is that isn't set: give "
+                                 "a value.", ctx=context)
+    return process_value(context, value)
+
 class Commands(TyperGroup):
     """A group of commands that ends with one line and exit code 2 where specdec raises an error on
     purpose, where an option is wrong, and where the system refuses."""
     def __init__(self, *args, **more):
         super().__init__(*args, **more)
         shown_as_written(self)
+        refuse_empty(self)
 
     def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
         code: int | None = ExitCode.DONE
@@ -1292,8 +1309,9 @@ def prompts(
     specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl
 
     specdec prompts --source questions.jsonl --json"""
-    from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts
+    from specdec.bench.prompts import PromptDataset, prompt_statistics, prompts_place, save_prompts
     from specdec.models.hub import find_tokenizer, load_tokenizer
+    if out: prompts_place(out)
     if target == "smollm2": announce_conversion()
     tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)))
     dataset = PromptDataset.load(source, tokenizer)
@@ -1390,8 +1408,9 @@ def is_head(name: str) -> bool:
 
 def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a head's
     "What `specdec export --json` prints, once the file is written."
-    from specdec.models.gguf import export_gguf, export_head, original_gguf
+    from specdec.models.gguf import export_gguf, export_head, gguf_path, original_gguf
     if is_head(name):
+        gguf_path(out)  # before the target is loaded
         from specdec.models.loading import load as load_by_name
         from specdec.drafters.load import find_drafter
         export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
@@ -1409,7 +1428,7 @@ def export_original(file: Path, out: Path) -> None:
 
     from specdec.models.gguf import gguf_path
     from specdec.files import written_whole
-    with written_whole(gguf_path(out)) as partial: shutil.copyfile(file, partial)
+    with written_whole(gguf_path(out, file)) as partial: shutil.copyfile(file, partial)
 
 # %% ../nbs/use/07_cli.ipynb #052e7f48
 @app.command()

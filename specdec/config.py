@@ -21,7 +21,7 @@ from pydantic import (
 
 from .errors import InputError, SpecdecError, check
 from .files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
-from .files import written_whole
+from .files import place_for, written_whole
 from .registry import get_pair
 from .verify import LossyLenience
 
@@ -354,7 +354,7 @@ def save_config(config: Config, path: str | Path # .yaml, .yml or .toml
                ) -> None:
     """Write a configuration, whole or not at all; raises `InputError` for another kind of file, and
     `ModelError` where it can't be written."""
-    path = config_path(path)
+    path = place_for(config_path(path), "a configuration of specdec", read_config)
     text = config_text(config, path.suffix)
     with written_whole(path) as partial: partial.write_text(text, encoding="utf-8")
 

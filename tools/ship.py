@@ -12,10 +12,12 @@ from pathlib import Path
 
 from huggingface_hub import save_torch_state_dict
 
-from specdec.drafters.head import HeadDrafter, load_head, save_head
+from specdec.drafters.head import HeadDrafter, load_head, no_other_model, save_head
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import TOKENS_FILE, ModelDrafter
 from specdec.errors import check
+from specdec.files import local_path, place_for
+from specdec.models.hub import all_or_nothing
 from specdec.models.loading import load
 
 DATA = Path(__file__).parent.parent / "specdec" / "data"
@@ -33,21 +35,20 @@ def ship(kind: str, folder: Path) -> Path:
     check(isinstance(load_drafter(folder, target).drafter, expected), f"{folder} doesn't hold a {kind}.")
     check(kind == "head" or (folder / TOKENS_FILE).exists(),
           f"{folder} has no {TOKENS_FILE}: a draft with the whole vocabulary isn't shipped.")
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    if kind == "head":
-        head = load_head(folder, target)
-        save_head(head, place, target, verifier=VERIFIER)
-        save_torch_state_dict(dict(head.state_dict()), place, max_shard_size="15MB")  # in place of the one file
-    else:
-        for name in ("config.json", "model.safetensors", TOKENS_FILE): shutil.copy(folder / name, place / name)
-    load_drafter(place, target)
+    with all_or_nothing(place_for(place, "a drafter of ours", no_other_model)) as new:
+        if kind == "head":
+            head = load_head(folder, target)
+            save_head(head, new, target, verifier=VERIFIER)
+            save_torch_state_dict(dict(head.state_dict()), new, max_shard_size="15MB")  # in place of the one file
+        else:
+            for name in ("config.json", "model.safetensors", TOKENS_FILE): shutil.copy(folder / name, new / name)
+        load_drafter(new, target)
     return place
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=("head", "draft"))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=local_path)
     place = ship(**vars(parser.parse_args()))
     for path in sorted(place.iterdir()): print(f"{path.stat().st_size / 1e6:6.2f} MB {path.name}")

@@ -45,6 +45,8 @@ from nbdev.serve import proc_nbs
 from smalldocs import config, highlight, layout, markdown, notebook
 from smalldocs.site import Site
 
+from specdec.files import place_for
+
 ROOT = Path(__file__).resolve().parents[1]
 KATEX = "site_libs/katex"
 CSS_IMPORT = re.compile(r"@import\s*(?:url\([^)]*\)|\"[^\"]*\"|'[^']*')[^;{}]*;")
@@ -636,6 +638,7 @@ def keep_used_icons(out: Path) -> None:
 
 def build(out: Path) -> None:
     "Render all notebooks into the folder `out`, which is emptied first; stop at anything that the pages would lack."
+    place_for(out, "a site that was rendered here", lambda folder: (folder / ".nojekyll").is_file())
     os.chdir(ROOT)
     settings = get_config()
     check_project(settings.nbs_path, settings.lib_path.name)

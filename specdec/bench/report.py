@@ -30,7 +30,7 @@ from .methods import PROBES
 from .grid import synthetic_rates
 from .run import ParsedRecord, parsed, read_lines
 from ..errors import InputError, ModelError, check
-from ..files import written_whole
+from ..files import local_path, place_for, read_text, written_whole
 from ..speedup import tokens_per_round
 
 # %% ../../nbs/bench/09_report.ipynb #f77c723b
@@ -1057,6 +1057,8 @@ tbody tr:nth-child(odd) { background: var(--stripe); }
 @media print { svg { min-width: 0; } h2, figure { break-inside: avoid; } }
 """
 
+# in both files: a report may take the place of an earlier one, and of nothing else
+MARK = "<!-- Written by specdec bench report, which replaces it. -->"
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -1083,7 +1085,7 @@ PAGE = """<!DOCTYPE html>
 </section>
 {% endfor %}
 </main></body></html>
-"""
+""" + MARK + "\n"
 SUMMARY = """# {{ title | md }}
 
 {% for section in sections if not section.picture %}
@@ -1102,7 +1104,7 @@ SUMMARY = """# {{ title | md }}
 
 {% endif %}
 {% endfor %}
-"""
+""" + MARK + "\n"
 
 def rendered(form: str, # "page.html" or "summary.md"
              title: str, sections: Sequence["Section"]) -> str:
@@ -1165,11 +1167,18 @@ def report_sections(found: Runs) -> list[Section]:
         Section("How to read it", LEGEND),
     ]
 
+def report_place(folder: str | Path) -> Path:
+    "Where a report may go; raises `InputError` for a folder with another report.html or report.md."
+    folder = local_path(folder)
+    for name in ("report.html", "report.md"):
+        place_for(folder / name, "a report of specdec", lambda file: MARK in read_text(file))
+    return folder
+
 def write_report(title: str, sections: Sequence[Section],
                  folder: str | Path, # made where it is missing
                 ) -> Path: # the page; the summary lies beside it
     "Write report.html and report.md; raises `InputError` if the folder can't be written."
-    folder = Path(folder)
+    folder = report_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(folder / "report.html") as html: # replaced when both are complete
@@ -1189,6 +1198,7 @@ def report_on(results: str | Path, # JSON Lines, as `specdec bench run` writes t
           ) -> Path: # the page
     """Write the report on a file of results: a page that needs nothing else, and a summary in
     Markdown. Raises `InputError` for a file that isn't one, and a folder that can't be written."""
+    report_place(out)
     sections = report_sections(read_runs(results))
     return write_report(f"Speculative decoding, measured: {Path(results).name}", sections, out)
 
@@ -1300,6 +1310,7 @@ def compare_reports(a: str | Path, b: str | Path, # files of results
                    ) -> Path: # the page
     """Write the comparison of two files of results: both side by side, and what changed beyond
     noise. Raises `InputError` as `report` does, and if they have nothing in common."""
+    report_place(out)
     runs = [read_runs(file) for file in (a, b)]
     studies = [study(found.runs) for found in runs]
     found = changes(*studies)

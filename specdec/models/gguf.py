@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from filecmp import cmp
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ..errors import ModelError, check
 from ..drafters.head import Head, load_head
 from ..drafters.model import TOKENS_FILE
 from .loading import read_config
-from ..files import local_path, locked, parse_json, written_whole
+from ..files import local_path, locked, parse_json, place_for, written_whole
 from specdec.models.hub import (
     DTYPES, GGUF_NAME, cache_home, check_gguf, cuts, download_gguf, find_model, installed_gguf,
     load_tokenizer, pieces,
@@ -141,6 +142,7 @@ class GGUFLayout:
         self.writer, self.dtype = GGUFWriter(path, kind), dtype
         self.entries: list[Entry] = []
         kinds = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32} # the format's numbers
+        self.writer.add_string(MARK, "specdec export")
         self.writer.add_file_type(kinds[dtype])
 
     def kept_as(self, entry: Entry) -> torch.dtype:
@@ -186,12 +188,23 @@ def planned(path: Path,  # whole or not at all
         finally:
             with suppress(Exception): plan.writer.close()
 
-def gguf_path(path: str | Path) -> Path:
-    "The path, if a file can be written there; raises `InputError`."
+MARK = "specdec.written_by" # a key in every file that we write
+
+def is_export(file: Path) -> bool:
+    "Whether we wrote that GGUF file, by its first entries."
+    with open(file, "rb") as opened: return MARK.encode() in opened.read(1 << 12)
+
+def gguf_path(path: str | Path,
+              original: Path | None = None, # what is copied there: a copy is there already, maybe
+             ) -> Path:
+    "The path, if a file can be written there, and nothing but an export is lost; or `InputError`."
+    def ours(file: Path) -> bool:
+        return is_export(file) or original is not None and cmp(original, file, shallow=False)
+
     path = local_path(path)
     check(path.suffix.lower() == ".gguf" and path.parent.is_dir(),
           f"A GGUF file is called something.gguf and lies in a folder that exists, not {path}.")
-    return path
+    return place_for(path, "an export of specdec", ours)
 
 def matrix_dtype(dtype: str) -> torch.dtype:
     "The dtype of that name; raises `InputError`."

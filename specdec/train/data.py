@@ -29,7 +29,7 @@ from ..drafters.head import output_rows
 from ..drafters.model import narrow_ids
 from ..cache import KVCache
 from ..models.linear import Linear
-from ..models.loading import load_model
+from ..models.loading import load_model, memory_free_mb
 from ..answers import as_chat, read_prompts
 from ..files import first_line, parse_json, write_json, written_whole
 from ..models.hub import encode, find_model, load_tokenizer, pick_device, pick_dtype
@@ -137,7 +137,7 @@ def settings(cls: type[T]) -> type[T]:
             if first["type"] == "value_error": raise first["ctx"]["error"] from None
             name = str(first["loc"][0]) if first["loc"] else cls.__name__
             wanted = first["msg"].replace("Input should", "should") + f", not {first['input']!r}"
-            if first["type"] == "too_short": wanted = "must not be empty"
+            if first["type"].endswith("too_short"): wanted = "must not be empty"
             raise InputError(f"{name} {wanted}.") from None
     made.__init__ = __init__
     return made
@@ -146,16 +146,17 @@ Whole = Annotated[int, Field(strict=True), BeforeValidator(to_scalar)]
 Count = Annotated[Whole, Field(ge=1)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**31)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(to_scalar)]
+PathText = Annotated[str, Field(min_length=1)]
 
 # %% ../../nbs/drafters/12_data.ipynb #082e5208
 @settings
 class SampleConfig:
     "What the target shall write; raises `InputError` for what can't be."
-    target: str = "smollm2"    # a name for `find_model`
-    out: str = "samples"       # the folder of the shards
+    target: PathText = "smollm2"    # a name for `find_model`
+    out: PathText = "samples"       # the folder of the shards
     tokens: Count = 1_000_000  # how many to write, rounded up to whole shards
     # a file of prompts, see `specdec.answers.read_prompts`; None: it writes the questions too
-    prompts: str | None = None
+    prompts: PathText | None = None
     # of the shards, in turn, 0 until each start had its turn; None: 0.7 and 1, and 0 with prompts
     temperatures: Annotated[tuple[Annotated[Number, Field(ge=0)], ...],
                             Field(min_length=1)] | None = None
@@ -224,6 +225,16 @@ def sample(config: SampleConfig,
     return out
 
 # %% ../../nbs/drafters/12_data.ipynb #b0249dbc
+def mapped_shard(file: Path) -> np.ndarray:
+    """The numbers of a shard, which stay in the file until they are read; raises `InputError` for
+    another kind of file, and for one that is shorter than it says."""
+    try:
+        with open(file, "rb") as opened:
+            if opened.read(6) != b"\x93NUMPY": raise ValueError("it is no NumPy array")
+        with np.errstate(over="ignore"): return np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # many kinds, by what is damaged
+        raise InputError(f"The shard {file} can't be read: {error}.") from error
+
 def read_rows(
     folder: Path,  # of .npy shards: rows of token ids, all of the same length
     vocab_size: int,  # of the target
@@ -233,9 +244,10 @@ def read_rows(
     files = sorted(Path(folder).glob("*.npy"))
     check(len(files) > 0,
           f"There are no .npy shards in {folder}: sample some, or name another folder.")
-    try: shards = [np.load(file, allow_pickle=False) for file in files]
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"A shard in {folder} can't be read: {error}.") from error
+    shards = [mapped_shard(file) for file in files]
+    asked = 4 * sum(shard.size for shard in shards)
+    check(asked <= memory_free_mb(torch.device("cpu")) * 1e6, f"The shards in {folder} would take "
+          f"{asked / 1e9:,.1f} GB, which aren't free: name a folder with fewer.")
     length = shards[0].shape[-1] if shards[0].ndim else 0
     for name, shard in zip((file.name for file in files), shards):
         integers = shard.dtype.kind in "iu"

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,23 @@ from tqdm import tqdm
 from ..errors import InputError, check
 from ..models.loading import load_model
 from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
-from ..files import locked, written_together
+from ..drafters.head import no_other_model
+from ..files import json_object, locked, place_for, written_together
 from ..models.protocol import CausalLM
 from .data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all
 from .student import STUDENTS, DistillConfig
 
 # %% ../../nbs/drafters/15_export.ipynb #710f1e2e
+def is_run(folder: Path) -> bool:
+    "Whether a folder holds a run of `distill`, begun or ended, and no other model."
+    training = folder / "training"
+    if (folder / "config.json").exists(): return training.is_dir() and no_other_model(folder)
+    for file, names in ((training / "config.json", {"kind", "rows", "processes"}),
+                        (training / "samples" / "samples.json", {"starts", "top_k", "seed"})):
+        if file.is_file(): return names <= json_object(file).keys()
+    return False
+
 def check_run(config: DistillConfig, target: CausalLM, count: int = 1) -> None:  # processes
     """Raise `InputError` or `ModelError` for what can't be trained, before the target writes its
     sequences: the folders are made, and a drafter is begun to see whether it can be."""
@@ -84,8 +95,10 @@ def _summary_of(line: dict) -> str:
 def distill(config: DistillConfig) -> Path: # the drafter's folder
     """Train a drafter, or go on training it; raises `InputError` and `ModelError` for what can't
     be."""
+    folder = place_for(config.out, "a run of `specdec distill`", is_run)
+    config = replace(config, out=str(folder))
     process, device = this_process(config.device)
-    found, folder = find_model(config.target), Path(config.out)
+    found = find_model(config.target)
     target = load_model(found, device, pick_dtype(config.dtype, device))
     target.name, target.digest = config.target, weights_digest(found)
     check_run(config, target, process.count)

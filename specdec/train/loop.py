@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..errors import ModelError, check
+from ..errors import ModelError, NumericalError, check
 from ..files import append_whole, parse_json, written_whole
 from ..files import first_line
 from ..models.hub import pick_device, pick_dtype
@@ -276,17 +276,32 @@ def save_checkpoint(path: Path, module: nn.Module, optimizers: dict[str, torch.o
     tensors = {name: tensor.cpu().contiguous() for name, tensor in found.items()}
     with written_whole(path) as partial: save_file(tensors, partial, {"state": json.dumps(state)})
 
+# what an optimiser remembers of each weight
+_MEMORIES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
+
 def _put_back(tensors: dict[str, Tensor], module: nn.Module,
-              optimizers: dict[str, torch.optim.Optimizer]) -> None:
-    "Weights and memories, as `training_tensors` names them; raises `ValueError` for too many."
-    for name, p in module.named_parameters():
-        if p.requires_grad: p.copy_(tensors.pop(f"weight.{name}"))
-    if any(name.startswith("weight.") for name in tensors):
-        raise ValueError("it has more weights than this drafter")
+              optimizers: dict[str, torch.optim.Optimizer], begun: bool) -> None:
+    """Weights and memories, as `training_tensors` names them: all of them, or nothing and a
+    `ValueError`. Before the first step there is no memory."""
+    weights = {f"weight.{name}": p for name, p in module.named_parameters() if p.requires_grad}
+    shapes = {name: p.shape for name, p in weights.items()}
+    for kind, optimizer in optimizers.items():
+        changed = [p for group in optimizer.param_groups for p in group["params"]]
+        for n, p in enumerate(changed if begun else ()):
+            shapes |= {f"{kind}.{n}.{key}": torch.Size() if key == "step" else p.shape
+                       for key in _MEMORIES[kind]}
+    for name in sorted(shapes.keys() ^ tensors.keys()):
+        raise ValueError(f"it has {'no' if name in shapes else 'a'} {name}, unlike this drafter")
+    for name, tensor in tensors.items():
+        if tensor.shape != shapes[name] or not tensor.is_floating_point(): raise ValueError(
+            f"{name} is {list(tensor.shape)} of {tensor.dtype}, where this drafter has"
+            f" {list(shapes[name])}")
+        if not tensor.isfinite().all(): raise ValueError(f"{name} isn't finite")
+    for name, p in weights.items(): p.copy_(tensors[name])
     for kind, optimizer in optimizers.items():
         memory: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            of, i, key = name.split(".")
+            of, i, key = name.split(".", 2)
             if of == kind: memory.setdefault(int(i), {})[key] = tensor
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": memory, "param_groups": groups})
@@ -299,7 +314,7 @@ def load_checkpoint(path: Path, module: nn.Module,
         with safe_open(path, "pt") as file: state = parse_json(file.metadata()["state"])
         whole_step = isinstance(state, dict) and type(state.get("step")) is int
         if not whole_step or state["step"] < 0: raise ValueError("it does not say which step it is")
-        _put_back(load_file(path), module, optimizers)
+        _put_back(load_file(path), module, optimizers, state["step"] > 0)
     except (SafetensorError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"The checkpoint {path.name} can't be resumed ({type(error).__name__}: "
                          f"{error}). Delete it to begin again, or take another folder.") from error
@@ -317,6 +332,8 @@ class Training:
         self.half = pick_dtype(config.dtype, target.device)
         self.folder = Path(config.out) / "training"
         train, held = split_rows(rows, config.held_out)
+        check(config.batch <= len(train), f"A step of {config.batch:,} rows is more than there are "
+              f"to train on, {len(train):,}: take a smaller batch, or give more rows.")
         # together: rows held out without an answer must not count as a whole where others have some
         inside = in_answers(np.concatenate((train, held)), marks)
         learned, measured = inside[:len(train)], inside[len(train):]
@@ -357,11 +374,24 @@ class Training:
             )
         loss.backward()
         if process.count > 1: average_gradients(self.parameters)
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        size = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        if math.isnan(loss.item()) or not math.isfinite(size.item()):
+            raise self.diverged(f"at step {self.step + 1} the loss is {loss.item():.3g}")
         factor = learning_rate_at(self.step, self.steps, config.warmup, config.schedule)
         update_weights(self.optimizers, factor, config)
         self.step += 1
         return loss.item()
+
+    def diverged(self, what: str) -> NumericalError:
+        "What to tell where numbers have left all bounds; what was saved before stays."
+        return NumericalError(
+            f"Training has diverged: {what}, and weights can't be learned from that. Take another "
+            "folder and a smaller --lr or --matrix-lr; a checkpoint in this one is the last good.")
+
+    def check_finite(self) -> None:
+        "Raise `NumericalError` if a weight isn't finite, before anything of it is kept."
+        if not all(p.isfinite().all() for p in self.parameters):
+            raise self.diverged(f"after step {self.step} a weight isn't finite")
 
     def evaluate(self) -> dict:
         "α and τ on held-out rows; the first process alone has them."
@@ -420,6 +450,7 @@ class Journal:
     def note(self, loss: float | None, seconds: float) -> dict: # the line
         "Measure, and write it down."
         t = self.training
+        t.check_finite()
         line = {"step": t.step, "tokens": t.step * t.per_step, "loss": loss,
                 "seconds": round(seconds, 1), **t.evaluate()}
         try: append_whole(self.log, json.dumps(line) + "\n")
@@ -431,6 +462,7 @@ class Journal:
     def save(self) -> None:
         "Write the checkpoint."
         t = self.training
+        t.check_finite()
         save_checkpoint(self.checkpoint, t.student.module, t.optimizers, {"step": t.step})
 
 # %% ../../nbs/drafters/14_loop.ipynb #93e04bc3

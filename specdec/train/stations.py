@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -27,17 +28,18 @@ from specdec.bench.methods import LlamaCpp, llamacpp_missing
 from specdec.bench.prompts import PromptDataset
 from specdec.drafters.choose import head_of
 from specdec.drafters.head import (
-    FastHead, Head, HeadConfig, HeadDrafter, as_head_config, check_fit, load_head, save_head,
-    share_embedding, stored_config, target_embedding,
+    FastHead, Head, HeadConfig, HeadDrafter, as_head_config, check_fit, check_stored, load_head,
+    save_head, share_embedding, stored_config, target_embedding,
 )
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError, check, require_int
-from specdec.files import local_path, parse_json
+from specdec.files import first_line, local_path, parse_json, read_text
 from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, paired
-from specdec.models.hub import encode
+from specdec.models.hub import DTYPES, encode, read_gguf
 from specdec.models.llama import Llama, rotation
+from specdec.models.transformers import check_sizes
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom, likeliest
 from specdec.train.data import own_decoder
@@ -434,6 +436,7 @@ def filled(config: HeadConfig, trained: Head, tensors: Checkpoint | dict[str, Te
         f"one of {trained.config.draft_vocab_size}: it is another head.")
     if isinstance(tensors, dict): tensors = Checkpoint(tensors, torch.float32, torch.device("cpu"))
     config = replace(config, own_embedding="embed_tokens.weight" in tensors)
+    check_stored(tensors, config)
     head = Head(config, None if trained.d2t is None else trained.draft_tokens)
     for name, tensor in head.state_dict().items():
         if name not in ("d2t", "t2d"): tensors.read(name, tensor)
@@ -441,8 +444,11 @@ def filled(config: HeadConfig, trained: Head, tensors: Checkpoint | dict[str, Te
 
 def from_folder(folder: Path, trained: Head, target: Llama) -> Stored:
     "A head in the format of speculators, its map taken as it stands."
-    try: config = as_head_config(stored_config(folder), len(target.layers))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    try:
+        config = as_head_config(stored_config(folder), len(target.layers))
+        check_sizes(config.decoder)
+    except ModelError: raise
+    except Exception as error:  # many kinds, by what is damaged
         raise ModelError(f"The config.json in {folder} can't be used ({error}).") from error
     check_fit(replace(config, own_embedding=True), target)
     tensors = Checkpoint(folder, torch.float32, torch.device("cpu"))
@@ -453,42 +459,61 @@ def from_folder(folder: Path, trained: Head, target: Llama) -> Stored:
     if trained.d2t is not None: ids += tensors.read("d2t", torch.empty_like(ids))
     return Stored(head, ids, kinds)
 
+class Metadata(BaseModel, strict=True):
+    "What a head's GGUF file says of itself."
+    heads: PositiveInt | None = Field(None, alias="eagle3.attention.head_count")
+    kv_heads: PositiveInt | None = Field(None, alias="eagle3.attention.head_count_kv")
+    eps: FiniteFloat = Field(alias="eagle3.attention.layer_norm_rms_epsilon")
+    theta: FiniteFloat = Field(alias="eagle3.rope.freq_base", gt=0)
+    layers: list[int] = Field([], alias="eagle3.target_layers")
+    norm_before_residual: bool = Field(False, alias="eagle3.norm_before_residual")
+    norm_before_fc: bool = Field(False, alias="eagle3.norm_before_fc")
+    template: str | None = Field(None, alias="tokenizer.chat_template")
+
+def read_metadata(reader, file: Path) -> Metadata: # reader: a `gguf.GGUFReader`
+    "What a head's file says; raises `ModelError` for another model's, and for damage."
+    names = ["general.architecture", *(field.alias for field in Metadata.model_fields.values())]
+    try:
+        said = {name: reader.fields[name].contents() for name in names if name in reader.fields}
+        kind = said.get("general.architecture")
+        if kind != "eagle3": raise ModelError(
+            f"{file} holds a {kind!r}, and a head's file an 'eagle3'.")
+        return Metadata.model_validate(said)
+    except ModelError: raise
+    except Exception as error:  # many kinds, by what is damaged
+        wrong = error.errors()[0] if isinstance(error, ValidationError) else None
+        why = f"{wrong['loc'][0]}: {wrong['msg']}" if wrong else first_line(error)
+        raise ModelError(f"What {file} says of itself can't be used ({why}).") from error
+
 def from_gguf(file: Path, trained: Head, target: Llama) -> Stored:
     "A head in a GGUF file: rows of q and k put back, its map taken as it stands."
-    from gguf import GGUFReader
     from gguf.quants import dequantize
-    try: reader = GGUFReader(file)
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ModelError(f"{file} can't be read as a GGUF file ({error}).") from error
-    def said(name: str, kind: str = "eagle3.") -> Any:
-        found = reader.fields.get(kind + name)
-        return None if found is None else found.contents()
-
-    if said("architecture", "general.") != "eagle3": raise ModelError(
-        f"{file} holds a {said('architecture', 'general.')!r}, and a head's file an 'eagle3'.")
-    heads = {"q_proj": said("attention.head_count"), "k_proj": said("attention.head_count_kv")}
-    ours, ids = {theirs: name for name, theirs in HEAD_NAMES.items()}, None
+    reader, size = read_gguf(file), trained.config.draft_vocab_size
+    said = read_metadata(reader, file)
+    heads = {"q_proj": said.heads, "k_proj": said.kv_heads}
+    ours, ids = {theirs: name for name, theirs in HEAD_NAMES.items()}, torch.arange(size)
     tensors: dict[str, Tensor] = {}
     kinds: dict[str, str] = {}
     for tensor in reader.tensors:
-        if tensor.name == "d2t": ids = torch.from_numpy(tensor.data.copy()).long()
         name = ours.get(tensor.name.removesuffix(".weight"))
-        if name is None: continue
-        numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        turned = heads.get(name.rsplit(".", 1)[-1])
-        if turned: numbers = unpaired(numbers, turned)
+        try:
+            if tensor.name == "d2t": ids = torch.from_numpy(tensor.data.copy()).long().view(size)
+            if name is None: continue
+            numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+            turned = heads.get(name.rsplit(".", 1)[-1])
+            if turned: numbers = unpaired(numbers, turned)
+        except Exception as error:  # of two libraries: another kind of numbers, another shape
+            raise ModelError(f"The tensor {tensor.name!r} in {file} can't be used "
+                             f"({first_line(error)}).") from error
         tensors[f"{name}.weight"], kinds[f"{name}.weight"] = numbers, tensor.tensor_type.name
     decoder = copy.deepcopy(trained.config.decoder)
-    decoder.rms_norm_eps = said("attention.layer_norm_rms_epsilon")
-    decoder.rope_parameters = {**decoder.rope_parameters, "rope_theta": said("rope.freq_base")}
+    decoder.rms_norm_eps = said.eps
+    decoder.rope_parameters = {**decoder.rope_parameters, "rope_theta": said.theta}
     config = replace(
-        trained.config, decoder=decoder, layers=tuple(said("target_layers") or ()),
-        norm_before_residual=bool(said("norm_before_residual")),
-        norm_before_fc=bool(said("norm_before_fc")))
+        trained.config, decoder=decoder, layers=tuple(said.layers),
+        norm_before_residual=said.norm_before_residual, norm_before_fc=said.norm_before_fc)
     check_fit(replace(config, own_embedding=True), target)
-    if ids is None: ids = torch.arange(config.draft_vocab_size)
-    return Stored(filled(config, trained, tensors, file), ids, kinds,
-                  said("chat_template", "tokenizer."))
+    return Stored(filled(config, trained, tensors, file), ids, kinds, said.template)
 
 def trained_head(folder: Path, target: Llama) -> tuple[Head, bool]: # whether from a checkpoint
     """The head as training left it: its checkpoint, rounded as the folder is, or else the folder's
@@ -496,14 +521,18 @@ def trained_head(folder: Path, target: Llama) -> tuple[Head, bool]: # whether fr
     head = load_head(folder, target, torch.float32)
     path = folder / "training" / "checkpoint.safetensors"
     if path.is_file():
-        dtype = getattr(torch, str(stored_config(folder).get("dtype")), torch.float32)
+        dtype = DTYPES.get(str(stored_config(folder).get("dtype")), torch.float32)
         try: kept = load_file(path)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} can't be read ({error}).") from error
         with torch.no_grad():
             for name, weight in head.named_parameters():
                 found = kept.get(f"weight.{name}")
-                if found is not None and found.shape == weight.shape: weight.copy_(found.to(dtype))
+                if found is None: continue  # such as an embedding, which isn't trained
+                if found.shape != weight.shape or not found.isfinite().all(): raise ModelError(
+                    f"{path} isn't this head's: its {name} is {list(found.shape)} where the head "
+                    f"has {list(weight.shape)}, or isn't finite. Take the run of the head.")
+                weight.copy_(found.to(dtype))
     return share_embedding(head, target), path.is_file()
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a017
@@ -786,13 +815,25 @@ def in_llamacpp(name: str, trained: Head, target: Llama, file: Path, prompts: Se
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a024
 #| code-fold: true
+class Measurement(BaseModel, strict=True):
+    "Of a line in training's log: greedy α by position."
+    greedy: list[Annotated[float, Field(ge=0, le=1)]] = Field([], max_length=100)
+
 def last_logged(folder: Path) -> tuple[float, ...]: # (): there is no log
-    "Greedy α by position, as training logged it last."
-    try: lines = (folder / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError: return ()
-    if not lines: return ()
-    found = parse_json(lines[-1], "training/log.jsonl, its last line,")
-    return tuple(found.get("greedy", ())) if isinstance(found, dict) else ()
+    """Greedy α by position, as training logged it last; raises `InputError` for a log whose last
+    line is torn or damaged."""
+    path = folder / "training" / "log.jsonl"
+    if not path.is_file(): return ()
+    text = read_text(path)
+    if not text: return ()
+    try:
+        check(text.endswith("\n"), "it breaks off")
+        return tuple(Measurement.model_validate(parse_json(text.splitlines()[-1])).greedy)
+    except ValueError as error:
+        wrong = error.errors()[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" if wrong else error
+        raise InputError(f"The last line of {path} is no measurement ({why}): train on, which mends"
+                         " what a kill has torn, or delete that line.") from error
 
 def signatures_of(head: Head, target: Llama, prompts: Sequence[Prompt], texts: Sequence[Text],
                   K: int, most: int) -> dict[str, tuple[float, ...]]:
@@ -893,7 +934,7 @@ def follow_head(
     most = require_int(max_new_tokens, "max_new_tokens, of each answer,", K + 2)
     if prompts is None: prompts = default_prompts(model)
     check(len(prompts) > 0, "There are no prompts to follow the head with: give at least one.")
-    there = served_path(served)
+    there, logged = served_path(served), last_logged(folder)
     trained, kept = trained_head(folder, model)
     ours = load_head(folder, model, torch.float32)
     texts = [decoded(model, FastHead(ours, target_embedding(model)),
@@ -913,5 +954,5 @@ def follow_head(
     everything = torch.cat([everywhere(steps, text) for steps, text in zip(rows, texts)], 1)
     return Followed(
         folder.name, str(model.name), K, len(prompts), sum(len(text.answer) for text in texts),
-        tuple(everything.float().mean(1).tolist()), last_logged(folder), tuple(stations),
+        tuple(everything.float().mean(1).tolist()), logged, tuple(stations),
         signatures_of(trained, model, prompts, texts, K, most) if signatures else {})

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 
 from ..errors import ModelError, check
 from specdec.drafters.head import (
-    Head, init_from_target, load_head, output_rows, save_head, why_no_copy, with_vocabulary,
+    Head, init_from_target, load_head, no_other_model, output_rows, save_head, why_no_copy,
+    with_vocabulary,
 )
 from ..drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
 from ..models.loading import load_model
-from ..files import written_together
-from .data import Count, Number, Seed, Whole, frequent_tokens, settings
+from ..files import local_path, place_for, written_together
+from specdec.train.data import (
+    Count, Number, PathText, Seed, Whole, frequent_tokens, settings,
+)
 from ..models.llama import Llama
 
 # %% ../../nbs/drafters/13_student.ipynb #28f00481
@@ -73,20 +76,20 @@ Positive = Annotated[Number, Field(gt=0)]
 @settings
 class DistillConfig:
     "Every setting of a training run; raises `InputError` for what can't be."
-    target: str = "smollm2"       # a name for `find_model`
+    target: PathText = "smollm2"       # a name for `find_model`
     # reads the target's features, or a small Llama of its own
     kind: Literal["head", "lm"] = "head"
-    out: str = "drafter"          # the drafter's folder; its subfolder "training" is for the run
+    out: PathText = "drafter"          # the drafter's folder; its subfolder "training" is for the run
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
-    data: str | None = None
+    data: PathText | None = None
     # without data: a file of prompts to answer, as `specdec generate --prompts` takes it; None: the
     # target writes the questions, too
-    prompts: str | None = None
+    prompts: PathText | None = None
     # tokens to sample if there is no data; None: half of `tokens`, so that each is read twice
     samples: Count | None = None
     # a drafter's folder to go on from, with its shape; a head learns the tokens frequent now
-    weights: str | None = None
+    weights: PathText | None = None
     seed: Seed = 0
     layers: Count = 1             # decoder layers of the drafter
     # numbers per position of a small Llama, a multiple of 64, the size of an attention head
@@ -110,14 +113,19 @@ class DistillConfig:
     evaluate_rows: Count = 16     # of those, at most
     evaluate_every: Count = 100   # steps
     checkpoint_every: Count = 100 # steps
-    keep_states: str | None = None # a folder for the target's states, for later epochs
+    keep_states: PathText | None = None # a folder for the target's states, for later epochs
     device: str = "auto"
     dtype: str = "auto"           # of the target, and of products; the drafter's weights: float32
 
     def __post_init__(self):
         check(not (self.data and self.prompts),
               "The prompts are answered to make data: give either data or prompts.")
-        overwritten = self.weights and Path(self.weights).resolve() == Path(self.out).resolve()
+        check(self.batch <= self.tokens, f"A step of {self.batch:,} rows reads more than the "
+              f"{self.tokens:,} tokens of the whole training: take a smaller batch.")
+        out = local_path(self.out).resolve()
+        check(local_path(self.target).resolve() != out, "The target would be overwritten: take "
+              "another folder for out.")
+        overwritten = self.weights and local_path(self.weights).resolve() == out
         check(not overwritten, "The weights to begin with would be overwritten: take another "
               "folder for out. To go on with a run that was stopped, leave weights out.")
 
@@ -207,7 +215,9 @@ def _small_llama(config: DistillConfig, target: Llama,
     if the draft vocabulary is whole."""
     from transformers import LlamaConfig, LlamaForCausalLM
     D, hidden, heads = len(tokens), config.hidden, config.hidden // 64
-    widest = target.config.hidden_size
+    widest, depth = target.config.hidden_size, len(target.layers)
+    check(config.layers <= depth, f"A draft model of {config.layers} layers is deeper than its "
+          f"target, which has {depth}: take fewer.")
     check(
         config.init == "random" or hidden <= widest,
         f"A draft model that begins from the target's embedding can't be wider ({hidden}) than it "
@@ -269,6 +279,7 @@ class LMStudent:
         shape, V = self.module.config, self.target.vocab_size
         shape.architectures, shape.dtype = ["LlamaForCausalLM"], "bfloat16"
         shape.specdec_target_digest = self.target.digest
+        folder = place_for(folder, "a drafter of ours", no_other_model)
         with written_together(folder) as new:
             save_file(tensors, new / "model.safetensors", {"format": "pt"})
             shape.save_pretrained(new)
