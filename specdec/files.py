@@ -88,11 +88,14 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
         raise InputError(f"{path} can't be read: line {n} isn't UTF-8 text. Save it as UTF-8."
                         ) from error
 
+def split_lines(text: str) -> list[str]:
+    "The lines of a text, ended as files end them; U+2028 and its kin are characters of a line."
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
 def numbered_lines(path: Path) -> list[tuple[int, str]]: # from 1 on
     """The lines of a text file that aren't blank, each with its number; raises `InputError` as
     `read_text`, for a zero byte, and if there is no line."""
-    lines = read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    found = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    found = [(n, line) for n, line in enumerate(split_lines(read_text(path)), 1) if line.strip()]
     for n, line in found: check("\0" not in line, f"{path} can't be read: line {n} isn't text: "
                                 "there is a zero byte in it.")
     check(len(found) > 0, f"There is no prompt in {path}.")
@@ -180,7 +183,7 @@ def toml_lines(text: str) -> Lines:
     section: tuple[str, ...] = ()
     def parts(words: str) -> tuple[str, ...]:
         return tuple(part.strip(" \"'") for part in words.split("."))
-    for i, line in enumerate((line[:1000] for line in text.splitlines()), start=1):
+    for i, line in enumerate((line[:1000] for line in split_lines(text)), start=1):
         if header := _HEADER.match(line):
             section = parts(header[1])
             found.setdefault(section, i)
@@ -218,7 +221,7 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
     except yaml.YAMLError as error: raise InputError(f"{error}.") from error
     # of numbers, dates and tags that both libraries take for what they aren't
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        long = (i for i, line in enumerate(text.splitlines(), 1) if re.search(r"\w{4300}", line))
+        long = (i for i, line in enumerate(split_lines(text), 1) if re.search(r"\w{4300}", line))
         n = next(long, None)
         raise InputError(f"line {n}: a number of thousands of digits." if n else
                          f"a value isn't what its form says ({error}).") from error

@@ -191,14 +191,19 @@ def unusable(file: Path, error: Exception) -> InputError:
     "What to tell of a file that can't be read or written."
     return InputError(f"The results in {file} can't be used ({error}): give another file.")
 
+MOST_RESULTS = 500_000_000 # bytes, unpacked; the runs of the largest grid take as many
+
 def read_lines(file: Path,   # one whose name ends in .gz is unpacked
                begin: bytes, # how each line begins
               ) -> tuple[list[bytes], int]:
     "The lines of a file, and the length of a torn last one, which is none of them."
     try:
         if file.exists() and not file.is_file(): raise OSError("it is not a file")
-        held = file.read_bytes() if file.exists() else b""
-        if file.suffix == ".gz": held = gzip.decompress(held)
+        opened, held = gzip.open if file.suffix == ".gz" else open, b""
+        if file.exists():
+            with opened(file, "rb") as content: held = content.read(MOST_RESULTS + 1)
+        if len(held) > MOST_RESULTS:
+            raise OSError(f"it has more than {MOST_RESULTS // 10**6} MB, unpacked")
     except (OSError, EOFError, zlib.error) as error: raise unusable(file, error) from error
     *lines, rest = held.split(b"\n")
     if is_torn(rest, begin): return lines, len(rest)
