@@ -151,9 +151,9 @@ def of_results(results: Iterable[GenerationResult],
     accepted = sum(r.accepted for r in rounds)
     rejected = sum(r.accepted < len(r.drafted) for r in rounds)
     drafted = sum(len(r.drafted) for r in rounds)
-    K, *others = (result.settings.get("K") for result in results)
-    if type(K) is not int or not 0 < K <= MOST_K or any(other != K for other in others):
-        K = max(len(r.drafted) for r in rounds)
+    told: list[Any] = [result.settings.get("K") for result in results]
+    same = type(told[0]) is int and 0 < told[0] <= MOST_K and all(K == told[0] for K in told)
+    K = told[0] if same else max(len(r.drafted) for r in rounds)
     draft = draft_cost(results, 1.0) if any(r.draft_time_total_ms for r in results) else None
     return Acceptance(
         "specdec", form, len(results), K, len(rounds), drafted, accepted,

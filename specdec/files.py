@@ -47,9 +47,17 @@ def local_path(name: str | Path) -> Path:
         raise InputError(f"There can be no file {short!r}: {reason}.") from error
     return path
 
+# controls but for tab and line break, marks that turn the direction of writing, half surrogates
+_STEERING = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+def visible(words: str) -> str:
+    """Words from outside as a terminal may have them: what could steer it, or can't be printed, is
+    written out, such as \\x1b."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), words)
+
 def say(message: str) -> None:
     "Tell the person at the terminal, on stderr: stdout belongs to results."
-    print(message, file=sys.stderr, flush=True)
+    print(visible(message), file=sys.stderr, flush=True)
 
 def fingerprint(*values) -> str: # 12 hexadecimal digits
     "A short SHA-256 of anything that JSON can hold; the same on every machine."
@@ -195,14 +203,21 @@ def line_of(path: tuple[str, ...], lines: Lines) -> int:
     "The line of a key, or of the nearest one above it."
     return next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
 
-def _check_numbers(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
-    "Raise `InputError` for a number so large that it can't even be printed."
+def _check_values(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
+    "Raise `InputError` for numbers and texts that can't even be printed."
+    if isinstance(data, str):
+        try: data.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"line {line_of(path, lines)}: {'.'.join(path)} holds half a character"
+                             " (a surrogate), which can't be written.") from error
     large = isinstance(data, int) and data.bit_length() > 1024
     check(not large, f"line {line_of(path, lines)}: {'.'.join(path)} is a number of hundreds of"
                      " digits.")
     items = data.items() if isinstance(data, dict) else (
         enumerate(data) if isinstance(data, list) else ())
-    for key, value in items: _check_numbers(value, lines, (*path, str(key)))
+    for key, value in items:
+        _check_values(str(key), lines, (*path, repr(key)))
+        _check_values(value, lines, (*path, str(key)))
 
 def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
                ) -> tuple[Any, Lines]:
@@ -210,7 +225,7 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
     try:
         toml = suffix == ".toml"
         data, lines = (tomllib.loads(text), toml_lines(text)) if toml else parse_yaml(text)
-        _check_numbers(data, lines)
+        _check_values(data, lines)
         return data, lines
     except InputError: raise
     except tomllib.TOMLDecodeError as error: raise InputError(f"{error}.") from error
@@ -227,10 +242,11 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
                          f"a value isn't what its form says ({error}).") from error
 
 # %% ../nbs/engine/01_files.ipynb #93b6e740
-def _if_full(error: Exception) -> str: # a library's own error doesn't say
+def if_full(error: Exception) -> str: # a library's own error doesn't say
     "Advice that helps where a disk is full."
     full = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return "make room there, or " if getattr(error, "errno", None) in full else ""
+    return ("make room there and give the same command again, which goes on where it can, or "
+            if getattr(error, "errno", None) in full else "")
 
 @contextmanager
 def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
@@ -246,7 +262,7 @@ def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
             for path in files: path.replace(folder / path.name)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"Nothing was written to {folder} ({first_line(error)}): "
-                         f"{_if_full(error)}take another folder.") from error
+                         f"{if_full(error)}take another folder.") from error
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write instead
@@ -269,7 +285,7 @@ def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write i
             with suppress(OSError): partial.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{path} can't be written ({reason}): {_if_full(error)}take another place."
+        raise ModelError(f"{path} can't be written ({reason}): {if_full(error)}take another place."
                          " What was there before still is.") from error
 
 def append_whole(path: Path, text: str) -> None:
