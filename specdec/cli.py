@@ -94,15 +94,15 @@ def refuse_empty(command: TyperCommand | TyperGroup) -> None:
     each: Any
     for each in command.params:
         if each.name not in ("prompt", "stop"): # which say it in their own words
-            each.type_cast_value = partial(not_empty, each, each.type_cast_value)
+            each.process_value = partial(not_empty, each, each.process_value)
     for one in getattr(command, "commands", {}).values(): refuse_empty(one)
 
-def not_empty(parameter: Any, cast: Callable, context: Any, given: Any) -> Any: # what cast gives
+def not_empty(parameter: Any, process: Callable, context: Any, given: Any) -> Any: # processed
     "The value, if no part of it is an empty string; raises `typer.BadParameter`."
     if any(part == "" for part in (given if isinstance(given, (list, tuple)) else [given])):
         raise typer.BadParameter("It is empty. Give it a value, or leave it out.", context,
                                  parameter)
-    return cast(context, given)
+    return process(context, given)
 
 class Commands(TyperGroup):
     """A group of commands that ends with one line and exit code 2 where specdec raises an error on
@@ -406,7 +406,7 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
 # %% ../nbs/use/07_cli.ipynb #452b90ac
 def emit(piece: str) -> None: # new text
     "Write it to standard output at once, and to a file or a pipe as it is."
-    typer.echo(shown(piece) if sys.stdout.isatty() else piece, nl=False)
+    sys.stdout.write(shown(piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
 # %% ../nbs/use/07_cli.ipynb #c0072334

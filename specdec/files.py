@@ -208,7 +208,7 @@ def _check_values(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
     if isinstance(data, str):
         try: data.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"line {line_of(path, lines)}: {'.'.join(path)} holds half a character"
+            raise InputError(f"line {line_of(path, lines)}: {visible('.'.join(path))} holds half a character"
                              " (a surrogate), which can't be written.") from error
     large = isinstance(data, int) and data.bit_length() > 1024
     check(not large, f"line {line_of(path, lines)}: {'.'.join(path)} is a number of hundreds of"
@@ -216,7 +216,7 @@ def _check_values(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
     items = data.items() if isinstance(data, dict) else (
         enumerate(data) if isinstance(data, list) else ())
     for key, value in items:
-        _check_values(str(key), lines, (*path, repr(key)))
+        _check_values(str(key), lines, (*path, str(key)))
         _check_values(value, lines, (*path, str(key)))
 
 def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
