@@ -8,6 +8,7 @@ __all__ = ['read_prompts', 'write_answers']
 # %% ../nbs/use/07_answers.ipynb #21c71159
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import copymode
@@ -17,7 +18,7 @@ import math
 import torch
 
 from .sampling import SeededRandom
-from .errors import InputError, check
+from .errors import InputError, SpecdecError, check
 from .result import GenerationResult
 from .files import append_whole, fingerprint, numbered_lines, parse_json, written_whole
 from .models.hub import encode, find_model, folder_digest
@@ -258,7 +259,10 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
             found[i] = replace(result, run={"index": i} | run)
             append_answer(file, found[i])
     except KeyboardInterrupt: pass  # while one was written: what is missing says so
-    finally: put_in_order(file)
+    except Exception:  # this is the error to tell, also where a full disk lets nothing be sorted
+        with suppress(SpecdecError): put_in_order(file)
+        raise
+    put_in_order(file)
     return found
 
 # %% ../nbs/use/07_answers.ipynb #fd718afa

@@ -38,9 +38,14 @@ class ExitCode(IntEnum):
 # what the parser raises; typer brings its own copy of click
 UsageError: Any = typer.BadParameter.__base__
 
+def shown(words: object) -> str:
+    "What comes from outside, as a terminal may have it: see `specdec.files.visible`."
+    files = sys.modules.get("specdec.files")  # not imported yet: then no file has been read
+    return files.visible(str(words)) if files else str(words)
+
 def in_one_line(words: object) -> str:
     "A message without line breaks, and without its middle: a name may have 5,000 characters."
-    line = " ".join(str(words).split())
+    line = shown(" ".join(str(words).split()))
     return line if len(line) < 800 else f"{line[:400]} … {line[-400:]}"
 
 def to_tell(error: BaseException) -> str | None: # None: it is a bug
@@ -84,19 +89,20 @@ def shown_as_written(command: TyperCommand | TyperGroup) -> None:
     for one in getattr(command, "commands", {}).values(): shown_as_written(one)
 
 def refuse_empty(command: TyperCommand | TyperGroup) -> None:
-    """An option whose value is empty, as that of a variable that isn't set, is an error in a command
-    and in those in it: the empty path would be the current folder."""
-    for param in command.params:
-        if param.name not in ("prompt", "stop"):  # whose texts are checked where they are used
-            param.process_value = partial(given, param, param.process_value)  # type: ignore
+    """Let no option or argument of a command, and of those in it, be an empty string, as a variable
+    gives that isn't set: it would count as not given, or as this folder."""
+    each: Any
+    for each in command.params:
+        if each.name not in ("prompt", "stop"): # which say it in their own words
+            each.process_value = partial(not_empty, each, each.process_value)
     for one in getattr(command, "commands", {}).values(): refuse_empty(one)
 
-def given(param: Any, process_value: Callable, context: typer.Context, value: Any) -> Any:
-    "The value of an option, unless it is empty."
-    if "" in (value if isinstance(value, (list, tuple)) else [value]):
-        raise typer.BadParameter(f"{param.opts[0]} is empty, as a variable is that isn't set: give "
-                                 "a value.", ctx=context)
-    return process_value(context, value)
+def not_empty(parameter: Any, process: Callable, context: Any, given: Any) -> Any: # processed
+    "The value, if no part of it is an empty string; raises `typer.BadParameter`."
+    if any(part == "" for part in (given if isinstance(given, (list, tuple)) else [given])):
+        raise typer.BadParameter("It is empty. Give it a value, or leave it out.", context,
+                                 parameter)
+    return process(context, given)
 
 class Commands(TyperGroup):
     """A group of commands that ends with one line and exit code 2 where specdec raises an error on
@@ -286,7 +292,7 @@ def read_prompts(text: str | None,  # the argument
           "Give a prompt, or --prompts FILE with a line for each: one of the two.")
     if file is None: return [read_prompt(text or "", raw)]
     found = answers.read_prompts(file)
-    if told: typer.echo(f"{file}: {answers.taken_for(found)}", err=True)
+    if told: typer.echo(shown(f"{file}: {answers.taken_for(found)}"), err=True)
     return found if raw else [answers.as_chat(each) for each in found]
 
 # %% ../nbs/use/07_cli.ipynb #479730c9
@@ -340,7 +346,7 @@ def or_rebuild(action: Callable[[], object]): # what needs the default model
     except ModelError as error:
         if REBUILD not in str(error) or not sys.stdin.isatty():
             raise
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {in_one_line(error)}", err=True)
         if not typer.confirm("Rebuild it now (about 20 s)?", err=True):
             raise typer.Exit(ExitCode.BAD_INPUT) from None
         fetch_model(rebuild=True)
@@ -392,15 +398,15 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
         warnings.simplefilter("always", SlowerWarning)
         pair = or_rebuild(opened)
     for each in noticed:
-        if each.category is SlowerWarning: typer.echo(f"Warning: {each.message}", err=True)
+        if each.category is SlowerWarning: typer.echo(f"Warning: {in_one_line(each.message)}", err=True)
     check(raw or pair.tokenizer.chat_template, f"The target {pair.target.name!r} has no chat "
           "template: add --raw, and write the prompt as the beginning of a text.")
     return pair
 
 # %% ../nbs/use/07_cli.ipynb #452b90ac
 def emit(piece: str) -> None: # new text
-    "Write it to standard output at once."
-    typer.echo(piece, nl=False)
+    "Write it to standard output at once, and to a file or a pipe as it is."
+    sys.stdout.write(shown(piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
 # %% ../nbs/use/07_cli.ipynb #c0072334
@@ -544,9 +550,10 @@ def print_table(titles: list[str], rows: list[list[str]]) -> None:
     "A table as wide as the terminal allows."
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
     table = Table(header_style="")
     for title in titles: table.add_column(title, overflow="fold")
-    for row in rows: table.add_row(*row)
+    for row in rows: table.add_row(*(Text(shown(cell)) for cell in row)) # names are no markup
     Console(force_jupyter=False).print(table)  # a stream of text, in a notebook too
 
 # measure, plain, speculative
@@ -652,7 +659,7 @@ def pair_rows(found: dict) -> list[list[str]]: # name → specdec.registry.PairS
 
 def print_facts(facts: dict) -> None: # of `known_about`
     "What is known about a pair, a line for each fact."
-    def line(name: str, words) -> None: typer.echo(f"{name:12} {words}")
+    def line(name: str, words) -> None: typer.echo(shown(f"{name:12} {words}"))
     for part, name in (("target", facts["target"]), ("draft", facts["drafts"])):
         number = facts["parameters"][part]
         line(part, name if number is None else f"{name}, {number:,} parameters")
@@ -753,9 +760,8 @@ def doctor(
         announce_conversion()
         or_rebuild(calibrate_default)
     found = examine()
-    as_text = json.dumps(found.as_dict(), ensure_ascii=False) if as_json else report_text(found)
-    typer.echo(as_text)
-    for problem in found.problems: typer.echo(f"Error: {problem}", err=True)
+    typer.echo(json.dumps(found.as_dict()) if as_json else shown(report_text(found)))
+    for problem in found.problems: typer.echo(f"Error: {in_one_line(problem)}", err=True)
     if not found.well: raise typer.Exit(ExitCode.BAD_INPUT)
 
 # %% ../nbs/use/07_cli.ipynb #3xp1a1n1
@@ -786,7 +792,7 @@ def explain_file(
     from specdec.explain import explain, read_acceptance
     found = [explain(each, plain) for each in read_acceptance(file)]
     if as_json: typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
-    else: typer.echo("\n\n".join(map(str, found)))
+    else: typer.echo(shown("\n\n".join(map(str, found))))
 
 # %% ../nbs/use/07_cli.ipynb #f0110w01
 @app.command()
@@ -836,7 +842,7 @@ def follow(
     found = or_rebuild(lambda: follow_head(
         folder, load_by_name(target, "cpu", "float32"), asked, copy, K, max_new_tokens,
         suspects))
-    typer.echo(json.dumps(found.as_dict(), ensure_ascii=False) if as_json else str(found))
+    typer.echo(json.dumps(found.as_dict()) if as_json else shown(found))
     if not found.intact: raise typer.Exit(ExitCode.UNEXPECTED)
 
 # %% ../nbs/use/07_cli.ipynb #f543b85b
@@ -933,7 +939,7 @@ def peers(
         dtype=dtype,
     )
     report = or_rebuild(lambda: bench_peers(config, out))
-    typer.echo(json.dumps(report, indent=1) if as_json else report_text(report))
+    typer.echo(json.dumps(report, indent=1) if as_json else shown(report_text(report)))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/07_cli.ipynb #target08
@@ -966,7 +972,7 @@ def target(
     def place(path: Path | None) -> str | None: return None if path is None else str(path)
     config = TargetConfig(place(file), place(sibling), prompts, max_new_tokens, repeats)
     report = bench_target(config, out)
-    typer.echo(json.dumps(report, indent=1) if as_json else target_text(report))
+    typer.echo(json.dumps(report, indent=1) if as_json else shown(target_text(report)))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/07_cli.ipynb #711ed6fe
@@ -1022,7 +1028,7 @@ def drafters(
         max_new_tokens=max_new_tokens, repeats=repeats, device=device, dtype=dtype,
     )
     report = or_rebuild(lambda: bench_drafters(config, out))
-    typer.echo(json.dumps(report, indent=1) if as_json else drafters_text(report))
+    typer.echo(json.dumps(report, indent=1) if as_json else shown(drafters_text(report)))
     if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/07_cli.ipynb #3a64fefc
@@ -1220,7 +1226,7 @@ def load(
     specdec load Qwen/Qwen2.5-0.5B-Instruct --json"""
     if model == "smollm2": announce_conversion()
     report = or_rebuild(lambda: load_report(model, device, dtype, n_tokens))
-    typer.echo(json.dumps(report) if as_json else "\n".join(load_lines(report)))
+    typer.echo(json.dumps(report) if as_json else shown("\n".join(load_lines(report))))
     if report["finish_reason"] == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../nbs/use/07_cli.ipynb #a9caa53e
@@ -1260,7 +1266,7 @@ def ollama(
     found = ollama_status(url)
     answer = ollama_generate(prompt, model, max_new_tokens, url) if prompt is not None else None
     if as_json: return typer.echo(json.dumps(found | {"answer": answer, "why_not": WHY_NOT}))
-    if answer: typer.echo(answer["text"])
+    if answer: emit(f"{answer['text']}\n")
     else:
         typer.echo(f"Ollama {found['version']} at {found['url']}: {len(found['models'])} models")
         if found["models"]: print_table(
@@ -1268,8 +1274,8 @@ def ollama(
             [[each["name"], f"{each['megabytes']:,.0f} MB", each["parameters"] or "",
               each["quantization"] or ""] for each in found["models"]])
     if answer and answer["tokens_per_second"]:
-        typer.echo(f"{answer['model']}: {answer['tokens']} tokens at"
-                   f" {answer['tokens_per_second']:.1f} a second, by its own clock", err=True)
+        typer.echo(shown(f"{answer['model']}: {answer['tokens']} tokens at"
+                         f" {answer['tokens_per_second']:.1f} a second, by its own clock"), err=True)
     typer.echo(WHY_NOT, err=True)
 
 # %% ../nbs/use/07_cli.ipynb #p04pr002
@@ -1320,7 +1326,7 @@ def prompts(
     if as_json: return typer.echo(json.dumps(found))
     titles = ["domain", "prompts", "words: least … median … most", "tokens"]
     print_table(titles, prompt_lines(found))
-    for domain, where in dataset.sources.items(): typer.echo(f"{domain}: {where}", err=True)
+    for domain, where in dataset.sources.items(): typer.echo(shown(f"{domain}: {where}"), err=True)
 
 # %% ../nbs/use/07_cli.ipynb #b3nrun02
 _GridFile = Annotated[Path, typer.Argument(
@@ -1378,7 +1384,7 @@ def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
     def measured():
         with json_logs() if log_json else nullcontext(): return bench_run(grid, out, spread)
     outcome = or_rebuild(measured)
-    typer.echo(bench_json(outcome) if as_json else run_text(outcome))
+    typer.echo(bench_json(outcome) if as_json else shown(run_text(outcome)))
     if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)
     if outcome.failed and not outcome.records:
         raise ModelError("Every run failed, so nothing was measured: above is why.")
@@ -1524,7 +1530,7 @@ def audit(
     for each in audits.audit(*(names or []), runs=runs, known=known):
         found.append(each)
         why = f" ({each['raised']})" if each["lossless"] is None else ""
-        typer.echo(f"{each['name']}: {audits.audit_row(each)[2]}{why}", err=True)
+        typer.echo(shown(f"{each['name']}: {audits.audit_row(each)[2]}{why}"), err=True)
         if out: write_json(out, _audited(audits.in_order([*known, *found])))
     if as_json: typer.echo(json.dumps(_audited(found)))
     else:
@@ -1593,7 +1599,7 @@ def check_served(
         "total_variation": found.tv, "drafted": report.drafted, "accepted": report.accepted,
         "failure": report.failure,
         "looks_like": [suspect.name for suspect in found.suspects[:3]]}))
-    else: typer.echo(report.summary())
+    else: typer.echo(shown(report.summary()))
     if report.failure and not found.rejected: raise ModelError(report.failure)
     if found.interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
     if not report.lossless: raise typer.Exit(ExitCode.UNEXPECTED)

@@ -16,6 +16,13 @@ from .constraints import WatchedLM
 from .models.hub import TextStream
 
 # %% ../nbs/use/00_completion.ipynb #b21b2278
+def begun(stop: str, text: str) -> int: # characters
+    "How much of a stop string, which isn't complete, stands at the end of a text."
+    tail = text[max(0, len(text) - len(stop) + 1):]
+    at = tail.find(stop[0])  # the earliest that fits is the longest
+    while at >= 0 and not stop.startswith(tail[at:]): at = tail.find(stop[0], at + 1)
+    return len(tail) - at if at >= 0 else 0
+
 class StopChecker:
     """The text of a completion while it grows: decoded token by token, cut at a stop string, and
     given out piece by piece, as far as it can't change any more."""
@@ -50,9 +57,9 @@ class StopChecker:
 
     def new(self, final: bool = False) -> str: # final: nothing can follow
         "The new text, without an end that may be the beginning of a stop string."
-        begun = (n for s in self.stops for n in range(1, len(s)) if self.text.endswith(s[:n]))
-        held = 0 if final else max(begun, default=0)
-        piece = self.text[self.given:len(self.text) - held]
+        text = self.text
+        held = 0 if final else max((begun(stop, text) for stop in self.stops), default=0)
+        piece = text[self.given:len(text) - held]
         self.given += len(piece)
         return piece
 

@@ -304,7 +304,9 @@ def read_as(kind: type[Kind], name: str | Path, # a .yaml, .yml or .toml file
         check(isinstance(data, dict), f"expected the keys {', '.join(kind.model_fields)}.")
         return kind.model_validate(placed(data, path.parent))
     except ValidationError as error:
-        mistakes = [told(mistake, kind, lines) for mistake in error.errors()]
+        found = error.errors()
+        mistakes = [told(mistake, kind, lines) for mistake in found[:5]]
+        if len(found) > 5: mistakes.append(f"And {len(found) - 5:,} more.")
         raise InputError(f"{path}: {' '.join(mistakes)}") from error
     except InputError as error: raise InputError(f"{path}: {error}") from error
 

@@ -33,7 +33,7 @@ from .drafters.head import HeadDrafter
 from .drafters.tree import TreeDrafter
 from .errors import InputError, ModelError, check, to_number
 from .loop import speculate
-from .files import locked, parse_json, say, written_together
+from .files import locked, parse_json, read_bytes, say, written_together
 from .models.hub import cache_home
 from .profiling import PhaseTimer
 from .models.protocol import CausalLM
@@ -336,8 +336,8 @@ class CostsFile(BaseModel):
 
 def read_costs(file: Path) -> tuple[dict, MachineCosts]: # their subject; the costs
     "Read a file of costs; raises `ModelError` if it is damaged."
-    try: held = CostsFile.model_validate_json(file.read_bytes(), strict=True)
-    except (OSError, ValueError, InputError) as error:
+    try: held = CostsFile.model_validate_json(read_bytes(file, most=10**6), strict=True)
+    except (ValueError, InputError) as error:
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ModelError(f"{file} holds no costs ({said}).") from error
     return held.subject, held.costs

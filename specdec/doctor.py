@@ -359,7 +359,10 @@ def costs(findings: Findings) -> list[dict]:
     "What drafting costs here, as far as it was measured: see `specdec.costs`."
     from specdec.costs import kept_costs
     damaged = {"state": "damaged", "about": None, "costs": None}
-    return [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
+    found = [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
+    findings.problems += [f"{facts['file']}, the costs of drafting, is damaged and isn't used: "
+                          "delete it, or calibrate again." for facts in found if not facts["costs"]]
+    return found
 
 def says_whose(about: dict | None) -> bool:
     "Whether kept costs say which target and drafters they are of, so that a person can be told."

@@ -49,9 +49,17 @@ def local_path(name: str | Path) -> Path:
         raise InputError(f"There can be no file {short!r}: {reason}.") from error
     return path
 
+# controls but for tab and line break, marks that turn the direction of writing, half surrogates
+_STEERING = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+def visible(words: str) -> str:
+    """Words from outside as a terminal may have them: what could steer it, or can't be printed, is
+    written out, such as \\x1b."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), words)
+
 def say(message: str) -> None:
     "Tell the person at the terminal, on stderr: stdout belongs to results."
-    print(message, file=sys.stderr, flush=True)
+    print(visible(message), file=sys.stderr, flush=True)
 
 def fingerprint(*values) -> str: # 12 hexadecimal digits
     "A short SHA-256 of anything that JSON can hold; the same on every machine."
@@ -90,11 +98,14 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
         raise InputError(f"{path} can't be read: line {n} isn't UTF-8 text. Save it as UTF-8."
                         ) from error
 
+def split_lines(text: str) -> list[str]:
+    "The lines of a text, ended as files end them; U+2028 and its kin are characters of a line."
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
 def numbered_lines(path: Path) -> list[tuple[int, str]]: # from 1 on
     """The lines of a text file that aren't blank, each with its number; raises `InputError` as
     `read_text`, for a zero byte, and if there is no line."""
-    lines = read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    found = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    found = [(n, line) for n, line in enumerate(split_lines(read_text(path)), 1) if line.strip()]
     for n, line in found: check("\0" not in line, f"{path} can't be read: line {n} isn't text: "
                                 "there is a zero byte in it.")
     check(len(found) > 0, f"There is no prompt in {path}.")
@@ -182,7 +193,7 @@ def toml_lines(text: str) -> Lines:
     section: tuple[str, ...] = ()
     def parts(words: str) -> tuple[str, ...]:
         return tuple(part.strip(" \"'") for part in words.split("."))
-    for i, line in enumerate((line[:1000] for line in text.splitlines()), start=1):
+    for i, line in enumerate((line[:1000] for line in split_lines(text)), start=1):
         if header := _HEADER.match(line):
             section = parts(header[1])
             found.setdefault(section, i)
@@ -194,14 +205,21 @@ def line_of(path: tuple[str, ...], lines: Lines) -> int:
     "The line of a key, or of the nearest one above it."
     return next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
 
-def _check_numbers(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
-    "Raise `InputError` for a number so large that it can't even be printed."
+def _check_values(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
+    "Raise `InputError` for numbers and texts that can't even be printed."
+    if isinstance(data, str):
+        try: data.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"line {line_of(path, lines)}: {visible('.'.join(path))} holds half a character"
+                             " (a surrogate), which can't be written.") from error
     large = isinstance(data, int) and data.bit_length() > 1024
     check(not large, f"line {line_of(path, lines)}: {'.'.join(path)} is a number of hundreds of"
                      " digits.")
     items = data.items() if isinstance(data, dict) else (
         enumerate(data) if isinstance(data, list) else ())
-    for key, value in items: _check_numbers(value, lines, (*path, str(key)))
+    for key, value in items:
+        _check_values(str(key), lines, (*path, str(key)))
+        _check_values(value, lines, (*path, str(key)))
 
 def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
                ) -> tuple[Any, Lines]:
@@ -209,7 +227,7 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
     try:
         toml = suffix == ".toml"
         data, lines = (tomllib.loads(text), toml_lines(text)) if toml else parse_yaml(text)
-        _check_numbers(data, lines)
+        _check_values(data, lines)
         return data, lines
     except InputError: raise
     except tomllib.TOMLDecodeError as error: raise InputError(f"{error}.") from error
@@ -220,7 +238,7 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
     except yaml.YAMLError as error: raise InputError(f"{error}.") from error
     # of numbers, dates and tags that both libraries take for what they aren't
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        long = (i for i, line in enumerate(text.splitlines(), 1) if re.search(r"\w{4300}", line))
+        long = (i for i, line in enumerate(split_lines(text), 1) if re.search(r"\w{4300}", line))
         n = next(long, None)
         raise InputError(f"line {n}: a number of thousands of digits." if n else
                          f"a value isn't what its form says ({error}).") from error
@@ -253,10 +271,11 @@ def json_object(path: Path) -> dict:
     return found
 
 # %% ../nbs/engine/01_files.ipynb #93b6e740
-def _if_full(error: Exception) -> str: # a library's own error doesn't say
+def if_full(error: Exception) -> str: # a library's own error doesn't say
     "Advice that helps where a disk is full."
     full = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return "make room there, or " if getattr(error, "errno", None) in full else ""
+    return ("make room there and give the same command again, which goes on where it can, or "
+            if getattr(error, "errno", None) in full else "")
 
 @contextmanager
 def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
@@ -272,7 +291,7 @@ def written_together(folder: Path) -> Iterator[Path]: # an empty folder to fill
             for path in files: path.replace(folder / path.name)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"Nothing was written to {folder} ({first_line(error)}): "
-                         f"{_if_full(error)}take another folder.") from error
+                         f"{if_full(error)}take another folder.") from error
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write instead
@@ -295,7 +314,7 @@ def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write i
             with suppress(OSError): partial.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{path} can't be written ({reason}): {_if_full(error)}take another place."
+        raise ModelError(f"{path} can't be written ({reason}): {if_full(error)}take another place."
                          " What was there before still is.") from error
 
 def append_whole(path: Path, text: str) -> None:

@@ -122,14 +122,15 @@ REFUSED = "This is specdec's live page, for this machine alone: open the address
 HEADERS = {
     "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'",
+    "Content-Security-Policy": "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
+                               "frame-ancestors 'self'",
 }
 
 def span(header: str | None, # of the request: bytes=10-19, bytes=10-, bytes=-10
          size: int,          # of the whole
         ) -> range | None: # None: none that the file has
     "Which bytes are asked for; all where none are named, or in a form that we don't know."
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header or "")
+    match = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", header or "")
     if not match or match[0] == "bytes=-": return range(size)
     first, last = match.groups()
     if not first: found = range(max(0, size - int(last)), size)
@@ -144,9 +145,20 @@ class Handler(BaseHTTPRequestHandler):
         self.site = site
         super().__init__(*arguments)
 
+    def ours(self) -> bool:
+        """Whether the request is to this machine's own name, and not from a page of another site;
+        a link there may be followed. A request of HTTP/0.9 has no headers, and says neither."""
+        if self.request_version == "HTTP/0.9": return False
+        told = self.headers.get
+        linked = (told("Sec-Fetch-Mode"), told("Sec-Fetch-Dest")) == ("navigate", "document")
+        same = told("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        return is_local(told("Host", "")) and (same or linked)
+
     def do_GET(self) -> None:
-        if not is_local(self.headers.get("Host", "")): return self.answer(403, REFUSED)
-        found = content(urlsplit(self.path).path, self.site)
+        if not self.ours(): return self.answer(403, REFUSED)
+        try: path = urlsplit(self.path).path
+        except ValueError: return self.answer(400, "That is no address.")
+        found = content(path, self.site)
         if found is None: return self.answer(404, "Nothing is at this address.")
         kind, data = found
         wanted = span(self.headers.get("Range"), len(data))
@@ -169,6 +181,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *words) -> None: "Nothing: the page says what it fetches."
 
+class LiveHTTPServer(ThreadingHTTPServer):
+    "Takes no notice of a visitor who hangs up, as a browser does that cancels a download."
+    def handle_error(self, request, client_address) -> None:
+        "Print a traceback for anything else, since that is a bug."
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
 # %% ../nbs/use/06_server.ipynb #404da7d7
 @contextmanager
 def serve_live(port: int | None = None, # None: a free one
@@ -176,7 +195,7 @@ def serve_live(port: int | None = None, # None: a free one
               ) -> Iterator[str]: # the page's address
     """Serve the live page while the `with` block runs, to this machine alone. Raises `InputError`
     for a port that is taken."""
-    try: server = ThreadingHTTPServer((HERE, port or 0), partial(Handler, site))
+    try: server = LiveHTTPServer((HERE, port or 0), partial(Handler, site))
     except OSError as error:
         raise InputError(f"Port {port} can't be had ({error.strerror}): give another, or none to "
                          "have a free one chosen.") from error

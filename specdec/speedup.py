@@ -30,7 +30,7 @@ def in_range(values: ArrayLike, # one number or many
     try:
         array = np.asarray(values, dtype=float)
         if np.asarray(values).dtype == bool: raise TypeError  # True is no number
-    except (TypeError, ValueError): array = np.array(np.nan)  # no number at all
+    except (TypeError, ValueError, OverflowError): array = np.array(np.nan)  # no number at all
     inside = (array > low) & (array < high) if strict else (array >= low) & (array <= high)
     fits = inside & np.isfinite(array)
     if whole: fits = fits & (array == np.floor(array))

@@ -2,6 +2,7 @@
 import json
 import re
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from helpers import on_a_disk_of
@@ -258,6 +260,29 @@ def test_a_name_is_a_name_on_the_page_in_the_summary_and_in_the_figures(tmp_path
     summary = page.with_suffix(".md").read_text(encoding="utf-8")
     assert "[x](" not in summary and "\\[x\\](javascript:1) \\$x\\_{\\$ \\*b\\* \\`c\\` \\| d # e" in summary
     assert "$x_{$" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [
+    "https://evil.example/x", "see http://evil.example", "www.evil.example", "a@evil.example",
+    "[x](javascript:alert(1))",
+    '" onload="alert(1)', "<https://evil.example>", "![x](https://evil.example/p.png)", "[a]: https://evil.example",
+])
+def test_no_name_is_a_link_or_an_attribute(name, tmp_path):
+    "In the words of GitHub's Markdown, which makes links of bare addresses too, and in the page."
+    made = [each for other in ("plain", name)
+            for each in grid(5, ("suffix",), (4,), (0.0,), ("float32",), pairs=(other,))]
+    for i, each in enumerate(made): each["key"], each["config"]["domain"] = f"{i:012x}", name
+    page = report_on(write(tmp_path / "r.jsonl", made), tmp_path)
+    html, summary = (file.read_text(encoding="utf-8") for file in (page, page.with_suffix(".md")))
+    seen = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: seen.append({tag, *(key for key, _ in attributes)})
+    parser.feed(html)
+    assert len(seen) > 50 and not {"a", "script", "img", "onload", "href"} & set().union(*seen)
+    tokens = MarkdownIt("commonmark").enable("table").parse(summary)
+    kinds = {child.type for token in tokens for child in (token, *(token.children or ()))}
+    assert not kinds & {"link_open", "image"} and "inline" in kinds
+    assert not re.search(r"\w://|www\.|(?<!-->)@", summary)
 
 
 WRONG = {

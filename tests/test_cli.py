@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -678,6 +679,41 @@ def test_a_full_disk_names_the_file_of_answers(answered, monkeypatch):
     monkeypatch.setattr(answers, "append_whole", full)
     done = answered()
     assert done.exit_code == ExitCode.BAD_INPUT and f"Error: {answered.out} can't be written" in done.stderr
+
+
+def test_on_a_full_disk_it_is_said_that_the_same_command_goes_on(answered, one_load, monkeypatch):
+    "Also where what is done came in another order and can't be sorted any more: a second file has no room."
+    pair, kept = usual(one_load), []
+    results = pair.results
+    monkeypatch.setattr(pair, "results", lambda *given, **more: reversed(list(results(*given, **more))))
+    append = answers.append_whole
+    def full(path, text):
+        if len(kept) == 2: raise OSError(28, "No space left on device")
+        append(path, text)
+        kept.append(text)
+    @contextmanager
+    def no_room(path):
+        raise errors.ModelError("no second file")
+        yield
+    monkeypatch.setattr(answers, "append_whole", full)
+    monkeypatch.setattr(answers, "written_whole", no_room)
+    done = answered()
+    assert len(kept) == 2 and done.exit_code == ExitCode.BAD_INPUT and "the same command goes on" in done.stderr
+
+
+def test_what_comes_from_outside_is_text_in_a_table(capsys):
+    "No markup, which would end in an error or colour what follows, and nothing that steers a terminal."
+    cli.print_table(["name", "size"], [["llama[/x]", "[red]1"], ["\x1b]0;a\x07b", "[link=javascript:1]x[/link]"]])
+    said = capsys.readouterr().out
+    assert all(words in said for words in ("llama[/x]", "[red]1", "\\x1b]0;a\\x07b", "[link=javascript:1]x[/link]"))
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_model_doesnt_steer_the_terminal_and_a_pipe_has_its_very_text(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    cli.emit("a\x1b[2J\tb\n")
+    assert capsys.readouterr().out == ("a\\x1b[2J\tb\n" if terminal else "a\x1b[2J\tb\n")
 
 
 @pytest.mark.parametrize("number", [

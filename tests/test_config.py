@@ -411,6 +411,32 @@ def test_any_text_is_a_configuration_or_a_clear_error(text, kind, tmp_path):
         except InputError as error: assert str(path) in str(error)
 
 
+def test_of_many_mistakes_the_first_five_are_named(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("decoding:\n" + "".join(f"  k{i}: 1\n" for i in range(9000)))
+    begun = time.monotonic()
+    with pytest.raises(InputError) as caught: read_config(path)
+    assert str(caught.value).count("unknown key") == 5 and "8,995 more" in str(caught.value)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("text", [
+    'pairs: ["\\ud800"]', 'pairs:\n  - {name: "a\\udfff", target: smollm2}', '"\\ud800": 1'])
+def test_half_a_character_is_refused_with_its_line(text, tmp_path):
+    "It can't be printed or written, which would be found out when all runs are over."
+    path = tmp_path / "a.yaml"
+    path.write_text(f"# a grid\n{text}\n")
+    for read in (read_config, read_grid):
+        with pytest.raises(InputError, match=r"line [23]: .*half a character"): read(path)
+
+
+def test_a_key_doesnt_steer_the_terminal(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text('"a\\x1b]0;owned\\x07": 1\n')
+    done = CliRunner().invoke(app, ["generate", "Hi", "--config", str(path)])
+    assert done.exit_code == 2 and "\\x1b" in done.stderr and not set("\x1b\x07") & set(done.stderr)
+
+
 def test_a_folder_that_is_not_there_is_no_full_disk(tmp_path):
     with pytest.raises(InputError, match="there is no folder .*none. Make it first") as caught:
         save_config(Config(), tmp_path / "none" / "a.yaml")
@@ -421,7 +447,7 @@ def test_a_full_disk_leaves_the_configuration_before(tmp_path):
     path = tmp_path / "a.yaml"
     save_config(Config(), path)
     before = path.read_bytes()
-    with on_a_disk_of(20), pytest.raises(ModelError, match="a.yaml can't be written .*make room"):
+    with on_a_disk_of(20), pytest.raises(ModelError, match="a.yaml can't be written .*make room .*same command"):
         save_config(FULL, path)
     assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a.yaml"]
 

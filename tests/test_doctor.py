@@ -3,6 +3,7 @@ exit code 2. What is only worth knowing is not."""
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -74,7 +75,7 @@ def test_the_same_for_a_person(quick):
 
 
 def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
-    "Whole, stale and damaged files, none of which is a problem."
+    "Whole, stale and damaged files; the last are a problem, which is named."
     both = costs.Costs(0.01, tuple(1 + n / 10 for n in range(1, 17)), ((0.0, 0.0), (0.3, 0.2)))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
     drafting = SuffixDrafter(), TemperatureScaledDrafter(NGramDrafter())
@@ -85,7 +86,9 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     (tmp_path / "costs" / "c.json").write_text("{")
     done = run()
     lines = [line.removeprefix("costs").strip() for line in done.stdout.splitlines() if line.startswith("costs")]
-    assert done.exit_code == ExitCode.DONE and len(lines) == 3
+    assert done.exit_code == ExitCode.BAD_INPUT and len(lines) == 3 and "All is well" not in done.stdout
+    said, = [line for line in done.stderr.splitlines() if "c.json" in line]
+    assert said.startswith("Error: ") and "c.json" in said and "delete it, or calibrate again" in said
     assert "smollm2 in int4" in lines[0] and "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
     assert lines[0].endswith("c of SuffixDrafter = 0, c of NGramDrafter = 0.30, then 0.20")
     assert lines[1] == f"{lines[0]} (stale: calibrate again)"
@@ -108,8 +111,26 @@ def test_costs_that_do_not_say_whose_they_are(quick, monkeypatch, tmp_path, abou
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
     costs.write_costs(tmp_path / "costs" / "a.json", about, costs.MachineCosts(both, both))
     done, found = run(), json.loads(run("--json").stdout)["costs"]
-    assert done.exit_code == ExitCode.DONE and "a.json is damaged: calibrate again" in done.stdout
+    assert done.exit_code == ExitCode.BAD_INPUT and "a.json is damaged: calibrate again" in done.stdout
+    assert "a.json" in done.stderr and "All is well" not in done.stdout
     assert [(entry["state"], entry["costs"]) for entry in found] == [("damaged", None)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_among_the_costs_holds_nothing_up(quick, monkeypatch, tmp_path):
+    "No program writes to it; a test that waits would never end, so an alarm ends it."
+    monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.costs))
+    monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+    (tmp_path / "costs").mkdir()
+    os.mkfifo(tmp_path / "costs" / "a.json")
+    def late(*_): raise AssertionError("it waits for a writer")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    try: done = run()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert done.exit_code == ExitCode.BAD_INPUT and "a.json" in done.stderr
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

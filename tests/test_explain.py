@@ -1,13 +1,19 @@
 """`specdec explain`: what engines write is read, translated and judged. The lines are real ones: vLLM's, SGLang's and
 the newer of llama.cpp's as their trackers show them (vLLM 48915 by llama-swap 1032, sglang 11948 and 30393, llama.cpp
 24536), and what xllamacpp wrote here."""
+import gzip
 import json
+import random
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from helpers import examples
+from specdec.bench import run as bench_run
 from specdec.bench.grid import BenchmarkConfig
 from specdec.bench.run import Record
 from specdec.cli import app
@@ -283,6 +289,129 @@ def test_a_lossy_result_is_called_so():
     assert "; lossy" in str(explain(replace(result([1]), is_lossless=False)))
 
 
+# --- what no run has: sizes, lines, bytes
+
+META = {"spec_verify_ct": 10, "completion_tokens": 25, "spec_accept_token_num": 15, "spec_draft_token_num": 30,
+        "spec_accept_length": 2.5, "spec_accept_rate": 0.5, "spec_accept_histogram": [2, 3, 3, 2]}
+TIMINGS = {"draft_n": 8, "draft_n_accepted": 3, "predicted_n": 20, "predicted_ms": 400.0}
+OURS = json.loads(result([3, 1, 0, 2]).to_json())
+HUGE = 10**400
+
+
+def told(text: str, speed: float | None = None) -> None:
+    "All that the command does with a text."
+    for each in of_text(text):
+        explained = explain(each, speed)
+        assert max(map(len, str(explained).splitlines())) < 1000
+        json.dumps(explained.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("text", [
+    *(json.dumps(REQUEST | {"num_spec_tokens": K}) for K in (10**8, 2**32, 10**19, HUGE)),
+    json.dumps(REQUEST | {"acceptance_histogram": [HUGE, 1, 0, 3], "mean_acceptance_length": None}),
+    json.dumps({"acceptance_histogram": [1] * 5000}),
+    *(json.dumps(META | {name: HUGE}) for name in META if name[-4:] != "gram"),
+    json.dumps(META | {"spec_draft_token_num": 10**9, "spec_verify_ct": 1}),
+    json.dumps(META | {"spec_accept_token_num": 31}),
+    *(json.dumps(TIMINGS | {name: HUGE}) for name in TIMINGS),
+    *(VLLM.replace("498", number) for number in ("9" * 400, "9" * 5000, "1.2.3")),
+    VLLM.replace("0.837, 0.669, 0.524", "."), VLLM.replace("0.669", "7.0"), SGLANG.replace("1.67", "9" * 400),
+    METRICS.replace('position="2"', f'position="{"9" * 5000}"'), METRICS.replace("100.0", "1e400"),
+    METRICS.replace("80.0", "-80.0"), METRICS.replace("50.0", "90.0"), LLAMA.replace("0.805", "9.0"),
+    LLAMA_OLD.replace("690,", "0,"), LLAMA_OLD.replace("drafts = 690", "drafts = " + "9" * 400),
+    json.dumps(OURS | {"round_latencies": [HUGE] * 5}), json.dumps(OURS | {"round_latencies": [-1.0] * 5}),
+    json.dumps(OURS | {"draft_time_total_ms": 1e308}).replace("1e+308", "NaN"),
+])
+def test_numbers_that_no_run_has(text):
+    "Refused in words, at once, whatever their size; or read without what they stand in."
+    begun = time.monotonic()
+    try: told(text, 60)
+    except InputError as error: assert len(str(error)) < 1000
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("K", [[3], {"K": 3}, HUGE, -5, 0, True, "adaptive", None])
+def test_a_K_that_is_none_is_told_by_the_drafts(K):
+    assert one(json.dumps(OURS | {"settings": {"K": K}})).K == 3
+
+
+@pytest.mark.parametrize("speed", [1e-320, 1e308, HUGE, float("nan"), True])
+def test_a_speed_that_no_machine_has(speed):
+    with pytest.raises(InputError, match="above 0"): explain(result([1]), plain=speed)
+
+
+def test_times_that_dont_go_together():
+    with pytest.raises(InputError, match="which can't be: give --plain"): explain(result([1], seconds=1e-300), plain=60)
+
+
+@pytest.mark.parametrize("line", [
+    "SpecDecoding metrics: " + "Mean acceptance length: 1 " * 80_000,
+    "SpecDecoding metrics: " + "Mean acceptance length: 1 Accepted: 1 tokens, " * 40_000,
+    "statistics mtp: #calls " * 90_000, LLAMA_OLD.splitlines()[1] + " #acc rate/pos = (" * 110_000,
+    "statistics " + "a" * 2_000_000, "statistics" + " " * 2_000_000, "draft acceptance = " + "1" * 2_000_000,
+    "vllm:spec_decode" + "a" * 2_000_000, "vllm:spec_decode" + "{" * 2_000_000, "#gen drafts =" * 150_000,
+    *("\n".join([line] * (2_000_000 // len(line))) for line in (VLLM.splitlines()[1], SGLANG.splitlines()[0])),
+])
+def test_two_megabytes_take_seconds_at_most(line):
+    begun = time.monotonic()
+    try: told(line)
+    except InputError: pass
+    assert time.monotonic() - begun < 5
+
+
+def test_only_a_line_break_ends_a_line():
+    "U+2028 and its kin stand in texts, unescaped."
+    text = json.dumps({"text": "a\u2028b\x85c", "metrics": {"speculative_decoding": REQUEST}}, ensure_ascii=False)
+    assert one(f"{text}\n{text}\r\n{text}").parts == 3
+    assert one("\u2028".join(VLLM.splitlines())).parts == 1
+
+
+def test_a_packed_file_is_unpacked_within_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_run, "MOST_RESULTS", 10**6, raising=False)
+    with gzip.open(tmp_path / "zeros.gz", "wb") as file: file.write(bytes(2 * 10**6))
+    with pytest.raises(InputError, match="more than 1 MB"): read_acceptance(tmp_path / "zeros.gz")
+
+
+SEEDS = [VLLM, METRICS, SGLANG, SGLANG_OLD, LLAMA, LLAMA_OLD, *map(json.dumps, (REQUEST, META, TIMINGS, OURS)),
+         'sglang:spec_accept_length{a="b"} 2.5\nsglang:spec_accept_rate 0.5\n',
+         Record(BenchmarkConfig(pair="p", method="head", K=3), result=result([3, 1, 0, 2])).to_json()]
+ODD = ["0", "-1", "1", "0.0", "1e400", "1e308", "5e-324", "100000000", "4294967296", "9" * 30, "9" * 400, "9" * 5000,
+       "NaN", "-Infinity", "1.2.3", ".", "٣", "null", "[]", "{}", '"x"', "true", "[[1]]", "0, 0", '{"a": 1}', "3.7"]
+
+
+def damaged(text: str, draw: random.Random) -> str:
+    "With another number, a character too many, a piece missing or repeated."
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        at, size = draw.randrange(len(text) + 1), draw.randrange(1, 60)
+        numbers = list(re.finditer(r"-?\d+(?:\.\d+)?", text))
+        match draw.choice(["number"] * 6 * bool(numbers) + ["more", "less", "again"]):
+            case "number":
+                found = draw.choice(numbers)
+                text = text[:found.start()] + draw.choice(ODD) + text[found.end():]
+            case "more": text = text[:at] + draw.choice("\u2028\0\x1b\ud800\r\n{[() \",") + text[at:]
+            case "less": text = text[:at] + text[at + size:]
+            case "again": text = text[:at + size] + text[at:at + size] * draw.choice([1, 50]) + text[at + size:]
+    return text
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.filterwarnings("error")
+def test_whatever_is_in_the_file_is_told_or_refused(part, tmp_path):
+    "Never another error, a warning, a hang, or a number that is none."
+    file = tmp_path / "file"
+    for i in range(examples(800)):
+        draw = random.Random(f"{part} {i}")
+        text = damaged(draw.choice(SEEDS), draw)
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        begun = time.monotonic()
+        try:
+            told(text, draw.choice([None, 60, 1e-5]))
+            for each in read_acceptance(file): explain(each)
+        except InputError as error: assert str(error)
+        except Exception as error: raise AssertionError(f"{part} {i}: {text[:2000]!r}") from error
+        assert time.monotonic() - begun < 3, (part, i)
+
+
 # --- what is suspected
 
 def measured(alpha, K, c, v, running=1.0, positions=True) -> Acceptance:
@@ -329,6 +458,22 @@ def test_the_command(tmp_path):
     data = json.loads(run(file, "--plain", 60, "--json").stdout)
     assert data[0]["found"]["rounds"] == 87 and data[0]["suspect"] in SUSPECTS and data[0]["terms"]
     assert data[0]["speedup"] == pytest.approx(2.2967**-1 * 256 / 60, rel=.01)
+
+
+ESCAPE = "\x1b]0;owned\x07\x9b31m\u202e"
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps({f"a{ESCAPE}": 1}), json.dumps(REQUEST | {"acceptance_histogram": ESCAPE}),
+    Record(BenchmarkConfig(pair=f"p{ESCAPE}", method="head", K=3), result=result([3, 1, 0, 2])).to_json(),
+    json.dumps({"rounds": [{ESCAPE: 1}]}),
+])
+def test_escape_sequences_of_a_file_dont_reach_the_terminal(text, tmp_path):
+    file = tmp_path / "a\x1b[31mb"
+    file.write_text(text)
+    said = run(file)
+    assert said.exit_code in (0, 2) and not set("\x1b\x07\x9b\u202e") & set(said.stdout + said.stderr)
+    assert "\\x1b" in said.stdout + said.stderr
 
 
 def test_the_command_refuses_in_a_line(tmp_path):

@@ -188,6 +188,46 @@ def test_the_page_fetches_from_its_own_address_only(served):
         assert headers["Content-Security-Policy"].startswith("default-src 'self' data: blob:")
         assert "http" not in headers["Content-Security-Policy"] and "*" not in headers["Content-Security-Policy"]
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin" and "Access-Control-Allow-Origin" not in headers
+        assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+
+
+def test_another_sites_page_gets_nothing_and_a_link_there_may_be_followed(small):
+    "A browser says whose page asks; programs and old browsers say nothing."
+    with serve_live() as address:
+        for path in ("/live.html", "/live/weights/model-00.bin"):
+            for site in ("cross-site", "same-site"):
+                found = ask(address, path, **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+                assert (found.status, found.body) == (403, REFUSED.encode())
+            for site in ("same-origin", "none"):
+                assert ask(address, path, **{"Sec-Fetch-Site": site}).status == 200
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert ask(address, **link).status == 200 and ask(address, **link | {"Sec-Fetch-Dest": "iframe"}).status == 403
+
+
+RAW = [
+    b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /live.html\r\nHost: localhost\r\n\r\n",
+    b"GET /live.html HTTP/1.1\r\nHost: localhost\r\nRange: bytes=" + b"9" * 5000 + b"-\r\n\r\n",
+    b"GET /live/weights/large.bin HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\xff\xfe\0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("raw", RAW, ids=range(len(RAW)))
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_no_request_leaves_a_traceback(monkeypatch, capfd, raw, hangs_up):
+    "Neither a malformed one, nor a visitor who goes in the middle of the answer."
+    monkeypatch.setattr(live_server, "weights", lambda: {"large.bin": bytes(PART)})
+    with serve_live() as address, socket.create_connection(("127.0.0.1", urlsplit(address).port), 5) as visitor:
+        visitor.sendall(raw)
+        if hangs_up:  # by a reset, at once
+            visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        elif b"large" not in raw:
+            answer = visitor.makefile("rb").readline()
+            assert answer.startswith(b"HTTP/1.1") or REFUSED.encode() in answer or b"DOCTYPE" in answer
+        visitor.close()
+        time.sleep(0.3)
+    assert capfd.readouterr().err == ""
 
 
 def listening() -> set[str]:

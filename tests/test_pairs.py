@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -150,6 +151,19 @@ def test_every_finish_reason():
         result = Pair(ending, pair.target).generate(prompt, K=6, max_new_tokens=17)
         assert (result.finish_reason, result.generated_ids) == ("eos", said[:said.index(said[at]) + 1])
         consistent(result)
+
+
+def test_a_stop_string_of_a_million_characters_costs_nothing():
+    "At each token the text may end with its beginning; the text is short."
+    stop = "the " * 250_000 + "."
+    checker = StopChecker(TOKENIZER, [stop, stop[1:], "x" * 10**6])
+    begun = time.monotonic()
+    pieces = []
+    for token in TOKENIZER(" the" * 150 + " end", add_special_tokens=False)["input_ids"]:
+        checker.read([token])
+        pieces.append(checker.new())
+    assert time.monotonic() - begun < 5
+    assert len([piece for piece in pieces if piece]) < 5 and "".join(pieces).startswith(" the the")
 
 
 def test_special_tokens_are_ids_but_not_text():

@@ -24,7 +24,8 @@ from urllib.request import urlopen
 from ..errors import check
 from ..models.hub import Prompt, encode, find_tokenizer, load_tokenizer
 from ..answers import object_of, prompt_of
-from ..files import local_path, numbered_lines, parse_json, place_for, written_whole
+from ..files import (
+    local_path, numbered_lines, parse_json, place_for, split_lines, written_whole)
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`
@@ -92,7 +93,7 @@ def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
     found = []
     for file in _FILES[name]:
         text = (resources.files("specdec") / "data" / file).read_text(encoding="utf-8")
-        rows = parse_json(text) if file.endswith(".json") else map(parse_json, text.splitlines())
+        rows = parse_json(text) if file.endswith(".json") else map(parse_json, split_lines(text))
         found += [Prompt(**row) for row in rows]
     return tuple(sorted(found, key=lambda prompt: prompt.id))
 

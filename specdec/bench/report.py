@@ -30,7 +30,7 @@ from .methods import PROBES
 from .grid import synthetic_rates
 from .run import ParsedRecord, parsed, read_lines
 from ..errors import InputError, ModelError, check
-from ..files import local_path, place_for, read_text, written_whole
+from ..files import local_path, place_for, read_text, visible, written_whole
 from ..speedup import tokens_per_round
 
 # %% ../../nbs/bench/09_report.ipynb #f77c723b
@@ -966,9 +966,11 @@ def pictures(study: Study) -> list[Picture]:
 
 # %% ../../nbs/bench/09_report.ipynb #7de72ed0
 def in_markdown(words: str) -> str:
-    "Words that mean no markup there, in one line: names come from anywhere."
-    marks = r"([\\`*\[\]|$~]|(?<!\w)_|_(?!\w)|^[#+-]|^\d+(?=[.)]\s))"
-    return escape(re.sub(marks, r"\\\1", " ".join(words.split())), quote=False)
+    "Words that mean no markup there, and are no link, in one line: names come from anywhere."
+    marks = (r"([\\`*\[\]|$~]|(?<!\w)_|_(?!\w)|^[#+-]|^\d+(?=[.)]\s)"
+             r"|(?<=\w):(?=//)|(?<=www)\.)")
+    marked = escape(re.sub(marks, r"\\\1", visible(" ".join(words.split()))), quote=False)
+    return re.sub(r"(?<=\S)@", "<!-- -->@", marked)  # else an address of mail becomes a link
 
 # %% ../../nbs/bench/09_report.ipynb #5d44b9df
 FIGURES = {  # title → figure

@@ -38,7 +38,7 @@ from specdec.models.hub import (
     GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
 )
 from ..models.transformers import context_length
-from ..files import append_whole, fingerprint, locked, parse_json
+from ..files import append_whole, fingerprint, if_full, locked, parse_json
 from specdec.bench.grid import (
     LLAMACPP, BenchmarkConfig, Cell, Grid, cells, drafts_here, synthetic_rates,
 )
@@ -138,7 +138,8 @@ def check_fields(data) -> None:
     check(version <= VERSION, f"a newer specdec wrote it, in version {version} of the format, and"
           f" this one reads up to {VERSION}: update specdec")
     wrong = {*FIELDS} ^ {*data}
-    check(not wrong, f"it lacks, or shouldn't have: {', '.join(sorted(wrong))}")
+    check(not wrong, f"it lacks, or shouldn't have: {', '.join(sorted(wrong)[:5])}"
+          f"{' …' * (len(wrong) > 5)}")
 
 class _Part(BaseModel):
     "Types are taken as they are, and numbers are finite."
@@ -189,7 +190,10 @@ def is_torn(line: bytes,  # a file's last one, without its line break
 
 def unusable(file: Path, error: Exception) -> InputError:
     "What to tell of a file that can't be read or written."
-    return InputError(f"The results in {file} can't be used ({error}): give another file.")
+    return InputError(f"The results in {file} can't be used ({error}): "
+                      f"{if_full(error) if isinstance(error, OSError) else ''}give another file.")
+
+MOST_RESULTS = 500_000_000 # bytes, unpacked; the runs of the largest grid take as many
 
 def read_lines(file: Path,   # one whose name ends in .gz is unpacked
                begin: bytes, # how each line begins
@@ -197,8 +201,11 @@ def read_lines(file: Path,   # one whose name ends in .gz is unpacked
     "The lines of a file, and the length of a torn last one, which is none of them."
     try:
         if file.exists() and not file.is_file(): raise OSError("it is not a file")
-        held = file.read_bytes() if file.exists() else b""
-        if file.suffix == ".gz": held = gzip.decompress(held)
+        opened, held = gzip.open if file.suffix == ".gz" else open, b""
+        if file.exists():
+            with opened(file, "rb") as content: held = content.read(MOST_RESULTS + 1)
+        if len(held) > MOST_RESULTS:
+            raise OSError(f"it has more than {MOST_RESULTS // 10**6} MB, unpacked")
     except (OSError, EOFError, zlib.error) as error: raise unusable(file, error) from error
     *lines, rest = held.split(b"\n")
     if is_torn(rest, begin): return lines, len(rest)
