@@ -29,7 +29,7 @@ from .model import plain_weight
 from ..cache import KVCache
 from ..models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
 from ..files import parse_json, written_together
-from ..models.hub import check_no_older_head
+from ..models.hub import check_config, check_no_older_head, check_regular
 from ..models.protocol import CausalLM
 from specdec.models.llama import (
     MLP, Attention, Llama, Positions, head_size, positions, rms_norm, rope_frequencies, rotate,
@@ -552,6 +552,8 @@ def save_head(head: Head,
 # %% ../../nbs/drafters/06_head.ipynb #b876bb9f
 def stored_config(folder: Path) -> dict:
     "The config.json of a head; raises `ModelError` if it is missing or describes no head."
+    check_regular(folder)
+    check_config(folder)
     try:
         stored = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -623,6 +625,14 @@ def _stored_vocabulary(stored: Checkpoint, config: HeadConfig) -> Tensor | None:
     d2t = stored.read("d2t", torch.empty(config.draft_vocab_size, dtype=torch.long))
     return d2t + torch.arange(len(d2t))
 
+def _check_shapes(stored: Checkpoint, config: HeadConfig) -> None:
+    "Raise `ModelError` unless the file's tensors are of the config's sizes; nothing is built."
+    decoder = config.decoder
+    with torch.device("meta"): shape = Head(replace(config, draft_vocab_size=decoder.vocab_size))
+    for name, tensor in shape.state_dict().items():
+        if name == "lm_head.weight": tensor = tensor[:config.draft_vocab_size]
+        stored.look(name, *tensor.shape)
+
 @torch.no_grad()
 def load_head(folder: Path,
               target: CausalLM,                 # what it drafts for; its dtype and device are taken
@@ -639,6 +649,7 @@ def load_head(folder: Path,
     stored = Checkpoint(folder, dtype, torch.device("cpu"))
     config = replace(config, own_embedding="embed_tokens.weight" in stored)
     check_fit(config, target)
+    _check_shapes(stored, config)
     tokens = _stored_vocabulary(stored, config)
     try: head = Head(config, tokens).to(dtype)
     except InputError as error:

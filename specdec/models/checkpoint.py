@@ -24,11 +24,12 @@ from .int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, is_batch_invariant, stored_levels,
 )
-from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, working_dtype
+from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, check_regular, working_dtype
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
     "Where each tensor of a folder lies; raises `ModelError` for a file that isn't whole."
+    check_regular(folder)
     files: dict[str, Path] = {}
     paths = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     for path in paths:
@@ -166,10 +167,12 @@ class Checkpoint:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         "The tensor of that name and shape."
+        self.look(name, *shape)  # before there is room for it: a config may say any size
         return self.read(name, self.empty(*shape))
 
     def stacked(self, rows: Mapping[str, int], *width: int) -> Tensor: # [all rows, *width]
         "Tensors of the same width below each other."
+        for name, count in rows.items(): self.look(name, count, *width)
         whole = self.empty(sum(rows.values()), *width)
         for name, part in zip(rows, whole.split([*rows.values()])): self.read(name, into=part)
         return whole
