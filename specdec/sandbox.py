@@ -54,19 +54,19 @@ def _compiled(source: str):
         def __call__(self, *args, **items): return dict(*args, **items)
         def fromkeys(self, *args): return dict.fromkeys(*args)
 
+    def check_public(name):
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace has no place for {name!r}")
+
     class PublicNamespace(Namespace):
         "A namespace without names that Python keeps for itself."
         def __init__(*args, **items):  # `self` may be one of the items
             values = dict(*args[1:], **items)
-            for name in values: PublicNamespace.check(name)
+            for name in values: check_public(name)
             Namespace.__init__(args[0], values)
         def __setitem__(self, name, value):
-            self.check(name)
-            super().__setitem__(name, value)
-        @staticmethod
-        def check(name):
-            if isinstance(name, str) and name.startswith("_"):
-                raise SecurityError(f"a namespace has no place for {name!r}")
+            check_public(name)
+            Namespace.__setitem__(self, name, value)
 
     def refuse(message): raise TemplateError(message)
     def as_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
@@ -215,6 +215,11 @@ def end_child() -> None:
 atexit.register(end_child)
 if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_forget)
 
+def _plain(value) -> Any:
+    "What a template gets of a value that JSON has no form for."
+    if hasattr(value, "model_dump"): return value.model_dump()  # of pydantic
+    return value.item() if getattr(value, "ndim", None) == 0 else f"<{type(value).__name__}>"
+
 def run_apart(job: str,        # of `JOBS`
               seconds: float, megabytes: int, # that it may take
               **arguments) -> Any: # what JSON can hold
@@ -222,7 +227,7 @@ def run_apart(job: str,        # of `JOBS`
     `Refused` with the job's own error."""
     global _child
     asked = dict(job=job, seconds=seconds, megabytes=megabytes, arguments=arguments)
-    request, started = json.dumps(asked).encode() + b"\n", 0.0
+    request, started = json.dumps(asked, default=_plain).encode() + b"\n", 0.0
     with _lock:
         try:
             if _child and _child.process.poll() is not None:  # ended by another program

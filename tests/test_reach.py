@@ -337,4 +337,4 @@ def test_a_chat_template_that_goes_round_and_round_is_stopped(monkeypatch):
     target.tokenizer = copy.deepcopy(target.tokenizer)
     target.tokenizer.chat_template = ENDLESS
     said = answer_of(lambda: Pair(target, NoDrafter()).stream([{"role": "user", "content": "Hello"}]))
-    assert isinstance(said, InputError) and "more than 0.3 seconds" in str(said)
+    assert isinstance(said, ModelError) and "more than 0.3 seconds" in str(said)

@@ -156,7 +156,7 @@ _LAYERS = re.compile(r"(num|n|decoder|encoder)_(\w+_)?(layers?|blocks?)|depth|bl
 _EXPERTS = re.compile(r"\w*experts|expert_count")
 _SIZES = re.compile(r"\w*(size|dim|dims|heads?|rank|embd|inner|_ff|width)|(d|dim)_\w+|"
                     r"(embedding|feed_forward|key|value)_length|\w*head_count(_kv)?|dimension_count")
-_POSITIONS = re.compile(r"\w*(positions|position_embeddings|ctx|seq_len|context_length)")
+_POSITIONS = re.compile(r"\w*(positions|position_embeddings|ctx|seq_len)")
 
 def check_size(where: str, key: str, value: object,
                tensors: Callable[[], int], # how many there are
@@ -168,10 +168,11 @@ def check_size(where: str, key: str, value: object,
     if _LAYERS.fullmatch(key): most, what = MOST_LAYERS, "tensors"
     elif _EXPERTS.fullmatch(key): most, what = MOST_EXPERTS, "tensors"
     elif _SIZES.fullmatch(key): most = MOST_SIZE
-    elif _POSITIONS.fullmatch(key): most, nbytes = 2**40, 0
+    elif _POSITIONS.fullmatch(key):  # older models keep a table of angles, of other names
+        most, nbytes = 2**40 if key == "max_position_embeddings" else MOST_SIZE, 0
     if most is None or value <= most: return
     if nbytes: most = max(most, tensors() if what == "tensors" else 2 * nbytes)  # four bits a number
-    elif what == "numbers": most = max(most, 2**32)
+    elif _SIZES.fullmatch(key): most = 2**32
     if value > most: raise ModelError(
         f"{where} says {key} {value if value < 10**30 else 'of more than 30 digits'}, which no "
         f"model has{f' whose weights are {nbytes:,} bytes' if nbytes else ''}: at most {most:,}.")
