@@ -22,7 +22,7 @@ from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
-from specdec.errors import InputError
+from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.pair import Pair
 from specdec.result import GenerationResult

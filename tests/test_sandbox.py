@@ -11,12 +11,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from helpers import examples
-from helpers_text import talker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from helpers import examples
+from helpers_text import talker
 from specdec import sandbox
 from specdec.drafters.base import NoDrafter
 from specdec.errors import InputError, ModelError
@@ -49,7 +49,8 @@ def children():
 # templates
 
 CHATML = ("{% for message in messages %}{% if loop.first and message.role != 'system' %}{{ '<|im_start|>system\nHi' }}"
-          "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+          "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+          "{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 LLAMA3 = """{{- bos_token }}
 {%- if not tools is defined %}{%- set tools = none %}{%- endif %}
@@ -79,7 +80,8 @@ OTHERS = ["{% for m in messages %}{% generation %}{{ m.content }}{% endgeneratio
           "{{ messages | tojson(indent=2) }}{{ documents is none }}{{ tools is none }}", "{{ messages }}",
           "  {% for m in messages %}\n  {{ m.role | upper }} {{ m.content[:3] }}\n  {% endfor %}\n{{ eos_token }}",
           "{% set d = dict(a=1) %}{{ d.items() | list }}{{ dict.fromkeys('ab') }}{{ [1, 2] | join('-') }}",
-          "{% macro turn(m) %}<{{ m.role }}>{{ m.content }}{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}"]
+          "{% macro turn(m) %}<{{ m.role }}>{{ m.content }}{% endmacro %}"
+          "{% for m in messages %}{{ turn(m) }}{% endfor %}"]
 THOUGHT = [{"role": "user", "content": "Why?", "name": None},
            {"role": "assistant", "content": "So.", "thinking": "hm", "tool_calls": None}]
 
@@ -111,7 +113,8 @@ BOMBS = {
     "power": "{{ 9**(9**9) }}", "tower": "{{ 7 ** (7 ** (7 ** (7 ** 7))) }}", "string": "{{ 'a' * 10**9 }}",
     "long": "{{ 'a' * 10**19 }}", "list": "{{ ([0] * 10**9) | length }}", "center": "{{ 'a'.center(10**10) }}",
     "output": "{% for i in range(60000) %}{{ 'abcdefghij' * 100 }}{% endfor %}",
-    "doubled": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    "doubled": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+               "{{ ns.x }}",
     "format": "{{ '%010000000000d' % 1 }}", "deep": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "loop": "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
 }
@@ -130,9 +133,10 @@ def test_a_bomb_in_a_template_is_one_model_error(source, monkeypatch):
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.sampled_from(["{{", "}}", "{%", "%}", " for i in range(", "99999", ") ", "endfor", " 'a' ", "*", "**",
-                                 "9", " messages ", "|join ", "if ", "endif", "set x = ", "x", "~", "[0]", "(", ")", "\n",
-                                 ".__class__", "\ud800", "é", "|tojson", "|center(", "namespace(x=1)"]), max_size=14))
+@given(st.lists(st.sampled_from([
+    "{{", "}}", "{%", "%}", " for i in range(", "99999", ") ", "endfor", " 'a' ", "*", "**", "9", " messages ", "|join ",
+    "if ", "endif", "set x = ", "x", "~", "[0]", "(", ")", "\n", ".__class__", "\ud800", "é", "|tojson", "|center(",
+    "namespace(x=1)"]), max_size=14))
 def test_any_template_is_run_or_refused(parts):
     saved, hub.TEMPLATE_SECONDS = hub.TEMPLATE_SECONDS, 0.5
     try: assert isinstance(chat_text(with_template("".join(parts) or " "), CHAT), str)

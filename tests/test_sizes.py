@@ -10,23 +10,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
 from families import CPU
 from helpers import examples
 from helpers_drafters import random_head, random_target
 from helpers_hub import write_gguf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoConfig
-from typer.testing import CliRunner
-
 from specdec.drafters.head import load_head, save_head
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError
+from specdec.files import locked
 from specdec.models import hub
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.hub import all_or_nothing, check_gguf_sizes, find_model, load_transformers, sweep
 from specdec.models.loading import load_model, memory_needed
-from specdec.files import locked
 
 HUGE = (10**5, 10**8, 2**32, 10**12, 2**63, 10**400)
 
@@ -49,8 +49,8 @@ SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_h
              pad_token_id=0, bos_token_id=1, eos_token_id=2)
 MORE = dict(intermediate_size=48, num_key_value_heads=2)
 KINDS = {
-    "llama": MORE, "qwen2": MORE, "phi3": MORE, "gemma2": MORE | dict(head_dim=8), "gpt2": {}, "gpt_neox": MORE, "bloom": {},
-    "mixtral": MORE | dict(num_local_experts=2), "gptj": dict(rotary_dim=4),
+    "llama": MORE, "qwen2": MORE, "phi3": MORE, "gemma2": MORE | dict(head_dim=8), "gpt2": {}, "gpt_neox": MORE,
+    "bloom": {}, "mixtral": MORE | dict(num_local_experts=2), "gptj": dict(rotary_dim=4),
     "qwen3_moe": MORE | dict(num_experts=2, num_experts_per_tok=2, moe_intermediate_size=16),
 }
 
@@ -91,8 +91,9 @@ def test_sizes_that_a_config_only_claims(kind, folders):
     finally: (folder / "config.json").write_text(json.dumps(honest))
 
 
-@pytest.mark.parametrize("key, kind", [("num_hidden_layers", "llama"), ("num_hidden_layers", "qwen2"), ("n_layer", "gpt2"),
-                                       ("n_layer", "bloom"), ("num_hidden_layers", "mixtral")])
+@pytest.mark.parametrize("key, kind", [
+    ("num_hidden_layers", "llama"), ("num_hidden_layers", "qwen2"), ("n_layer", "gpt2"), ("n_layer", "bloom"),
+    ("num_hidden_layers", "mixtral")])
 @pytest.mark.parametrize("size", [10**5, 10**8])
 def test_layers_that_no_tensor_stands_for(key, kind, size, folders):
     folder = folders[kind]
@@ -261,8 +262,9 @@ def test_leftovers_of_any_conversion_are_swept_but_not_one_that_is_being_made(gg
 # pipes
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "notes.bin",
-                                  "draft_tokens.safetensors", "socket"])
+@pytest.mark.parametrize("name", [
+    "config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "notes.bin",
+    "draft_tokens.safetensors", "socket"])
 def test_a_pipe_or_a_socket_beside_the_weights_is_refused(name, folders, tmp_path, monkeypatch):
     for file in folders["llama"].iterdir(): (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / name).unlink(missing_ok=True)
