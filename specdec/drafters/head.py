@@ -627,11 +627,15 @@ def _stored_vocabulary(stored: Checkpoint, config: HeadConfig) -> Tensor | None:
 
 def _check_shapes(stored: Checkpoint, config: HeadConfig) -> None:
     "Raise `ModelError` unless the file's tensors are of the config's sizes; nothing is built."
-    decoder = config.decoder
-    with torch.device("meta"): shape = Head(replace(config, draft_vocab_size=decoder.vocab_size))
-    for name, tensor in shape.state_dict().items():
-        if name == "lm_head.weight": tensor = tensor[:config.draft_vocab_size]
-        stored.look(name, *tensor.shape)
+    decoder, hidden = config.decoder, config.decoder.hidden_size
+    size, inner = head_size(decoder), decoder.intermediate_size
+    stored.look("fc.weight", hidden, config.feature_size)
+    stored.look("lm_head.weight", config.draft_vocab_size, hidden)
+    for i in range(decoder.num_hidden_layers):
+        layer, inputs = f"layers.{i}.", hidden if i else 2 * hidden
+        stored.look(f"{layer}mlp.gate_proj.weight", inner, hidden)
+        stored.look(f"{layer}self_attn.q_proj.weight", decoder.num_attention_heads * size, inputs)
+        stored.look(f"{layer}self_attn.k_proj.weight", decoder.num_key_value_heads * size, inputs)
 
 @torch.no_grad()
 def load_head(folder: Path,
