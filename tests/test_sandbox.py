@@ -135,8 +135,8 @@ def test_a_bomb_in_a_template_is_one_model_error(source, monkeypatch):
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from([
     "{{", "}}", "{%", "%}", " for i in range(", "99999", ") ", "endfor", " 'a' ", "*", "**", "9", " messages ",
-    "|join ", "if ", "endif", "set x = ", "x", "~", "[0]", "(", ")", "\n", ".__class__", "\ud800", "é", "|tojson", "|center(",
-    "namespace(x=1)"]), max_size=14))
+    "|join ", "if ", "endif", "set x = ", "x", "~", "[0]", "(", ")", "\n", ".__class__", "\ud800", "é", "|tojson",
+    "|center(", "namespace(x=1)"]), max_size=14))
 def test_any_template_is_run_or_refused(parts):
     saved, hub.TEMPLATE_SECONDS = hub.TEMPLATE_SECONDS, 0.5
     try: assert isinstance(chat_text(with_template("".join(parts) or " "), CHAT), str)
