@@ -143,18 +143,18 @@ def sha256(path: Path) -> str: # hexadecimal
 # %% ../../nbs/engine/02_models.ipynb #b0mb0003
 def check_regular(folder: Path) -> None:
     "Raise `ModelError` for anything in a folder that is neither a file nor a folder."
-    with suppress(FileNotFoundError, NotADirectoryError):  # those who want a folder say so
+    with suppress(OSError):  # it can't be looked into: those who want something there say so
         for path in folder.iterdir():
-            with suppress(OSError): # a link to nothing
-                mode = path.stat().st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)): raise ModelError(
-                    f"{path} is a pipe, a socket or a device, and no file: take it out of the "
-                    "folder.")
+            if not path.exists(): continue  # a link to nothing
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)): raise ModelError(
+                f"{path} is a pipe, a socket or a device, and no file: take it out of the folder.")
 
 MOST_LAYERS, MOST_EXPERTS, MOST_SIZE = 256, 4096, 2**20 # that may always be named; more, with weights
 _LAYERS = re.compile(r"(num|n|decoder|encoder)_(\w+_)?(layers?|blocks?)|depth|block_count")
 _EXPERTS = re.compile(r"\w*experts|expert_count")
-_SIZES = re.compile(r"\w*(size|dim|dims|heads?|rank|embd|inner|_ff|width)|(d|dim)_\w+|"
+_SIZES = re.compile(r"\w*(hidden|intermediate|vocab|embed|embedding|state|kernel|head|inner)_size|"
+                    r"\w*(dim|dims|heads?|rank|embd|inner|_ff|width)|(d|dim)_\w+|"
                     r"(embedding|feed_forward|key|value)_length|\w*head_count(_kv)?|dimension_count")
 _POSITIONS = re.compile(r"\w*(positions|position_embeddings|ctx|seq_len)")
 
