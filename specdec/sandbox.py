@@ -91,8 +91,9 @@ def _rendered(source: str, values: dict, characters: int) -> str:
     return "".join(pieces)
 
 # %% ../nbs/engine/24_sandbox.ipynb #5a4db00a
-PROBES = [text * 3000 for text in ("a", "A", "é", "中", "1", " ", "\n", "\t", ".", "'", "_", "-", "ab",
-                                   "a ", "a1", "1.", " .", "=\n", "e\u0301", "\U0001f600", "<a>")]
+PROBES = [text * 3000 for text in ("a", "A", "é", "中", "1", " ", "\n", "\t", ".", "'", "_", "-",
+                                   "ab", "a ", "a1", "1.", " .", "=\n", "e\u0301", "\U0001f600",
+                                   "<a>")]
 
 def _read_by(path: str) -> None:
     "Let a tokenizer.json read texts that are hard for patterns."

@@ -265,8 +265,8 @@ def _smollm2_gguf() -> Path:
     kept = cache_home() / Path(GGUF_NAME).name
     if found := installed_gguf(): return check_gguf(found)
     if kept.is_file(): return check_gguf(kept)
-    temporary = partial(tempfile.TemporaryDirectory, dir=cache_home(), prefix=f"{kept.name}.partial-")
-    with locked(kept), temporary() as folder:
+    named = dict(dir=cache_home(), prefix=f"{kept.name}.partial-")  # as `sweep` looks for it
+    with locked(kept), tempfile.TemporaryDirectory(**named) as folder:
         if not kept.is_file(): os.replace(check_gguf(download_gguf(Path(folder))), kept)
     return kept
 

@@ -150,12 +150,13 @@ def check_regular(folder: Path) -> None:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)): raise ModelError(
                 f"{path} is a pipe, a socket or a device, and no file: take it out of the folder.")
 
-MOST_LAYERS, MOST_EXPERTS, MOST_SIZE = 256, 4096, 2**20 # that may always be named; more, with weights
+MOST_LAYERS, MOST_EXPERTS, MOST_SIZE = 256, 4096, 2**20 # that are always let through
 _LAYERS = re.compile(r"(num|n|decoder|encoder)_(\w+_)?(layers?|blocks?)|depth|block_count")
 _EXPERTS = re.compile(r"\w*experts|expert_count")
 _SIZES = re.compile(r"\w*(hidden|intermediate|vocab|embed|embedding|state|kernel|head|inner)_size|"
                     r"\w*(dim|dims|heads?|rank|embd|inner|_ff|width)|(d|dim)_\w+|"
-                    r"(embedding|feed_forward|key|value)_length|\w*head_count(_kv)?|dimension_count")
+                    r"(embedding|feed_forward|key|value)_length|\w*head_count(_kv)?|"
+                    r"dimension_count")
 _POSITIONS = re.compile(r"\w*(positions|position_embeddings|ctx|seq_len)")
 
 def check_size(where: str, key: str, value: object,
@@ -171,7 +172,8 @@ def check_size(where: str, key: str, value: object,
     elif _POSITIONS.fullmatch(key):  # older models keep a table of angles, of other names
         most, nbytes = 2**40 if key == "max_position_embeddings" else MOST_SIZE, 0
     if most is None or value <= most: return
-    if nbytes: most = max(most, tensors() if what == "tensors" else 2 * nbytes)  # four bits a number
+    # a number takes four bits at least
+    if nbytes: most = max(most, tensors() if what == "tensors" else 2 * nbytes)
     elif _SIZES.fullmatch(key): most = 2**32
     if value > most: raise ModelError(
         f"{where} says {key} {value if value < 10**30 else 'of more than 30 digits'}, which no "
@@ -201,8 +203,9 @@ def check_config(folder: Path) -> None:
     except InputError: return
     paths = list(folder.glob("*.safetensors"))
     nbytes = sum(path.stat().st_size for path in paths if path.is_file())
+    where = f"The config.json in {folder}"
     for key, value in _numbers(config):
-        check_size(f"The config.json in {folder}", key, value, lambda: _stored_tensors(paths), nbytes)
+        check_size(where, key, value, lambda: _stored_tensors(paths), nbytes)
 
 # %% ../../nbs/engine/02_models.ipynb #2bdc5541
 MANIFEST = "specdec.json"
@@ -425,7 +428,8 @@ def rope_of(reader, config) -> dict: # what to add to `rope_parameters`; empty: 
     raise ModelError(f"its rotary embedding is stretched in a way that isn't known here: {kind!r}")
 
 # %% ../../nbs/engine/02_models.ipynb #b0mb0005
-_WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+           12: "d"}
 _TEXT, _LIST = 8, 9 # the other kinds of values in a GGUF file, by their numbers
 
 class _Walk:
