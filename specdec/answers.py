@@ -238,7 +238,8 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
     Raises `InputError` for a file of another run, and for a full disk."""
     known, ids = known or [], []
     for i, prompt in enumerate(prompts):
-        with place_named(i, len(prompts)): ids.append(encode(pair.tokenizer, prompt))
+        with place_named(i, len(prompts)):
+            ids.append(encode(pair.tokenizer, prompt, pair.target.context_length))
     wanted = (known[0].run or {}).get("seed") if seed is None and known else seed
     seed = SeededRandom(wanted).seed >> (wanted is None)  # room for one more each prompt
     run = run_asked(pair, method, settings | {"seed": seed}, ids, trained, revision)

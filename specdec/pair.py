@@ -239,7 +239,7 @@ class Pair:
         Raises `InputError` for a prompt that can't be decoded, and for a list of prompts."""
         check(not is_list(prompt), "prefill reads one prompt, and this is a list: `results` reads "
               "what its prompts share once by itself.")
-        ids = encode(self.tokenizer, prompt)
+        ids = self._encode(prompt)
         try: return prefill(self.target, ids, prefilled=prefilled, drafter=self.drafter)
         finally: release_workers()  # else they slow down a call in another thread
 
@@ -257,6 +257,10 @@ class Pair:
         pair = self.origin or section_of(self)
         if pair.dtype == "auto": pair = pair.model_copy(update={"dtype": self.target.precision})
         return Config(pair=pair, decoding=decoding_of(settings))
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        "Its token ids; raises `InputError` for one that can't be read, or can't fit."
+        return encode(self.tokenizer, prompt, self.target.context_length)
 
     def _request(self, prompt: Sequence[int], settings: Settings, target: CausalLM,
                  drafter: Drafter) -> Request:
@@ -299,7 +303,7 @@ class Pair:
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
         check_bools(raise_interrupt=raise_interrupt)
-        ids, target = encode(self.tokenizer, prompt), settings.wrap(self.target)
+        ids, target = self._encode(prompt), settings.wrap(self.target)
         self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
         plan, timer = self._plan(settings), PhaseTimer(self.target.device)
         if plan.loop == "device": rounds = self._on_device(plan.drafter, ids, settings, timer)
@@ -357,7 +361,7 @@ class Pair:
             with place_named(i, len(prompts)):
                 own = asked | {"seed": first.seed + i}
                 each.append(check_settings(self.target, self.eos_ids, **own))
-                ids.append(encode(self.tokenizer, prompt))
+                ids.append(self._encode(prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
         first.wrap(self.target)  # raises for log-probabilities or a grammar that can't be
         alone = size == 1 or first.needs_logits or first.loop == "device"

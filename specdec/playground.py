@@ -811,7 +811,8 @@ class Engine:
         self.load(recipe.drafter)
         pair, prompt = self.pair, [{"role": "user", "content": recipe.prompt}]
         has_chats = pair.tokenizer is not None and pair.tokenizer.chat_template
-        ids = encode(pair.tokenizer, prompt if has_chats else recipe.prompt)
+        ids = encode(pair.tokenizer, prompt if has_chats else recipe.prompt,
+                     pair.target.context_length)
         is_plain = recipe.drafter == PLAIN
         target = self.plain_target if is_plain else pair.target
         drafter: Drafter = NoDrafter() if is_plain else pair.drafter

@@ -274,9 +274,9 @@ EMPTY = [
     ["generate", "Hi", "--drafter", ""], ["generate", "Hi", "--config", ""], ["explain", ""], ["bench", "run", ""],
     ["bench", "report", ""], ["bench", "report", "--compare", "", "b"], ["prompts", "--source", ""],
     ["prompts", "--target", ""], ["generate", "Hi", "--target", "smollm2", "--draft", ""],
-    ["generate", "Hi", "--pair="], ["generate", "Hi", "--target", "smollm2", "--revision", ""], ["ollama", "--model", ""],
-    ["ollama", "--url", ""],
-    ["pairs", ""], ["compare", "Hi", "--target", ""], ["bench", "run", "x.yaml", "--ray", ""], ["audit", ""],
+    ["generate", "Hi", "--pair="], ["generate", "Hi", "--target", "smollm2", "--revision", ""],
+    ["ollama", "--model", ""], ["ollama", "--url", ""], ["pairs", ""], ["compare", "Hi", "--target", ""],
+    ["bench", "run", "x.yaml", "--ray", ""], ["audit", ""],
     ["bench", "drafters", "--only", ""], ["check-server", "x", "--prompt", "a", "--model", ""],
 ]
 

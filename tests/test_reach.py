@@ -22,7 +22,7 @@ from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
-from specdec.errors import InputError
+from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.pair import Pair
 from specdec.result import GenerationResult
@@ -339,4 +339,4 @@ def test_a_chat_template_that_goes_round_and_round_is_stopped(monkeypatch):
     target.tokenizer = copy.deepcopy(target.tokenizer)
     target.tokenizer.chat_template = ENDLESS
     said = answer_of(lambda: Pair(target, NoDrafter()).stream([{"role": "user", "content": "Hello"}]))
-    assert isinstance(said, InputError) and "more than 0.3 seconds" in str(said)
+    assert isinstance(said, ModelError) and "more than 0.3 seconds" in str(said)

@@ -29,7 +29,7 @@ from .model import plain_weight
 from ..cache import KVCache
 from ..models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
 from ..files import json_object, parse_json, place_for, written_together
-from ..models.hub import check_no_older_head
+from ..models.hub import check_config, check_no_older_head, check_regular
 from ..models.protocol import CausalLM
 from specdec.models.llama import (
     MLP, Attention, Llama, Positions, head_size, positions, rms_norm, rope_frequencies, rotate,
@@ -562,6 +562,8 @@ def save_head(head: Head,
 # %% ../../nbs/drafters/06_head.ipynb #b876bb9f
 def stored_config(folder: Path) -> dict:
     "The config.json of a head; raises `ModelError` if it is missing or describes no head."
+    check_regular(folder)
+    check_config(folder)
     try:
         stored = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -637,13 +639,16 @@ def _stored_vocabulary(stored: Checkpoint, config: HeadConfig) -> Tensor | None:
     return d2t + torch.arange(len(d2t))
 
 def check_stored(stored: Checkpoint, config: HeadConfig) -> None:
-    "Raise `ModelError` unless tensors of these sizes are there, before memory is taken for them."
-    decoder, size = config.decoder, config.decoder.hidden_size
-    width = decoder.num_attention_heads * head_size(decoder)
-    stored.look("fc.weight", size, config.feature_size)
-    stored.look("lm_head.weight", config.draft_vocab_size, size)
-    stored.look("layers.0.self_attn.q_proj.weight", width, 2 * size)
-    stored.look("layers.0.mlp.up_proj.weight", decoder.intermediate_size, size)
+    "Raise `ModelError` unless the file's tensors are of the config's sizes; nothing is built."
+    decoder, hidden = config.decoder, config.decoder.hidden_size
+    size, inner = head_size(decoder), decoder.intermediate_size
+    stored.look("fc.weight", hidden, config.feature_size)
+    stored.look("lm_head.weight", config.draft_vocab_size, hidden)
+    for i in range(decoder.num_hidden_layers):
+        layer, inputs = f"layers.{i}.", hidden if i else 2 * hidden
+        stored.look(f"{layer}mlp.gate_proj.weight", inner, hidden)
+        stored.look(f"{layer}self_attn.q_proj.weight", decoder.num_attention_heads * size, inputs)
+        stored.look(f"{layer}self_attn.k_proj.weight", decoder.num_key_value_heads * size, inputs)
 
 @torch.no_grad()
 def load_head(folder: Path,

@@ -24,11 +24,12 @@ from .int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, is_batch_invariant, stored_levels,
 )
-from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, working_dtype
+from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, check_regular, working_dtype
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it
     "Where each tensor of a folder lies; raises `ModelError` for a file that isn't whole."
+    check_regular(folder)
     files: dict[str, Path] = {}
     paths = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     for path in paths:
@@ -144,7 +145,7 @@ class Checkpoint:
         """Copy the tensor; raises `ModelError` if the checkpoint lacks it or has it in another
         shape, or quantised."""
         stored = self.stored(name)
-        _check_stored(name, stored, into)
+        _check_stored(name, stored, into.shape, into.is_floating_point())
         return into.copy_(stored)
 
     def stored(self, name: str) -> Tensor: # of a file, its numbers are mapped, and not yet read
@@ -158,7 +159,7 @@ class Checkpoint:
 
     def look(self, name: str, *shape: int) -> None:
         "Raise `ModelError` unless it could be read in that shape."
-        _check_stored(name, self.stored(name), torch.empty(shape, dtype=self.dtype, device="meta"))
+        _check_stored(name, self.stored(name), shape)
 
     def empty(self, *shape: int) -> Tensor:
         "A tensor of our dtype on our device, to be filled."
@@ -166,10 +167,12 @@ class Checkpoint:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         "The tensor of that name and shape."
+        self.look(name, *shape)  # before there is room for it: a config may say any size
         return self.read(name, self.empty(*shape))
 
     def stacked(self, rows: Mapping[str, int], *width: int) -> Tensor: # [all rows, *width]
         "Tensors of the same width below each other."
+        for name, count in rows.items(): self.look(name, count, *width)
         whole = self.empty(sum(rows.values()), *width)
         for name, part in zip(rows, whole.split([*rows.values()])): self.read(name, into=part)
         return whole
@@ -214,17 +217,18 @@ class Checkpoint:
                              "the logits.")
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ae8a6cab
-def _check_stored(name: str, stored: Tensor, into: Tensor) -> None:
+def _check_stored(name: str, stored: Tensor, shape: Sequence[int],
+                  floating: bool = True) -> None:
     """Raise `ModelError` unless the stored tensor is what the config asks for: plain numbers, that
     shape."""
-    if into.is_floating_point() and (not stored.is_floating_point() or stored.itemsize < 2):
+    if floating and (not stored.is_floating_point() or stored.itemsize < 2):
         kind = str(stored.dtype).removeprefix("torch.")
         raise ModelError(f"The tensor {name!r} is stored as {kind}, and its config.json names no "
                          "quantisation: the numbers can't be told without it.")
-    if stored.shape != into.shape:
+    if tuple(stored.shape) != tuple(shape):
         raise ModelError(
             f"The tensor {name!r} has the shape {list(stored.shape)} where config.json "
-            f"asks for {list(into.shape)}: the two don't belong together."
+            f"asks for {list(shape)}: the two don't belong together."
         )
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #b85b34e1

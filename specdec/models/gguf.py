@@ -278,7 +278,8 @@ def _smollm2_gguf() -> Path:
     kept = cache_home() / Path(GGUF_NAME).name
     if found := installed_gguf(): return check_gguf(found)
     if kept.is_file(): return check_gguf(kept)
-    with locked(kept), tempfile.TemporaryDirectory(dir=cache_home()) as folder:
+    prefix = f"{kept.name}.partial-"  # as `sweep` looks for it
+    with locked(kept), tempfile.TemporaryDirectory(dir=cache_home(), prefix=prefix) as folder:
         if not kept.is_file(): os.replace(check_gguf(download_gguf(Path(folder))), kept)
     return kept
 

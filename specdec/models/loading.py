@@ -32,8 +32,9 @@ from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
 from ..files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
-    FOUR_BITS, INT4, INT8, STORED, check_no_older_head, find_config, find_model, has_int4,
-    load_tokenizer, load_transformers, pick_device, pick_dtype, weights_digest, working_dtype,
+    FOUR_BITS, INT4, INT8, STORED, check_config, check_no_older_head, find_config, find_model,
+    has_int4, load_tokenizer, load_transformers, pick_device, pick_dtype, weights_digest,
+    working_dtype,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
@@ -152,6 +153,7 @@ def fits_plain(model: CausalLM) -> bool:
 def read_config(folder: Path): # a transformers config, and whether our decoder computes it
     "The config.json of a folder; raises `ModelError` if it can't be used, or is a drafter's."
     check_no_older_head(folder)
+    check_config(folder)
     from transformers import AutoConfig
     try:
         stored = (folder / "config.json").read_text("utf-8", "replace")

@@ -32,7 +32,10 @@ from ..models.linear import Linear
 from ..models.loading import load_model, memory_free_mb
 from ..answers import as_chat, read_prompts
 from ..files import first_line, parse_json, write_json, written_whole
-from ..models.hub import encode, find_model, load_tokenizer, pick_device, pick_dtype
+from specdec.models.hub import (
+    characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, pick_device,
+    pick_dtype, text_ids,
+)
 from ..models.protocol import CausalLM
 from ..models.llama import Llama
 
@@ -52,7 +55,9 @@ def draw(logits: Tensor,             # [B, V], any float dtype, on any device
     return best.indices.gather(-1, winner).squeeze(-1)
 
 # %% ../../nbs/drafters/12_data.ipynb #771aa7b4
-def chat_prefix(tokenizer) -> list[int]: # token ids
+def chat_prefix(tokenizer,
+                context: int | None = None, # positions of the model
+               ) -> list[int]: # token ids
     """A chat up to where the user's first word would stand; without a chat template, the token that
     begins or ends a sequence. Raises `InputError` if there is neither."""
     if not tokenizer.chat_template:
@@ -66,8 +71,8 @@ def chat_prefix(tokenizer) -> list[int]: # token ids
         return [start]
     mark = "@@user@@"
     chat = [{"role": "user", "content": mark}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False)
-    return tokenizer(text.split(mark)[0], add_special_tokens=False)["input_ids"]
+    start = chat_text(tokenizer, chat).split(mark)[0]
+    return text_ids(tokenizer, start, context, add_special_tokens=False)
 
 # %% ../../nbs/drafters/12_data.ipynb #e6e7ddbd
 @torch.inference_mode()
@@ -97,8 +102,10 @@ def question_starts(tokenizer, prompts: Sequence[str | list[dict]], # texts, or 
                     length: int) -> list[list[int]]: # token ids
     """Each question as a chat, up to where its answer begins. Those that fill more than half a row
     are left out; raises `InputError` if that is all of them."""
-    starts = [encode(tokenizer, as_chat(prompt)) for prompt in prompts]
-    short = [start for start in starts if len(start) <= length // 2]
+    most, chats = length // 2, [as_chat(prompt) for prompt in prompts]
+    starts = [encode(tokenizer, chat) for chat in chats
+              if least_tokens(tokenizer, characters_in(chat)) <= most]
+    short = [start for start in starts if len(start) <= most]
     check(len(short) > 0, f"Every prompt fills more than half a row of {length} tokens: "
           "make the rows longer, or the prompts shorter.")
     return short
@@ -184,7 +191,7 @@ def write_shard(path: Path, ids: np.ndarray, vocab_size: int) -> None:
 # token ids
 def _row_starts(config: SampleConfig, tokenizer, context_length: int) -> list[list[int]]:
     "What rows begin with, in turn; raises `InputError` if there is no room for a row."
-    prefix = chat_prefix(tokenizer)
+    prefix = chat_prefix(tokenizer, context_length)
     check(
         len(prefix) < config.length <= context_length,
         f"length must lie between the chat prefix ({len(prefix)} tokens) and the target's context "
@@ -289,10 +296,9 @@ def answer_marks(tokenizer) -> tuple[list[int], int] | None: # tokens that open 
     "As the chat template has them; None if there is no template, or if nothing opens an answer."
     if not tokenizer.chat_template or tokenizer.eos_token_id is None: return None
     chat = [{"role": "user", "content": "?"}]
-    closed = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-    opened = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    closed, opened = chat_text(tokenizer, chat), chat_text(tokenizer, chat, True)
     if not opened.startswith(closed): return None
-    opening = tokenizer(opened.removeprefix(closed), add_special_tokens=False)["input_ids"]
+    opening = text_ids(tokenizer, opened.removeprefix(closed), add_special_tokens=False)
     return (opening, tokenizer.eos_token_id) if opening else None
 
 def in_answers(rows: np.ndarray,                     # [N, T]

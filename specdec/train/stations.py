@@ -938,7 +938,8 @@ def follow_head(
     trained, kept = trained_head(folder, model)
     ours = load_head(folder, model, torch.float32)
     texts = [decoded(model, FastHead(ours, target_embedding(model)),
-                     encode(model.tokenizer, prompt), K, most) for prompt in prompts]
+                     encode(model.tokenizer, prompt, model.context_length), K, most)
+             for prompt in prompts]
     rows = [head_rows(trained, model, text, K) for text in texts]
     end = frozenset(model.eos_ids)
     stations = [
