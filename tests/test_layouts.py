@@ -435,7 +435,8 @@ def test_a_result_says_where_a_near_tie_may_fall_otherwise(tmp_path):
     "A tree, the device's loop, a model of transformers, and fewer bits promise no bits, at any K."
     model, prompt = torn(tmp_path), long_prompt(20)
     head = random_head(model)
-    told = lambda target, drafter, **own: Pair(target, drafter).generate(prompt, max_new_tokens=8, **own).batch_invariant
+    def told(target, drafter, **own):
+        return Pair(target, drafter).generate(prompt, max_new_tokens=8, **own).batch_invariant
     assert told(model, HeadDrafter(head, model)) and told(model, NGramDrafter()) and told(model, None, method="plain")
     assert not told(model, TreeDrafter(head, model), K=4) and not told(model, NGramDrafter(), loop="device")
     assert not told(TransformersLM(random_model(FAMILIES["tinyllama"])), NGramDrafter())
