@@ -435,5 +435,5 @@ def test_weights_without_a_positive_finite_sum_are_never_drawn_from():
         [caught(() => draw(residual([NaN, 1], [.5, .5], 0), .5)),
          caught(() => verify([[.5, NaN], [1, 0]], [[0, 1]], [1], () => .5)), draw([0, 2], .5)]); }"""
     assert ask_node(code) == ["numbers"] * 6 + [1]
-    for numbers in ([0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]):
-        with pytest.raises(NumericalError): SeededRandom(0).categorical(torch.tensor(numbers))
+    for wrong in ([0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]):
+        with pytest.raises(NumericalError): SeededRandom(0).categorical(torch.tensor(wrong))
