@@ -426,11 +426,11 @@ def write_all(opened: Callable, # gives the pair
               prompts: list, out: Path, **settings) -> None: # of `write_answers`
     "Answer some prompts into a file, one process at a time, and say how many are in it."
     from specdec.answers import check_fits, kept_answers, write_answers
-    from specdec.files import locked
-    with locked(out, wait=False):
+    from specdec.files import growing
+    with growing(out) as held:
         known, size = kept_answers(out)  # what isn't ours is refused before a model is loaded
         pair = opened()
-        found = write_answers(pair, prompts, out, known, size, **settings)
+        found = write_answers(pair, prompts, held, (known, size), **settings)
     missing = len(found) < len(prompts)
     typer.echo(f"{len(found)}{f' of {len(prompts)}' * missing} answers in {out}, {len(known)} of "
                f"them from before; {speed_of(pair)}", err=True)

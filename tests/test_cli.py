@@ -567,8 +567,8 @@ def test_a_file_with_anything_else_is_not_overwritten(no_model, questions, tmp_p
     out = tmp_path / "answers.jsonl"
     out.write_bytes(held)
     done = run("generate", "--prompts", str(questions), "--out", str(out))
-    assert done.exit_code == ExitCode.BAD_INPUT and "something else than answers" in done.stderr
-    assert done.stderr.count("\n") == 2 and out.read_bytes() == held
+    assert done.exit_code == ExitCode.BAD_INPUT and f"{out} holds something else than answers" in done.stderr
+    assert "(Line 1: " in done.stderr and done.stderr.count("\n") == 2 and out.read_bytes() == held
 
 
 def test_the_prompts_are_not_overwritten_by_their_answers(no_model, questions):
@@ -633,14 +633,34 @@ def test_standard_output_is_no_file_for_answers(questions):
 
 def test_one_run_at_a_time_writes_into_a_file(no_model, questions, tmp_path):
     "Under any of its names."
-    from specdec.files import locked
-    out, link = tmp_path / "answers", tmp_path / "link"
+    from specdec.files import growing
+    out, link, hard = (tmp_path / name for name in ("answers", "link", "hard"))
     link.symlink_to(out)
-    with locked(out, wait=False):
-        for name in (out, link):
+    with growing(out):
+        hard.hardlink_to(out)
+        for name in (out, link, hard):
             done = run("generate", "--prompts", str(questions), "--out", str(name))
             assert done.exit_code == ExitCode.BAD_INPUT and "Another run is writing" in done.stderr
-    assert not out.exists()
+
+
+@pytest.mark.parametrize("meddle", [Path.unlink, lambda out: os.truncate(out, 0), lambda out: out.write_text("mine\n")],
+                         ids=["removed", "emptied", "another file"])
+@pytest.mark.parametrize("when", [1, 3], ids=["meanwhile", "after the last"])
+def test_answers_to_a_file_that_is_changed_meanwhile_are_kept(answered, one_load, monkeypatch, meddle, when):
+    pair, out = usual(one_load), answered.out
+    results = pair.results
+    def meddling(*given, **more):
+        for n, each in enumerate(results(*given, **more), 1):
+            yield each
+            if n == when: meddle(out)
+    monkeypatch.setattr(pair, "results", meddling)
+    done = answered("--seed", "7", "--batch-size", "1")
+    kept, = out.parent.glob("answers.kept-*.jsonl")
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stderr.endswith(".\n") and str(kept) in done.stderr
+    assert [result.run["index"] for result in answers.kept_answers(kept)[0]] == list(range(min(when + 1, 3)))
+    monkeypatch.setattr(pair, "results", results)
+    kept.replace(out)
+    assert answered("--seed", "7").exit_code == ExitCode.DONE
 
 
 def test_each_answer_is_written_when_it_is_done(answered, one_load, monkeypatch):
@@ -674,8 +694,8 @@ def test_an_error_keeps_the_answers_that_are_done(answered, one_load, monkeypatc
 
 
 def test_a_full_disk_names_the_file_of_answers(answered, monkeypatch):
-    def full(path, text): raise OSError(28, "No space left on device")
-    monkeypatch.setattr(answers, "append_whole", full)
+    def full(held, text): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(answers.GrowingFile, "append", full)
     done = answered()
     assert done.exit_code == ExitCode.BAD_INPUT and f"Error: {answered.out} can't be written" in done.stderr
 
