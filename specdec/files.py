@@ -26,7 +26,7 @@ import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from .errors import InputError, ModelError, check
+from .errors import InputError, ModelError, check, check_whole
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11
@@ -195,14 +195,16 @@ def line_of(path: tuple[str, ...], lines: Lines) -> int:
     "The line of a key, or of the nearest one above it."
     return next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
 
-def _check_numbers(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
-    "Raise `InputError` for a number so large that it can't even be printed."
+def _check_values(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
+    "Raise `InputError` for a number so large, or a text so broken, that it can't even be printed."
     large = isinstance(data, int) and data.bit_length() > 1024
     check(not large, f"line {line_of(path, lines)}: {'.'.join(path)} is a number of hundreds of"
                      " digits.")
+    for text in (path[-1:] if path else ()) + ((data,) if isinstance(data, str) else ()):
+        check_whole(text, f"line {line_of(path, lines)}: {text!r}")
     items = data.items() if isinstance(data, dict) else (
         enumerate(data) if isinstance(data, list) else ())
-    for key, value in items: _check_numbers(value, lines, (*path, str(key)))
+    for key, value in items: _check_values(value, lines, (*path, str(key)))
 
 def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
                ) -> tuple[Any, Lines]:
@@ -210,7 +212,7 @@ def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
     try:
         toml = suffix == ".toml"
         data, lines = (tomllib.loads(text), toml_lines(text)) if toml else parse_yaml(text)
-        _check_numbers(data, lines)
+        _check_values(data, lines)
         return data, lines
     except InputError: raise
     except tomllib.TOMLDecodeError as error: raise InputError(f"{error}.") from error

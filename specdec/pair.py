@@ -156,7 +156,9 @@ class Pair:
                  max_new_tokens: int = 128,
                  # None: a random one, recorded in the result; prompt i of a list has seed + i
                  seed: int | None = None,
-                 stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
+                 # strings that end the text, and are left out of it; the result's `text_ids` are
+                 # the ids before them
+                 stop: str | Sequence[str] = (),
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: `default_rule`, which is lossless; the result says whether the rule is
@@ -469,6 +471,7 @@ class Pair:
             prompt_ids=ids,
             prompt_reused=completion.reused,
             generated_ids=generated,
+            tokens_before_stop=completion.checker.tokens_before,
             text=completion.checker.text,
             rounds=rounds[1:],
             finish_reason=finish_reason(completion, settings),
