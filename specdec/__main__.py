@@ -6,7 +6,39 @@
 __all__ = []
 
 # %% ../nbs/use/main.ipynb #ba4af65f
-from .cli import main
+import os
+import signal
+import sys
+from types import FrameType
+
+# %% ../nbs/use/main.ipynb #659025a7
+IMPORTING = "<frozen importlib"  # the files, so to speak, of Python's own code for imports
+
+def leave() -> None:
+    "Say that it was interrupted, and end this process at once."
+    try:
+        sys.stdout.flush()
+        sys.stderr.write("Interrupted.\n")
+        sys.stderr.flush()
+    finally: os._exit(130)
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    "What Ctrl-C does: while a module is imported it ends the process, else it is an exception."
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename.startswith(IMPORTING): leave()
+        at = at.f_back
+    raise KeyboardInterrupt
+
+def main() -> None:
+    "The `specdec` command, and `python -m specdec`."
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
+    try:
+        from specdec.cli import main as command
+        command()
+    except KeyboardInterrupt: leave()
+    finally: signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is Python's own end
 
 # %% ../nbs/use/main.ipynb #6b5a39ee
 if __name__ == "__main__" and __package__ == "specdec": main()

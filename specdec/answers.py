@@ -20,7 +20,9 @@ import torch
 from .sampling import SeededRandom
 from .errors import InputError, SpecdecError, check
 from .result import GenerationResult
-from .files import append_whole, fingerprint, numbered_lines, parse_json, written_whole
+from specdec.files import (
+    GrowingFile, fingerprint, growing, numbered_lines, parse_json, written_whole,
+)
 from .models.hub import encode, find_model, folder_digest
 from .drafters.load import drafter_name, find_drafter
 from .pair import Pair, place_named
@@ -141,14 +143,14 @@ def kept_answers(file: Path) -> tuple[list[GenerationResult], int]: # the bytes 
     try:
         with open(file if file.exists() else os.devnull, "rb") as lines:
             while begin := lines.peek(len(BEGIN))[:len(BEGIN)]:
-                if not BEGIN.startswith(begin): raise InputError(f"It has {begin!r} in it.")
+                check(BEGIN.startswith(begin), f"it has {begin!r} in it")
                 line = lines.readline(MOST_OF_A_LINE)
                 if not line.endswith(b"\n") and is_torn(line, alone=not found): break
                 found.append(GenerationResult.from_json(line.decode()))
                 size += len(line)
     except (OSError, UnicodeError, InputError) as error:
         raise InputError(f"{file} holds something else than answers, which would be lost: take "
-                         f"another file. ({error})") from error
+                         f"another file. (Line {len(found) + 1}: {error})") from error
     return found, size
 
 # %% ../nbs/use/07_answers.ipynb #8192dc38
@@ -210,12 +212,12 @@ def put_in_order(file: Path) -> None:
         partial.write_bytes(b"".join(line + b"\n" for line in ordered) + torn)
         copymode(file, partial)
 
-def append_answer(file: Path, result: GenerationResult) -> None:
+def append_answer(held: GrowingFile, result: GenerationResult) -> None:
     "A line at the end of the file, all of it or nothing; raises `InputError` for a full disk."
-    try: append_whole(file, result.to_json() + "\n")
+    try: held.append(result.to_json() + "\n")
     except OSError as error:
-        raise InputError(f"{file} can't be written: {error.strerror or error}. What is answered so "
-                         "far is in it; make room, and the same command goes on.") from error
+        raise InputError(f"{held.path} can't be written: {error.strerror or error}. What is answered"
+                         " so far is in it; make room, and the same command goes on.") from error
 
 def counted(results: Iterator, total: int, known: int) -> Iterator:
     "The same results, with a bar that shows how far it is where a person looks."
@@ -225,9 +227,9 @@ def counted(results: Iterator, total: int, known: int) -> Iterator:
 
 # %% ../nbs/use/07_answers.ipynb #119726c5
 def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
-                  file: Path,                # hold its lock: `locked(file, wait=False)`
-                  known: list[GenerationResult] | None = None, # of `kept_answers`, as is
-                  size: int = 0,             # the bytes that they take
+                  file: Path | GrowingFile,  # a path is opened and locked: `growing`
+                  # of `kept_answers`, as is; None: it is asked here
+                  kept: tuple[list[GenerationResult], int] | None = None,
                   *, method: str = "speculative", batch_size: int = 16, seed: int | None = None,
                   trained: str | Path | None = None, # what drafts, if it was named by its folder
                   revision: str | None = None,       # of a target on the hub
@@ -235,18 +237,24 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
                  ) -> dict[int, GenerationResult]: # by the prompt's place; Ctrl-C: what is done
     """Answer a list of prompts into a file, several at a time, and go on with the answers that it
     holds. Each is on the disk when it is done, and the file in order at the end, however it comes.
-    Raises `InputError` for a file of another run, and for a full disk."""
-    known, ids = known or [], []
+    Raises `InputError` for a file of another run, for a full disk, and for a file that another
+    program has replaced, removed or changed meanwhile: all answers are then in a new one."""
+    if isinstance(file, Path):
+        with growing(file) as held: return write_answers(
+            pair, prompts, held, kept, method=method, batch_size=batch_size, seed=seed,
+            trained=trained, revision=revision, **settings)
+    known, size = kept or kept_answers(file.path)
+    ids = []
     for i, prompt in enumerate(prompts):
         with place_named(i, len(prompts)):
             ids.append(encode(pair.tokenizer, prompt, pair.target.context_length))
     wanted = (known[0].run or {}).get("seed") if seed is None and known else seed
     seed = SeededRandom(wanted).seed >> (wanted is None)  # room for one more each prompt
     run = run_asked(pair, method, settings | {"seed": seed}, ids, trained, revision)
-    found = check_same(known, run, ids, seed, file)
-    with open(file, "ab") as held: # a line that was torn goes; one that was only not ended is
-        held.truncate(size)
-        if known and not file.read_bytes().endswith(b"\n"): held.write(b"\n")
+    found = check_same(known, run, ids, seed, file.path)
+    # a line that was torn goes; one that was only not ended is
+    file.cut(size)
+    if known and not file.path.read_bytes().endswith(b"\n"): file.append("\n")
     def results() -> Iterator[tuple[int, GenerationResult]]:
         for group in unbroken(i for i in range(len(prompts)) if i not in found):
             for n, result in pair.results([prompts[i] for i in group], batch_size, method=method,
@@ -255,15 +263,22 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
                 yield group[n], result
 
     pair.reset_stats()
+    decoded = dict(found)
+
+    def finish() -> None: # all that was decoded is in a file, in order
+        file.check_kept(lambda: (decoded[i].to_json() + "\n" for i in sorted(decoded)))
+        put_in_order(file.path)
+
     try:
         for i, result in counted(results(), len(prompts), len(found)):
-            found[i] = replace(result, run={"index": i} | run)
-            append_answer(file, found[i])
+            decoded[i] = replace(result, run={"index": i} | run)
+            append_answer(file, decoded[i])
+            found[i] = decoded[i]
     except KeyboardInterrupt: pass  # while one was written: what is missing says so
     except Exception:  # this is the error to tell, also where a full disk lets nothing be sorted
-        with suppress(SpecdecError): put_in_order(file)
+        with suppress(SpecdecError): finish()
         raise
-    put_in_order(file)
+    finish()
     return found
 
 # %% ../nbs/use/07_answers.ipynb #fd718afa

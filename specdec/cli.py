@@ -112,6 +112,13 @@ class Commands(TyperGroup):
         shown_as_written(self)
         refuse_empty(self)
 
+    def invoke(self, ctx):
+        "The command; an interrupt that it doesn't answer itself gets a line."
+        try: return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted.", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
     def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
         code: int | None = ExitCode.DONE
         try:
@@ -303,9 +310,11 @@ def read_settings(
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
     from specdec.sampling import SamplingParams, SeededRandom
     from specdec.errors import check
+    from specdec.plan import stop_strings
     SamplingParams(temperature, top_k, top_p)
     SeededRandom(seed)
     check(all(stop or []), "A stop string is empty: leave --stop out, or give it some text.")
+    stop_strings(stop)
     return dict(
         stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
     )
@@ -449,11 +458,11 @@ def write_all(opened: Callable, # gives the pair
               prompts: list, out: Path, **settings) -> None: # of `write_answers`
     "Answer some prompts into a file, one process at a time, and say how many are in it."
     from specdec.answers import check_fits, kept_answers, write_answers
-    from specdec.files import locked
-    with locked(out, wait=False):
+    from specdec.files import growing
+    with growing(out) as held:
         known, size = kept_answers(out)  # what isn't ours is refused before a model is loaded
         pair = opened()
-        found = write_answers(pair, prompts, out, known, size, **settings)
+        found = write_answers(pair, prompts, held, (known, size), **settings)
     missing = len(found) < len(prompts)
     typer.echo(f"{len(found)}{f' of {len(prompts)}' * missing} answers in {out}, {len(known)} of "
                f"them from before; {speed_of(pair)}", err=True)
@@ -1667,12 +1676,15 @@ def finish(stream) -> None: # of standard output or error
 # %% ../nbs/use/07_cli.ipynb #dfd2594c
 def main() -> None:
     """The `specdec` command; `python -m specdec` is the same. What goes to a file or a pipe is
-    UTF-8, as what comes from one, also where the system's own encoding is another."""
+    UTF-8, as what comes from one, also where the system's own encoding is another. A character
+    that the encoding hasn't got, at a terminal or by PYTHONIOENCODING, is written as its number,
+    such as \\U0001f600."""
     replace_closed_streams()
     streams: tuple[Any, ...] = (sys.stdin, sys.stdout, sys.stderr)
     for stream in streams:
         if not stream.isatty() and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8", errors=stream.errors)
+    for stream in streams[1:]: stream.reconfigure(errors="backslashreplace")
     sys.stdout = Named(sys.stdout, "Standard output")
     try: app()
     finally:

@@ -9,6 +9,7 @@ __all__ = ['PairStats']
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .profiling import PhaseTimer
 from .result import Event, GenerationResult, Round
@@ -16,12 +17,16 @@ from .constraints import WatchedLM
 from .models.hub import TextStream
 
 # %% ../nbs/use/00_completion.ipynb #b21b2278
-def begun(stop: str, text: str) -> int: # characters
-    "How much of a stop string, which isn't complete, stands at the end of a text."
-    tail = text[max(0, len(text) - len(stop) + 1):]
-    at = tail.find(stop[0])  # the earliest that fits is the longest
-    while at >= 0 and not stop.startswith(tail[at:]): at = tail.find(stop[0], at + 1)
-    return len(tail) - at if at >= 0 else 0
+@lru_cache
+def overlaps(stop: str) -> list[int]: # for each of its characters
+    """Where to go on looking for a stop string when the next character differs: how much of its
+    beginning ends at this character, itself left out (Knuth, Morris and Pratt 1977)."""
+    found, n = [0], 0
+    for character in stop[1:]:
+        while n and stop[n] != character: n = found[n - 1]
+        n += stop[n] == character
+        found.append(n)
+    return found
 
 class StopChecker:
     """The text of a completion while it grows: decoded token by token, cut at a stop string, and
@@ -33,6 +38,10 @@ class StopChecker:
         self.stops = stops
         self.end: int | None = None  # where a stop string cuts the text
         self.given = 0               # characters given out so far
+        # of each stop string, how much of its beginning the text ends with
+        self.begun = [0] * len(stops)
+        # characters and tokens so far, where no token was cut
+        self.between: list[tuple[int, int]] = []
 
     @property
     def text(self) -> str:
@@ -44,22 +53,38 @@ class StopChecker:
         if self.decoder is None: return len(tokens)
         for i, token in enumerate(tokens, start=1):
             piece = self.decoder.step(token)
-            if self.stopped(self.decoder.text, piece): return i
+            if self.stopped(piece): return i
+            if self.stops and self.decoder.shown == len(self.decoder.ids):
+                self.between.append((len(self.decoder.text), self.decoder.shown))
         return len(tokens)
 
-    def stopped(self, text: str, piece: str) -> bool: # whether a stop string is complete
-        """Look for stop strings that end in the newest piece of the text, which is cut at the one
-        that begins first."""
-        for stop in self.stops if piece else ():
-            at = text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1))
-            if at >= 0: self.end = at if self.end is None else min(at, self.end)
-        return self.end is not None
+    def stopped(self, piece: str) -> bool: # whether a stop string is complete
+        """Read the newest piece of the text, character by character. The stop string that is
+        complete first ends the text, and the longest of those that one character completes: which
+        tokens the text came in, and in which rounds, doesn't matter."""
+        assert self.decoder is not None
+        before = len(self.decoder.text) - len(piece)
+        for length, character in enumerate(piece, before + 1) if self.stops else ():
+            for i, stop in enumerate(self.stops):
+                n = self.begun[i]
+                while n and stop[n] != character: n = overlaps(stop)[n - 1]
+                self.begun[i] = n + (stop[n] == character)
+            complete = [n for n, stop in zip(self.begun, self.stops) if n == len(stop)]
+            if not complete: continue
+            self.end = length - max(complete)
+            return True
+        return False
+
+    @property
+    def tokens_before(self) -> int | None: # None: no stop string ended the text
+        "How many tokens lie wholly before the stop string."
+        if self.end is None: return None
+        return max((tokens for length, tokens in self.between if length <= self.end), default=0)
 
     def new(self, final: bool = False) -> str: # final: nothing can follow
         "The new text, without an end that may be the beginning of a stop string."
-        text = self.text
-        held = 0 if final else max((begun(stop, text) for stop in self.stops), default=0)
-        piece = text[self.given:len(text) - held]
+        held = 0 if final or self.end is not None else max(self.begun, default=0)
+        piece = self.text[self.given:len(self.text) - held]
         self.given += len(piece)
         return piece
 

@@ -38,6 +38,14 @@ def check(ok: bool,     # what must hold
     "Raise `InputError(message)` unless `ok`."
     if not ok: raise InputError(message)
 
+def check_whole(text: str,
+                name: str, # what the message calls it
+               ) -> None:
+    "Raise `InputError` for text that no file and no terminal could be given."
+    try: text.encode()
+    except UnicodeEncodeError as error: raise InputError(
+        f"{name} has half a character in it: give it as UTF-8 text.") from error
+
 # %% ../nbs/engine/00_errors.ipynb #c0re1nt2
 @contextmanager
 def preserve_interrupts() -> Iterator[None]:

@@ -15,17 +15,18 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from .errors import InputError, ModelError, SpecdecError, check
+from .errors import InputError, ModelError, SpecdecError, check, check_whole
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11
@@ -206,20 +207,15 @@ def line_of(path: tuple[str, ...], lines: Lines) -> int:
     return next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1)
 
 def _check_values(data, lines: Lines, path: tuple[str, ...] = ()) -> None:
-    "Raise `InputError` for numbers and texts that can't even be printed."
-    if isinstance(data, str):
-        try: data.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"line {line_of(path, lines)}: {visible('.'.join(path))} holds half a character"
-                             " (a surrogate), which can't be written.") from error
+    "Raise `InputError` for a number so large, or a text so broken, that it can't even be printed."
     large = isinstance(data, int) and data.bit_length() > 1024
     check(not large, f"line {line_of(path, lines)}: {'.'.join(path)} is a number of hundreds of"
                      " digits.")
+    for text in (path[-1:] if path else ()) + ((data,) if isinstance(data, str) else ()):
+        check_whole(text, f"line {line_of(path, lines)}: {text!r}")
     items = data.items() if isinstance(data, dict) else (
         enumerate(data) if isinstance(data, list) else ())
-    for key, value in items:
-        _check_values(str(key), lines, (*path, str(key)))
-        _check_values(value, lines, (*path, str(key)))
+    for key, value in items: _check_values(value, lines, (*path, str(key)))
 
 def parse_lines(text: str, suffix: str, # ".toml"; anything else is YAML
                ) -> tuple[Any, Lines]:
@@ -317,22 +313,17 @@ def written_whole(path: Path) -> Iterator[Path]: # the temporary file to write i
         raise ModelError(f"{path} can't be written ({reason}): {if_full(error)}take another place."
                          " What was there before still is.") from error
 
-def append_whole(path: Path, text: str) -> None:
-    "Text at the end of a file, all of it or nothing; raises `OSError` if it can't be written."
-    with open(path, "ab", buffering=0) as file:
-        end, rest = file.seek(0, os.SEEK_END), text.encode()
-        try:
-            while rest: rest = rest[file.write(rest):]
-        except OSError:
-            with suppress(OSError): file.truncate(end)
-            raise
-
 def write_json(path: Path, content: object) -> None:
     "JSON, whole or not at all; raises `ModelError` if it can't be written."
     text = json.dumps(content, indent=1) + "\n"
     with written_whole(path) as partial: partial.write_text(text)
 
 # %% ../nbs/engine/01_files.ipynb #796cd2f4
+def busy(path: Path) -> InputError:
+    "What to tell of a file that another process writes to."
+    return InputError(f"Another run is writing to {path}: wait until it has ended, or give another"
+                      " place.")
+
 @contextmanager
 def locked(path: Path,        # the file or folder that is made; links are followed
            wait: bool = True, # False: raise `InputError` if another process has it
@@ -347,8 +338,7 @@ def locked(path: Path,        # the file or folder that is made; links are follo
         elif not path.parent.is_dir(): raise OSError(f"there is no folder {path.parent}")
         try: lock.acquire(timeout=0)
         except Timeout:
-            if not wait: raise InputError(f"Another run is writing to {path}: wait until it has "
-                                          "ended, or give another place.") from None
+            if not wait: raise busy(path) from None
             say(f"Another process is preparing {path.name}: waiting for it.")
             lock.acquire()
     except OSError as error:
@@ -357,3 +347,103 @@ def locked(path: Path,        # the file or folder that is made; links are follo
                          "Set SPECDEC_HOME to a folder that can.") from error
     try: yield
     finally: lock.release()
+
+# %% ../nbs/engine/01_files.ipynb #6ddc0572
+fcntl: Any = None
+with suppress(ImportError): import fcntl  # Windows has none
+
+def state_of(file: Path) -> tuple[int, ...] | None: # None: there is none
+    "Which file it is, and its length."
+    try: found = os.stat(file)
+    except OSError: return None
+    return found.st_dev, found.st_ino, found.st_size
+
+class GrowingFile:
+    """A file of lines that grows while we work. What else replaces, removes or changes it is
+    noticed at the next line. Raises `OSError` if it can't be opened; `growing` locks it besides."""
+    def __init__(self, path: Path):
+        if path.exists() and not path.is_file(): raise OSError("it is not a file")
+        self.path, self.file = path, open(path, "ab", buffering=0)
+        self.state = state_of(path) # as we left it
+
+    def append(self, text: str) -> None:
+        """Text at its end, all of it or nothing; raises `OSError` if it can't be written, or if the
+        file isn't as we left it."""
+        if state_of(self.path) != self.state: raise OSError("another program has changed it")
+        rest = text.encode()
+        device, number, end = self.state or (0, 0, 0)
+        self.state = device, number, end + len(rest)
+        try:
+            while rest: rest = rest[self.file.write(rest):]
+        except BaseException: # a full disk, or an interrupt
+            with suppress(OSError): self.cut(end)
+            raise
+
+    def cut(self, size: int) -> None: # bytes to keep
+        "Forget what follows; raises `OSError` if it can't be."
+        self.file.truncate(size)
+        self.state = state_of(self.path)
+
+    def check_kept(self, lines: Callable[[], Iterable[str]]) -> None: # all that it should hold
+        """Raise `InputError` if the file isn't as we left it, once its lines are in another file:
+        beside it, or in the system's folder for such files."""
+        if state_of(self.path) == self.state: return
+        where = "all that was written to it is lost"
+        for folder in (self.path.parent, Path(tempfile.gettempdir())):
+            with suppress(OSError):
+                number, name = tempfile.mkstemp(self.path.suffix, f"{self.path.stem[:60]}.kept-",
+                                                folder)
+                with open(number, "w", encoding="utf-8") as file: file.writelines(lines())
+                where = f"all that was written to it, and should be, is in {name}"
+                break
+        raise InputError(f"{self.path} was replaced, removed or changed by another program while"
+                         f" this command was writing to it, which ends here: {where}. Put a whole"
+                         " file in its place, and the same command goes on.")
+
+@contextmanager
+def growing(path: Path) -> Iterator[GrowingFile]:
+    """Open a file to add lines to it. One process at a time does, by whatever name: also by another
+    hard link, where the system can lock a file itself. A new one that stays empty goes if the block
+    fails. Raises `InputError` while another process has it, and if it can't be opened."""
+    with locked(path, wait=False):
+        path, new = Path(os.path.realpath(path)), not os.path.exists(path)
+        try: held = GrowingFile(path)
+        except OSError as error:
+            raise InputError(f"{path} can't be written ({error.strerror or error}): give another"
+                             " file.") from error
+        with held.file:
+            try: _lock_itself(held)
+            except BlockingIOError: raise busy(path) from None
+            try: yield held
+            except BaseException:
+                empty = new and state_of(path) == held.state and not path.stat().st_size
+                if empty: path.unlink(missing_ok=True)
+                raise
+
+def _lock_itself(held: GrowingFile) -> None:
+    "Lock an open file until it is closed; raises `BlockingIOError` if another process has."
+    if fcntl is None: return
+    try: fcntl.flock(held.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError: raise
+    except OSError: pass  # a network's file system that can't: the lock by name holds
+
+# %% ../nbs/engine/01_files.ipynb #0479c293
+class Remade(Protocol):
+    "What is pickled by the call that makes it, where that is known."
+    source: tuple | None = None # a function and its arguments; None: not known
+
+    def __reduce_ex__(self, protocol):
+        "The call; else what `object` does, all that is in it."
+        return self.source or super().__reduce_ex__(protocol)
+
+    def __copy__(self):
+        "One of its own that holds the same; what is changed in it, no call tells."
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), source=None)
+        return new
+
+    def __deepcopy__(self, memo):
+        "The same with copies of what it holds."
+        memo[id(self)] = new = self.__copy__()
+        vars(new).update({name: deepcopy(value, memo) for name, value in vars(new).items()})
+        return new

@@ -316,6 +316,11 @@ class Prefilled:
     features: Tensor | None = None  # these, side by side, [L, F]; None without layers
     drafting: tuple[DraftPrefix, ...] = () # what the drafter has read
 
+    def __getstate__(self) -> dict:
+        """What a copy gets, and another process, where the target is loaded again: not what the
+        drafter has read, which it then reads once more."""
+        return vars(self) | {"drafting": ()}
+
     @property
     def nbytes(self) -> int: # bytes
         "The memory of its caches, logits and features."

@@ -88,7 +88,9 @@ class GenerateArguments(TypedDict, total=False):
 
 # %% ../nbs/use/01_pairs.ipynb #ca52724c
 class Pair:
-    "A target and a drafter for it; `generate` decodes one prompt or a list of them."
+    """A target and a drafter for it; `generate` decodes one prompt or a list of them. A pair of
+    models from `load` can be pickled, for multiprocessing, Ray or the workers of a DataLoader: its
+    names go along, and the models are loaded again in the other process. A copy shares them."""
     def __init__(self, target: CausalLM,
                  # a draft model (also one with another vocabulary), or any drafter; None:
                  # `best_drafter`
@@ -117,6 +119,19 @@ class Pair:
             self.drafter = draft if is_drafter(draft) else model_drafter(target, draft)
         release_workers()  # loading has used them, and another thread may decode
 
+    def __getstate__(self) -> dict:
+        """What a copy gets, and another process: models go by the calls that loaded them, and are
+        loaded again there. Decoders and their CUDA graphs stay here."""
+        state = vars(self) | {"decoders": {}, "stats": replace(self.stats)}
+        del state["adding"]
+        if state["tokenizer"] is self.target.tokenizer: del state["tokenizer"]
+        if not self.named: state.pop("drafter", None)  # the best one there
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        "Put together what `__getstate__` gave."
+        vars(self).update({"tokenizer": state["target"].tokenizer, "adding": Lock()} | state)
+
     @cached_property
     def drafter(self) -> Drafter:
         "The drafter that was given; else `best_drafter`, loaded when it is first needed."
@@ -141,7 +156,9 @@ class Pair:
                  max_new_tokens: int = 128,
                  # None: a random one, recorded in the result; prompt i of a list has seed + i
                  seed: int | None = None,
-                 stop: str | Sequence[str] = (), # strings that end the text, and are left out of it
+                 # strings that end the text, and are left out of it; the result's `text_ids` are
+                 # the ids before them
+                 stop: str | Sequence[str] = (),
                  stream: Callable[[str], None] | None = None, # called with each new piece of text
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: `default_rule`, which is lossless; the result says whether the rule is
@@ -459,6 +476,7 @@ class Pair:
             prompt_ids=ids,
             prompt_reused=completion.reused,
             generated_ids=generated,
+            tokens_before_stop=completion.checker.tokens_before,
             text=completion.checker.text,
             rounds=rounds[1:],
             finish_reason=finish_reason(completion, settings),

@@ -19,7 +19,7 @@ from specdec.drafters.choose import (
     paying_tree,
 )
 from .drafters.tree import TreeDrafter
-from .errors import check, require_int
+from .errors import check, check_whole, require_int
 from .loop import Prefilled, end_ids
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
@@ -115,6 +115,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
         isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops),
         f"Stop strings must be text and not empty, not {stop!r}.",
     )
+    for each in stops: check_whole(each, f"The stop string {each!r}")
     return list(stops)
 
 # its name and parameters; None for None

@@ -65,7 +65,9 @@ class GenerationResult:
     prompt_ids: list[int] = field(default_factory=list)
     # the first from the prompt's forward, others from `rounds`
     generated_ids: list[int] = field(default_factory=list)
-    text: str = ""                   # without special tokens and without the stop string
+    # without special tokens, and up to the stop string that was complete first (the longest of
+    # those that one character completed); the ids go on to the token that completed it
+    text: str = ""
     finish_reason: str = "length"    # "eos", "stop", "length", "context" or "interrupted"
     method: str = ""                 # "speculative" or "plain"; "": whichever the rounds are
     rounds: list[Round] = field(default_factory=list) # everything after the first token
@@ -98,6 +100,8 @@ class GenerationResult:
     # whether the text fits its grammar to the end; False: it was cut before; None: no grammar
     fits_grammar: bool | None = None
     prompt_reused: int = 0 # tokens of the prompt that were read before, and copied
+    # how many of the ids lie wholly before the stop string; None: none ended the text
+    tokens_before_stop: int | None = None
     # in a file of answers (`specdec generate --out`): which prompt it answers, as "index", and what
     # the run was asked; None elsewhere
     run: dict | None = None
@@ -118,6 +122,12 @@ class GenerationResult:
     def num_tokens(self) -> int:
         "Tokens of the answer."
         return len(self.generated_ids)
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids without what a stop string cut off: those that lie wholly before it. The text may
+        hold a few characters more, of a token in which the stop string began."""
+        return self.generated_ids[:self.tokens_before_stop]
 
     @property
     def tokens_per_second(self) -> float:
@@ -348,6 +358,8 @@ def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line h
     check(logprobs is None or len(logprobs) == result.num_tokens,
           "logprobs are not those of the tokens")
     check(result.plain_factor >= 1, "plain_factor is below 1")
+    check(0 <= (result.tokens_before_stop or 0) <= result.num_tokens,
+          "tokens_before_stop is no number of its tokens")
     return result
 
 def result_from_json(line: str, # what `to_json` wrote

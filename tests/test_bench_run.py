@@ -462,8 +462,11 @@ def test_a_link_to_a_file_has_its_lock(grid, tmp_path):
     file, link = tmp_path / "r.jsonl", tmp_path / "links" / "r.jsonl"
     link.parent.mkdir()
     link.symlink_to(file)
-    with r.locked(file, wait=False):
-        with pytest.raises(InputError, match="Another run is writing"): r.bench_run(grid, link)
+    hard = tmp_path / "hard.jsonl"
+    with r.growing(file):
+        hard.hardlink_to(file)
+        for name in (link, hard):
+            with pytest.raises(InputError, match="Another run is writing"): r.bench_run(grid, name)
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed", "longer"])
@@ -479,7 +482,8 @@ def test_a_file_that_is_changed_meanwhile_ends_the_run(grid, tmp_path, monkeypat
     monkeypatch.setattr(r, "decoded", meddling)
     with pytest.raises(InputError, match="r.jsonl was replaced, removed or changed by another program"):
         r.bench_run(grid, file)
-    assert len(calls) < 20
+    kept, = tmp_path.glob("r.kept-*.jsonl")  # and what was measured is kept
+    assert len(calls) < 20 and len(read_records(kept)) == 3
 
 
 def test_a_file_that_is_changed_after_the_last_run_is_told(grid, tmp_path, monkeypatch):

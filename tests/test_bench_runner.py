@@ -13,6 +13,7 @@ from specdec.bench.grid import interleaved
 from specdec.bench.peers import closing, paired_ratios, run_table, spread_of, summarise
 from specdec.bench.prompts import first_prompts
 from specdec.errors import InputError
+from specdec.files import GrowingFile
 from specdec.models.hub import prompts
 
 
@@ -89,17 +90,17 @@ BEGIN = b'{"run": '
 def lines(file: Path) -> list[bytes]:
     "What the file holds, mended."
     found, torn = r.read_lines(file, BEGIN)
-    r.mend(file, torn)
+    r.mended(file, torn)
     return found
 
 
 def test_lines_come_back_and_go_on(tmp_path):
     file = tmp_path / "results.jsonl"
     assert lines(file) == [] and file.read_bytes() == b""
-    r.add_line(file, '{"run": 1}')
+    r.add_line(GrowingFile(file), '{"run": 1}')
     file.write_text(file.read_text().rstrip("\n"))  # an editor that drops the last newline
     assert lines(file) == [b'{"run": 1}']
-    r.add_line(file, '{"run": 2}')
+    r.add_line(GrowingFile(file), '{"run": 2}')
     assert lines(file) == [b'{"run": 1}', b'{"run": 2}']
 
 
@@ -112,7 +113,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path):
 @pytest.mark.parametrize("rest", ['{', '{"run": "r', '{"run": "run", "method": "plain", "sec'])
 def test_a_line_torn_by_a_kill_is_cut_off(tmp_path, rest):
     file = tmp_path / "results.jsonl"
-    r.add_line(file, '{"run": 1}')
+    r.add_line(GrowingFile(file), '{"run": 1}')
     whole = file.read_bytes()
     with open(file, "a") as f: f.write(rest)
     assert lines(file) == [b'{"run": 1}'] and file.read_bytes() == whole
@@ -128,10 +129,11 @@ def test_anything_else_is_not_taken_for_a_torn_line(tmp_path, rest):
 
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path):
     file = tmp_path / "results.jsonl"
-    r.add_line(file, '{"run": 1}')
+    held = GrowingFile(file)
+    r.add_line(held, '{"run": 1}')
     before = file.read_bytes()
     with on_a_disk_of(len(before) + 5):
-        with pytest.raises(InputError, match="File too large"): r.add_line(file, '{"run": 2}')
+        with pytest.raises(InputError, match="File too large"): r.add_line(held, '{"run": 2}')
     assert file.read_bytes() == before
 
 

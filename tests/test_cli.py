@@ -233,9 +233,15 @@ def test_python_m_and_the_version():
 
 
 def test_the_script_is_the_same_program():
-    from importlib.metadata import entry_points
-    (script,) = entry_points(group="console_scripts", name="specdec")
-    assert script.load() is cli.main
+    "By the line that installing reads."
+    from configparser import ConfigParser
+    from importlib.metadata import EntryPoint
+
+    from specdec import __main__
+    config = ConfigParser(delimiters=("=",), interpolation=None)
+    config.read(Path(__file__).parents[1] / "settings.ini")
+    name, _, place = config["DEFAULT"]["console_scripts"].partition("=")
+    assert (name, EntryPoint(name, place, "console_scripts").load()) == ("specdec", __main__.main)
 
 
 # import specdec
@@ -568,8 +574,8 @@ def test_a_file_with_anything_else_is_not_overwritten(no_model, questions, tmp_p
     out = tmp_path / "answers.jsonl"
     out.write_bytes(held)
     done = run("generate", "--prompts", str(questions), "--out", str(out))
-    assert done.exit_code == ExitCode.BAD_INPUT and "something else than answers" in done.stderr
-    assert done.stderr.count("\n") == 2 and out.read_bytes() == held
+    assert done.exit_code == ExitCode.BAD_INPUT and f"{out} holds something else than answers" in done.stderr
+    assert "(Line 1: " in done.stderr and done.stderr.count("\n") == 2 and out.read_bytes() == held
 
 
 def test_the_prompts_are_not_overwritten_by_their_answers(no_model, questions):
@@ -634,14 +640,34 @@ def test_standard_output_is_no_file_for_answers(questions):
 
 def test_one_run_at_a_time_writes_into_a_file(no_model, questions, tmp_path):
     "Under any of its names."
-    from specdec.files import locked
-    out, link = tmp_path / "answers", tmp_path / "link"
+    from specdec.files import growing
+    out, link, hard = (tmp_path / name for name in ("answers", "link", "hard"))
     link.symlink_to(out)
-    with locked(out, wait=False):
-        for name in (out, link):
+    with growing(out):
+        hard.hardlink_to(out)
+        for name in (out, link, hard):
             done = run("generate", "--prompts", str(questions), "--out", str(name))
             assert done.exit_code == ExitCode.BAD_INPUT and "Another run is writing" in done.stderr
-    assert not out.exists()
+
+
+@pytest.mark.parametrize("meddle", [Path.unlink, lambda out: os.truncate(out, 0), lambda out: out.write_text("mine\n")],
+                         ids=["removed", "emptied", "another file"])
+@pytest.mark.parametrize("when", [1, 3], ids=["meanwhile", "after the last"])
+def test_answers_to_a_file_that_is_changed_meanwhile_are_kept(answered, one_load, monkeypatch, meddle, when):
+    pair, out = usual(one_load), answered.out
+    results = pair.results
+    def meddling(*given, **more):
+        for n, each in enumerate(results(*given, **more), 1):
+            yield each
+            if n == when: meddle(out)
+    monkeypatch.setattr(pair, "results", meddling)
+    done = answered("--seed", "7", "--batch-size", "1")
+    kept, = out.parent.glob("answers.kept-*.jsonl")
+    assert done.exit_code == ExitCode.BAD_INPUT and done.stderr.endswith(".\n") and str(kept) in done.stderr
+    assert [result.run["index"] for result in answers.kept_answers(kept)[0]] == list(range(min(when + 1, 3)))
+    monkeypatch.setattr(pair, "results", results)
+    kept.replace(out)
+    assert answered("--seed", "7").exit_code == ExitCode.DONE
 
 
 def test_each_answer_is_written_when_it_is_done(answered, one_load, monkeypatch):
@@ -675,8 +701,8 @@ def test_an_error_keeps_the_answers_that_are_done(answered, one_load, monkeypatc
 
 
 def test_a_full_disk_names_the_file_of_answers(answered, monkeypatch):
-    def full(path, text): raise OSError(28, "No space left on device")
-    monkeypatch.setattr(answers, "append_whole", full)
+    def full(held, text): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(answers.GrowingFile, "append", full)
     done = answered()
     assert done.exit_code == ExitCode.BAD_INPUT and f"Error: {answered.out} can't be written" in done.stderr
 
@@ -1177,6 +1203,54 @@ def test_interrupt_keeps_the_text_and_exits_with_130():
     assert errors.decode().startswith("speculative: ") and b"(interrupted)" in errors and b"Traceback" not in errors
 
 
+TOLD = """
+import sys
+from specdec import __main__
+install, told = __main__.signal.signal, []
+def listening(*way):
+    install(*way)
+    if not told: sys.stderr.write("."), sys.stderr.flush(), told.append(way)
+__main__.signal.signal = listening
+sys.argv[0] = "specdec"
+__main__.main()
+"""
+# when Ctrl-C comes, s after the command has begun to listen: most of this time modules are imported
+MOMENTS = {"--help": [0, 0.05, 0.15, 0.3], "generate": [0, 0.3, 0.7, 1.2, 1.8, 2.5, 3.2, 4]}
+COMMAND = {"--help": ["--help"], "generate": ["generate", "Hi", "--max-new-tokens", "300"]}
+
+@pytest.mark.parametrize("name, delay", [
+    *((name, delay) for name, delays in MOMENTS.items() for delay in delays),
+    *(pytest.param(name, n / 50 * most, marks=pytest.mark.slow)
+      for name, most in (("--help", 0.5), ("generate", 6)) for n in range(50)),
+])
+def test_an_interrupt_at_any_time_is_one_quiet_line(name, delay):
+    running = subprocess.Popen(
+        [sys.executable, "-c", TOLD, *COMMAND[name]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert running.stderr.read(1) == b"."
+    time.sleep(delay)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=100)[1].decode()
+    assert "Traceback" not in said and "Error" not in said and "ignored" not in said, said
+    if running.returncode == 0: assert name == "--help"  # it had ended
+    else: assert running.returncode == ExitCode.INTERRUPTED and (said == "Interrupted.\n" or "(interrupted)" in said)
+
+
+def test_an_interrupt_while_transformers_reads_a_config_is_none_of_the_config(monkeypatch):
+    "Also where a library makes another error of it."
+    from transformers import AutoConfig
+    def read(*given, **more):
+        try: signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt: raise ImportError("cannot import name 'AutoConfig'") from None
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        folder = hub.find_model("smollm2")
+        monkeypatch.setattr(AutoConfig, "from_pretrained", read)
+        for ask in (lambda: loading.read_config(folder), lambda: loading.memory_needed(folder)):
+            with pytest.raises(KeyboardInterrupt): ask()
+    finally: signal.signal(signal.SIGINT, handler)
+
+
 def interrupted(after: int):
     "A drafter that is interrupted at its so-many-th proposal."
     from specdec.drafters.base import WrapperDrafter, WrapperState
@@ -1340,6 +1414,34 @@ def test_text_is_utf_8_whatever_the_system_says():
     asked = "Say “né”"
     result = json.loads(piped("generate", "-", "--raw", "--json", "--max-new-tokens", "1", input=asked.encode()).stdout)
     assert result["prompt_ids"] == hub.load_tokenizer(hub.fetch())(asked)["input_ids"]
+
+
+@pytest.mark.parametrize("encoding, shown", [
+    ("ascii", "😀 é\n".encode()),  # typer takes that for a mistake
+    ("latin-1", b"\\U0001f600 \xe9\n"), ("latin-1:strict", b"\\U0001f600 \xe9\n"),
+    ("utf-8", "😀 é\n".encode()),
+])
+def test_what_the_encoding_has_not_got_is_written_as_its_number(encoding, shown):
+    code = "import typer; from specdec import cli; cli.app = lambda: typer.echo('😀 é'); cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=PLAIN | {"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, b"")
+
+
+def test_what_is_no_utf_8_is_known_before_the_work(no_model, tmp_path):
+    "A stop string, a prompt, a value of a configuration; the file's name may be what it is."
+    from specdec import files
+    done = run("generate", "Hi", "--stop", os.fsdecode(b"a\xff"))
+    assert done.exit_code == ExitCode.BAD_INPUT and "half a character" in done.stderr and done.stderr.count("\n") == 1
+    for text in ('a: "\\ud800"', '"\\udc00": 1', 'a: [{b: "x\\udfff"}]'):
+        with pytest.raises(errors.InputError, match="line 1: .*half a character"): files.parse_lines(text, ".yaml")
+    assert files.parse_lines('a: "\\U0001f600"', ".yaml")[0] == {"a": "😀"}
+
+
+def test_answers_go_to_a_file_whose_name_is_no_utf_8(answered, tmp_path):
+    answered.out = tmp_path / os.fsdecode(b"a\xff")
+    done = process("generate", "--prompts", str(tmp_path / "questions.jsonl"), "--out", str(answered.out),
+                   "--max-new-tokens", "2")
+    assert done.returncode == ExitCode.DONE and "3 answers in " in done.stderr and answered.out.is_file(), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 import errno
 import importlib.util
 import json
+import os
 import random
 import signal
 import subprocess
@@ -797,12 +798,67 @@ def test_files_join_a_folder_together_or_not_at_all(tmp_path, limit):
 
 def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
     file = tmp_path / "lines"
-    files.append_whole(file, "first\n")
-    with on_a_disk_of(8):
-        with pytest.raises(OSError): files.append_whole(file, "second\n")
-    assert file.read_text() == "first\n"
-    files.append_whole(file, "sécond\n")
+    with files.growing(file) as held:
+        held.append("first\n")
+        with on_a_disk_of(8):
+            with pytest.raises(OSError): held.append("second\n")
+        assert file.read_text() == "first\n"
+        held.append("sécond\n")
     assert file.read_text(encoding="utf-8") == "first\nsécond\n"
+
+
+MEDDLING = {
+    "removed": lambda file: file.unlink(), "emptied": lambda file: os.truncate(file, 0),
+    "cut": lambda file: os.truncate(file, 3), "longer": lambda file: file.write_text(file.read_text() + "x"),
+    "replaced": lambda file: (file.rename(file.with_name("old")), file.write_text("first\n")),
+    "folder": lambda file: file.parent.rename(file.parent.with_name("gone")),
+}
+
+@pytest.mark.parametrize("meddle", MEDDLING.values(), ids=MEDDLING)
+def test_what_happens_to_a_growing_file_is_seen_and_no_line_is_lost(tmp_path, monkeypatch, meddle):
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path))  # if its folder has gone
+    file = tmp_path / "folder" / "lines.jsonl"
+    file.parent.mkdir()
+    with files.growing(file) as held:
+        held.append("first\n")
+        held.check_kept(lambda: pytest.fail("nothing has happened"))
+        meddle(file)
+        with pytest.raises(OSError, match="changed"): held.append("second\n")
+        with pytest.raises(InputError, match="was replaced, removed or changed") as told:
+            held.check_kept(lambda: ["first\n", "second\n"])
+    kept, = tmp_path.rglob("lines.kept-*.jsonl")
+    assert kept.read_text() == "first\nsecond\n" and str(kept) in str(told.value)
+
+def test_an_interrupt_within_a_line_leaves_whole_lines(tmp_path):
+    with files.growing(tmp_path / "lines") as held:
+        held.append("first\n")
+        class Interrupted:
+            def write(self, text):
+                file.write(text[:3])
+                raise KeyboardInterrupt
+            def truncate(self, size): file.truncate(size)
+        file, held.file = held.file, Interrupted()
+        with pytest.raises(KeyboardInterrupt): held.append("second\n")
+        held.check_kept(lambda: pytest.fail("it is as we left it"))
+        held.file = file
+    assert (tmp_path / "lines").read_text() == "first\n"
+
+def test_one_process_adds_lines_by_whatever_name_and_leaves_no_empty_file(tmp_path):
+    names = [tmp_path / name for name in ("lines", "hard", "soft")]
+    names[0].touch()
+    os.link(names[0], names[1])
+    names[2].symlink_to(names[0])
+    for first in names:
+        with files.growing(first):
+            for second in names:
+                with pytest.raises(InputError, match="Another run is writing"):
+                    with files.growing(second): pytest.fail("two at a time")
+    with pytest.raises(ModelError):
+        with files.growing(tmp_path / "new"): raise ModelError("no such model")
+    assert not (tmp_path / "new").exists() and names[0].exists()
+    for wrong, says in ((tmp_path, "not a file"), (tmp_path / "no" / "lines", "no folder")):
+        with pytest.raises(InputError, match=says):
+            with files.growing(wrong): pytest.fail("what can't be")
 
 def test_what_a_killed_rebuild_left_is_swept_away_at_the_next_use(converter):
     folder = fetch()

@@ -4,14 +4,16 @@ import copy
 import dataclasses
 import gc
 import json
+import multiprocessing
+import pickle
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from threading import Barrier, Thread
-from time import sleep
+from time import process_time, sleep
 
 import numpy as np
 import pytest
@@ -62,6 +64,151 @@ def consistent(result: GenerationResult) -> None:
     assert set(result.generated_ids) <= result.token_text.keys() or not result.token_text
     assert GenerationResult.from_json(result.to_json()) == result
     assert result._repr_html_()
+
+
+# Stop strings
+
+def cut_of(text: str, stops: list[str]) -> int | None:
+    "Where the text is cut: character by character, before the stop string that is complete first, the longest of them."
+    for end in range(1, len(text) + 1):
+        complete = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if complete: return end - max(complete)
+
+
+@given(st.lists(st.text("aEND of", min_size=1, max_size=4), max_size=8),
+       st.lists(st.text("aEND of", min_size=1, max_size=6) | st.sampled_from(["END of", "ND"]), min_size=1, max_size=3))
+@settings(max_examples=examples(200), deadline=None)
+def test_a_text_is_cut_at_the_same_place_however_it_comes(pieces, stops):
+    "As single characters, as one text or as these pieces: what is given out never goes further than the cut."
+    text = "".join(pieces)
+    for parts in (pieces, list(text), [text]):
+        checker, given = StopChecker(TOKENIZER, stops), ""
+        for part in parts:
+            for token in TOKENIZER(part)["input_ids"] if part else ():
+                if checker.end is None: checker.read([token])
+                given += checker.new()
+        checker.finish(checker.decoder.ids)
+        at = cut_of(text, stops)
+        assert (checker.end, checker.text) == (at, text[:at])
+        assert checker.text.startswith(given) and given + checker.new(final=True) == checker.text
+        before = checker.tokens_before
+        assert (before is None) == (at is None) and checker.text.startswith(decode(checker.decoder.ids[:before]))
+        if at is not None: assert len(decode(checker.decoder.ids[:before + 1])) > at
+
+
+@given(st.integers(0, 3), st.data())
+@settings(max_examples=examples(40), deadline=None)
+def test_stop_strings_cut_what_plain_decoding_says_for_every_k(seed, data):
+    target = talker(seed)
+    plain, ways = Pair(target, NoDrafter()), [Pair(target), Pair(target, talker(seed + 1)), Pair(target, talker(seed))]
+    whole = plain.generate([1, 2, 3], max_new_tokens=20, method="plain")
+    assume(len(whole.text) > 3)
+    parts = st.tuples(st.integers(0, len(whole.text) - 1), st.integers(1, 6)).map(
+        lambda part: whole.text[part[0]:sum(part)])
+    stops = data.draw(st.lists(parts, min_size=1, max_size=3))
+    wanted = plain.generate([1, 2, 3], max_new_tokens=20, method="plain", stop=stops)
+    assert wanted.finish_reason == "stop" and wanted.text == whole.text[:cut_of(whole.text, stops)]
+    assert whole.generated_ids[:wanted.num_tokens] == wanted.generated_ids
+    assert wanted.text.startswith(decode(wanted.text_ids))
+    assert wanted.generated_ids[:len(wanted.text_ids)] == wanted.text_ids
+    for pair in ways:
+        for K in (1, 2, 3, 5, 8):
+            found = pair.generate([1, 2, 3], max_new_tokens=20, K=K, stop=stops)
+            assert (found.text, found.generated_ids) == (wanted.text, wanted.generated_ids)
+            assert found.text_ids == wanted.text_ids
+
+
+def test_ids_behind_a_stop_string_can_be_left_out():
+    ids = TOKENIZER("Oh ha ha ha")["input_ids"]
+    checker = StopChecker(TOKENIZER, ["ha h"])
+    read = ids[:checker.read(ids)]
+    assert checker.text == "Oh " and decode(read) == "Oh ha ha" and decode(read[:checker.tokens_before]) == "Oh"
+
+
+def test_long_stop_strings_take_no_longer_than_the_text():
+    checker = StopChecker(TOKENIZER, ["ab" * 250_000 + "c", "ab" * 250_000 + "d"])
+    start = process_time()
+    for token in TOKENIZER("ab" * 2000)["input_ids"]:
+        checker.read([token])
+        checker.new()
+    assert process_time() - start < 5 and checker.given == 0
+
+
+# Memory
+
+def sampled(pair, cycle: int, lengths, **more) -> None:
+    "Generations with other prompts, seeds and draft lengths in each cycle."
+    for n, length in enumerate(lengths):
+        prompt = [(17 * cycle + 31 * n + i) % 900 + 3 for i in range(length)]
+        pair.generate(prompt, temperature=0.8, seed=100 * cycle + n, K=1 + (n + cycle) % 6, **more)
+
+def test_generations_leave_no_objects_behind():
+    pair, counts = Pair(talker(), talker(seed=1)), []
+    for cycle in range(6):
+        sampled(pair, cycle, range(1, 21), max_new_tokens=12)
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert counts[-1] - counts[1] < 40  # 80 generations
+
+
+@pytest.mark.slow
+def test_memory_levels_where_prompts_have_the_lengths_of_earlier_ones():
+    """oneDNN keeps the programs of the last 1,024 shapes, and the allocator what it has had: memory grows with new
+    lengths of prompts, up to a limit, and not with generations."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists(): pytest.skip("the system doesn't say")
+    pair, pages = load_pair("smollm2-draft", "cpu", "float32"), []
+    for cycle in range(6):
+        sampled(pair, cycle, range(5, 250, 20), max_new_tokens=8)
+        pages.append(int(statm.read_text().split()[1]))
+    assert pages[-1] < 1.04 * pages[2], pages
+
+
+# Sent to another process
+
+def answer_of(pair, prompt, prefilled, stop) -> tuple[list[int], str, int]:
+    result = pair.generate(prompt, max_new_tokens=6, prefilled=prefilled)
+    return result.generated_ids, pair.target.name, result.prompt_reused
+
+
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("smollm2-draft", marks=pytest.mark.slow),
+                                  pytest.param("smollm2-skip", marks=pytest.mark.slow)])
+def test_a_pair_goes_to_another_process_by_its_names(name):
+    pair = load_pair(name, "cpu", "bfloat16")
+    prefilled = pair.prefill("word " * 300)
+    assert len(pickle.dumps(pair)) < 10_000
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for given in ((None, ()), (prefilled, ())):
+            asked = pair, "word " * 300 + "and", *given
+            assert pool.submit(answer_of, *asked).result(100) == answer_of(*asked)
+
+
+def test_copies_of_a_pair_share_its_models():
+    pair = load_pair("smollm2", "cpu", "float32")
+    said = pair.generate("Hello", max_new_tokens=4).generated_ids
+    prefilled = pair.prefill("Hello there")
+    for one in (copy.copy(pair), copy.deepcopy(pair)):
+        assert one.target is pair.target and one.adding is not pair.adding and one.stats == pair.stats
+        for state in (prefilled, copy.copy(prefilled), copy.deepcopy(prefilled)):
+            assert one.generate("Hello there", max_new_tokens=2, prefilled=state).prompt_reused
+        assert one.generate("Hello", max_new_tokens=4).generated_ids == said and pair.stats.texts == 1
+    again = [pickle.loads(pickle.dumps(pair)) for _ in range(2)]
+    assert again[0].target is again[1].target is not pair.target  # a process has one of each
+
+
+def test_what_has_no_name_says_what_to_do():
+    for one in (Pair(talker()), talker(), Pair(talker(), talker(seed=1)), copy.copy(load("smollm2", "cpu", "float32"))):
+        with pytest.raises(InputError, match="made in memory.*load it by its folder"): pickle.dumps(one)
+    pair = Pair(talker(), talker(seed=1))
+    assert copy.deepcopy(pair).generate([1, 2], max_new_tokens=5) is not None
+
+
+def test_a_module_in_memory_goes_with_its_weights():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    torch.manual_seed(0)
+    model = TransformersLM(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=24)))
+    for one in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert one.model is not model.model and greedy(one, [1, 2], 5) == greedy(model, [1, 2], 5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1184,10 +1184,10 @@ def write_report(title: str, sections: Sequence[Section],
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(folder / "report.html") as html: # replaced when both are complete
-            html.write_text(rendered("page.html", title, sections), encoding="utf-8")
+            html.write_text(rendered("page.html", title, sections), "utf-8", "backslashreplace")
             with written_whole(folder / "report.md") as markdown:
-                markdown.write_text(rendered("summary.md", title, sections),
-                                    encoding="utf-8")
+                markdown.write_text(rendered("summary.md", title, sections), "utf-8",
+                                    "backslashreplace")  # a name may hold half a character
     except (OSError, ModelError) as error:
         raise InputError(f"The report can't be written into {folder}"
                          f" ({getattr(error, 'strerror', None) or error}) Give another folder by"

@@ -38,7 +38,7 @@ from specdec.models.hub import (
     GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
 )
 from ..models.transformers import context_length
-from ..files import append_whole, fingerprint, if_full, locked, parse_json
+from ..files import GrowingFile, fingerprint, growing, if_full, parse_json
 from specdec.bench.grid import (
     LLAMACPP, BenchmarkConfig, Cell, Grid, cells, drafts_here, synthetic_rates,
 )
@@ -212,19 +212,21 @@ def read_lines(file: Path,   # one whose name ends in .gz is unpacked
     return [*lines, *([rest] if rest else [])], 0
 
 # %% ../../nbs/bench/07_run.ipynb #b3nchck4
-def add_line(file: Path, line: str) -> None:
+def add_line(held: GrowingFile, line: str) -> None:
     "A line at the end of the file, all of it or nothing."
-    try: append_whole(file, line + "\n")
-    except OSError as error: raise unusable(file, error) from error
+    try: held.append(line + "\n")
+    except OSError as error: raise unusable(held.path, error) from error
 
-def mend(file: Path, torn: int) -> None: # torn: bytes of a last line that a kill tore
-    """Cut a torn line off, and end a last one that has no line break. What can't be written is
-    known here, and not after the first run."""
+def mended(file: Path, torn: int, # bytes of a last line that a kill tore
+           held: GrowingFile | None = None) -> GrowingFile: # held: the file, if it is open already
+    """Open the file, cut a torn line off, and end a last one that has no line break. What can't be
+    written is known here, and not after the first run."""
     try:
         if file.suffix == ".gz": raise OSError("it is packed, and can only be read")
-        if torn: os.truncate(file, file.stat().st_size - torn)
-        ended = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
-        append_whole(file, "" if ended else "\n")
+        held = held or GrowingFile(file)
+        if torn: held.cut(file.stat().st_size - torn)
+        if file.read_bytes()[-1:] not in (b"", b"\n"): held.append("\n")
+        return held
     except OSError as error: raise unusable(file, error) from error
 
 # %% ../../nbs/bench/07_run.ipynb #357aa2d5
@@ -279,16 +281,15 @@ class Records:
     """The records in a file, by key; raises `InputError` with the file and the line if one is
     damaged, and if the file can't be read or written."""
     def __init__(self, file: Path | None = None, # JSON Lines; None: they are only kept in memory
-                 writes: bool = True):           # False: the file is left as it is
+                 writes: bool = True,            # False: the file is left as it is
+                 held: GrowingFile | None = None): # of `growing`: the file, open and locked
         self.file, self.torn = file, 0
         self.by_key: dict[str, Record] = {}
-        self.state: tuple[int, ...] | None = None # of the file, after the last line of ours
+        self.held = held
         if file is None: return
         lines, self.torn = read_lines(file, b'{"version": ')
         for number, line in enumerate(lines, 1): self.take(number, line)
-        if not writes: return
-        mend(file, self.torn)
-        self.state = state_of(file)
+        if writes: self.held = mended(file, self.torn, held)
 
     def take(self, number: int, line: bytes) -> None:
         "Read one line."
@@ -300,25 +301,15 @@ class Records:
 
     def add(self, record: Record) -> None:
         "Keep one more; raises `InputError` if the file isn't as this process left it."
-        self.check_kept()
-        if self.file:
-            add_line(self.file, record.to_json())
-            self.state = state_of(self.file)
+        self.check_kept(record)
+        if self.held: add_line(self.held, record.to_json())
         self.by_key[record.key] = record
 
-    def check_kept(self) -> None:
+    def check_kept(self, *new: Record) -> None: # new: made since then, and not in it yet
         "Raise `InputError` if something else has replaced, removed or changed the file."
-        check(self.file is None or state_of(self.file) == self.state,
-              f"{self.file} was replaced, removed or changed by another program while runs were"
-              " written to it, so runs of this command may be lost, and it ends here. Put the file"
-              " back, or give another, and run the command again: what it holds is skipped.")
-
-# %% ../../nbs/bench/07_run.ipynb #93bf015a
-def state_of(file: Path) -> tuple[int, ...] | None: # None: there is none
-    "Which file it is, and its length."
-    try: found = os.stat(file)
-    except OSError: return None
-    return found.st_dev, found.st_ino, found.st_size
+        def lines():
+            return (record.to_json() + "\n" for record in (*self.by_key.values(), *new))
+        if self.held: self.held.check_kept(lines)
 
 # %% ../../nbs/bench/07_run.ipynb #5e98ad76
 def read_records(file: Path) -> list[Record]:
@@ -768,8 +759,8 @@ def measure(every: Iterable[Cell],
     that was measured with other code or elsewhere, and `ModelError` if no pair can be had."""
     outcome = Measured()
     for function in (weights_of, tokenizer_of, room_of): function.cache_clear()
-    with locked(out, wait=False) if out else nullcontext():
-        records = Records(out)
+    with growing(out) if out else nullcontext() as held:
+        records = Records(out, held=held)
         outcome.torn = records.torn
         if records.torn: log("repaired", file=str(out), bytes=records.torn)
         work = [(cell, known_of(cell, records)) for cell in planned(every, outcome)]

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..cache import KVCache
 from ..sampling import RandomSource, SamplingParams
 from ..errors import ModelError, SpecdecError, to_int
+from ..files import Remade
 from ..verify import VerifyRule
 
 # %% ../../nbs/drafters/00_base.ipynb #16049153
@@ -107,7 +108,7 @@ class _OfItsState:
             "settings, and the state of a sequence drafts. Start one and ask it: "
             f"state = drafter.start(tokens, features, limit), then state.{self.name}(…).")
 
-class DrafterBase:
+class DrafterBase(Remade):
     "What our drafters have in common: asked for what their states do, they say where it is."
     propose, commit = _OfItsState(), _OfItsState()
 

@@ -93,6 +93,12 @@ def load_drafter(folder: Path,
     (`TemperatureScaledDrafter`); on a CPU, a head has weights of four bits. Raises `InputError` if
     the folder holds none, `ModelError` if it is damaged or was trained for another target."""
     folder = local_path(folder)
+    found = _loaded(folder, target)
+    found.source = load_drafter, (folder.resolve(), target)
+    return found
+
+def _loaded(folder: Path, target: CausalLM) -> TemperatureScaledDrafter:
+    "See `load_drafter`."
     check(
         (folder / "config.json").is_file(),
         f"There is no trained drafter in {folder}: expected a folder that `specdec distill --out`"

@@ -208,4 +208,5 @@ def quantised(target: Llama) -> Llama: # it shares all else with the target, the
         layer.attention = with_int4(layer.attention, "qkv", "out")
         layer.mlp = with_int4(layer.mlp, "gate_up", "down")
     light.int4_share = light.four_bits().share
+    light.source = quantised, (target,)
     return light

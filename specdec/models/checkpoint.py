@@ -254,7 +254,7 @@ class StoredRows:
 
     def __init__(self, path: Path, name: str, # which file, which tensor
                  dtype: torch.dtype): # what the rows are turned into
-        self.file = open(path, "rb", buffering=0)
+        self.file, self.source = open(path, "rb", buffering=0), (path, name, dtype)
         self.dtype, self.lock = dtype, threading.Lock()
         length = int.from_bytes(self.file.read(8), "little")
         entry = parse_json(self.file.read(length))[name]
@@ -274,6 +274,8 @@ class StoredRows:
         with self.lock:
             self.file.seek(at)
             return self.file.read(size)
+
+    def __reduce__(self): return StoredRows, self.source  # another process opens the file itself
 
     def __del__(self):
         if hasattr(self, "file"): self.file.close()  # not if it could not be opened

@@ -346,4 +346,16 @@ class Llama(CausalLM):
         light = copy.copy(self)
         light.layers = [layer for i, layer in enumerate(self.layers) if i not in set(layers)]
         light.int4_share = light.four_bits().share
+        light.source = Llama.skip, (self, tuple(layers))
         return light
+
+    def __reduce_ex__(self, protocol):
+        "The call that loads it; raises `InputError` if it was made otherwise."
+        check(self.source is not None, "This model was made in memory, from a config and tensors or "
+              "as a changed copy, and no name says how another process would get it: save it and "
+              "load it by its folder, specdec.load(folder), or make it in that process.")
+        return super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo) -> "Llama":
+        "The model itself: decoding changes nothing in it."
+        return self

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -154,13 +155,14 @@ def read_config(folder: Path): # a transformers config, and whether our decoder 
     "The config.json of a folder; raises `ModelError` if it can't be used, or is a drafter's."
     check_no_older_head(folder)
     check_config(folder)
-    from transformers import AutoConfig
     try:
         stored = (folder / "config.json").read_text("utf-8", "replace")
         if "speculators_model_type" in stored: raise ValueError(
             "it is a head, which drafts for a target and is no model: load_drafter(folder, target),"
             " --drafter, or the key drafter of a configuration takes it")
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with preserve_interrupts():
+            from transformers import AutoConfig
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         return config, is_native(config)
     except Exception as error:  # a strict config class may raise anything
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
@@ -302,9 +304,10 @@ def native_counts(config) -> tuple[int, int, int]:
 def wrapped_count(config, dtype: torch.dtype) -> int: # numbers
     "How many numbers a model of transformers has: it is built without them."
     check_native(dtype, config)
-    from transformers import AutoModelForCausalLM
     try:
-        with torch.device("meta"): return AutoModelForCausalLM.from_config(config).num_parameters()
+        with preserve_interrupts(), torch.device("meta"):
+            from transformers import AutoModelForCausalLM
+            return AutoModelForCausalLM.from_config(config).num_parameters()
     except Exception as error:  # many kinds, by what its code can't do with such a config
         raise ModelError(f"transformers can't make a causal language model of the kind "
                          f"{config.model_type!r} ({first_line(error)}).") from error
@@ -403,6 +406,19 @@ def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name
     model = load_model(folder, place, number, use)
     model.name, model.digest = str(name), weights_digest(folder)
     model.tokenizer, model.eos_ids = tokenizer, end_tokens(folder, tokenizer)
+    here = local_path(name)  # another process may stand in another folder
+    where = str(here.resolve()) if name != "smollm2" and here.exists() else str(name)
+    kept = str(number).removeprefix("torch.")
+    model.source = load_again, (where, str(place), kept, use, revision)
+    return model
+
+# %% ../../nbs/engine/09_loading.ipynb #828c5444
+_UNPICKLED: WeakValueDictionary = WeakValueDictionary() # those that are there, by their calls
+
+def load_again(*call) -> CausalLM:
+    "`load` where a model is unpickled; one that this process has from another pickle is the same."
+    model = _UNPICKLED.get(call)
+    if model is None: model = _UNPICKLED[call] = load(*call)
     return model
 
 # %% ../../nbs/engine/09_loading.ipynb #609e467a

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import InputError, check, require_int, to_int
 from ..cache import KVCache
+from ..files import Remade
 from .recurrent import StateCache
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -30,7 +31,7 @@ def described(model: "CausalLM") -> str:
     return f"<{type(model).__name__}{name}: {where}{memory}; {reads}>"
 
 # %% ../../nbs/engine/03_protocol.ipynb #500834f0
-class CausalLM(Protocol):
+class CausalLM(Remade, Protocol):
     "What the package needs of a causal language model, as target or as draft model."
     vocab_size: int      # V, the width of the logits
     context_length: int  # positions it was trained for

@@ -137,7 +137,7 @@ class TransformersLM(CausalLM):
         if why: raise _refuse(model, " and ".join(why))
         self.model, self.config = model.eval(), config
         self.device, self.dtype = model.device, model.dtype
-        self.arguments = inspect.signature(model.forward).parameters
+        self.arguments = frozenset(inspect.signature(model.forward).parameters)
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
         self.tokenizer, self.eos_ids = tokenizer, generation_ends(model, tokenizer)
         require_bool(ring=ring)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import ModelError, NumericalError, check
-from ..files import append_whole, parse_json, written_whole
+from ..files import parse_json, written_whole
 from ..files import first_line
 from ..models.hub import pick_device, pick_dtype
 from ..verify import acceptance_probability
@@ -426,6 +426,7 @@ class Journal:
     def __init__(self, training: Training):
         self.training, folder = training, training.folder
         self.checkpoint, self.log = folder / "checkpoint.safetensors", folder / "log.jsonl"
+        self.lines: list[str] = []  # of the log
         if training.process.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             settings = {name: value for name, value in asdict(training.config).items()
@@ -443,9 +444,13 @@ class Journal:
             if first: self.log.unlink(missing_ok=True)
             return
         t.step = load_checkpoint(self.checkpoint, t.student.module, t.optimizers)["step"]
-        lines = [json.dumps(line) + "\n" for line in _logged(self.log) if line["step"] <= t.step]
-        if first:
-            with written_whole(self.log) as partial: partial.write_text("".join(lines))
+        kept = [line for line in _logged(self.log) if line["step"] <= t.step]
+        self.lines = [json.dumps(line) + "\n" for line in kept]
+        if first: self.write_log()
+
+    def write_log(self) -> None:
+        "All of the log: what another program has done to the file meanwhile loses no line."
+        with written_whole(self.log) as partial: partial.write_text("".join(self.lines))
 
     def note(self, loss: float | None, seconds: float) -> dict: # the line
         "Measure, and write it down."
@@ -453,10 +458,8 @@ class Journal:
         t.check_finite()
         line = {"step": t.step, "tokens": t.step * t.per_step, "loss": loss,
                 "seconds": round(seconds, 1), **t.evaluate()}
-        try: append_whole(self.log, json.dumps(line) + "\n")
-        except OSError as error:
-            raise ModelError(f"{self.log} can't be written ({first_line(error)}): make room there. "
-                             "The same command then goes on.") from error
+        self.lines.append(json.dumps(line) + "\n")
+        self.write_log()
         return line
 
     def save(self) -> None:
