@@ -287,6 +287,7 @@ def alone(model: "TransformersLM", ids: Tensor) -> Tensor: # logits, [1, n, V]
             f"{type(model.model).__name__} is no causal language model: for {ids.shape[1]} tokens "
             f"it must give logits [1, {ids.shape[1]}, {model.vocab_size}], not {shape}. Take the "
             "class that AutoModelForCausalLM loads.")
+    assert isinstance(logits, Tensor)
     return logits
 
 @torch.inference_mode()
