@@ -437,7 +437,8 @@ def test_candidate_generators_draft(llama, draft):
 
 
 @pytest.mark.parametrize("schedule", ["heuristic", "constant"])
-@pytest.mark.parametrize("lengths", [dict(), dict(max_length=10), dict(max_new_tokens=24), dict(max_length=99)], ids=str)
+@pytest.mark.parametrize("lengths", [dict(), dict(max_length=10), dict(max_new_tokens=24), dict(max_length=99)],
+                         ids=str)
 def test_an_assistant_needs_no_lengths_of_its_own(llama, draft, schedule, lengths):
     "The library fills them in inside `generate`; one that was made outside has none, or others."
     assistant = copy.deepcopy(draft)

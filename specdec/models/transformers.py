@@ -90,7 +90,7 @@ def is_stateful(model, config) -> bool:
     return bool(kinds - _ROLLS_BACK) or getattr(model, "_is_stateful", False)
 
 def check_module(model: object) -> None:
-    "Raise `InputError` for what is no module of transformers, `ModelError` if weights are missing."
+    "Raise `InputError` for what is no module of transformers, `ModelError` if weights lack."
     kind = repr(model) if model is None or isinstance(model, str) else (
         f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__)
     config = getattr(model, "config", None)
@@ -281,12 +281,12 @@ def alone(model: "TransformersLM", ids: Tensor) -> Tensor: # logits, [1, n, V]
     output = model.model(input_ids=ids.to(model.device), use_cache=False,
                          **model.positions(0, ids.shape[1]))
     logits = getattr(output, "logits", None)
-    shape = list(logits.shape) if isinstance(logits, Tensor) else "no logits"
+    shape = list(logits.shape) if isinstance(logits, Tensor) else "none"
     if shape != [1, ids.shape[1], model.vocab_size]:
         raise ModelError(
             f"{type(model.model).__name__} is no causal language model: for {ids.shape[1]} tokens "
-            f"it must give logits [1, {ids.shape[1]}, {model.vocab_size}], not {shape}. Take the "
-            "class that AutoModelForCausalLM loads.")
+            f"it must give logits [1, {ids.shape[1]}, {model.vocab_size}], and it gives {shape}. "
+            "Take the class that AutoModelForCausalLM loads.")
     assert isinstance(logits, Tensor)
     return logits
 
@@ -337,8 +337,8 @@ def narrow(model: "TransformersLM", ids: Tensor, want: Tensor) -> str: # empty: 
         output = model.model(input_ids=piece.to(model.device), use_cache=True, **past,
                              **model.positions(start, piece.shape[1]))
     if not is_off(model, output.logits[:, -1:], want[:, -1:]): return ""
-    return (f"the library's cache keeps the last {min(held)} tokens, and without a cache it attends "
-            "to all")
+    return (f"the library's cache keeps the last {min(held)} tokens, and without a cache it "
+            "attends to all")
 
 # by module: what was tried and found right, and whether it needs positions
 _TRIED: WeakKeyDictionary[nn.Module, dict[tuple, bool]] = WeakKeyDictionary()
