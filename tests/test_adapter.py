@@ -1,4 +1,5 @@
 "The wrapper around transformers: any architecture that can be rolled back, and a refusal for those that can't."
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -236,7 +237,7 @@ def test_logits_that_cannot_be_served(what, message):
     (lambda: torch.nn.Linear(2, 2), InputError, "not Linear"),
     (lambda: transformers.LlamaForCausalLM, InputError, "not the class LlamaForCausalLM"),
     (lambda: transformers.LlamaModel(LLAMA), ModelError, "no causal language model.*it gives none"),
-    (lambda: transformers.LlamaForSequenceClassification(LLAMA), ModelError, r"must give logits \[1, 12, 100\], and it gives"),
+    (lambda: transformers.LlamaForSequenceClassification(LLAMA), ModelError, r"give logits \[1, 12, 100\], and it gives"),
 ], ids=["None", "a name", "Linear", "a class", "no head", "a classifier"])
 def test_what_is_no_causal_language_model_is_refused(make, kind, message):
     with pytest.raises(kind, match=message): TransformersLM(make())
@@ -255,3 +256,19 @@ def test_a_refused_module_keeps_its_mode():
     with pytest.raises(ModelError): TransformersLM(module)
     assert module.training
     assert not TransformersLM(random_model(LLAMA).train()).model.training
+
+
+def test_a_pair_says_that_it_leaves_a_modules_own_settings_out():
+    module = random_model(LLAMA)
+    def warned():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            Pair(TransformersLM(module), NGramDrafter())
+        return [str(one.message) for one in said if "generation_config" in str(one.message)]
+    assert warned() == []
+    module.generation_config.update(temperature=0.6, top_p=0.9)
+    assert warned() == []  # they are of sampling, and it doesn't sample
+    module.generation_config.update(do_sample=True, repetition_penalty=1.1)
+    message, = warned()
+    assert all(f"'{name}': {value}" in message for name, value in dict(
+        do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.1).items())

@@ -15,20 +15,20 @@ KINDS = "it has layers of the kind"
 FORGETS = "it forgets its recurrent state where it reads several tokens at once"
 READS = "it can't read with our cache"
 REFUSED = {
-    "axk2": KINDS, "deepseek_v32": KINDS, "deepseek_v4": KINDS, "glm_moe_dsa": KINDS, "hy_v4": KINDS, "qwen4_exp": KINDS,
-    "qwen4_exp_text": KINDS, "falcon_mamba": FORGETS, "jamba": FORGETS, "mamba": FORGETS, "recurrent_gemma": FORGETS,
+    "axk2": KINDS, "deepseek_v32": KINDS, "deepseek_v4": KINDS, "glm_moe_dsa": KINDS, "hy_v4": KINDS,
+    "qwen4_exp": KINDS, "qwen4_exp_text": KINDS, "falcon_mamba": FORGETS, "jamba": FORGETS, "mamba": FORGETS, "recurrent_gemma": FORGETS,
     "zamba": FORGETS, "blt": READS, "minimax": READS, "musicgen": READS, "musicgen_melody": READS,
     "cpmant": "did not keep its keys and values", "mllama": "did not keep its keys and values",
     "dory": "in pieces it says something else than at once",
     "moshi": "the library's cache keeps the last 8 tokens, and without a cache it attends to all",
-    "openai-gpt": "keeps no keys and values", "reformer": "keeps no keys and values", "rwkv": "keeps no keys and values",
-    "xlnet": "keeps no keys and values", "gemma4_unified_assistant": "keeps no keys and values",
+    **dict.fromkeys(("openai-gpt", "reformer", "rwkv", "xlnet", "gemma4_unified_assistant"), "keeps no keys and values"),
     "prophetnet": "its tokens attend to later ones", "xlm": "its tokens attend to later ones",
     "xlstm": "keeps a recurrent state outside the library's cache",
 }
 # can't be built small: configs with sizes that can't be changed, or that need a package we don't have
 TOO_LARGE = {"dots3_note", "dots3_note_text", "gemma3n", "gemma4_assistant"}
-QUICK = ("roberta", "xlm-roberta-xl", "bamba", "gpt_neo", "mvp", "moshi", "dory", "xlm", "prophetnet", "cpmant", "mllama")
+QUICK = ("roberta", "xlm-roberta-xl", "bamba", "gpt_neo", "mvp", "moshi", "dory", "xlm", "prophetnet", "cpmant",
+         "mllama")
 
 
 def texts(V):

@@ -125,7 +125,8 @@ def test_a_batch_with_padding_on_the_left(llama):
     hole = mask.clone()
     hole[0, 2] = 0
     for kind in (torch.int64, torch.bool, torch.float32):
-        assert torch.equal(generate(llama, ids, attention_mask=mask.to(kind)), generate(llama, ids, attention_mask=mask))
+        assert torch.equal(generate(llama, ids, attention_mask=mask.to(kind)),
+                           generate(llama, ids, attention_mask=mask))
         for wrong in (mask.flip(1), hole):
             with pytest.raises(InputError, match="on the left"):
                 generate(llama, ids, attention_mask=wrong.to(kind))

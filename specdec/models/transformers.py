@@ -132,6 +132,20 @@ def generation_ends(model, # a transformers module
         raise ModelError(f"The eos_token_id of {type(model).__name__} must be token ids, not "
                          f"{ends!r}.") from error
 
+# settings of a generation config that choose among tokens; those of sampling where it samples
+_CHOOSES = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens",
+            "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias",
+            "min_length", "min_new_tokens")
+_SAMPLES = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")
+
+def own_settings(target: CausalLM) -> dict[str, object]: # empty: none
+    "What a wrapped module's generation config would change in its text, which a pair doesn't."
+    config = getattr(getattr(target, "model", None), "generation_config", None)
+    if not isinstance(target, TransformersLM) or config is None: return {}
+    names = _CHOOSES + (_SAMPLES if getattr(config, "do_sample", False) else ())
+    return {name: value for name, value in config.to_diff_dict().items()
+            if name in names and value is not None}
+
 # %% ../../nbs/engine/07_adapter.ipynb #8f80f643
 class TransformersLM(CausalLM):
     """Any causal language model of transformers behind the same interface, on the same cache; what
