@@ -11,18 +11,18 @@ from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair
 
 # why a class can't be served: a part of the message
-KINDS = "it has layers of the kind"
-FORGETS = "it forgets its recurrent state where it reads several tokens at once"
-READS = "it can't read with our cache"
 REFUSED = {
-    "axk2": KINDS, "deepseek_v32": KINDS, "deepseek_v4": KINDS, "glm_moe_dsa": KINDS, "hy_v4": KINDS,
-    "qwen4_exp": KINDS, "qwen4_exp_text": KINDS, "falcon_mamba": FORGETS, "jamba": FORGETS, "mamba": FORGETS, "recurrent_gemma": FORGETS,
-    "zamba": FORGETS, "blt": READS, "minimax": READS, "musicgen": READS, "musicgen_melody": READS,
-    "cpmant": "did not keep its keys and values", "mllama": "did not keep its keys and values",
+    **dict.fromkeys(("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
+                    "it has layers of the kind"),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"),
+                    "it forgets its recurrent state where it reads several tokens at once"),
+    **dict.fromkeys(("blt", "minimax", "musicgen", "musicgen_melody"), "it can't read with our cache"),
+    **dict.fromkeys(("cpmant", "mllama"), "did not keep its keys and values"),
+    **dict.fromkeys(("openai-gpt", "reformer", "rwkv", "xlnet", "gemma4_unified_assistant"),
+                    "keeps no keys and values"),
+    **dict.fromkeys(("prophetnet", "xlm"), "its tokens attend to later ones"),
     "dory": "in pieces it says something else than at once",
     "moshi": "the library's cache keeps the last 8 tokens, and without a cache it attends to all",
-    **dict.fromkeys(("openai-gpt", "reformer", "rwkv", "xlnet", "gemma4_unified_assistant"), "keeps no keys and values"),
-    "prophetnet": "its tokens attend to later ones", "xlm": "its tokens attend to later ones",
     "xlstm": "keeps a recurrent state outside the library's cache",
 }
 # can't be built small: configs with sizes that can't be changed, or that need a package we don't have
