@@ -7,6 +7,7 @@ __all__ = ['Pair', 'load_pair', 'ConfiguredPair', 'load_config']
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from .models.linear import release_workers
 from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed
 from .models.protocol import CausalLM
+from .models.transformers import own_settings
 from specdec.plan import (
     METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_bools, make_plan,
 )
@@ -106,6 +108,10 @@ class Pair:
         )
         check(costs is None or callable(getattr(costs, "at", None)),
               f"costs must be MachineCosts, from `measure_costs`, or None, not {named(costs)}.")
+        if settings := own_settings(target): warnings.warn(
+            f"A pair doesn't take the settings of the model's generation_config ({settings}): it "
+            "is greedy, unless generate(temperature=…, top_k=…, top_p=…) says otherwise.",
+            stacklevel=2)
         self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
         self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
         self.costs = costs # None: see `costs_for`

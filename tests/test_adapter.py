@@ -1,4 +1,6 @@
 "The wrapper around transformers: any architecture that can be rolled back, and a refusal for those that can't."
+import inspect
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from families import FAMILIES, LOOKALIKES, OTHERS, SMALL, V, check_interface, ra
 from specdec.cache import KVCache
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import InputError, ModelError, SpecdecError
+from specdec.models import transformers as home
 from specdec.models.transformers import TransformersLM, as_transformers_cache, cache_argument, is_native
 from specdec.pair import Pair
 
@@ -116,3 +119,156 @@ def test_ends_are_those_of_the_generation_config_then_of_the_config():
     assert TransformersLM(module).eos_ids == frozenset() and TransformersLM(module).tokenizer is None
     module.generation_config.eos_token_id = "</s>"
     with pytest.raises(ModelError, match="must be token ids, not '</s>'"): TransformersLM(module)
+
+
+# --- Tried when it is wrapped
+
+LLAMA = LlamaConfig(**SMALL)
+
+
+def forwards(module, run):
+    "How many tokens each forward of the module reads in `run()`."
+    seen = []
+    hook = module.register_forward_pre_hook(lambda *a: seen.append(a[2]["input_ids"].shape[1]), with_kwargs=True)
+    try: run()
+    finally: hook.remove()
+    return seen
+
+
+def test_a_module_is_tried_once_by_five_short_forwards():
+    module = random_model(OTHERS["gpt2"])
+    seen = forwards(module, lambda: TransformersLM(module))
+    assert len(seen) == 5 and sum(seen) <= 40
+    assert forwards(module, lambda: TransformersLM(module)) == []
+    module.to(torch.bfloat16)  # that is another computation
+    assert len(forwards(module, lambda: TransformersLM(module))) == 5
+
+
+def test_a_trial_reads_past_windows_that_are_short_and_no_large_model_reads_long():
+    module = random_model(OTHERS["gemma3-window"])
+    assert max(forwards(module, lambda: TransformersLM(module))) == 8 + 8  # a window of eight, crossed
+    model = TransformersLM(random_model(LlamaConfig(**SMALL)))
+    model.config.sliding_window = 40
+    assert home.trial_text(model).shape[1] == 48
+    model.model.num_parameters = lambda: 7 * 10**9
+    assert home.trial_text(model).shape[1] == 12
+    assert home.trial_text(model)[0, 1:6:2].tolist() == [0, 2, 1]  # padding, end, beginning
+
+
+def test_roberta_counts_from_0_as_generate_does():
+    "Also where the text holds padding ids; without our positions, reading in pieces gives another text."
+    kind = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                max_position_embeddings=64, pad_token_id=1, is_decoder=True)
+    module = random_model(transformers.RobertaConfig(**kind))
+    model = TransformersLM(module)
+    assert model.counts and not TransformersLM(random_model(LLAMA)).counts
+    prompt = torch.tensor([[5, 1, 17, 42, 1, 1, 9]])
+    how = dict(attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30, eos_token_id=None)
+    theirs = module.generate(prompt, **how)
+    result = Pair(model, NGramDrafter()).generate(prompt[0].tolist(), max_new_tokens=30, ignore_eos=True)
+    assert result.generated_ids == theirs[0, 7:].tolist() and result.num_drafted > 0
+    from specdec import transformers_generate
+    assert torch.equal(module.generate(prompt, custom_generate=transformers_generate, **how), theirs)
+    with torch.inference_mode(): alone = module(prompt).logits
+    assert (model.forward(prompt) - alone).abs().max() > 0.1  # the module by itself counts from the padding id
+
+
+class Late(transformers.LlamaForCausalLM):
+    "Broken past so many tokens: with a cache it forgets the first token there."
+    def forward(self, input_ids=None, cache=None, use_cache=None, past_key_values=None, **others):
+        past = {CACHE: cache if past_key_values is None else past_key_values}
+        output = super().forward(input_ids=input_ids, **past, use_cache=use_cache, **others)
+        held = past[CACHE]
+        if use_cache and held is not None and held.get_seq_length() > self.config.broken_after: output.logits += 0.5
+        return output
+
+
+class Ahead(transformers.LlamaForCausalLM):
+    "Lets each token see the last one."
+    def forward(self, input_ids=None, cache=None, use_cache=None, past_key_values=None, **others):
+        past = {CACHE: cache if past_key_values is None else past_key_values}
+        output = super().forward(input_ids=input_ids, **past, use_cache=use_cache, **others)
+        output.logits = output.logits + output.logits[:, -1:]
+        return output
+
+
+class Broken(transformers.LlamaForCausalLM):
+    def forward(self, *args, **others):
+        output = super().forward(*args, **others)
+        return self.config.breaks(output)
+Broken.forward.__signature__ = inspect.signature(transformers.LlamaForCausalLM.forward)
+
+CACHE = cache_argument(random_model(LLAMA))
+
+
+@pytest.mark.parametrize("kind, reason", [
+    (Ahead, "its tokens attend to later ones"), (Late, "can't be rolled back.*something else than"),
+])
+def test_a_module_that_reads_otherwise_in_pieces_is_refused(kind, reason):
+    "The negative control: the same class without the fault passes."
+    config = LlamaConfig(**SMALL, broken_after=10)
+    with pytest.raises(ModelError, match=reason): TransformersLM(kind(config).eval())
+    config.broken_after = 60
+    if kind is Late: TransformersLM(kind(config).eval())
+
+
+def spoil(output, what):
+    if what == "last": output.logits = output.logits[:, -1:]
+    elif what == "wide": output.logits = torch.cat([output.logits, output.logits[..., :1]], -1)
+    elif what == "nan": output.logits = output.logits * float("nan")
+    return output
+
+
+@pytest.mark.parametrize("what, message", [
+    ("last", r"is no causal language model.*must give logits \[1, 12, 100\], and it gives \[1, 1, 100\]"),
+    ("wide", r"it gives \[1, 12, 101\]"), ("nan", "with a cache it says something else|attend to later"),
+])
+def test_logits_that_cannot_be_served(what, message):
+    module = Broken(LlamaConfig(**SMALL)).eval()
+    module.config.breaks = lambda output: spoil(output, what)
+    with pytest.raises(ModelError, match=message): TransformersLM(module)
+    module.config.breaks = lambda output: output
+    assert TransformersLM(module).vocab_size == V
+
+
+@pytest.mark.parametrize("make, kind, message", [
+    (lambda: None, InputError, "wraps a causal language model of transformers, such as .*not None"),
+    (lambda: "gpt2", InputError, "not 'gpt2'"),
+    (lambda: torch.nn.Linear(2, 2), InputError, "not Linear"),
+    (lambda: transformers.LlamaForCausalLM, InputError, "not the class LlamaForCausalLM"),
+    (lambda: transformers.LlamaModel(LLAMA), ModelError, "no causal language model.*it gives none"),
+    (lambda: transformers.LlamaForSequenceClassification(LLAMA), ModelError, r"give logits \[1, 12, 100\], and it"),
+], ids=["None", "a name", "Linear", "a class", "no head", "a classifier"])
+def test_what_is_no_causal_language_model_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message): TransformersLM(make())
+
+
+def test_weights_that_are_not_in_memory_are_refused():
+    with torch.device("meta"): module = transformers.LlamaForCausalLM(LLAMA)
+    with pytest.raises(ModelError, match="LlamaForCausalLM are not in memory.*load all of it"): TransformersLM(module)
+    module = random_model(LLAMA)  # one layer offloaded, as accelerate leaves it
+    module.model.layers[1].to("meta")
+    with pytest.raises(ModelError, match="not in memory"): TransformersLM(module)
+
+
+def test_a_refused_module_keeps_its_mode():
+    module = transformers.LlamaModel(LLAMA).train()
+    with pytest.raises(ModelError): TransformersLM(module)
+    assert module.training
+    assert not TransformersLM(random_model(LLAMA).train()).model.training
+
+
+def test_a_pair_says_that_it_leaves_a_modules_own_settings_out():
+    module = random_model(LLAMA)
+    def warned():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            Pair(TransformersLM(module), NGramDrafter())
+        return [str(one.message) for one in said if "generation_config" in str(one.message)]
+    assert warned() == []
+    module.generation_config.update(temperature=0.6, top_p=0.9)
+    assert warned() == []  # they are of sampling, and it doesn't sample
+    module.generation_config.update(do_sample=True, repetition_penalty=1.1)
+    message, = warned()
+    assert all(f"'{name}': {value}" in message for name, value in dict(
+        do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.1).items())

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
 import specdec.minimal as minimal
+from families import STATES
+from families import random_model as family
 from specdec.lossless.check import check_decoder, check_verify
 from specdec.minimal import RandomSource, Reader, generate, lookup, one_round, probabilities, verify
 from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers, prompts
@@ -234,6 +236,13 @@ WRONG = {"no prompt": ({"prompt": []}, "Empty prompt"), "no guesses": ({"K": 0},
 @pytest.mark.parametrize("settings, message", WRONG.values(), ids=WRONG)
 def test_errors_say_what_to_do(target, settings, message):
     with pytest.raises(ValueError, match=message): list(generate(target, **{"prompt": [1], **settings}))
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_cache_that_cannot_be_cropped_is_refused(name):
+    "States and windows of convolutions; the package itself has other means."
+    with pytest.raises(ValueError, match="needs a cache that can be cropped"):
+        next(generate(family(STATES[name]), REPEATING))
 
 
 def test_lookup_takes_the_longest_and_latest_ending():

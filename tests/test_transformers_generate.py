@@ -23,9 +23,10 @@ import specdec
 import specdec.models.generate as home
 from families import FAMILIES, OTHERS, SMALL, V, random_model
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.errors import InputError, ModelError
 from specdec.lossless.enumerate import exact_distribution
-from specdec.models.generate import CandidateDrafter, CandidateState, process, remembers
+from specdec.models.generate import CandidateDrafter, CandidateState, drafter_of, process, remembers
 from specdec.models.transformers import TransformersLM, cache_argument
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -34,7 +35,10 @@ PROMPT = torch.tensor([[1, 17, 42, 5, 17, 42]])
 
 
 @pytest.fixture(scope="module")
-def llama(): return random_model(LlamaConfig(**SMALL | dict(eos_token_id=None)))
+def llama():
+    module = random_model(LlamaConfig(**SMALL | dict(eos_token_id=None)))
+    TransformersLM(module)  # it is tried once: what a test counts are forwards over a prompt
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +122,25 @@ def test_a_batch_with_padding_on_the_left(llama):
         expected = generate(llama, ids, ours=None, **how)
         assert torch.equal(generate(llama, ids, **how), expected)
         assert torch.equal(generate(llama, ids, drafter=llama, **how), expected)
-    with pytest.raises(InputError, match="on the left"):
-        generate(llama, ids.flip(1), attention_mask=mask.flip(1))
+    hole = mask.clone()
+    hole[0, 2] = 0
+    for kind in (torch.int64, torch.bool, torch.float32):
+        assert torch.equal(generate(llama, ids, attention_mask=mask.to(kind)),
+                           generate(llama, ids, attention_mask=mask))
+        for wrong in (mask.flip(1), hole):
+            with pytest.raises(InputError, match="on the left"):
+                generate(llama, ids, attention_mask=wrong.to(kind))
+
+
+def test_a_module_that_is_trained_is_in_training_afterwards(draft):
+    "Each part as it was: one may be frozen. Also after an error, and the module that drafts."
+    trained, drafts = copy.deepcopy(draft).train(), copy.deepcopy(draft).train()
+    trained.model.norm.eval()
+    before = [part.training for part in trained.modules()]
+    assert torch.equal(generate(trained, drafter=drafts), generate(draft, ours=None))
+    with pytest.raises(InputError): generate(trained, drafter=drafts, K=0)
+    assert [part.training for part in trained.modules()] == before and not all(before)
+    assert all(part.training for part in drafts.modules())
 
 
 # --- where it ends
@@ -256,11 +277,40 @@ def test_a_streamer_of_the_library(llama):
     assert "".join(streamer).split() == [str(i) for i in out[0, 6:].tolist()]
 
 
-def test_generate_keeps_its_streamer_to_itself(llama):
-    "Why a streamer is bound: if this fails, the library hands it on, and the page can say so."
+def test_what_generate_keeps_to_itself_is_refused(llama, draft):
+    "Why a streamer is bound: the library doesn't hand it on, nor an assistant. A setting is never ignored."
     streamer = Collect()
-    generate(llama, streamer=streamer)
-    assert streamer.pieces == [PROMPT[0].tolist()] and not streamer.ended
+    with pytest.raises(InputError, match="keeps its streamer.*bind it"): generate(llama, streamer=streamer)
+    assert streamer.pieces == [PROMPT[0].tolist()] and streamer.ended == 1  # a thread that waits for it goes on
+    with pytest.raises(InputError, match="assistant_model.*give the assistant as drafter"):
+        generate(llama, assistant_model=draft)
+
+
+# --- a folder with custom_generate/generate.py, the library's own format
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (tmp_path / "custom_generate").mkdir()
+    (tmp_path / "custom_generate" / "generate.py").write_text("from specdec import transformers_generate as generate\n")
+    return dict(custom_generate=str(tmp_path), trust_remote_code=True)
+
+
+def test_a_folder_that_holds_our_function(llama, draft, folder):
+    streamer = Collect()
+    for how in (dict(), dict(K=2), dict(assistant_model=draft), dict(drafter=draft), dict(streamer=streamer),
+                dict(repetition_penalty=1.4), dict(generation_config=GenerationConfig(max_new_tokens=5))):
+        theirs = {k: v for k, v in how.items() if k not in ("K", "drafter", "assistant_model", "streamer")}
+        expected = llama.generate(PROMPT, **settings() | theirs)
+        assert torch.equal(llama.generate(PROMPT, **settings() | how, **folder), expected)
+        assert torch.equal(llama.generate(input_ids=PROMPT, **settings() | how, **folder), expected)
+    assert streamer.ended == 2 and streamer.pieces.count(PROMPT[0].tolist()) == 2
+    twin = copy.deepcopy(llama)
+    _, count = reads(llama, lambda: llama.generate(PROMPT, **settings(), **folder, assistant_model=twin))
+    assert count == 1 + 4  # its own tokens are right: the assistant drafts, five and one a round
+    with pytest.raises(InputError, match="assistant_model and drafter both"):
+        llama.generate(PROMPT, **settings(), **folder, assistant_model=draft, drafter=draft)
+    with pytest.raises(InputError, match="called by generate"): OURS(llama, PROMPT)
 
 
 # --- sampling: the exact distribution
@@ -385,6 +435,25 @@ def test_candidate_generators_draft(llama, draft):
     assert count == 1 + 5  # its own tokens are right: 23 tokens after the first, five a round
     with pytest.raises(InputError, match="one sequence it was made for"):
         generate(llama, PROMPT.repeat(2, 1), drafter=PromptLookupCandidateGenerator())
+
+
+@pytest.mark.parametrize("schedule", ["heuristic", "constant"])
+@pytest.mark.parametrize("lengths", [dict(), dict(max_length=10), dict(max_new_tokens=24), dict(max_length=99)],
+                         ids=str)
+def test_an_assistant_needs_no_lengths_of_its_own(llama, draft, schedule, lengths):
+    "The library fills them in inside `generate`; one that was made outside has none, or others."
+    assistant = copy.deepcopy(draft)
+    assistant.generation_config.num_assistant_tokens_schedule = schedule
+    config = GenerationConfig(eos_token_id=None, pad_token_id=0, **lengths)
+    generator = AssistedCandidateGenerator(PROMPT, assistant, config, {"attention_mask": torch.ones_like(PROMPT)})
+    assert torch.equal(generate(llama, drafter=generator), generate(llama, ours=None))
+
+
+@pytest.mark.parametrize("lookup", [NGramDrafter, SuffixDrafter])
+def test_a_lookup_drafts_nothing_behind_an_end(llama, lookup):
+    "What followed an end of the prompt belongs to another text; the cut draft has the end itself."
+    state = drafter_of(lookup(), TransformersLM(llama)).start([5, 6, 7, 2, 8, 9, 5, 6], None, 40, {2})
+    assert state.propose(5, SamplingParams(), SeededRandom(0)).tokens == [7, 2]
 
 
 class Doubles(AssistedCandidateGenerator):

@@ -6,8 +6,10 @@
 __all__ = ['transformers_generate']
 
 # %% ../../nbs/engine/20_generate.ipynb #tfg00004
+import inspect
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +17,14 @@ from torch import Tensor, nn
 
 from ..cache import KVCache
 from specdec.drafters.base import (
-    Draft, Drafter, DrafterBase, DraftState, TemperatureScaledState, WrapperDrafter,
+    Draft, Drafter, DrafterBase, DraftState, TemperatureScaledState, WrapperDrafter, WrapperState,
 )
 from ..drafters.load import is_drafter, model_drafter, named
-from ..drafters.lookup import NGramDrafter
+from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..errors import check, require_int
-from ..loop import speculate
+from ..loop import speculate, up_to_end
 from .protocol import CausalLM, WrapperLM
-from .transformers import TransformersLM
+from .transformers import TransformersLM, evaluating
 from ..sampling import RandomSource, SamplingParams, SeededRandom, probabilities
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -198,7 +200,10 @@ class CandidateDrafter(DrafterBase):
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> CandidateState:
-        "The generator keeps its own state."
+        """The generator keeps its own state. How long the sequence can get is told by the loop; a
+        generator that was made outside `generate` may not know."""
+        for name, value in (("main_model_max_length", limit), ("main_model_min_length", 0)):
+            if hasattr(self.generator, name): setattr(self.generator, name, value)
         return CandidateState(self.generator, tokens, self.device)
 
 class LikeTarget(WrapperDrafter):
@@ -210,6 +215,19 @@ class LikeTarget(WrapperDrafter):
     def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> DraftState:
         "The inner state, called with these parameters."
         return TemperatureScaledState(inner, lambda _: self.sampling)
+
+class UpToEnd(WrapperDrafter):
+    "A lookup that drafts nothing behind an end: what stood there before belongs to another text."
+    @dataclass
+    class State(WrapperState):
+        inner: DraftState
+        eos_ids: Set[int]
+        def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
+            return Draft(up_to_end(self.inner.propose(K, sampling, rng).tokens, self.eos_ids))
+
+    def wrap(self, inner: DraftState, tokens: list[int], eos_ids: Set[int]) -> DraftState:
+        "The inner state, cut."
+        return self.State(inner, eos_ids)
 
 def sampling_of(processors: Sequence[Callable]) -> SamplingParams:
     "The temperature, top-k and top-p among logits processors."
@@ -223,6 +241,7 @@ def drafter_of(drafter: object, target: CausalLM) -> Drafter:
     "A drafter from what may draft; raises `InputError` for anything else."
     from transformers import PreTrainedModel
     from transformers.generation import CandidateGenerator
+    if isinstance(drafter, (NGramDrafter, SuffixDrafter)): return UpToEnd(drafter)
     if is_drafter(drafter): return drafter
     if isinstance(drafter, CandidateGenerator): return CandidateDrafter(drafter, target.device)
     if isinstance(drafter, PreTrainedModel): drafter = TransformersLM(drafter)
@@ -257,6 +276,21 @@ def check_served(model, config: "GenerationConfig", model_kwargs: dict[str, Any]
     check(not others, f"The model would get {', '.join(others)} besides token ids, which "
           f"transformers_generate doesn't pass on: {instead}")
 
+def check_kept(model) -> None:
+    """Raise `InputError` for an argument that `generate` keeps from a function and that has another
+    name here: an assistant, a streamer. Only the frame of its call knows of them."""
+    from transformers import GenerationMixin
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code: frame = frame.f_back
+    given = frame.f_locals if frame is not None else {}
+    if given.get("self") is not model: return  # it was called in another way
+    check(given.get("assistant_model") is None, "generate keeps its assistant_model from a "
+          "custom_generate: give the assistant as drafter, or leave custom_generate out.")
+    streamer = given.get("streamer")
+    if streamer is not None: streamer.end()  # a thread may wait for it
+    check(streamer is None, "generate keeps its streamer from a custom_generate: bind it, with "
+          "functools.partial(specdec.transformers_generate, streamer=…).")
+
 def padding_of(ids: Tensor, config: "GenerationConfig",
                model_kwargs: dict[str, Any]) -> list[int]: # [B]
     "How many tokens of padding each prompt begins with; raises `InputError` for padding elsewhere."
@@ -266,6 +300,7 @@ def padding_of(ids: Tensor, config: "GenerationConfig",
           f"are {ids.shape[1]}: hand in all tokens, also those that a cache holds.")
     if mask is None: pads = [0] * len(ids)
     else:
+        mask = (mask != 0).int()  # the difference of two booleans has no sign
         check(bool((mask.diff(dim=-1) >= 0).all() and mask[:, -1].all()),
               "Padding must stand on the left: make the tokenizer with padding_side=\"left\".")
         pads = (mask == 0).sum(-1).tolist()
@@ -330,35 +365,11 @@ def decode(target: ProcessedLM, drafter: Drafter, sequence: Continued, prompt: l
         if done: break
 
 # %% ../../nbs/engine/20_generate.ipynb #tfg00022
-@torch.no_grad()
-def transformers_generate(
-    model,                 # a module of transformers with a decoder only
-    input_ids: Tensor,     # prompts, [B, T]; padding stands on the left
-    logits_processor: Sequence[Callable], # applied at every draft position
-    stopping_criteria,     # a StoppingCriteriaList, asked after each emitted token
-    generation_config: "GenerationConfig",
-    *,
-    # one of our drafters or models, a module of transformers, or one of its candidate generators;
-    # None: n-gram lookup
-    drafter: Any = None,
-    K: int = 5,            # draft tokens a round, at most; `prompt_lookup_num_tokens` goes first
-    streamer: Any = None,  # gets the prompt, then each round's tokens; its `end` is always called
-    **model_kwargs,
-) -> Any: # prompt and new ids, [B, n]; or a GenerateDecoderOnlyOutput
-    """Our loop inside `generate` of transformers:
-    `model.generate(…, custom_generate=specdec.transformers_generate)`. Greedy tokens are those of
-    the library in float32; samples have the same distribution (Leviathan et al. 2023). A sequence
-    also ends where the model's positions do. The module is put into evaluation mode.
-
-    `drafter=` and `K=` may be arguments of `generate`; a streamer has to be bound, since `generate`
-    keeps its own from the function: `partial(specdec.transformers_generate, streamer=s)`. It also
-    keeps `assistant_model` and `tokenizer`: give the assistant as `drafter`.
-
-    Raises `InputError`, before any model runs, for what it can't serve, by name: beams, several
-    sequences a prompt, other algorithms, logits processors that remember, a cache that can't be
-    rolled back, attention maps and hidden states; `ModelError` for a model that can't be rolled
-    back."""
-    config, device = generation_config, input_ids.device
+def decode_all(model, input_ids: Tensor, logits_processor: Sequence[Callable], stopping_criteria,
+               config: "GenerationConfig", drafter: Any, K: int, streamer: Any,
+               model_kwargs: dict[str, Any]) -> Any:
+    "What `transformers_generate` does, with the modules in evaluation mode."
+    device = input_ids.device
     check_served(model, config, model_kwargs)
     target = TransformersLM(model)
     looked_up = config.prompt_lookup_num_tokens
@@ -424,6 +435,15 @@ def transformers_generate(
         **{name: cache},
     )
 
+def call_generate(model, drafter: Any, K: int, streamer: Any, inputs: Tensor | None = None,
+                  assistant_model: Any = None, **arguments) -> Any:
+    "`generate` with our loop, for a caller that has only the arguments of `generate`."
+    check(assistant_model is None or drafter is None,
+          "assistant_model and drafter both say what drafts: give one of them.")
+    ours = partial(transformers_generate, K=K, streamer=streamer,
+                   drafter=assistant_model if drafter is None else drafter)
+    return model.generate(inputs, custom_generate=ours, **arguments)
+
 # %% ../../nbs/engine/20_generate.ipynb #tfg00023
 def extend(theirs, ours: KVCache, length: int) -> None:
     "Append to a cache of transformers what ours holds beyond it, up to `length` positions."
@@ -431,3 +451,49 @@ def extend(theirs, ours: KVCache, length: int) -> None:
     for i, (keys, values) in enumerate(zip(ours.keys, ours.values)):
         assert keys is not None and values is not None
         theirs.update(keys[:, :, known:length].clone(), values[:, :, known:length].clone(), i)
+
+# %% ../../nbs/engine/20_generate.ipynb #7c0d3a91
+@torch.no_grad()
+def transformers_generate(
+    model,                 # a module of transformers with a decoder only
+    input_ids: Tensor | None = None, # prompts, [B, T]; padding stands on the left
+    logits_processor: Sequence[Callable] | None = None, # applied at every draft position
+    stopping_criteria=None, # a StoppingCriteriaList, asked after each emitted token
+    generation_config: "GenerationConfig | None" = None,
+    *,
+    # one of our drafters or models, a module of transformers, or one of its candidate generators;
+    # None: n-gram lookup
+    drafter: Any = None,
+    K: int = 5,            # draft tokens a round, at most; `prompt_lookup_num_tokens` goes first
+    streamer: Any = None,  # gets the prompt, then each round's tokens; its `end` is always called
+    **model_kwargs,
+) -> Any: # prompt and new ids, [B, n]; or a GenerateDecoderOnlyOutput
+    """Our loop inside `generate` of transformers:
+    `model.generate(…, custom_generate=specdec.transformers_generate)`. Greedy tokens are those of
+    the library in float32; samples have the same distribution (Leviathan et al. 2023). A sequence
+    also ends where the model's positions do. The module is in evaluation mode meanwhile.
+
+    `drafter=` and `K=` may be arguments of `generate`; a streamer has to be bound, since `generate`
+    keeps its own from the function: `partial(specdec.transformers_generate, streamer=s)`. It also
+    keeps `assistant_model` and `tokenizer`: give the assistant as `drafter`. It is also what the
+    library wants in a folder: `custom_generate/generate.py` there holds the line `from specdec
+    import transformers_generate as generate`, and then all arguments of `generate` arrive.
+
+    Raises `InputError`, before the prompt is read, for what it can't serve, by name: beams, several
+    sequences a prompt, other algorithms, logits processors that remember, a cache that can't be
+    rolled back, attention maps and hidden states; `ModelError` for a model that can't be rolled
+    back."""
+    if "inputs" in model_kwargs: # called instead of `generate`, with its arguments
+        if input_ids is not None: model_kwargs["input_ids"] = input_ids
+        return call_generate(
+            model, drafter, K, streamer, logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, generation_config=generation_config,
+            **model_kwargs)
+    check(not (input_ids is None or stopping_criteria is None or generation_config is None),
+          "transformers_generate is called by generate: model.generate(…, custom_generate="
+          "specdec.transformers_generate).")
+    assert input_ids is not None and generation_config is not None
+    check_kept(model)
+    with evaluating(*(m for m in (model, drafter) if isinstance(m, nn.Module))):
+        return decode_all(model, input_ids, logits_processor or [], stopping_criteria,
+                          generation_config, drafter, K, streamer, model_kwargs)

@@ -8,11 +8,13 @@ __all__ = ['TransformersLM']
 # %% ../../nbs/engine/07_adapter.ipynb #39b4d782
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.errors import (
     ModelError, SpecdecError, check, require_bool, require_int, to_int, to_number,
@@ -87,20 +89,30 @@ def is_stateful(model, config) -> bool:
     kinds = set(getattr(config, "layer_types", None) or [])
     return bool(kinds - _ROLLS_BACK) or getattr(model, "_is_stateful", False)
 
-def _why_not(model, config) -> list[str]: # empty: it can
-    "What keeps a transformers module from being rolled back."
-    why = []
+def check_module(model: object) -> None:
+    "Raise `InputError` for what is no module of transformers, `ModelError` if weights lack."
+    kind = repr(model) if model is None or isinstance(model, str) else (
+        f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__)
+    config = getattr(model, "config", None)
+    check(isinstance(model, nn.Module) and hasattr(config, "get_text_config"),
+          "TransformersLM wraps a causal language model of transformers, such as "
+          f"AutoModelForCausalLM.from_pretrained(…) returns, not {kind}.")
+    assert isinstance(model, nn.Module)
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ModelError(f"Some weights of {kind} are not in memory (on the device meta, or "
+                         "offloaded): load all of it onto devices that have room for it.")
+
+def _why_not(model, config) -> list[str]: # empty: it may be tried
+    "What keeps a transformers module from being rolled back, as far as its config tells."
     if cache_argument(model) not in inspect.signature(model.forward).parameters:
-        why.append("it keeps no keys and values")
-    elif is_stateful(model, config): why += unknown_kinds(config)
-    if any(getattr(part, "is_causal", True) is False for part in model.modules()):
-        why.append("its tokens attend to later ones")
-    return why
+        return ["it keeps no keys and values"]
+    return unknown_kinds(config) if is_stateful(model, config) else []
 
 def _refuse(model, why: str) -> ModelError:
     "The error for a module that can't be served."
     return ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: {why}. "
-                      "Take a model with attention, short convolutions or Mamba-2 layers.")
+                      "Take another model, such as one with attention, short convolutions or "
+                      "Mamba-2 layers.")
 
 # %% ../../nbs/engine/07_adapter.ipynb #ends0002
 def generation_ends(model, # a transformers module
@@ -120,33 +132,50 @@ def generation_ends(model, # a transformers module
         raise ModelError(f"The eos_token_id of {type(model).__name__} must be token ids, not "
                          f"{ends!r}.") from error
 
+# settings of a generation config that choose among tokens; those of sampling where it samples
+_CHOOSES = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens",
+            "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias",
+            "min_length", "min_new_tokens")
+_SAMPLES = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")
+
+def own_settings(target: CausalLM) -> dict[str, object]: # empty: none
+    "What a wrapped module's generation config would change in its text, which a pair doesn't."
+    config = getattr(getattr(target, "model", None), "generation_config", None)
+    if not isinstance(target, TransformersLM) or config is None: return {}
+    names = _CHOOSES + (_SAMPLES if getattr(config, "do_sample", False) else ())
+    return {name: value for name, value in config.to_diff_dict().items()
+            if name in names and value is not None}
+
 # %% ../../nbs/engine/07_adapter.ipynb #8f80f643
 class TransformersLM(CausalLM):
     """Any causal language model of transformers behind the same interface, on the same cache; what
     remembers more than keys and values has a `StateCache`. A sequence ends where the library's
-    `generate` ends it: see `generation_ends`. Raises `ModelError` if the model isn't causal, or
-    can't be rolled back: a model with states is tried, on a few tokens."""
+    `generate` ends it: see `generation_ends`. Positions count from 0, as in `generate`, also where
+    the module alone would count from its padding id. Raises `ModelError` if the model isn't causal,
+    or can't be rolled back: each is tried, on a few tokens (see `found_wrong`)."""
     def __init__(self, model, # a transformers module; it is put into evaluation mode
                  tokenizer: "PreTrainedTokenizerBase | None" = None, # None: token ids only, no text
                  # whether layers with a sliding window keep that window only: less memory for a
                  # long sequence
                  ring: bool = False,
                 ):
+        check_module(model)
+        require_bool(ring=ring)
         config = model.config.get_text_config()
         why = _why_not(model, config)
         if why: raise _refuse(model, " and ".join(why))
-        self.model, self.config = model.eval(), config
+        self.model, self.config = model, config
         self.device, self.dtype = model.device, model.dtype
         self.arguments = frozenset(inspect.signature(model.forward).parameters)
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
         self.tokenizer, self.eos_ids = tokenizer, generation_ends(model, tokenizer)
-        require_bool(ring=ring)
-        self.ring, self.has_states = ring, False
+        self.ring, self.has_states, self.counts = ring, False, False
         check(not ring or not all(layer is None for layer in self.state_layers()),
               f"{type(model).__name__} has no layers with a sliding window: leave `ring` out.")
         if ring or is_stateful(model, config):
             self.has_states, self.replays = True, not records(config, self.state_layers())
-            if reason := check_states(self): raise _refuse(model, reason)
+        with evaluating(model): try_out(self)
+        model.eval()
 
     @property
     def param_count(self) -> int:
@@ -197,14 +226,60 @@ class TransformersLM(CausalLM):
 
     def read(self, ids: Tensor, cache: KVCache, last: int | None, features: bool = False):
         "The module's output for these tokens, which it appends to the cache."
-        keep = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
+        more = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
         return self.model(
             input_ids=ids.to(self.device), use_cache=True, output_hidden_states=features,
-            **{cache_argument(self.model): as_transformers_cache(cache)}, **keep,
+            **{cache_argument(self.model): as_transformers_cache(cache)}, **more,
+            **self.positions(cache.length, ids.shape[1]),
         )
+
+    def positions(self, start: int, count: int) -> dict[str, Tensor]:
+        "The argument for positions, for a module that wouldn't count them from 0 itself."
+        if not self.counts: return {}
+        return {"position_ids": torch.arange(start, start + count, device=self.device)[None]}
 
 # %% ../../nbs/engine/07_adapter.ipynb #st4te002
 AGAIN = 16 # accepted tokens that a forward may have to read again, before new ones
+_WORK = 2e10 # a trial reads past a window if tokens × parameters stay below: half a second
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    "Inside, these modules are in evaluation mode; afterwards each part has the mode it had before."
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules: module.eval()
+    try: yield
+    finally:
+        for part, training in modes: part.training = training
+
+def windows(config) -> list[int]: # tokens
+    "The sliding windows and chunks of a module's layers, as configs name them."
+    names = ("sliding_window", "sliding_window_size", "attention_chunk_size", "window_size",
+             "attention_window_size", "local_attention")
+    return [n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0]
+
+def trial_text(model: "TransformersLM", which: int = 0) -> Tensor: # ids, [1, n]
+    """A dozen tokens, or as many as cross the module's windows with little work; padding, mask and
+    end are among them. There are several such texts."""
+    n = max([12, *(w + 8 for w in windows(model.config)
+                   if (w + 8) * model.param_count < _WORK)])
+    ids = (7 * torch.arange(min(n, model.context_length)) + 5 + 11 * which) % model.vocab_size
+    places = (model.config, model.tokenizer)
+    found = [getattr(place, f"{name}_token_id", None) for name in ("pad", "mask", "eos", "bos")
+             for place in places]
+    special = [i for i in dict.fromkeys(found) if isinstance(i, int) and 0 <= i < model.vocab_size]
+    for place, i in zip(range(1, len(ids), 2), special): ids[place] = i
+    return ids[None]
+
+def is_rounded(model: "TransformersLM") -> bool:
+    "Whether the module computes in less than float32."
+    return model.dtype not in (torch.float32, torch.float64)
+
+def is_off(model: "TransformersLM", found: Tensor, want: Tensor) -> bool: # of one shape
+    "Whether logits differ beyond rounding; those that a module masks (−∞) are left out."
+    limit = 0.05 if is_rounded(model) else 1e-4
+    masked = want < -1e9
+    difference, size = (x.float().abs().masked_fill(masked, 0).max() for x in (found - want, want))
+    return not difference.item() <= limit * size.item() # a NaN is off, too
 
 @torch.inference_mode()
 def disturb(cache: KVCache) -> bool: # whether there were any
@@ -215,30 +290,96 @@ def disturb(cache: KVCache) -> bool: # whether there were any
     for state in states: state += 100
     return bool(states)
 
-def check_states(model: TransformersLM) -> str: # empty: they can be rolled back
-    "Try whether a module's states can be rolled back; what is wrong with them, in words."
-    right, wrong = (torch.arange(*ends)[None] % model.vocab_size for ends in ((1, 7), (5, 9)))
-    limit = 1e-4 if model.dtype == torch.float32 else 0.05
+def alone(model: "TransformersLM", ids: Tensor) -> Tensor: # logits, [1, n, V]
+    "What the module says without a cache. Raises `ModelError` if it gives no logits of each token."
+    output = model.model(input_ids=ids.to(model.device), use_cache=False,
+                         **model.positions(0, ids.shape[1]))
+    logits = getattr(output, "logits", None)
+    shape = list(logits.shape) if isinstance(logits, Tensor) else "none"
+    if shape != [1, ids.shape[1], model.vocab_size]:
+        raise ModelError(
+            f"{type(model.model).__name__} is no causal language model: for {ids.shape[1]} tokens "
+            f"it must give logits [1, {ids.shape[1]}, {model.vocab_size}], and it gives {shape}. "
+            "Take the class that AutoModelForCausalLM loads.")
+    assert isinstance(logits, Tensor)
+    return logits
+
+@torch.inference_mode()
+def found_wrong(model: "TransformersLM", ids: Tensor) -> str: # empty: nothing
+    """Try whether a module reads this text piece by piece, with a rollback, as it reads all of it
+    at once; what is wrong, in words. Raises `ModelError` if it gives no logits of each token."""
+    n, p = ids.shape[1], max(1, ids.shape[1] - 6)
+    wrong = ids.flip(1)[:, :min(3, n - p - 1)]
     try:
-        want = model.forward(right, model.new_cache(6))
-        cache, again, other = (model.new_cache(8) for _ in range(3))
-        for each in (cache, again): model.forward(right[:, :3], each)
-        model.forward(wrong, other)
-        going_on = model.forward(right[:, 3:], again)
-        again.rollback(3)
-        has_states = disturb(again)
-        disturbed = model.forward(right[:, 3:], again)
-        model.forward(torch.cat([right[:, 3:4], wrong[:, :2]], 1), cache)
-        cache.rollback(4)
-        rolled_back = model.forward(right[:, 4:], cache)
+        want, cache = alone(model, ids), model.new_cache(n)
+        first = model.forward(ids[:, :p], cache)
+        if is_off(model, first, want[:, :p]):
+            later = is_off(model, alone(model, ids[:, :p]), want[:, :p])
+            return ("its tokens attend to later ones" if later else
+                    "with a cache it says something else than without")
+        model.forward(torch.cat([ids[:, p:p + 1], wrong], 1), cache)
+        cache.rollback(p + 1)
+        pieces = [piece for piece in (ids[:, p + 1:n - 1], ids[:, n - 1:]) if piece.shape[1]]
+        rest = torch.cat([model.forward(piece, cache) for piece in pieces], 1)
+        if model.has_states:
+            again = model.new_cache(n)
+            model.forward(ids[:, :p], again)
+            going_on = model.forward(ids[:, p:], again)
+            again.rollback(p)
+            unmoved = disturb(again) and torch.equal(going_on, model.forward(ids[:, p:], again))
+            if is_off(model, going_on, want[:, p:]) or unmoved:
+                return "it forgets its recurrent state where it reads several tokens at once"
+        if is_off(model, rest, want[:, -rest.shape[1]:]):
+            return ("it keeps a recurrent state outside the library's cache" if model.has_states
+                    else "in pieces it says something else than at once")
+        return narrow(model, ids, want)
+    except SpecdecError as error:
+        if isinstance(error, ModelError): raise
+        return f"it can't read with our cache ({error})"
     except Exception as error:  # of the module, whatever it is
-        return f"it can't read with the library's cache ({type(error).__name__}: {error})"
-    def is_off(found: Tensor) -> bool:
-        difference = (found - want[:, -found.shape[1]:]).abs().max() / want.abs().max()
-        return not difference.item() <= limit # a NaN is off, too
-    if is_off(going_on) or has_states and torch.equal(going_on, disturbed):
-        return "it forgets its recurrent state where it reads several tokens at once"
-    return "it keeps a recurrent state outside the library's cache" if is_off(rolled_back) else ""
+        return f"it can't read with our cache ({type(error).__name__}: {str(error)[:200]})"
+
+def narrow(model: "TransformersLM", ids: Tensor, want: Tensor) -> str: # empty: it isn't
+    "Whether the library's own cache is shorter than what the module attends to; in words."
+    from transformers import DynamicCache
+    cache = DynamicCache(config=model.config)
+    held = [w for layer in cache.layers if (w := getattr(layer, "sliding_window", None))]
+    if model.has_states or min(held, default=ids.shape[1]) >= ids.shape[1]: return ""
+    past = {cache_argument(model.model): cache}
+    for piece in (ids[:, :-1], ids[:, -1:]):
+        start = ids.shape[1] - 1 if piece.shape[1] == 1 else 0
+        output = model.model(input_ids=piece.to(model.device), use_cache=True, **past,
+                             **model.positions(start, piece.shape[1]))
+    if not is_off(model, output.logits[:, -1:], want[:, -1:]): return ""
+    return (f"the library's cache keeps the last {min(held)} tokens, and without a cache it "
+            "attends to all")
+
+# by module: what was tried and found right, and whether it needs positions
+_TRIED: WeakKeyDictionary[nn.Module, dict[tuple, bool]] = WeakKeyDictionary()
+
+def wrong_in_all(model: "TransformersLM") -> str: # empty: in one of the texts nothing is wrong
+    """What is wrong with a module, in words: in low precision, where a rounding error may choose
+    another expert, only what is wrong in each of three texts."""
+    why = ""
+    for which in range(3 if is_rounded(model) else 1):
+        why = found_wrong(model, trial_text(model, which))
+        if not why: break
+    return why
+
+def try_out(model: "TransformersLM") -> None:
+    """Find out whether a module can be served, once: with its own positions, else with ours. Raises
+    `ModelError`."""
+    attention = getattr(model.config, "_attn_implementation", None)
+    kind = model.ring, model.dtype, model.device, attention
+    known = _TRIED.setdefault(model.model, {})
+    if kind not in known:
+        why = wrong_in_all(model)
+        if why and "position_ids" in model.arguments:
+            model.counts = True
+            if not wrong_in_all(model): why = ""
+        if why: raise _refuse(model.model, why)
+        known[kind] = model.counts
+    model.counts = known[kind]
 
 # %% ../../nbs/engine/07_adapter.ipynb #3be030a4
 def is_native(config) -> bool:
