@@ -92,7 +92,8 @@ const start = (root) => {
   });
   const news = make("p", { class: "live-news", role: "status" }), wrong = make("p", { class: "live-wrong", role: "alert", hidden: "" });
   const sources = make("div", { class: "live-buttons" }, fetching, chooser.box), waiting = make("div", { class: "live-buttons", hidden: "" }, meter, cancel);
-  const complain = (error) => {
+  const complain = (error, beside) => { // beside: what stands by the button that was pressed
+    beside?.after(wrong);
     wrong.hidden = !error || error.code === "cancelled";
     wrong.textContent = wrong.hidden ? "" : error.message;
   };
@@ -116,7 +117,7 @@ const start = (root) => {
       run.focus({ preventScroll: true });
     } catch (error) {
       news.textContent = error.code === "cancelled" ? "Cancelled: nothing was loaded." : "";
-      complain(error);
+      complain(error, clear);
       sources.hidden = false;
       fetching.focus({ preventScroll: true });
     }
@@ -260,7 +261,7 @@ const start = (root) => {
       status.textContent = verdict.textContent ? `Done: ${verdict.firstChild.textContent}` : "Stopped.";
     } catch (error) {
       status.textContent = error.code === "cancelled" ? "Stopped." : "";
-      complain(error);
+      complain(error, status);
     }
     for (const lane of [drafted, plain]) if (!lane.rounds.length) lane.clear("–");
     going = null;

@@ -39,16 +39,23 @@ class SeededRandom {
 
 // ---- Distributions --------------------------------------------------------------------------------------------------
 
+// As Python's `NumericalError`: there is nothing to draw from, and any token would be a wrong one.
+const damaged = () => new Failure("numbers", "The model's numbers are damaged (NaN or infinite), so there is nothing to draw from: reload the page.");
+
+// The index of the largest number, of ties the lowest. Any NaN, a +inf, and nothing but -inf are damage, wherever they are.
 const likeliest = (row) => {
   let best = 0;
-  for (let i = 1; i < row.length; i++) if (row[i] > row[best]) best = i;
+  for (let i = 0; i < row.length; i++) {
+    if (Number.isNaN(row[i])) throw damaged();
+    if (row[i] > row[best]) best = i;
+  }
+  if (!Number.isFinite(row[best])) throw damaged();
   return best;
 };
 
 // Logits to the distribution that is sampled from; at temperature 0 all of it is on the likeliest token.
 const distribution = (logits, temperature) => {
   const p = new Float32Array(logits.length), best = likeliest(logits), top = logits[best];
-  if (!Number.isFinite(top)) throw new Failure("memory", "The model's numbers are damaged: reload the page.");
   if (temperature === 0) { p[best] = 1; return p; }
   let sum = 0;
   for (let i = 0; i < p.length; i++) sum += p[i] = Math.exp((logits[i] - top) / temperature);
@@ -60,6 +67,7 @@ const distribution = (logits, temperature) => {
 const draw = (weights, u) => {
   let total = 0, sum = 0, last = 0;
   for (const w of weights) total += w;
+  if (!(total > 0 && total < Infinity)) throw damaged();
   for (let i = 0; i < weights.length; i++) {
     if (weights[i] === 0) continue;
     sum += weights[i];
@@ -81,7 +89,9 @@ const residual = (p, q, token) => {
 const verify = (p, q, tokens, uniform) => {
   const tried = [];
   for (let i = 0; i < tokens.length; i++) {
-    const token = tokens[i], u = uniform(), accepted = u < Math.min(1, p[i][token] / (q[i] ? q[i][token] : 1));
+    const token = tokens[i], u = uniform(), ratio = p[i][token] / (q[i] ? q[i][token] : 1);
+    if (!(ratio >= 0)) throw damaged();
+    const accepted = u < Math.min(1, ratio);
     tried.push({ u, accepted });
     if (accepted) continue;
     const weights = residual(p[i], q[i], token), v = uniform();
