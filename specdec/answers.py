@@ -18,7 +18,7 @@ import math
 import torch
 
 from .sampling import SeededRandom
-from .errors import InputError, SpecdecError, check
+from .errors import InputError, SpecdecError, check, require_int
 from .result import GenerationResult
 from specdec.files import (
     GrowingFile, fingerprint, growing, numbered_lines, parse_json, written_whole,
@@ -216,7 +216,7 @@ def append_answer(held: GrowingFile, result: GenerationResult) -> None:
     "A line at the end of the file, all of it or nothing; raises `InputError` for a full disk."
     try: held.append(result.to_json() + "\n")
     except OSError as error:
-        raise InputError(f"{held.path} can't be written: {error.strerror or error}. What is answered"
+        raise InputError(f"{held.path} can't be written: {error.strerror or error}. What is done"
                          " so far is in it; make room, and the same command goes on.") from error
 
 def counted(results: Iterator, total: int, known: int) -> Iterator:
@@ -264,12 +264,18 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
 
     pair.reset_stats()
     decoded = dict(found)
+    # how many are drafted goes by the costs of the whole run's batch, however few prompts are left:
+    # what was stopped then goes on with the same texts, also at temperatures above 0
+    together = min(require_int(batch_size, "batch_size", 1), len(prompts))
+    inner = pair if isinstance(pair, Pair) else pair.pair # of a `ConfiguredPair`
+    known_costs = inner.known_costs
 
     def finish() -> None: # all that was decoded is in a file, in order
         file.check_kept(lambda: (decoded[i].to_json() + "\n" for i in sorted(decoded)))
         put_in_order(file.path)
 
     try:
+        inner.known_costs = dict.fromkeys(range(1, together + 1), inner.costs_at(together))
         for i, result in counted(results(), len(prompts), len(found)):
             decoded[i] = replace(result, run={"index": i} | run)
             append_answer(file, decoded[i])
@@ -278,6 +284,7 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
     except Exception:  # this is the error to tell, also where a full disk lets nothing be sorted
         with suppress(SpecdecError): finish()
         raise
+    finally: inner.known_costs = known_costs
     finish()
     return found
 

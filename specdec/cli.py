@@ -407,7 +407,8 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
         warnings.simplefilter("always", SlowerWarning)
         pair = or_rebuild(opened)
     for each in noticed:
-        if each.category is SlowerWarning: typer.echo(f"Warning: {in_one_line(each.message)}", err=True)
+        if each.category is SlowerWarning:
+            typer.echo(f"Warning: {in_one_line(each.message)}", err=True)
     check(raw or pair.tokenizer.chat_template, f"The target {pair.target.name!r} has no chat "
           "template: add --raw, and write the prompt as the beginning of a text.")
     return pair
@@ -1284,7 +1285,8 @@ def ollama(
               each["quantization"] or ""] for each in found["models"]])
     if answer and answer["tokens_per_second"]:
         typer.echo(shown(f"{answer['model']}: {answer['tokens']} tokens at"
-                         f" {answer['tokens_per_second']:.1f} a second, by its own clock"), err=True)
+                         f" {answer['tokens_per_second']:.1f} a second, by its own clock"),
+                   err=True)
     typer.echo(WHY_NOT, err=True)
 
 # %% ../nbs/use/07_cli.ipynb #p04pr002

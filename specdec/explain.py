@@ -671,8 +671,8 @@ def explain(found: Acceptance | GenerationResult | Iterable[GenerationResult],
         cost = found.round_seconds / step
         c = found.draft_seconds / step if found.draft_seconds is not None else None
         check(1e-6 <= cost <= 1e6 and (c or 0.0) <= 1e6, f"By these times a round takes {cost:.3g} "
-              f"plain steps, and drafting a token {c or 0.0:.3g}, which can't be: give --plain, the "
-              "tokens/s of plain decoding, a sequence, on the same machine.")
+              f"plain steps, and drafting a token {c or 0.0:.3g}, which can't be: give --plain, the"
+              " tokens/s of plain decoding, a sequence, on the same machine.")
         v = cost - (c or 0.0) * drafts
         e = replace(e, c=c, v=v, speedup=tau / cost, break_even=break_even(cost, K))
         expected = tokens_for(found)

@@ -256,8 +256,8 @@ def place_for(path: str | Path, # of a file or a folder, as the user named it
           f"{place} is there, and it isn't a file or a folder.")
     try: free = not place.exists() or _holds_nothing(place) or ours(place)
     except (OSError, ValueError, SpecdecError): free = False  # it can't be read as one of ours
-    check(bool(free), f"{place} holds something else than {what}, which would be lost: take another "
-          "place.")
+    check(bool(free), f"{place} holds something else than {what}, which would be lost: take another"
+          " place.")
     return place
 
 def json_object(path: Path) -> dict:

@@ -63,9 +63,8 @@ def greedy_match(
 class VerifyRule(Protocol):
     """A function that decides how many draft tokens are accepted, and which token follows them. It
     is given distributions only: a forward with a row of NaN or infinities raises `NumericalError`
-    before, also where the rule would have rejected a token earlier. Plain decoding might not have
-    come there; but such a row means damaged weights or an overflow, and you are told at once, not
-    by chance."""
+    before, also where the rule would have rejected a token earlier: such a row means damaged
+    weights or an overflow, and you are told at once, not by chance."""
     def __call__(
         self,
         p: Tensor,              # target distributions, [n + 1, V]; row i is for draft position i

@@ -530,7 +530,7 @@ def test_answers_in_a_file_are_gone_on_with(answered, questions):
 @pytest.mark.parametrize("more, name", [
     (["--seed", "5"], "seed was 4 and is 5"), (["--top-k", "3"], "top_k"), (["--raw"], "prompts"),
     (["--method", "plain"], "method was 'speculative' and is 'plain'"), (["-K", "2"], "K was 5 and is 2"),
-    (["--dtype", "float32"], "dtype was"), (["--logprobs", "1"], "logprobs was None and is 1"),
+    (["--dtype", "int4"], "dtype was"), (["--logprobs", "1"], "logprobs was None and is 1"),
     (["--pair", "smollm2-ngram"], "drafter was"), (["--json-schema", "schema.json"], "schema was None"),
     (["--max-new-tokens", "4"], "max_new_tokens was 3 and is 4"),
 ], ids=lambda value: value[0] if isinstance(value, list) else "")

@@ -351,8 +351,8 @@ class Llama(CausalLM):
 
     def __reduce_ex__(self, protocol):
         "The call that loads it; raises `InputError` if it was made otherwise."
-        check(self.source is not None, "This model was made in memory, from a config and tensors or "
-              "as a changed copy, and no name says how another process would get it: save it and "
+        check(self.source is not None, "This model was made in memory, from a config and tensors or"
+              " as a changed copy, and no name says how another process would get it: save it and "
               "load it by its folder, specdec.load(folder), or make it in that process.")
         return super().__reduce_ex__(protocol)
 

@@ -79,7 +79,7 @@ class DistillConfig:
     target: PathText = "smollm2"       # a name for `find_model`
     # reads the target's features, or a small Llama of its own
     kind: Literal["head", "lm"] = "head"
-    out: PathText = "drafter"          # the drafter's folder; its subfolder "training" is for the run
+    out: PathText = "drafter"          # the drafter's folder; the run is in its "training"
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
     data: PathText | None = None
