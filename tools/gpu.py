@@ -14,8 +14,8 @@ Nothing else of the project is needed. Then, there, in the folder that holds bui
     python3 there/tools/gpu.py second --out gpu.json --minutes 6   # the second: larger models, batches
 
 Each part is written to gpu.json when it ends, also one that failed, with its traceback, and the next one goes on. What
-doesn't fit into the minutes is left out and says so. The same command again goes on with what is missing; `second` also
-tries again what `first` left out. If the machine was another one in the meantime, bring gpu.json back to it, or let each
+doesn't fit into the minutes is left out and says so. The same command again goes on with what is missing; `second`
+also tries again what `first` left out. If the machine was another one in the meantime, bring gpu.json back to it, or let each
 call write a file of its own. A summary is printed last. Back here:
 
     python tools/gpu.py merge gpu.json other.json --out nbs/data/gpu.json
@@ -78,8 +78,8 @@ def download(requirement: str, folder: Path) -> None:
     "The wheel of a package for the machine, without what it needs."
     manylinux = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--python-version=3.12",
-         "--implementation=cp", *manylinux, "--dest", str(folder), requirement], check=True)
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+         "--python-version=3.12", "--implementation=cp", *manylinux, "--dest", str(folder), requirement], check=True)
 
 
 def needs_of(wheel: Path) -> list[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -388,9 +389,9 @@ def transformers_compiled(default: Default) -> dict:
 
 def marks_ms(marks: list, device: torch.device) -> list[float]:
     "Milliseconds between marks of a `PhaseTimer`."
-    if device.type != "cuda": return [1000 * (b - a) for a, b in zip(marks, marks[1:])]
+    if device.type != "cuda": return [1000 * (b - a) for a, b in pairwise(marks)]
     torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in zip(marks, marks[1:])]
+    return [a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
 STEPS = ("draft", "verify", "decide", "commit")
@@ -534,7 +535,8 @@ def batches(machine: Machine, size: str) -> dict:
             ids = torch.randint(target.vocab_size, (1, B * (K + 1)), device=machine.device)
             def forward(ids=ids, rows=rows): return target.compute(ids, rows, rows, None).argmax(-1)
             runs = {"step by step": forward}
-            if machine.on_gpu: runs["captured"], _ = captured(forward, (), machine.device, torch.Generator(machine.device))
+            if machine.on_gpu:
+                runs["captured"], _ = captured(forward, (), machine.device, torch.Generator(machine.device))
             for name, run in runs.items():
                 found = []
                 for _ in range(3 if machine.small else 9):

@@ -31,7 +31,7 @@ def python_of(environment: Path) -> Path: return environment / "bin" / "python"
 
 def says(python: Path, code: str) -> str: # "": it failed
     "What an interpreter prints."
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
     return done.stdout.strip() if not done.returncode else ""
 
 
@@ -44,8 +44,8 @@ def build(environment: Path, python: str, torch: str | None) -> None:
     run(*pip, *named.values())
     if says(python_of(environment), "import torch; print(1)"): return
     # the build for GPUs: its libraries of any release will do, since nothing of them is called here
-    parts = ("cublas", "cuda-cupti", "cuda-nvrtc", "cuda-runtime", "cudnn-cu13", "cufft", "cufile", "curand", "cusolver",
-             "cusparse", "cusparselt-cu13", "nccl-cu13", "nvjitlink", "nvshmem-cu13", "nvtx")
+    parts = ("cublas", "cuda-cupti", "cuda-nvrtc", "cuda-runtime", "cudnn-cu13", "cufft", "cufile", "curand",
+             "cusolver", "cusparse", "cusparselt-cu13", "nccl-cu13", "nvjitlink", "nvshmem-cu13", "nvtx")
     run(*pip, *(f"nvidia-{part}" for part in parts))
 
 
