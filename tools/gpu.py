@@ -15,8 +15,8 @@ Nothing else of the project is needed. Then, there, in the folder that holds bui
 
 Each part is written to gpu.json when it ends, also one that failed, with its traceback, and the next one goes on. What
 doesn't fit into the minutes is left out and says so. The same command again goes on with what is missing; `second`
-also tries again what `first` left out. If the machine was another one in the meantime, bring gpu.json back to it, or let each
-call write a file of its own. A summary is printed last. Back here:
+also tries again what `first` left out. If the machine was another one in the meantime, bring gpu.json back to it,
+or let each call write a file of its own. A summary is printed last. Back here:
 
     python tools/gpu.py merge gpu.json other.json --out nbs/data/gpu.json
 
