@@ -7,7 +7,8 @@ index and no model, and takes 60 MB at a time. So all is made ready here:
     python tools/gpu.py carry build/gpu         # code, wheels and the default model, in parts: build/gpu/1/part, …
 
 Take all parts there (the first in a call of its own, where one call can't take two; give it any short command).
-Nothing else of the project is needed. Then, there, in the folder that holds build/gpu:
+Nothing else of the project is needed: where a checkout travels along and counts, leave everything else out of it
+(`git sparse-checkout set tools`). Then, there, in the folder that holds build/gpu:
 
     cat build/gpu/*/part > all.tar.gz && python3 -m tarfile -e all.tar.gz there
     python3 there/tools/gpu.py first --out gpu.json --minutes 6    # the first call: is it right, and how fast

