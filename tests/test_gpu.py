@@ -107,16 +107,19 @@ import json, os, sys, time
 from pathlib import Path
 out, call = Path(sys.argv[3]), sys.argv[5]
 record = json.loads(out.read_text()) if out.exists() else dict(parts={})
+def write(found): # at once, as the real one does
+    out.with_suffix(".new").write_text(json.dumps(found))
+    out.with_suffix(".new").replace(out)
 for name in ("crash", "hang", "good"):
     if name in record["parts"]: continue
     running = dict(name=name, since=time.time(), until=time.time() + .3, call=call)
-    out.write_text(json.dumps(record | dict(running=running)))
+    write(record | dict(running=running))
     if name == "crash":
         print("the last words", file=sys.stderr, flush=True)
         os._exit(3)
     if name == "hang": time.sleep(60)
     record["parts"][name] = dict(result=1, call=call)
-    out.write_text(json.dumps(record))
+    write(record)
 '''
 
 def test_a_worker_that_crashes_or_hangs_is_replaced(tmp_path, monkeypatch):
