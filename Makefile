@@ -11,7 +11,7 @@ TESTING := SPECDEC_TESTS=$(TIER) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUI
 NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
 .PHONY: demo test test-all setup model browser check check-site check-code check-texts test-pages test-waiting test-working notebooks badges record \
-        figures mutation docs readme lab clean
+        figures mutation gpu-rehearsal docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
@@ -95,6 +95,9 @@ figures: setup model        ## every figure that a page quotes, measured anew; a
 mutation: setup model       ## change what decodes in small ways, and count what the tests notice; half an hour
 	$(BIN)/python -m pip install --quiet "cosmic-ray>=8.4,<9"
 	$(BIN)/python tools/mutation.py
+
+gpu-rehearsal: setup        ## what would run on a GPU for a quarter of an hour, on a CPU, in an environment like the one there
+	$(BIN)/python tools/gpu_rehearsal.py
 
 docs: setup                 ## render the notebooks into docs/
 	$(BIN)/python tools/site.py

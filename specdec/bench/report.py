@@ -1334,3 +1334,30 @@ def compare_reports(a: str | Path, b: str | Path, # files of results
         Section("How to read it", LEGEND),
     ]
     return write_report(f"Two measurements: {Path(a).name} and {Path(b).name}", sections, out)
+
+# %% ../../nbs/bench/09_report.ipynb #9a0b0002
+def gpu_lines(file: Path, # what `tools/gpu.py merge` wrote
+              about: str, # "tokens", "waits" or "batches"
+             ) -> str:
+    "What was measured on a GPU, a line each; or that there is no such measurement."
+    parts = from_json(file.read_bytes())["parts"] if file.exists() else {}
+    def result(name: str) -> dict: return parts.get(name, {}).get("result") or {}
+    lines = []
+    if about == "tokens":
+        for name, found in result("default, tokens").get("methods", {}).items():
+            if "tokens_per_second" not in found: continue  # it failed
+            speed = found["tokens_per_second"]
+            lines.append(f"{name:32}{speed['median']:8.0f} tokens/s ({speed['low']:.0f} to "
+                         f"{speed['high']:.0f})")
+    if about == "waits":
+        for name, found in result("default, waits").items():
+            lines.append(f"{name:32}{found['per_round']:8.2f} synchronisations a round")
+    if about == "batches":
+        for size in ("default", "1B", "8B"):
+            found = result(f"{size}, batches").get("pays_up_to", {})
+            for alpha, B in found.get("captured", {}).items():
+                lines.append(f"{size:8} α = {alpha}: drafts that cost nothing pay up to B = {B}")
+    if not lines: return ("No GPU has run this yet. `tools/gpu.py` says what to do where one is at "
+                          "hand.")
+    where = result("machine").get("name", "a GPU")
+    return "\n".join([f"Measured on {where}:", *lines])
