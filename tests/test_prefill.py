@@ -485,6 +485,15 @@ def test_what_cannot_be_continued_is_said_before_anything_runs():
     refused("prefilled, and its cache now holds 5", lambda: decoded(OLD, prefilled=state))
 
 
+def test_a_prompt_is_not_read_on_from_what_does_not_fit():
+    "Neither from another beginning, nor without the hidden states that are wanted, nor from something else."
+    known = prefill(TARGET, OLD)
+    with pytest.raises(InputError, match="from the first token on"):
+        prefill(TARGET, [(OLD[0] + 1) % V, *OLD], prefilled=known)
+    with pytest.raises(InputError, match=r"after layers \[1\]"): prefill(TARGET, LONG, (1,), prefilled=known)
+    with pytest.raises(InputError, match="not a dict"): prefill(TARGET, LONG, prefilled={})
+
+
 def test_what_a_pair_cannot_continue():
     pair = pair_of("head")
     state = pair.prefill(OLD)
