@@ -270,9 +270,8 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
     inner = pair if isinstance(pair, Pair) else pair.pair # of a `ConfiguredPair`
     known_costs = inner.known_costs
 
-    def finish() -> None: # all that was decoded is in a file, in order
+    def check_kept() -> None: # all that was decoded is in a file
         file.check_kept(lambda: (decoded[i].to_json() + "\n" for i in sorted(decoded)))
-        put_in_order(file.path)
 
     try:
         inner.known_costs = dict.fromkeys(range(1, together + 1), inner.costs_at(together))
@@ -282,10 +281,12 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
             found[i] = decoded[i]
     except KeyboardInterrupt: pass  # while one was written: what is missing says so
     except Exception:  # this is the error to tell, also where a full disk lets nothing be sorted
-        with suppress(SpecdecError): finish()
+        check_kept()
+        with suppress(SpecdecError): put_in_order(file.path)
         raise
     finally: inner.known_costs = known_costs
-    finish()
+    check_kept()
+    put_in_order(file.path)
     return found
 
 # %% ../nbs/use/07_answers.ipynb #fd718afa

@@ -101,7 +101,7 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 def split_lines(text: str) -> list[str]:
     "The lines of a text, ended as files end them; U+2028 and its kin are characters of a line."
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 def numbered_lines(path: Path) -> list[tuple[int, str]]: # from 1 on
     """The lines of a text file that aren't blank, each with its number; raises `InputError` as

@@ -188,10 +188,11 @@ def test_two_exports_to_one_path_do_not_mix(tmp_path):
 
 def test_a_full_disk_leaves_the_export_before(tmp_path):
     file, source = tmp_path / "m.gguf", tmp_path / "source.gguf"
-    file.write_bytes(b"before")
+    with planned(file, "llama", torch.float32) as plan: plan.add("a", (4, 4), lambda: torch.ones(4, 4))
+    before = file.read_bytes()
     source.write_bytes(bytes(9000))
     with on_a_disk_of(5000):
         with pytest.raises(ModelError, match="m.gguf can't be written .File too large"): export_original(source, file)
         with pytest.raises(ModelError, match="m.gguf can't be written"):
             with planned(file, "llama", torch.float32) as plan: plan.add("a", (64, 64), lambda: torch.ones(64, 64))
-    assert file.read_bytes() == b"before" and {path.name for path in tmp_path.iterdir()} == {"m.gguf", "source.gguf"}
+    assert file.read_bytes() == before and {path.name for path in tmp_path.iterdir()} == {"m.gguf", "source.gguf"}

@@ -712,16 +712,16 @@ def test_on_a_full_disk_it_is_said_that_the_same_command_goes_on(answered, one_l
     pair, kept = usual(one_load), []
     results = pair.results
     monkeypatch.setattr(pair, "results", lambda *given, **more: reversed(list(results(*given, **more))))
-    append = answers.append_whole
-    def full(path, text):
+    append = answers.GrowingFile.append
+    def full(held, text):
         if len(kept) == 2: raise OSError(28, "No space left on device")
-        append(path, text)
+        append(held, text)
         kept.append(text)
     @contextmanager
     def no_room(path):
         raise errors.ModelError("no second file")
         yield
-    monkeypatch.setattr(answers, "append_whole", full)
+    monkeypatch.setattr(answers.GrowingFile, "append", full)
     monkeypatch.setattr(answers, "written_whole", no_room)
     done = answered()
     assert len(kept) == 2 and done.exit_code == ExitCode.BAD_INPUT and "the same command goes on" in done.stderr
@@ -1496,8 +1496,11 @@ def test_load_says_what_a_model_is(monkeypatch):
     assert done.exit_code == ExitCode.DONE and report["num_tokens"] == 2
     assert report["dtype"] == "int4 (79 % of the weights)"
     four = report["int4"]
-    assert (four["matrices"], four["of"]) == (120, 121) and .78 < four["share"] < .80 and 120 < four["step_mb"] < 125
-    assert report["param_count"] == 134_515_008 and 120 < report["memory_footprint_mb"] < 125
+    assert (four["matrices"], four["of"]) == (120, 121) and .78 < four["share"] < .80
+    beside = hub.pick_dtype().itemsize  # what isn't in four bits
+    assert four["step_mb"] == pytest.approx(66.4 + 28.3 * beside, rel=.02)
+    assert report["memory_footprint_mb"] == pytest.approx(four["step_mb"], rel=.02)
+    assert report["param_count"] == 134_515_008
     assert "Paris" in report["text"] and report["load_seconds"] > 0 and report["cache_context"] == 1024
     monkeypatch.setattr(cli, "load_report", lambda *asked: report | {"model": asked[0]})
     told = run("load", "smollm2").stdout

@@ -274,7 +274,7 @@ def test_a_load_that_cannot_fit_is_refused_with_the_numbers(tmp_path, monkeypatc
 
 def test_a_model_on_the_hub_is_refused_before_its_weights_are_downloaded(tmp_path, monkeypatch):
     import huggingface_hub
-    LlamaConfig(**SHAPE | dict(num_hidden_layers=2**20)).save_pretrained(tmp_path)
+    LlamaConfig(**SHAPE | dict(vocab_size=2**25)).save_pretrained(tmp_path)
     asked = []
     def snapshot_download(name, **options):
         asked.append(options["allow_patterns"])

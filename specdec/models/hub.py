@@ -748,7 +748,7 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
         folder = fetch()
         check_folder(folder)
         return folder
-    path = local_path(name)
+    path = local_path(name or ".")  # of an empty name: told below, with what was expected
     if path.suffix.lower() == ".gguf": return _converted(path)
     if name and path.is_dir(): return _with_safetensors(path)
     there = f": there it is {RENAMED[name]!r}" if name in RENAMED else ""
