@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import pickle
+import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -173,7 +174,8 @@ def answer_of(pair, prompt, prefilled, stop) -> tuple[list[int], str, int]:
 
 @pytest.mark.parametrize("name", ["smollm2", pytest.param("smollm2-draft", marks=pytest.mark.slow),
                                   pytest.param("smollm2-skip", marks=pytest.mark.slow)])
-def test_a_pair_goes_to_another_process_by_its_names(name):
+def test_a_pair_goes_to_another_process_by_its_names(name, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)  # of pytest-xdist, it has none
     pair = load_pair(name, "cpu", "bfloat16")
     prefilled = pair.prefill("word " * 300)
     assert len(pickle.dumps(pair)) < 10_000
