@@ -531,8 +531,9 @@ class _Walk:
             kind, count = self.number("I"), self.number("Q")
             if kind == _LIST: raise ModelError("it has lists of lists, which no model needs")
             smallest = struct.calcsize(_WIDTHS[kind]) if kind in _WIDTHS else 8
-            if count * smallest > self.left or count > MOST_VALUES: raise ModelError(
-                f"it says that a list of {count:,} follows, and {self.left:,} bytes are left")
+            most = min(self.left // smallest, MOST_VALUES)
+            if count > most: raise ModelError(
+                f"it says that a list of {count:,} follows, and there can be {most:,} at most")
             if kind in _WIDTHS and count > MOST_SIZE: self.skip(count * smallest)
             else: return [number for _ in range(count) for number in self.value(kind)]
         return []

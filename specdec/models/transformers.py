@@ -169,7 +169,7 @@ class TransformersLM(CausalLM):
         self.arguments = frozenset(inspect.signature(model.forward).parameters)
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
         self.tokenizer, self.eos_ids = tokenizer, generation_ends(model, tokenizer)
-        self.ring, self.has_states, self.counts = ring, False, False
+        self.ring, self.has_states, self.gives_positions = ring, False, False
         check(not ring or not all(layer is None for layer in self.state_layers()),
               f"{type(model).__name__} has no layers with a sliding window: leave `ring` out.")
         if ring or is_stateful(model, config):
@@ -235,7 +235,7 @@ class TransformersLM(CausalLM):
 
     def positions(self, start: int, count: int) -> dict[str, Tensor]:
         "The argument for positions, for a module that wouldn't count them from 0 itself."
-        if not self.counts: return {}
+        if not self.gives_positions: return {}
         return {"position_ids": torch.arange(start, start + count, device=self.device)[None]}
 
 # %% ../../nbs/engine/07_adapter.ipynb #st4te002
@@ -375,11 +375,11 @@ def try_out(model: "TransformersLM") -> None:
     if kind not in known:
         why = wrong_in_all(model)
         if why and "position_ids" in model.arguments:
-            model.counts = True
+            model.gives_positions = True
             if not wrong_in_all(model): why = ""
         if why: raise _refuse(model.model, why)
-        known[kind] = model.counts
-    model.counts = known[kind]
+        known[kind] = model.gives_positions
+    model.gives_positions = known[kind]
 
 # %% ../../nbs/engine/07_adapter.ipynb #3be030a4
 def is_native(config) -> bool:
