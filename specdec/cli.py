@@ -93,7 +93,7 @@ def refuse_empty(command: TyperCommand | TyperGroup) -> None:
     gives that isn't set: it would count as not given, or as this folder."""
     each: Any
     for each in command.params:
-        if each.name not in ("prompt", "stop"): # which say it in their own words
+        if each.name not in ("prompt", "stop", "ray"): # which say it in their own words
             each.process_value = partial(not_empty, each, each.process_value)
     for one in getattr(command, "commands", {}).values(): refuse_empty(one)
 

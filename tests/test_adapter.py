@@ -161,7 +161,7 @@ def test_roberta_counts_from_0_as_generate_does():
                 max_position_embeddings=64, pad_token_id=1, is_decoder=True)
     module = random_model(transformers.RobertaConfig(**kind))
     model = TransformersLM(module)
-    assert model.counts and not TransformersLM(random_model(LLAMA)).counts
+    assert model.gives_positions and not TransformersLM(random_model(LLAMA)).gives_positions
     prompt = torch.tensor([[5, 1, 17, 42, 1, 1, 9]])
     how = dict(attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30, eos_token_id=None)
     theirs = module.generate(prompt, **how)

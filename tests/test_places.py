@@ -276,7 +276,7 @@ EMPTY = [
     ["prompts", "--target", ""], ["generate", "Hi", "--target", "smollm2", "--draft", ""],
     ["generate", "Hi", "--pair="], ["generate", "Hi", "--target", "smollm2", "--revision", ""],
     ["ollama", "--model", ""], ["ollama", "--url", ""], ["pairs", ""], ["compare", "Hi", "--target", ""],
-    ["bench", "run", "x.yaml", "--ray", ""], ["audit", ""],
+    ["audit", ""],
     ["bench", "drafters", "--only", ""], ["check-server", "x", "--prompt", "a", "--model", ""],
 ]
 

@@ -594,12 +594,15 @@ def test_a_damaged_log_is_told_before_any_station(log, folder, target, tmp_path,
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda c: c["transformer_layer_config"].update(num_hidden_layers=10**6), "num_hidden_layers is 1000000"),
+    (lambda c: c["transformer_layer_config"].update(num_hidden_layers=10**6), "num_hidden_layers 1000000"),
     (lambda c: c["transformer_layer_config"].update(num_hidden_layers=10**400), "num_hidden_layers"),
     (lambda c: c["transformer_layer_config"].update(num_hidden_layers="1"), "num_hidden_layers"),
-    (lambda c: c["transformer_layer_config"].update(intermediate_size=10**9), "up_proj"),
-    (lambda c: c["transformer_layer_config"].update(head_dim=10**9), "q_proj"),
-], ids=["layers", "many layers", "text", "intermediate", "head"])
+    (lambda c: c["transformer_layer_config"].update(intermediate_size=10**9), "intermediate_size 1000000000"),
+    (lambda c: c["transformer_layer_config"].update(head_dim=10**9), "head_dim 1000000000"),
+    (lambda c: c["transformer_layer_config"].update(num_hidden_layers=200), "num_hidden_layers is 200"),
+    (lambda c: c["transformer_layer_config"].update(intermediate_size=10**6), "_proj"),
+    (lambda c: c["transformer_layer_config"].update(head_dim=10**6), "q_proj"),
+], ids=["layers", "many layers", "text", "intermediate", "head", "some layers", "wide", "wide heads"])
 def test_a_heads_sizes_are_held_against_its_file(change, words, folder, target, tmp_path):
     "Nothing is built of sizes that the file doesn't have."
     out = shutil.copytree(folder, tmp_path / "head")
