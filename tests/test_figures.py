@@ -68,7 +68,8 @@ def test_one_command_makes_every_file_and_page_that_they_come_from(figures):
     made = [file for file, _ in figures.steps()]
     shown = ("index", "bench/numbers", "bench/11_table")
     text = "\n".join("".join(c["source"]) for page in shown for c in cells_of(page))
-    read = set(re.findall(r'data/([\w]+(?:\.jsonl\.gz|\.json))"', text)) - {"touch.json", "gpu.json"}  # the latter: tools/gpu.py, where a GPU is
+    read = set(re.findall(r'data/([\w]+(?:\.jsonl\.gz|\.json))"', text)) - {"touch.json", "gpu.json"}
+    # `tools/gpu.py` makes the latter, where a GPU is
     read |= {f"{name}.json" for name in re.findall(r'stored\("(\w+)"\)', text)}
     linked = re.findall(r"\]\(\.\./((?:path|use)/\w+\.ipynb)", "\n".join(
         "".join(c["source"]) for c in cells_of("bench/numbers") if c["cell_type"] == "code"))
