@@ -62,7 +62,7 @@ class RandomSource:
 
 # %% ../nbs/path/00_tour.ipynb #330cf60f
 def verify(p, q, tokens: list[int], rng) -> tuple[int, int]:
-    "How many of n draft tokens are accepted, and what follows; p [n + 1, V], q [n, V]."
+    "How many guesses are accepted, and what follows; p [n + 1, V], q [n, V] or None."
     for i, token in enumerate(tokens):
         if q is None:  # a sure drafter: draw as plain decoding would
             if (drawn := rng.categorical(p[i])) != token: return i, drawn
