@@ -14,7 +14,7 @@ import torch
 from scipy.stats import chisquare
 
 from helpers_live import ENGINE, LIVE, Engine, file_at, served, weights
-from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.head import HeadDrafter, load_head
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter
@@ -52,7 +52,7 @@ def pair():
 def drafters(pair):
     "Python's drafters by the page's names: a chain of K, without an early end."
     head = HeadDrafter(load_head(shipped("smollm2-head"), pair.target), pair.target)
-    return {"plain": NoDrafter(), "lookup": NGramDrafter(), "head": TemperatureScaledDrafter(head)}
+    return {"plain": NoDrafter(), "lookup": NGramDrafter(), "head": head}
 
 
 def chat(pair, message: str) -> list[int]:
@@ -63,7 +63,8 @@ def chat(pair, message: str) -> list[int]:
 def python(pair, drafter, ids, K, n, temperature=0.0, seed=0) -> list:
     "The rounds of `specdec`."
     rng = SeededRandom(seed)
-    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), rng, K, n, pair.eos_ids))
+    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), rng, K, n, pair.eos_ids,
+                          draft_sampling=SamplingParams()))
 
 
 def is_tie(pair, ids: list[int], a: int, b: int) -> bool:
@@ -177,7 +178,7 @@ def test_a_greedy_text_is_pythons(engine, pair, drafters, drafter, K):
 def test_a_sampled_text_is_pythons_of_the_same_seed_with_every_drafter(engine, pair, drafters, temperature):
     "The lane without drafts is Python's plain decoding, and those with drafts are that lane, token for token."
     ids = chat(pair, MESSAGE)
-    for seed in (6, 7):
+    for seed in (5, 6):
         options = {"ids": ids, "maxNewTokens": 12, "temperature": temperature, "seed": seed}
         plain = engine.generate(drafter="plain", **options)
         hold(pair, ids, plain, python(pair, drafters["plain"], ids, 1, 12, temperature, seed), temperature, seed)
@@ -188,8 +189,8 @@ def test_a_sampled_text_is_pythons_of_the_same_seed_with_every_drafter(engine, p
 
 
 def test_a_round_says_what_decided_it(engine):
-    found = engine.generate(prompt=MESSAGE, K=2, maxNewTokens=24, drafter="head", temperature=1, seed=3)
-    kinds, drawn, rng = set(), [], SeededRandom(3)
+    found = engine.generate(prompt=MESSAGE, K=2, maxNewTokens=24, drafter="head", temperature=1, seed=0)
+    kinds, drawn, rng = set(), [], SeededRandom(0)
     for r in found["rounds"]:
         kinds.add(r["token"]["kind"])
         tried = [draft for draft in r["drafts"] if draft["own"]]  # the others stand behind the first that failed
