@@ -365,21 +365,21 @@ def test_any_token_goes_under_the_microscope(page):
     "What the target drew at each place, and whether the draft agrees, in words and numbers, by mouse and by keyboard."
     settings(page, K=3, temperature=0.7)
     write(page)
-    own = {"u, from the seed": "0.250", "u falls within": "0.200 to 0.800"}
+    own = {"u, from the seed": "0.250", "u falls within": "0.200–0.800"}
     page.locator(".live-text .status-accepted").first.click()
     text = words(page, ".live-title .live-token")
-    assert facts(page) == {"p, this token": "0.600", **own, "target’s drawn": text, "draft agrees": "yes"}
+    assert facts(page) == {"p, this token": "0.600", **own, "target drew": text, "draft agrees": "yes"}
     assert "They agree" in words(page, ".live-why")
     assert roles(page) == [[text, "0.600", "draft, drawn"], ["␣slow", "0.200", ""], ["␣<b>fast", "0.100", ""]]
     page.locator(".live-strip .status-rejected").click()
     text, other = words(page, ".live-title .live-token"), words(page, ".live-strip .status-corrected")
-    assert facts(page) == {"p, this token": "0.050", **own, "target’s drawn": other, "draft agrees": "no"}
+    assert facts(page) == {"p, this token": "0.050", **own, "target drew": other, "draft agrees": "no"}
     assert "u falls on another one" in words(page, ".live-why")
     both = roles(page)
     assert both[0] == [other, "0.600", "drawn"] and both[3] == [text, "0.050", "draft"] and len(both) == 4
     page.keyboard.press("ArrowRight")
     assert "corrected" in words(page, ".live-title") and roles(page) == both  # the same place, the same draw
-    assert facts(page) == {"p, this token": "0.600", **own, "target’s drawn": other, "draft agrees": "no"}
+    assert facts(page) == {"p, this token": "0.600", **own, "target drew": other, "draft agrees": "no"}
     assert "as it would be without a draft" in words(page, ".live-why")
     page.keyboard.press("ArrowRight")
     assert "never tried" in words(page, ".live-title") and set(facts(page).values()) == {"–"} and roles(page) == []

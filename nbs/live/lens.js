@@ -53,8 +53,8 @@ export const microscope = (r, j, greedy) => {
   const spot = spots(r)[j], target = own(spot), draft = r.drafts[spot.i], agrees = draft && target && draft.id === target.id;
   const matter = !target ? [] : draft && !agrees ? [target, draft] : [target], list = target ? likeliest(target, matter) : [];
   const says = greedy ? "likeliest" : "drawn", drew = !greedy && target;
-  const facts = [["p, this token", target && digits(spot.p)], ["u, from the seed", drew && digits(target.u)], ["u falls within", drew && `${digits(target.from)} to ${digits(target.to)}`],
-    [`target’s ${says}`, target && shown(target.text)], ["draft agrees", draft && target && (agrees ? "yes" : "no")]];
+  const facts = [["p, this token", target && digits(spot.p)], ["u, from the seed", drew && digits(target.u)], ["u falls within", drew && `${digits(target.from)}–${digits(target.to)}`],
+    [greedy ? "target’s likeliest" : "target drew", target && shown(target.text)], ["draft agrees", draft && target && (agrees ? "yes" : "no")]];
   const lines = list.map((one) => {
     const bar = make("span", { class: "live-bar", "aria-hidden": "true" }, make("span", { class: "live-p", style: `width:${(100 * one.p) / list[0].p}%` }));
     const made = line(shown(one.text), bar, digits(one.p), [one.id === draft?.id && "draft", one.id === target.id && says].filter(Boolean).join(", "));
