@@ -23,11 +23,17 @@ from .errors import check, check_whole, require_int
 from .loop import Prefilled, end_ids
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
-from .verify import VerifyRule, is_promised
+from .verify import VerifyRule, is_promised, sample_and_match
 
 # %% ../nbs/use/00_plan.ipynb #p1an0007
 METHODS = ("speculative", "plain")
 LOOPS = (None, "host", "device")
+
+def is_best_certain(drafter: Drafter) -> bool:
+    "Whether a drafter, and all those inside it, is no slower for drafting its likeliest tokens."
+    inside = [getattr(drafter, "drafter", None), *getattr(drafter, "members", ())]
+    parts = [one for one in inside if one is not None]
+    return all(map(is_best_certain, parts)) if parts else getattr(drafter, "best_certain", False)
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,7 +52,19 @@ class Settings:
     adapts: bool              # whether K changes from round to round
     controller: Lookahead | None # if K is one
     prefilled: Prefilled | None # of a prompt that begins like this one
+    same_text: bool | None    # whether the text must be plain decoding's; None: where that is free
     result_fields: dict       # method, settings and is_lossless, as a result has them
+
+    def rule(self, drafter: Drafter) -> VerifyRule | None:
+        "The verify rule; None: `default_rule`, or a tree's walk."
+        forced = self.same_text and self.sampling.temperature and not isinstance(drafter, DraftsTrees)
+        return sample_and_match if forced else self.verify
+
+    def draft_sampling(self, drafter: Drafter) -> SamplingParams | None: # None: as the target's
+        "How the drafter's logits become q."
+        certain = self.same_text
+        if certain is None: certain = self.verify is None and is_best_certain(drafter)
+        return SamplingParams() if certain else None
 
     @property
     def needs_logits(self) -> bool:
@@ -62,7 +80,7 @@ class Settings:
 def check_settings(
     target: CausalLM, eos_ids: Iterable, *,
     K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
-    logprobs, grammar, prefilled=None,
+    logprobs, grammar, prefilled=None, same_text=None,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
@@ -71,6 +89,9 @@ def check_settings(
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
     check(target.tokenizer is not None or not stops, NO_TEXT)
     check_bools(ignore_eos=ignore_eos)
+    if same_text is not None: check_bools(same_text=same_text)
+    check(not (same_text and verify), "same_text=True asks for plain decoding's text, and this "
+          "verify rule would decide: leave one of them out.")
     rule = rule_name(verify, method)
     adapts = isinstance(K, str) and K == "adaptive"
     check(adapts or not isinstance(K, (str, type)),
@@ -84,6 +105,7 @@ def check_settings(
     settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
     if rule: settings["verify"] = rule
+    if same_text is not None: settings["same_text"] = same_text
     if grammar is not None:
         check(ends != frozenset(), "A grammar needs an end-of-sequence token to end the text: "
               "leave out ignore_eos, or take a target that has such a token.")
@@ -93,6 +115,7 @@ def check_settings(
         K=most, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stops=stops,
         plain=method == "plain", verify=verify, eos_ids=ends, loop=loop, logprobs=logprobs,
         grammar=grammar, adapts=adapts, controller=controller, prefilled=prefilled,
+        same_text=same_text,
         result_fields=dict(method=method, settings=settings, is_lossless=lossless))
 
 def is_controller(K) -> bool:
