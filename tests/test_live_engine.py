@@ -207,8 +207,8 @@ def test_a_round_says_what_decided_it(engine):
     assert found["forwards"] == len(found["rounds"]) < len(found["ids"])
 
 
-# The model's p at one place of a text, and its likeliest token as the draft; then rounds as the page makes them. Broken:
-# a token that differs is drawn once more.
+# The model's p at one place of a text, its likeliest token as the draft; then rounds as the page makes them. Broken: a
+# token that differs is drawn once more.
 THROWS = """([ids, n, broken]) => {
   const {model} = engine;
   model.rollback(0);
@@ -444,7 +444,7 @@ def language(seed: int, V: int = 6) -> tuple[list, list]: # logits of a target a
 
 
 def lanes(folder: Path = LIVE) -> dict[str, list]: # drafter -> the ids of each setting
-    "Texts of many seeds and settings, by every drafter; and Python's own, drawn from the same numbers without any draft."
+    "Texts of many seeds and settings, by every drafter; and Python's own, of the same numbers, without any draft."
     found: dict[str, list] = {"python": []}
     cases = []
     for seed, K, temperature in product(range(25), (1, 2, 5, 15), (.7, 1)):

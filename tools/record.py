@@ -1,9 +1,9 @@
 """Record what the page of recorded runs shows: `python tools/record.py`.
 
 Two things. *Runs*: the production loop answers two prompts with three drafters, at three temperatures and three K, in
-float32 on the CPU. A source notes each uniform number, and a verify rule notes what it was given and lets the package's
-own rule decide; the times are medians of interleaved repeats without these notes. *Averages*: twenty texts of each of
-four prompts at each temperature, and what each drafter and each K would have made of them. Each part is kept in
+float32 on the CPU. A source notes each uniform number, and a verify rule notes what it was given and lets one of the
+package's rules decide; the times are medians of interleaved repeats without these notes. *Averages*: twenty texts of
+each of four prompts at each temperature, and what each drafter and each K would have made of them. Each part is kept in
 `build/record` until all are there, so that a second start goes on. `--times` records the runs and keeps the averages,
 which no busy machine can change.
 """
