@@ -171,9 +171,9 @@ class Pair:
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: `default_rule`, which is lossless; the result says whether the rule is
                  verify: VerifyRule | None = None,
-                 # True: above temperature 0 too, the text is plain decoding's with this seed; False:
-                 # what drafts may draw its tokens, and only the distribution is plain decoding's;
-                 # None: whichever is faster for this drafter; the result says which it was
+                 # True: above temperature 0 too, the text is plain decoding's with this seed;
+                 # False: what drafts may draw its tokens, and only the distribution is plain
+                 # decoding's; None: whichever is faster for this drafter; the result says which
                  same_text: bool | None = None,
                  # "host" or "device"; None: the device's on a GPU, where this pair and these
                  # settings can use it (experimental), else the host's
@@ -295,8 +295,9 @@ class Pair:
                  drafter: Drafter) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
         return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                       settings.K, settings.max_new_tokens, settings.eos_ids, settings.rule(drafter),
-                       settings.prefilled, settings.draft_sampling(drafter))
+                       settings.K, settings.max_new_tokens, settings.eos_ids,
+                       settings.rule(drafter), settings.prefilled,
+                       settings.draft_sampling(drafter))
 
     def costs_at(self, size: int) -> KnownCosts:
         "What drafting costs in a batch of this size, as known already; nothing is timed."

@@ -57,7 +57,8 @@ class Settings:
 
     def rule(self, drafter: Drafter) -> VerifyRule | None:
         "The verify rule; None: `default_rule`, or a tree's walk."
-        forced = self.same_text and self.sampling.temperature and not isinstance(drafter, DraftsTrees)
+        is_tree = isinstance(drafter, DraftsTrees)
+        forced = self.same_text and self.sampling.temperature and not is_tree
         return sample_and_match if forced else self.verify
 
     def draft_sampling(self, drafter: Drafter) -> SamplingParams | None: # None: as the target's

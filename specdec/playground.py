@@ -254,8 +254,8 @@ class Session:
         return self.rounds[self.since:]
 
     def verify(self, p, q, tokens, rng) -> tuple[int, int]:
-        """Greedy match, or above temperature 0 speculative sampling, for certain draft tokens too: so
-        each place has a number to show. Its arguments, draws and answer are noted."""
+        """Greedy match, or above temperature 0 speculative sampling, for certain draft tokens too:
+        so each place has a number to show. Its arguments, draws and answer are noted."""
         before, sampled = len(rng.drawn), self.current.sampling.temperature > 0
         rule = speculative_sampling if sampled else greedy_match
         accepted, next_token = rule(p, q, tokens, rng)

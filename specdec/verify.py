@@ -113,6 +113,7 @@ def speculative_sampling(
     return len(tokens), rng.categorical(p[len(tokens)])
 
 # %% ../nbs/path/03_rejection.ipynb #37383539
+#| code-fold: true
 def draft_probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Any: # in (0, 1]
     """q of draft token i, as the type that q has; 1 without q. Raises `InputError` if the token
     can't have been drawn from q, or isn't among the columns of p."""
@@ -137,6 +138,7 @@ def acceptance_probability(
     return (p - (p - q).clip(min=0)).sum(-1)
 
 # %% ../nbs/path/03_rejection.ipynb #ac9b6f08
+#| code-fold: true
 @promises(lossless="always")
 def sample_and_match(
     p: Tensor,              # target distributions, [n + 1, V]
@@ -148,7 +150,7 @@ def sample_and_match(
     Lossless, and more: each emitted token was drawn from p, with the number that plain decoding
     would have drawn it with, so it *is* plain decoding's text, whatever was drafted (naive
     sampling: Miao et al. 2023, 4.3). It accepts a certain draft token as often as
-    `speculative_sampling` does, and one that was drawn from q less often: Σ p·q, not Σ min(p, q)."""
+    `speculative_sampling` does, and a drawn one less often: Σ p·q, not Σ min(p, q)."""
     for i, token in enumerate(tokens):
         target_token = rng.categorical(p[i])
         if target_token != token: return i, target_token

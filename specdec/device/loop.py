@@ -133,7 +133,9 @@ def decide(state: DeviceState, draft: DeviceDraft, logits: Tensor) -> Decided:
     if draft.parents is not None:  # each row draws the target's token; the walk follows them
         sees = ancestors(draft.parents)
         if sampling.temperature == 0: target_tokens = logits.argmax(-1)
-        else: target_tokens = inverse_sample(sampling.probs(logits), numbers(state, sees.sum(1) - 1))
+        else:
+            at = numbers(state, sees.sum(1) - 1)
+            target_tokens = inverse_sample(sampling.probs(logits), at)
         return walk_on_device(draft, sees, target_tokens, logits)
     places = torch.arange(len(logits), device=logits.device)
     num_accepted, next_token = decide_on_device(

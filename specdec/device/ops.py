@@ -186,7 +186,7 @@ def verify_on_device(
     count: Tensor | None = None, # how many tokens are a draft, [1]; None: all K
 ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     """`speculative_sampling` (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2),
-    sync-free: the device's default rule above temperature 0, as it is the host's."""
+    sync-free: above temperature 0 the default rule of drawn drafts, as it is the host's."""
     K = len(tokens)
     if K == 0:
         return torch.zeros(1, dtype=torch.long, device=p.device), exponential_sample(p, generator)
@@ -245,7 +245,7 @@ def block_on_device(
 def inverse_sample(weights: Tensor,  # [n, V], not negative, any positive sum
                    uniforms: Tensor, # in [0, 1), [n], float64
                   ) -> Tensor: # indices, [n], int64
-    "Invert each row's cumulative sum at its number, in float64, as `SeededRandom.categorical` does."
+    "Invert each row's cumulative sum at its number, in float64, as `SeededRandom.categorical`."
     cumulative = weights.double().cumsum(-1)
     goal = uniforms[:, None] * cumulative[:, -1:]
     # rows of NaN have no index: the report names them
@@ -307,7 +307,8 @@ def decide_on_device(rule: VerifyRule | None, # the host's; None: its default at
                      uniforms: Tensor,                  # the seed's, [K + 1], float64
                     ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     "The verdict on a draft, by the device's form of the rule."
-    if rule is None or len(tokens) == 0: rule = default_rule(sampling, q)  # no rule for a plain step
+    # a plain step needs no rule
+    if rule is None or len(tokens) == 0: rule = default_rule(sampling, q)
     if rule is greedy_match: return match_on_device(logits, tokens, count)
     p = sampling.probs(logits)
     if rule is sample_and_match: return sample_and_match_on_device(p, tokens, uniforms, count)

@@ -178,8 +178,8 @@ def replay(drafter: Drafter,  # its drafts have no q
            K: int,            # draft tokens per round, at most
           ) -> list[Round]: # the rounds after the first token
     """The rounds in which the loop would have generated a sequence, without a model: a draft token
-    without q is accepted with probability p, and that is how often the sequence continues with it,
-    greedy or sampled. Raises `InputError` for a drafter with a q."""
+    without q is accepted where the target draws the same one, which is where the sequence continues
+    with it, greedy or sampled. Raises `InputError` for a drafter with a q."""
     state = drafter.start([*prompt, *text[:1]], None, len(prompt) + len(text), frozenset())
     rng = SeededRandom(0)  # not used: a draft without q draws nothing
     rounds, at = [], 1
