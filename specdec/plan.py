@@ -7,20 +7,21 @@ __all__ = []
 
 # %% ../nbs/use/00_plan.ipynb #p1an0004
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from .constraints import Grammar, GrammarDrafter, GrammarLM, WatchedLM, start_of
-from .costs import Costs, KnownCosts, costs_of_fewer, uses_costs, with_costs
+from .costs import clock_for, frozen_clock, tree_level, with_watch
 from .device.drafters import unsupported_reason
 from .device.graphs import is_capturable
 from .drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
+from .drafters.clock import Clock, Watch
 from specdec.drafters.choose import (
-    MOST, AdaptiveDrafter, HybridDrafter, Lookahead, TreeHybrid, gives_trees, head_of,
-    paying_tree,
+    MOST, AdaptiveDrafter, HybridDrafter, Lookahead, TreeHybrid, adaptive, gives_trees,
+    head_of, paying_tree,
 )
 from .drafters.tree import TreeDrafter
 from .errors import check, check_whole, require_int
-from .loop import Prefilled, end_ids
+from .loop import Prefilled, end_ids, keeps_bits
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
 from .verify import VerifyRule, is_promised
@@ -52,6 +53,11 @@ class Settings:
     def needs_logits(self) -> bool:
         "Whether each round's logits are masked or recorded, on the host."
         return self.logprobs is not None or self.grammar is not None
+
+    @property
+    def certain(self) -> bool:
+        "Whether what is drafted can't change the text, but for a near-tie."
+        return self.sampling.temperature == 0 and self.verify is None
 
     def wrap(self, target: CausalLM) -> CausalLM:
         "The target, for one sequence, with the grammar and the log-probabilities asked for."
@@ -169,13 +175,11 @@ def check_trees(settings: Settings, drafter: Drafter) -> None:
 # %% ../nbs/use/00_plan.ipynb #5erve005
 @dataclass
 class Plan:
-    "Which drafter and which loop decode, and the costs by which the drafter chooses."
+    "Which drafter and which loop decode, and the clock by which the drafter chooses."
     drafter: Drafter
     loop: str                  # "host" or "device"
-    costs: Costs | None = None
-    origin: str | None = None  # of the costs; None: the drafter doesn't choose by costs
-    # of a batch: the costs while 1, 2, … sequences are left; empty: they don't change
-    by_size: tuple[Costs, ...] = ()
+    watch: Watch | None = None # None: the drafter doesn't choose by a clock
+    tree: list[float] | None = None # c of a tree's levels, if one drafts in a head's place
 
     @property
     def reads_chains(self) -> bool:
@@ -183,16 +187,19 @@ class Plan:
         return self.loop == "host" and not holds_trees(self.drafter)
 
     def costs_dict(self) -> dict | None:
-        "The costs as a result records them; None: the drafter doesn't choose by costs."
-        if self.origin is None: return None
-        return (self.costs.as_dict() if self.costs else {}) | {"origin": self.origin}
+        "The last estimates as a result records them; None: the drafter doesn't choose by a clock."
+        found = self.watch.told() if self.watch else None
+        if found and self.tree: found["c"][-1] = self.tree
+        return found
+
 
 # %% ../nbs/use/00_plan.ipynb #p1an0013
 NOTHING = NoDrafter()
-CostsAt = Callable[[int], KnownCosts] # of the drafter, in a batch of a size
+Clocks = Callable[[tuple, Callable[[], Clock]], Clock] # a key; makes the clock where there is none
 
-def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, costs_at: CostsAt,
-              size: int = 1, # of the batch
+def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, clocks: Clocks,
+              size: int = 1,           # of the batch
+              priced: int | None = None, # of a batch for which frozen prices hold; None: `size`
              ) -> Plan:
     """What decodes with these settings; raises `InputError` for settings that can't be combined
     with this drafter."""
@@ -200,48 +207,48 @@ def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, costs_at: 
     loop = chosen_loop(settings, target, drafter)
     if size > 1: loop = "host"  # the device's loop decodes one sequence at a time
     if settings.plain or loop == "device": return Plan(drafter, loop)
-    chooser, costs, origin = choose_by_costs(drafter, settings, costs_at, size)
-    if size > 1 and costs is not None:  # without a grammar: these are decoded one by one
-        alone = choose_by_costs(drafter, settings, costs_at)[1] or costs
-        by_size = tuple(costs_of_fewer(alone, costs, size, n) for n in range(1, size + 1))
-        return Plan(chooser, loop, by_size[-1], origin, by_size)
-    greedy = settings.sampling.temperature == 0 and settings.verify is None
-    if greedy and size == 1 and not settings.needs_logits and settings.controller is None:
-        chooser, costs = tree_if_it_pays(target, chooser, costs, settings.K, costs_at)
-    if settings.grammar is not None:
-        chooser = GrammarDrafter(chooser, start_of(settings.grammar, target))
-    return Plan(chooser, loop, costs, origin)
-
-def choose_by_costs(drafter: Drafter, settings: Settings, costs_at: CostsAt, size: int = 1,
-                   ) -> tuple[Drafter, Costs | None, str | None]:
-    """The drafter, choosing by the costs that are known, or under the controller given as K; these
-    costs, and their origin."""
     adapts = settings.adapts and settings.controller is None
-    costs: Costs | None = None
-    origin: str | None = None
-    if uses_costs(drafter, adapts):
-        known = costs_at(size)
-        origin = known.origin
-        if known.costs is not None: costs = known.costs.at(settings.sampling.temperature)
-    chooser = with_costs(drafter, costs, adapts)
-    if settings.controller is not None: chooser = AdaptiveDrafter(chooser, settings.controller)
-    return chooser, costs, origin
+    chooser, watch = adaptive(drafter) if adapts else drafter, None
+    if isinstance(chooser, HybridDrafter) and chooser.has_default_costs:
+        watch = watch_for(target, chooser, settings, clocks, size, priced)
+        chooser = with_watch(chooser, watch)
+    plan = Plan(chooser, loop, watch)
+    if size == 1 and settings.certain: plan = tree_if_it_pays(target, plan, settings, clocks)
+    if settings.controller is not None:
+        plan.drafter = AdaptiveDrafter(plan.drafter, settings.controller)
+    if settings.grammar is not None:  # in a batch there is none: these are decoded one by one
+        plan.drafter = GrammarDrafter(plan.drafter, start_of(settings.grammar, target))
+    return plan
 
-def tree_if_it_pays(target: CausalLM, drafter: Drafter,
-                    costs: Costs | None, # as `choose_by_costs` gives them
-                    most: int,           # tokens of a draft
-                    costs_at: CostsAt) -> tuple[Drafter, Costs | None]:
-    """For greedy decoding: a tree in place of a head's chains, if by costs that were given or
-    calibrated it promises clearly more tokens per time."""
-    if not isinstance(drafter, HybridDrafter) or costs is None: return drafter, costs
-    head, known = head_of(drafter.members[-1]), costs_at(1)
-    if head is None or not gives_trees(target): return drafter, costs
-    chain, verify = costs.c[-1], costs.verify[:most]
-    level = known.costs.tree if known.costs else None # of a tree
-    if known.origin == "given": level = level or chain # a chain's, if no other is known
-    if known.origin not in ("given", "calibrated") or level is None: return drafter, costs
-    shape = paying_tree(chain, level, verify)
-    if not shape: return drafter, costs
-    costs = replace(costs, c=(*costs.c[:-1], level))
-    tree = TreeDrafter(head, target, shape=shape)
-    return TreeHybrid(*drafter.members[:-1], tree, c=costs.c, verify=costs.verify), costs
+def watch_for(target: CausalLM, hybrid: HybridDrafter, settings: Settings, clocks: Clocks,
+              size: int, priced: int | None) -> Watch:
+    """The clock by which a hybrid chooses. One seed has one text, so a clock that runs decides only
+    where it can't change the text. Elsewhere prices are frozen before anything is decoded."""
+    sampled, count = settings.sampling.temperature > 0, len(hybrid.members)
+    if settings.certain and keeps_bits(target):
+        return Watch(clocks((sampled, count), lambda: clock_for(target, hybrid)), size)
+    many = priced or size
+    clock = clocks((sampled, count, many), lambda: frozen_clock(target, hybrid, sampled, many))
+    return Watch(clock, many, fixed=priced is not None)
+
+def tree_if_it_pays(target: CausalLM, plan: Plan, settings: Settings, clocks: Clocks) -> Plan:
+    """For greedy decoding: a tree in place of a head's chains, if by frozen prices it promises
+    clearly more tokens per time, at a chain's c and, once its levels were timed, at theirs."""
+    hybrid, watch = plan.drafter, plan.watch
+    simple = not settings.needs_logits and settings.controller is None
+    if not (simple and watch and watch.clock.frozen and isinstance(hybrid, HybridDrafter)
+            and gives_trees(target)): return plan
+    head, known = head_of(hybrid.members[-1]), watch.clock.told(most=min(settings.K, MOST))
+    if head is None or not known: return plan
+    *others, chain = map(tuple, known["c"])
+    shape = paying_tree(chain, chain, known["verify"])
+    if not shape: return plan
+    def both(shape, level):
+        tree = TreeDrafter(head, target, shape=shape)
+        return TreeHybrid(*hybrid.members[:-1], tree, c=(*others, level), verify=known["verify"])
+    tried = both(shape, chain)
+    clock = clocks((len(shape),), lambda: frozen_clock(target, tried, False))
+    level = tree_level(clock, tried, known["step"])
+    shape = paying_tree(chain, level, known["verify"]) if level else []
+    return Plan(both(shape, level), plan.loop, watch, list(level)) if shape else plan
+
