@@ -168,8 +168,9 @@ def take_prices(target: CausalLM,
         if enough or rounds > len(both): break
     drafts = [{n: median(times) for (who, n), times in recorder.of_drafts.items() if who == i}
               for i in range(len(hybrid.members))]
-    return Prices(forwards={n: median(times) for n, times in recorder.of_rows.items()},
-                  drafts=drafts)
+    # lengths that just happened, at the end of a sequence, were seen once or twice
+    lengths = recorder.of_rows.keys() & {size * (1 + n) for _, n in turns}
+    return Prices(forwards={n: median(recorder.of_rows[n]) for n in sorted(lengths)}, drafts=drafts)
 
 def show(prices: Prices, clock: Clock, size: int) -> Clock:
     "The clock, with these prices, taken with so many sequences."

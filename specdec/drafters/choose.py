@@ -177,7 +177,7 @@ class Chooser:
         "Start from the priors."
         self.estimates: list = [Acceptance(prior, keep=self.keep) for prior in self.priors]
         if self.tree: self.estimates[-1] = self.tree.estimate(self.keep)
-        self.rested = 0  # rounds without a draft since the last draft of which nothing was accepted
+        self.rested = 0.0  # rounds without a draft since the last draft of which nothing was accepted
 
     def is_tree(self, index: int) -> bool:
         "Whether this drafter drafts trees."
@@ -212,7 +212,9 @@ class Chooser:
         if not tried:
             self.rested += 1
             return
-        if not accepted: self.rested = 0
+        # an accepted token is followed up at once, unless even two tokens were dear at that price
+        lost = self.prices(index, 1)[0] - 2
+        self.rested = max(0.0, self.rested - max(0.0, lost) / PROBE) if accepted else 0.0
         for i, estimate in enumerate(self.estimates):  # old tries of the other drafters fade, too
             estimate.observe(evidence if i == index else (), accepted, tried, rounds)
 
