@@ -263,7 +263,8 @@ def test_measured_costs_are_data():
     dict(prior=None),
 ], ids=lambda wrong: " ".join(f"{k}={v}" for k, v in wrong.items()))
 def test_what_a_chooser_refuses(wrong):
-    with pytest.raises(InputError): Chooser(**{"c": (wrong.pop("c", .1),), "verify": .02, "priors": (wrong.pop("prior", .5),)} | wrong)
+    given = dict(c=.1, prior=.5, verify=.02) | wrong
+    with pytest.raises(InputError): Chooser((given["c"],), given["verify"], (given["prior"],))
 
 
 def test_guesses_beyond_a_rejection_say_nothing():
@@ -513,7 +514,7 @@ def test_a_pair_that_adapts(tiny, monkeypatch, tmp_path):
     result = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120)
     assert result.settings["K"] == "adaptive" and result.is_lossless
     assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
-    # by frozen prices that make drafts cheap: what is certain goes by the clock, which test_clock and test_same_seed have
+    # by frozen prices that make drafts cheap; what is certain goes by the clock (test_clock, test_same_seed)
     free = Prices(forwards={1: .01, 17: .011}, drafts=[{1: 1e-4, 4: 1e-4}])
     monkeypatch.setattr(costs, "take_prices", lambda *given: free)
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)

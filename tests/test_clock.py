@@ -1,5 +1,5 @@
-"""A clock that decides: what is believed of times, and a chooser on machines of our own making, whose costs are planted,
-lie or change on the way. It stops, starts and changes within some rounds, and is never clearly slower than plain."""
+"""A clock that decides: what is believed of times, and a chooser on machines of our own making, whose costs are
+planted, or change on the way. It stops, starts and changes within some rounds, and is never much slower than plain."""
 import threading
 from collections.abc import Callable
 

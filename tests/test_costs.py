@@ -35,7 +35,7 @@ from specdec.models.llama import Llama
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 
-FREE = {n: .01 for n in range(1, 18)}
+FREE = dict.fromkeys(range(1, 18), 0.01)
 CHEAP = Prices(forwards=FREE, drafts=[{}, {1: .0001, 4: .0002}])                       # drafting pays soon
 DEAR = Prices(forwards={1: .01, 2: .09, 5: .09, 16: .09}, drafts=[{}, {1: .02, 4: .08}])  # it never does
 
@@ -64,7 +64,7 @@ def hybrid(target=None):
 
 
 def test_prices_are_those_of_the_loop(monkeypatch):
-    "A clock that only forwards move: .875 + .125 a row, and .25 for each of the draft's forwards; alone and in a batch."
+    "A clock that only forwards move: .875 + .125 a row, and .25 for each of the draft's; alone and in a batch."
     target, draft, clock = tiny_llama(context=4096), tiny_llama(seed=1, context=4096), [0.0]
     def clocked(self, ids, *given, compute=Llama.compute, **more):
         clock[0] += .875 + .125 * ids.shape[1] if self is target else .25
@@ -119,7 +119,8 @@ WAYS_TO_BREAK = {
     "torn": lambda text: text[:150], "empty": lambda text: "", "not JSON": lambda text: "costs",
     "a list": lambda text: "[]", "another version": lambda text: text.replace('"version": 3', '"version": 2'),
     "NaN": lambda text: text.replace("0.0001", "NaN"), "negative": lambda text: text.replace("0.0001", "-0.0001"),
-    "no forwards": lambda text: text.replace('"forwards"', '"fourwards"'), "no rows": lambda t: t.replace('"1":', '"0":'),
+    "no forwards": lambda text: text.replace('"forwards"', '"fourwards"'),
+    "no rows": lambda text: text.replace('"1":', '"0":'),
     "no numbers": lambda text: text.replace("0.0001", '"0.0001"'), "bytes": None,
 }
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,7 +100,8 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
 
 ABOUT = {"threads": 2, "batch_size": 1, "target": {"name": "m", "dtype": "int4"}}
 STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"name": "m"}},
-           ABOUT | {"threads": "two"}, ABOUT | {"batch_size": "four"}, ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
+           ABOUT | {"threads": "two"}, ABOUT | {"batch_size": "four"},
+           ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
            ABOUT | {"target": {"name": ["m"], "dtype": "int4"}},
            ABOUT | {"drafters": "x"}, ABOUT | {"drafters": [{"kind": "a b"}]}, ABOUT | {"drafters": [{"drafter": 1}]}]
 
@@ -141,8 +141,9 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(about=st.dictionaries(st.sampled_from(["target", "threads", "processor", "batch_size"]), JSON) | st.fixed_dictionaries(
-    {"threads": JSON, "drafters": JSON, "batch_size": JSON, "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
+@given(about=st.dictionaries(st.sampled_from(["target", "threads", "batch_size"]), JSON) | st.fixed_dictionaries(
+    {"threads": JSON, "drafters": JSON, "batch_size": JSON,
+     "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
 def test_any_subject_is_shown_or_called_damaged(monkeypatch, tmp_path, about):
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
     costs.write_costs(tmp_path / "costs" / "a.json", about, KEPT)

@@ -11,7 +11,6 @@ from helpers_drafters import PayingLookahead, StepLookahead, check_sequences_apa
 from helpers_text import TOKENIZER, talker
 from specdec import costs as module
 from specdec import pair as pairs
-from specdec import plan
 from specdec.costs import Prices
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import (
@@ -25,8 +24,6 @@ from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter, best_tree
 from specdec.errors import InputError, NumericalError
-from specdec.loop import longest_chain
-from specdec.models.llama import Llama
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair, load_config
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec.constraints import JSONSchema, Regex, WatchedLM
 from specdec import costs
+from specdec.constraints import JSONSchema, Regex, WatchedLM
 from specdec.costs import Prices
 from specdec.device.drafters import LONGEST_DRAFT
 from specdec.device.loop import DeviceDecoder

@@ -15,6 +15,7 @@ from families import OTHERS, SMALL, STATES, V, check_interface, difference, rand
 from specdec.cache import CacheFullError, KVCache
 from specdec.costs import take_prices
 from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError

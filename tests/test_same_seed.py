@@ -1,4 +1,4 @@
-"""The same seed gives the same text, whatever the clock says: it decides only where it can't change a token. Elsewhere a
+"""The same seed gives the same text, whatever the clock says: it decides where it can't change a token. Elsewhere a
 first call takes prices, before anything is decoded, and keeps them."""
 import dataclasses
 import random

@@ -54,7 +54,7 @@ def tree_hybrid(target, head, shape=SHAPE, c=(0.0, 0.0), verify=FLAT):
 
 @pytest.fixture
 def pair_at(target, head, monkeypatch, tmp_path):
-    "A pair on a machine with these prices, in plain steps: v(1), v(2), …, c of a chain's tokens and of a tree's levels."
+    "A pair on a machine with these prices, in plain steps: v(1), v(2), …, c of a chain's tokens, of a tree's levels."
     monkeypatch.setattr(costs_module, "cache_home", lambda: tmp_path)
     timed = []
     def pair(verify, c=.05, tree=.05, target=target, head=head, **options):
