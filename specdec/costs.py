@@ -233,7 +233,7 @@ def about_drafter(drafter: Drafter) -> dict:
     if hasattr(drafter, "drafter"): found["drafter"] = about_drafter(drafter.drafter)
     if hasattr(drafter, "model"): found["model"] = about_model(drafter.model)
     if hasattr(drafter, "head"): found["head"] = head_shape(drafter.head)
-    if getattr(drafter, "shape", None): found["nodes"] = len(drafter.shape)
+    if shape := getattr(drafter, "shape", None): found["nodes"] = len(shape)
     return found
 
 def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, size: int) -> dict:

@@ -179,7 +179,7 @@ class Plan:
     drafter: Drafter
     loop: str                  # "host" or "device"
     watch: Watch | None = None # None: the drafter doesn't choose by a clock
-    tree: list[float] | None = None # c of a tree's levels, if one drafts in a head's place
+    tree: tuple[float, float] | None = None # c of a tree's levels, if one drafts in a head's place
 
     @property
     def reads_chains(self) -> bool:
@@ -189,7 +189,7 @@ class Plan:
     def costs_dict(self) -> dict | None:
         "The last estimates as a result records them; None: the drafter doesn't choose by a clock."
         found = self.watch.told() if self.watch else None
-        if found and self.tree: found["c"][-1] = self.tree
+        if found and self.tree: found["c"][-1] = [*self.tree]
         return found
 
 
@@ -250,5 +250,5 @@ def tree_if_it_pays(target: CausalLM, plan: Plan, settings: Settings, clocks: Cl
     clock = clocks(("tree", len(shape)), lambda: frozen_clock(target, tried, False))
     level = tree_level(clock, tried, known["step"])
     shape = paying_tree(chain, level, known["verify"]) if level else []
-    return Plan(both(shape, level), plan.loop, watch, list(level)) if shape else plan
+    return Plan(both(shape, level), plan.loop, watch, level) if shape else plan
 

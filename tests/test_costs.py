@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import tiny as tiny_llama
+from helpers import tool
 from helpers_drafters import packable_llama
 from specdec import costs as module
 from specdec.costs import (
@@ -343,3 +345,29 @@ def test_the_source_is_not_asked_by_the_choice(tiny):
                             [1, 2, 1, 2], SamplingParams(), SeededRandom(0), 3, 30)) for v in ((1.0,) * 3, (9.0,) * 3)]
     one, other = ([token for r in rounds for token in r.emitted] for rounds in texts)
     assert one == other
+
+
+def test_the_tool_says_what_choosing_cost(monkeypatch, tmp_path, tiny):
+    "Against the fixed way that was fastest over all prompts."
+    maker, file = tool("choosing"), tmp_path / "choosing.json"
+    monkeypatch.setattr(maker, "load", lambda *names, **more: tiny)
+    monkeypatch.setattr(maker, "best_drafter", lambda target: HybridDrafter(SuffixDrafter(), NoDrafter()))
+    class Timed:  # a token takes a second plainly, .8 as chosen, and with the head .9, with four draft tokens .5
+        def __init__(self, target, drafter): self.target, self.drafter = target, drafter
+        def generate(self, prompt, max_new_tokens, K=5, method="speculative", **asked):
+            hybrid = isinstance(self.drafter, HybridDrafter)
+            each = 1.0 if method == "plain" else .8 if hybrid else .5 if K == 4 else .9
+            total = 7 + each * (max_new_tokens - 1)
+            return SimpleNamespace(total_time=total, time_to_first_token=7.0, costs={"origin": "clock"})
+    monkeypatch.setattr(maker, "Pair", Timed)
+    monkeypatch.setattr(maker.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int4", "--tokens", "10"])
+    maker.main()
+    found = json.loads(file.read_text())["results"]["int4"]
+    for row in (found["0"], found["1"]):
+        assert row["best_fixed"] == "head, K = 4" and row["regret"] == pytest.approx(.8 / .5 - 1)
+        assert row["over_plain"] == pytest.approx(1 / .8) == row["domains"]["code"] and len(row["domains"]) == 3
+        assert row["costs"] == {"origin": "clock"}
+    monkeypatch.setattr("sys.argv", ["choosing.py", "--out", str(file), "--only", "int8", "--tokens", "10"])
+    maker.main()  # the others' figures stay
+    assert json.loads(file.read_text())["results"].keys() == {"int4", "int8"}

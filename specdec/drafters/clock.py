@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from threading import Lock
 
@@ -74,16 +75,19 @@ def _estimates(ratios: dict[int, float], lengths: Sequence[int],
 ROW = {"cpu": 0.03, "cuda": 0.004}
 FREE = 0.001 # c of a lookup, before any was timed
 
+def _forward(row: float, rows: int) -> float: # plain steps
+    "What a forward takes, before any was timed."
+    return 1 + row * (rows - 1)
+
 class Clock:
     """What forwards and drafts take, as rounds have shown so far. Threads may share it. A frozen one
     doesn't change any more."""
     def __init__(self, c: Sequence[float], # of each drafter, in plain steps, before any was timed
                  device: str = "cpu",      # its type
                  frozen: bool = False):
-        row = ROW.get(device, ROW["cpu"])
-        self.shape = lambda rows: 1 + row * (rows - 1)
+        self.shape = partial(_forward, ROW.get(device, ROW["cpu"]))
         self.forwards: dict[int, Times] = {} # by how many sequences share them; by rows
-        self.drafts = [Times(lambda n, each=max(each, FREE): n * each) for each in c]
+        self.drafts = [Times(max(each, FREE).__mul__) for each in c]
         self.spent = 0.0 # s, of all that was timed
         self.frozen, self.lock = frozen, Lock()
 
