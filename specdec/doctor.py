@@ -360,8 +360,9 @@ def costs(findings: Findings) -> list[dict]:
     from specdec.costs import kept_costs
     damaged = {"state": "damaged", "about": None, "costs": None}
     found = [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
-    findings.problems += [f"{facts['file']}, the costs of drafting, is damaged and isn't used: "
-                          "delete it; its prices are taken anew." for facts in found if not facts["costs"]]
+    findings.problems += [
+        f"{facts['file']}, the costs of drafting, is damaged and isn't used: delete it; its prices "
+        "are taken anew." for facts in found if not facts["costs"]]
     return found
 
 def says_whose(about: dict | None) -> bool:

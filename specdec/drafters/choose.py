@@ -177,7 +177,7 @@ class Chooser:
         "Start from the priors."
         self.estimates: list = [Acceptance(prior, keep=self.keep) for prior in self.priors]
         if self.tree: self.estimates[-1] = self.tree.estimate(self.keep)
-        self.rested = 0.0  # rounds without a draft since the last draft of which nothing was accepted
+        self.rested = 0.0  # rounds without a draft since a draft of which nothing was accepted
 
     def is_tree(self, index: int) -> bool:
         "Whether this drafter drafts trees."

@@ -80,8 +80,8 @@ def _forward(row: float, rows: int) -> float: # plain steps
     return 1 + row * (rows - 1)
 
 class Clock:
-    """What forwards and drafts take, as rounds have shown so far. Threads may share it. A frozen one
-    doesn't change any more."""
+    """What forwards and drafts take, as rounds have shown so far. Threads may share it. A frozen
+    one doesn't change any more."""
     def __init__(self, c: Sequence[float], # of each drafter, in plain steps, before any was timed
                  device: str = "cpu",      # its type
                  frozen: bool = False):
