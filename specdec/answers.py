@@ -332,15 +332,16 @@ def comparison(plain: GenerationResult, # of the same prompt with the same setti
                pair: Pair | None = None, # to look at the logits where greedy texts part
               ) -> dict:
     "What `specdec compare --json` prints."
-    greedy = plain.settings["temperature"] == 0
+    same, greedy = speculative.same_text_as_plain, plain.settings["temperature"] == 0
     token, difference = None, None
-    if greedy: token = first_difference(plain.generated_ids, speculative.generated_ids)
+    if same: token = first_difference(plain.generated_ids, speculative.generated_ids)
     if token is not None:
         difference = {"token": token}
-        if pair: difference |= near_tie(pair, plain.prompt_ids + plain.generated_ids[:token])
+        before = plain.prompt_ids + plain.generated_ids[:token]
+        if pair and greedy: difference |= near_tie(pair, before)
     return {
         "speedup": speculative.tokens_per_second / plain.tokens_per_second,
-        "greedy_texts_identical": token is None if greedy else None, "difference": difference,
+        "texts_identical": token is None if same else None, "difference": difference,
         "plain": asdict(plain), "speculative": asdict(speculative),
     }
 
@@ -348,10 +349,13 @@ def verdict(identical: bool | None, # of `comparison`
             difference: dict | None) -> str:
     "Whether the texts agree, and what it means if they don't."
     if identical is None:
-        return "Sampled texts: two draws from one distribution, which need not be equal."
-    if difference is None: return "The greedy texts are identical."
-    start = f"The greedy texts part after {difference['token']} equal tokens."
-    if "gap" not in difference: return start
+        return ("Two draws from one distribution, which need not be equal: some draft tokens were "
+                "drawn. With --same-text they are plain decoding's.")
+    if difference is None: return "The texts are identical."
+    start = f"The texts part after {difference['token']} equal tokens."
+    if "gap" not in difference: return (
+        f"{start} A verifying forward rounds differently from a one-token forward, so a number "
+        "near a border can fall on either side: --dtype float32 removes the doubt.")
     dtype, gap, step = (difference[name] for name in ("dtype", "gap", "rounding_step"))
     found = (f"{start} There the target's two best logits lie {gap:.3g} apart, and one rounding "
              f"step of {dtype} at their size is {step:.2g}.")

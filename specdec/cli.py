@@ -253,6 +253,10 @@ TopP = Annotated[Optional[float], _option(
 Seed = Annotated[Optional[int], _option(
     "Sampling", "--seed", show_default=False,
     help="The same seed, the same text; else a fresh one, which --json tells.")]
+SameText = Annotated[Optional[bool], _option(
+    "Sampling", "--same-text/--any-text", show_default=False,
+    help="The text that plain decoding writes with this seed; or what drafts may draw. Else "
+         "whichever is faster.")]
 Logprobs = Annotated[Optional[int], _option(
     "Sampling", "--logprobs", min=0, metavar="N", show_default=False,
     help="With --json: how likely each token was, and the N likeliest in its place.")]
@@ -500,7 +504,8 @@ def generate(
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
     method: HowToDecode = Method.speculative, K: RoundLength = "5",
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, logprobs: Logprobs = None,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, same_text: SameText = None,
+    logprobs: Logprobs = None,
     json_schema: SchemaFile = None, config: ConfigFile = None, as_json: AsJson = False,
 ) -> None:
     """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
@@ -537,7 +542,8 @@ def generate(
     texts = read_prompts(prompt, prompts, raw, told=out is not None or not as_json)
     wanted = read_wanted(logprobs, json_schema, as_lines)
     settings = read_settings(
-        stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens
+        stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens,
+        same_text=same_text,
     )
     how, file = "plain" if draft == "none" else method.value, None
     if config:
@@ -581,7 +587,7 @@ def comparison_rows(plain, speculative, identical: bool | None) -> list[list[str
         ["acceptance rate", "", f"{speculative.acceptance_rate:.2f}"],
         ["tokens per round", "", f"{speculative.tokens_per_step:.2f}"],
         row("speed-up", ".2f", lambda r: r.tokens_per_second / plain.tokens_per_second),
-        ["greedy texts", "", {True: "identical", False: "differ", None: "(sampled)"}[identical]],
+        ["texts", "", {True: "identical", False: "differ", None: "(two draws)"}[identical]],
     ]
 
 # %% ../nbs/use/07_cli.ipynb #383f9076
@@ -621,7 +627,8 @@ def compare(
     drafter: DrafterFolder = None, revision: Revision = None, raw: Raw = False,
     device: Device = "auto", dtype: Dtype = "auto", K: RoundLength = "5",
     max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, as_json: AsJson = False,
+    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, same_text: SameText = None,
+    as_json: AsJson = False,
 ) -> None:
     """Answer a prompt by plain and by speculative decoding, side by side: both texts, then a table.
 
@@ -637,9 +644,10 @@ def compare(
     from specdec.answers import comparison, verdict
     from specdec.errors import check
     from specdec.models.loading import fits_plain
+    from specdec.sampling import SeededRandom
     text = read_prompt(prompt, raw)
-    settings = read_settings(stop, temperature, top_k, top_p, seed,
-                             K=K, max_new_tokens=max_new_tokens)
+    settings = read_settings(stop, temperature, top_k, top_p, SeededRandom(seed).seed, # of both
+                             K=K, max_new_tokens=max_new_tokens, same_text=same_text)
     check(draft != "none", "There is nothing to compare with --draft none, which is plain decoding "
           "itself: name what drafts, or leave --draft out.")
     models: dict = dict(drafter=drafter, target=target, draft=draft, revision=revision)
@@ -651,7 +659,7 @@ def compare(
     if any(r.finish_reason == "interrupted" for r in results.values()): cut_short(results, as_json)
     found = comparison(**results, pair=opened)
     if as_json: return typer.echo(json.dumps(found, ensure_ascii=False))
-    identical = found["greedy_texts_identical"]
+    identical = found["texts_identical"]
     print_table(["", "plain", "speculative"], comparison_rows(**results, identical=identical))
     typer.echo(verdict(identical, found["difference"]))
 

@@ -119,6 +119,9 @@ class Decoding(_Section):
         description="Sample among the likeliest tokens that together reach this probability.")
     seed: int | None = Field(
         None, ge=-2**63, lt=2**64, description="The same seed, the same text.")
+    same_text: bool | None = Field(
+        None, description="true: the text is plain decoding's with this seed; false: what drafts "
+                          "may draw; else whichever is faster.")
     lenience: float | None = Field(
         None, gt=0, le=1,
         description="Not lossless below 1: draft tokens are accepted that the target would reject.")

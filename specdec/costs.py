@@ -146,6 +146,7 @@ def take_prices(target: CausalLM,
                 hybrid: HybridDrafter | TreeHybrid,
                 sampled: bool,  # whether the temperature is above 0
                 size: int = 1,  # sequences that share a forward
+                certain: bool = False, # whether drafts are the drafters' likeliest tokens
                ) -> Prices:
     "Time some rounds of a batch, about a second."
     turns, recorder = turns_of(target, hybrid, size), Recorder()
@@ -156,8 +157,9 @@ def take_prices(target: CausalLM,
     drafter = ScheduledDrafter(played, both, Watch(recorder))
     draw, held = torch.Generator().manual_seed(0), min(HELD, target.context_length // 2)
     most = max(n for _, n in turns)
+    drawn = None if not certain else SamplingParams()
     requests = [Request(target, prompt, drafter, SamplingParams(float(sampled)), SeededRandom(i),
-                        most, 4 * len(both) + most)
+                        most, 4 * len(both) + most, draft_sampling=drawn)
                 for i, prompt in enumerate(
                     torch.randint(target.vocab_size, (size, held), generator=draw).tolist())]
     for request in requests: request.watch = drafter.watch
@@ -236,11 +238,12 @@ def about_drafter(drafter: Drafter) -> dict:
     if shape := getattr(drafter, "shape", None): found["nodes"] = len(shape)
     return found
 
-def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, size: int) -> dict:
+def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, size: int,
+               certain: bool) -> dict:
     "Everything that costs depend on, as a JSON file holds it."
     subject = {"device": str(target.device), **machine(), "target": about_model(target),
                "drafters": [about_drafter(drafter) for drafter in drafters],
-               "sampled": sampled, "batch_size": size}
+               "sampled": sampled, "certain": certain, "batch_size": size}
     return parse_json(json.dumps(subject))
 
 def costs_file(subject: dict) -> Path:
@@ -250,7 +253,7 @@ def costs_file(subject: dict) -> Path:
         return [entry["kind"], entry.get("model", {}).get("name"), entry.get("nodes"), *inner]
     target, threads = subject["target"], subject["threads"]
     which = [target["name"], target["dtype"], target["parameters"], subject["device"], threads,
-             list(map(kinds, subject["drafters"])), subject["sampled"], subject["batch_size"]]
+             list(map(kinds, subject["drafters"])), *(subject[key] for key in ("sampled", "certain", "batch_size"))]
     key = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "-", Path(str(target["name"])).name)
     return cache_home() / "costs" / f"{name}-{target['dtype']}-{threads}-{key}.json"
@@ -296,31 +299,33 @@ def prices_in(file: Path, subject: dict) -> Prices | None:
 def frozen_clock(target: CausalLM, hybrid: HybridDrafter | TreeHybrid,
                  sampled: bool,  # whether the temperature is above 0
                  size: int = 1,  # sequences that share a forward
+                 certain: bool = False, # whether drafts are the drafters' likeliest tokens
                 ) -> Clock:
     """The prices that are kept for these; at the first use they are taken, and kept. If they can't
     be kept a note says so. If this model can't be timed the constants hold that a clock begins
     with."""
-    subject = subject_of(target, hybrid.members, sampled, size)
+    how = sampled, size, certain
+    subject = subject_of(target, hybrid.members, *how)
     file = costs_file(subject)
     prices = prices_in(file, subject)
     if prices is None:
         try:
             with locked(file): # two that take them at once would disturb each other
-                prices = prices_in(file, subject) or _taken(target, hybrid, sampled, size)
+                prices = prices_in(file, subject) or _taken(target, hybrid, *how)
                 if prices.forwards: write_costs(file, subject, prices)
         except ModelError as error:
             say("What drafting costs here can't be kept, so another process may draft otherwise. "
                 f"{error}")
-            prices = prices or _taken(target, hybrid, sampled, size)
+            prices = prices or _taken(target, hybrid, *how)
     clock = show(prices, clock_for(target, hybrid, frozen=True), size)
     # for when the others of a batch have ended
-    if size > 1: clock.forwards |= frozen_clock(target, hybrid, sampled).forwards
+    if size > 1: clock.forwards |= frozen_clock(target, hybrid, sampled, 1, certain).forwards
     return clock
 
-def _taken(target: CausalLM, hybrid: HybridDrafter | TreeHybrid, sampled: bool,
-           size: int) -> Prices:
+def _taken(target: CausalLM, hybrid: HybridDrafter | TreeHybrid, sampled: bool, size: int,
+           certain: bool) -> Prices:
     "Prices; none if the model or a drafter fails, which decoding will tell."
-    try: return take_prices(target, hybrid, sampled, size)
+    try: return take_prices(target, hybrid, sampled, size, certain)
     except SpecdecError: return Prices(forwards={}, drafts=[{} for _ in hybrid.members])
 
 # what `specdec doctor` shows

@@ -25,9 +25,15 @@ from specdec.drafters.base import (
 from .drafters.clock import Watch
 from .cache import KVCache
 from .models.protocol import CausalLM
-from .verify import VerifyRule, default_rule, greedy_match, walk
+from specdec.verify import (
+    VerifyRule, default_rule, greedy_match, is_promised, sample_and_match, walk,
+)
 
 # %% ../nbs/path/04_speculative.ipynb #93abe4aa
+def keeps_text(rule: VerifyRule, temperature: float) -> bool:
+    "Whether a rule emits the tokens that plain decoding draws with the same random numbers."
+    return rule is sample_and_match or temperature == 0 and is_promised(rule, 0) is True
+
 def up_to_end(tokens: list[int], eos_ids: Set[int]) -> list[int]:
     "The tokens up to the first end-of-sequence token, which is kept."
     for i, token in enumerate(tokens):
@@ -45,6 +51,8 @@ class Request:
     started = False    # whether `start` has set both
     reused: int        # tokens of the prompt that `start` has copied, not read
     draft: Draft | None = None # of the last round, with the q that it was drawn from
+    # whether each token so far is the one that plain decoding draws with the same random numbers
+    same_text = True
     ended = False      # set it between steps to end the sequence early
     watch: Watch | None = None # times the rounds, where the drafter chooses by them
     def __init__(
@@ -53,13 +61,15 @@ class Request:
         prompt: Iterable[int],            # token ids, at least one; a list, an array, a tensor [T]
         drafter: Drafter,                 # weights, which requests may share
         sampling: SamplingParams,         # logits → p
-        rng: RandomSource,                # all random draws
+        rng: RandomSource,                # all random draws; the drafter gets its own, `spawn`ed
         K: int = 5,                       # draft tokens per round, at most; of a tree, nodes
         max_new_tokens: int = 128,        # fewer where the target's context ends
         eos_ids: Set[int] = frozenset(),  # the sequence ends after one of these
         verify: VerifyRule | None = None, # None: `default_rule`
         # a prompt that begins like this one: what both share is copied, not read
         prefilled: "Prefilled | None" = None,
+        # the drafter's logits → q; None: as the target's; `SamplingParams()`: its likeliest tokens
+        draft_sampling: SamplingParams | None = None,
     ):
         self.branches = isinstance(drafter, DraftsTrees) # its drafts may be trees
         check(not self.branches or reads_trees(target),
@@ -74,7 +84,9 @@ class Request:
         check_prefilled(prefilled, target, self.prompt, drafter.layers)
         self.prefilled, self.reused = prefilled, 0
         self.drafter, self.sampling, self.rng = drafter, sampling, rng
-        self.verify = verify or default_rule(sampling)
+        self.draft_sampling, self.verify = draft_sampling or sampling, verify
+        # a source without `spawn` serves both
+        self.draft_rng = rng.spawn() if hasattr(rng, "spawn") else rng
         # tokens that the sequence can have in the end, prompt included
         self.limit = min(len(self.prompt) + max_new_tokens, target.context_length)
         self.vocab_size = target.vocab_size
@@ -133,8 +145,8 @@ def draft(request: Request) -> Draft:
     if room == 0: return Draft([])
     # K counts the nodes of a tree, room its levels
     n = request.K if request.branches else min(request.K, room)
-    proposal = ask(request.state, n, request.sampling, request.rng, request.vocab_size,
-                   request.branches)
+    proposal = ask(request.state, n, request.draft_sampling, request.draft_rng,
+                   request.vocab_size, request.branches)
     return proposal.up_to(room)
 
 def verify(target: CausalLM, requests: list[Request], drafts: list[Draft],
@@ -160,8 +172,10 @@ def verify(target: CausalLM, requests: list[Request], drafts: list[Draft],
 def decide(request: Request, draft: Draft, output: Output) -> tuple[list[int], list[int]]:
     "Places of the accepted draft tokens in the draft, and the tokens that join the sequence."
     logits = check_logits(output[0], f"The target, after {len(request.tokens)} tokens")
-    rule, sampling, rng = request.verify, request.sampling, request.rng
+    sampling, rng = request.sampling, request.rng
     if draft.is_chain:
+        rule = request.verify or default_rule(sampling, draft.q)
+        request.same_text &= not draft.tokens or keeps_text(rule, sampling.temperature)
         # greedy_match looks for the largest entry only, which logits and p have in the same place
         p = logits if rule is greedy_match else sampling.probs(logits)
         num_accepted, next_token = apply_rule(rule, p, draft.q, draft.tokens, rng)
@@ -221,7 +235,7 @@ def speculate(
     drafter: Drafter,                 # `NoDrafter()`: plain decoding
     prompt: Iterable[int],            # token ids, at least one; a list, an array or a tensor [T]
     sampling: SamplingParams,         # logits → p
-    rng: RandomSource,                # all random draws
+    rng: RandomSource,                # all random draws; the drafter gets its own, `spawn`ed
     K: int = 5,                       # draft tokens per round, at most; of a tree, nodes
     max_new_tokens: int = 128,        # fewer where the target's context ends
     eos_ids: Set[int] = frozenset(),  # the sequence ends after one of these
@@ -229,14 +243,17 @@ def speculate(
     timer: PhaseTimer | None = None,  # gets the phases prefill, draft, verify and sample
     # a prompt that begins like this one: what both share is copied, not read; see `prefill`
     prefilled: "Prefilled | None" = None,
+    # the drafter's logits → q; None: as the target's; `SamplingParams()`: its likeliest tokens
+    draft_sampling: SamplingParams | None = None,
 ) -> Iterator[Round]: # the first holds the token after the prompt, each further one is a step
     """Speculative decoding (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2; with
-    trees SpecInfer, Miao et al. 2023): the tokens have exactly the distribution of plain decoding.
+    trees SpecInfer, Miao et al. 2023): the tokens have exactly the distribution of plain decoding,
+    and where the draft tokens were certain, they are plain decoding's with the same random numbers.
     Arguments are checked at once (`InputError`). While it runs it raises `NumericalError` for NaN
     or infinite logits, `ModelError` for a proposal or verdict of a wrong form, and `InputError` for
     a draft token that can't have been drawn from its q."""
     request = Request(target, prompt, drafter, sampling, rng, K, max_new_tokens, eos_ids, verify,
-                      prefilled)
+                      prefilled, draft_sampling)
     return serve(target, request, timer or PhaseTimer(target.device))
 
 def serve(target: CausalLM, request: Request, timer: PhaseTimer) -> Iterator[Round]:

@@ -22,6 +22,7 @@ from .completion import BatchClock, Completion, PairStats, StopChecker
 from .config import Config, PairSection, decoding_of, in_file, read_config
 from .constraints import Grammar, WatchedLM, fits_to_its_end
 from .device.loop import DeviceDecoder
+from .device.ops import decides_by_match
 from .drafters.base import Drafter, DraftsTrees, NoDrafter
 from .drafters.clock import Clock, Watch
 from .drafters.choose import HybridDrafter, Lookahead
@@ -80,6 +81,7 @@ class GenerateArguments(TypedDict, total=False):
     stream: Callable[[str], None] | None
     method: str
     verify: VerifyRule | None
+    same_text: bool | None
     loop: str | None
     ignore_eos: bool
     logprobs: int | None
@@ -167,6 +169,10 @@ class Pair:
                  method: str = "speculative",                 # or "plain": the target alone
                  # None: `default_rule`, which is lossless; the result says whether the rule is
                  verify: VerifyRule | None = None,
+                 # True: above temperature 0 too, the text is plain decoding's with this seed; False:
+                 # what drafts may draw its tokens, and only the distribution is plain decoding's;
+                 # None: whichever is faster for this drafter; the result says which it was
+                 same_text: bool | None = None,
                  # "host" or "device"; None: the device's on a GPU, where this pair and these
                  # settings can use it (experimental), else the host's
                  loop: str | None = None,
@@ -189,8 +195,8 @@ class Pair:
         `raise_interrupt=True` the `KeyboardInterrupt` is raised instead."""
         asked = dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar, prefilled=prefilled,
+            seed=seed, stop=stop, method=method, verify=verify, same_text=same_text, loop=loop,
+            ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar, prefilled=prefilled,
         )
         if is_list(prompt):
             check(stream is None, "stream follows a single text, and this is a list of prompts: "
@@ -205,8 +211,8 @@ class Pair:
                 *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
                 top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
                 stop: str | Sequence[str] = (), method: str = "speculative",
-                verify: VerifyRule | None = None, loop: str | None = None,
-                ignore_eos: bool = False, logprobs: int | None = None,
+                verify: VerifyRule | None = None, same_text: bool | None = None,
+                loop: str | None = None, ignore_eos: bool = False, logprobs: int | None = None,
                 grammar: Grammar | None = None, prefilled: Prefilled | None = None,
                 raise_interrupt: bool = False,
                ) -> Iterator[tuple[int, GenerationResult]]:
@@ -216,25 +222,25 @@ class Pair:
         Arguments are checked at once, as in `generate`; errors name the prompt.
 
         Prompt i has the seed `seed + i`. In float32 its result has the tokens of
-        `generate(prompts[i], seed=seed + i)`: greedy tokens always, sampled ones if the same drafts
-        are made. A drafter that chooses by costs may draft differently in a batch, where costs
-        differ.
+        `generate(prompts[i], seed=seed + i)`, unless its drafts were drawn (see `same_text`): then
+        the tokens are the same if the same drafts are made, and a drafter that chooses by costs may
+        draft differently in a batch.
 
         An interrupt ends the sequences that have begun; the others have empty results. Prompts are
         decoded one by one with a grammar, log-probabilities, a tree, `loop="device"`, or a target
         that isn't a `Llama`."""
         return self._list(prompts, batch_size, raise_interrupt, dict(
             K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=seed, stop=stop, method=method, verify=verify, loop=loop, ignore_eos=ignore_eos,
-            logprobs=logprobs, grammar=grammar, prefilled=prefilled,
+            seed=seed, stop=stop, method=method, verify=verify, same_text=same_text, loop=loop,
+            ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar, prefilled=prefilled,
         ))
 
     def stream(self, prompt: Prompt,
                *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
                top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
                stop: str | Sequence[str] = (), method: str = "speculative",
-               verify: VerifyRule | None = None, loop: str | None = None,
-               ignore_eos: bool = False, logprobs: int | None = None,
+               verify: VerifyRule | None = None, same_text: bool | None = None,
+               loop: str | None = None, ignore_eos: bool = False, logprobs: int | None = None,
                grammar: Grammar | None = None, prefilled: Prefilled | None = None,
                raise_interrupt: bool = False,
               ) -> Generator[Event, None, None]:
@@ -245,8 +251,8 @@ class Pair:
         settings = check_settings(
             self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
             max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
-            loop=loop, ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar,
-            prefilled=prefilled,
+            same_text=same_text, loop=loop, ignore_eos=ignore_eos, logprobs=logprobs,
+            grammar=grammar, prefilled=prefilled,
         )
         return self._one(prompt, settings, None, raise_interrupt)
 
@@ -287,8 +293,9 @@ class Pair:
                  drafter: Drafter, watch: Watch | None = None) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
         found = Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                        settings.K, settings.max_new_tokens, settings.eos_ids, settings.verify,
-                        settings.prefilled)
+                        settings.K, settings.max_new_tokens, settings.eos_ids,
+                        settings.rule(drafter), settings.prefilled,
+                        settings.draft_sampling(drafter))
         found.watch = watch
         return found
 
@@ -316,31 +323,33 @@ class Pair:
         ids, target = self._encode(prompt), settings.wrap(self.target)
         self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
         plan, timer = self._plan(settings), PhaseTimer(self.target.device)
-        if plan.loop == "device": rounds = self._on_device(plan.drafter, ids, settings, timer)
-        else:
-            request = self._request(ids, settings, target, plan.drafter, plan.watch)
-            rounds = serve(target, request, timer)
+        request = self._request(ids, settings, target, plan.drafter, plan.watch)
+        if plan.loop == "device": rounds = self._on_device(request, settings, timer)
+        else: rounds = serve(target, request, timer)
         completion = Completion(StopChecker(self.tokenizer, settings.stops),
                                 tell or stream is not None,
                                 target if isinstance(target, WatchedLM) else None)
         if settings.prefilled: completion.reused = settings.prefilled.shared_with(ids, target)
         events = completion.follow(rounds, stream, raise_interrupt)
-        return self._decoded(ids, settings, plan, completion, events, timer)
+        return self._decoded(request, settings, plan, completion, events, timer)
 
-    def _on_device(self, drafter: Drafter, ids: list[int], settings: Settings,
+    def _on_device(self, request: Request, settings: Settings,
                    timer: PhaseTimer) -> Iterator[Round]:
         "Rounds on the device, by a decoder that is free, with its CUDA graphs; else by a new one."
         assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
+        drafter = request.drafter
         free = self.decoders.setdefault(id(drafter), [])
         try: decoder = free.pop()
         except IndexError: decoder = DeviceDecoder(self.target, drafter)
+        request.same_text = decides_by_match(
+            request.verify, request.sampling, request.draft_sampling)
         try:
-            yield from decoder.speculate(ids, settings.sampling, settings.seed, settings.K,
-                                         settings.max_new_tokens, settings.eos_ids, timer,
-                                         settings.verify)
+            yield from decoder.speculate(request.prompt, settings.sampling, settings.seed,
+                                         settings.K, settings.max_new_tokens, settings.eos_ids,
+                                         timer, request.verify, request.draft_sampling)
         finally: free.append(decoder)
 
-    def _decoded(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
+    def _decoded(self, request: Request, settings: Settings, plan: Plan, completion: Completion,
                  events: Iterator[Event], timer: PhaseTimer) -> Generator[Event, None, None]:
         "Pass the events on, and add one with the result."
         device, peak = self.target.device, None
@@ -349,7 +358,7 @@ class Pair:
             yield from events
             if of_this_run: peak = peak_memory_mb(device)
         finally: release_workers()  # else they slow down a call in another thread
-        result = self._result(ids, settings, plan, completion, timer, peak)
+        result = self._result(request, settings, plan, completion, timer, peak)
         self._count(result)
         yield Event(None, None, completion.rest, result)
 
@@ -396,7 +405,9 @@ class Pair:
         completion = Completion(StopChecker(self.tokenizer, settings.stops))
         completion.interrupted = True
         plan = Plan(NOTHING, last.loop)
-        result = self._result(ids, settings, plan, completion, PhaseTimer(self.target.device), None)
+        request = self._request(ids, settings, self.target, NOTHING)
+        timer = PhaseTimer(self.target.device)
+        result = self._result(request, settings, plan, completion, timer, None)
         return replace(result, drafter=last.drafter, costs=last.costs,
                        batch_invariant=last.batch_invariant)
 
@@ -409,11 +420,12 @@ class Pair:
         texts = [Completion(StopChecker(self.tokenizer, settings.stops), tell=False)
                  for settings in each]
         clock, peak = BatchClock(timer), None
+        running = dict(requests)
         def result(i: int) -> GenerationResult:
             "The result of prompt i."
             texts[i].finish()
             texts[i].total_time = sum(texts[i].seconds)
-            return self._result(ids[i], each[i], plan, texts[i], clock.own(i), peak)
+            return self._result(running[i], each[i], plan, texts[i], clock.own(i), peak)
         try:
             rounds = speculate_batch(self.target, list(requests.values()), size, timer)
             of_this_run, before = reset_peak_memory(device), clock.now
@@ -447,7 +459,7 @@ class Pair:
         "Add a result to the totals; seconds: its share of the batch's time."
         with self.adding: self.stats.add(result, seconds)
 
-    def _result(self, ids: list[int], settings: Settings, plan: Plan, completion: Completion,
+    def _result(self, request: Request, settings: Settings, plan: Plan, completion: Completion,
                 timer: PhaseTimer, peak: float | None) -> GenerationResult:
         "The result of a completion."
         generated, rounds = completion.ids, completion.rounds
@@ -463,7 +475,8 @@ class Pair:
                 settings.grammar, self.target, generated)
         return GenerationResult(
             **settings.result_fields, **known,
-            prompt_ids=ids,
+            prompt_ids=request.prompt,
+            same_text_as_plain=request.same_text,
             prompt_reused=completion.reused,
             generated_ids=generated,
             tokens_before_stop=completion.checker.tokens_before,

@@ -24,11 +24,17 @@ from .errors import check, check_whole, require_int
 from .loop import Prefilled, end_ids, keeps_bits
 from .models.protocol import CausalLM
 from .sampling import SamplingParams, SeededRandom
-from .verify import VerifyRule, is_promised
+from .verify import VerifyRule, is_promised, sample_and_match
 
 # %% ../nbs/use/00_plan.ipynb #p1an0007
 METHODS = ("speculative", "plain")
 LOOPS = (None, "host", "device")
+
+def is_best_certain(drafter: Drafter) -> bool:
+    "Whether a drafter, and all those inside it, is no slower for drafting its likeliest tokens."
+    inside = [getattr(drafter, "drafter", None), *getattr(drafter, "members", ())]
+    parts = [one for one in inside if one is not None]
+    return all(map(is_best_certain, parts)) if parts else getattr(drafter, "best_certain", False)
 
 @dataclass(frozen=True)
 class Settings:
@@ -47,17 +53,29 @@ class Settings:
     adapts: bool              # whether K changes from round to round
     controller: Lookahead | None # if K is one
     prefilled: Prefilled | None # of a prompt that begins like this one
+    same_text: bool | None    # whether the text must be plain decoding's; None: where that is free
     result_fields: dict       # method, settings and is_lossless, as a result has them
+
+    def rule(self, drafter: Drafter) -> VerifyRule | None:
+        "The verify rule; None: `default_rule`, or a tree's walk."
+        forced = self.same_text and self.sampling.temperature and not isinstance(drafter, DraftsTrees)
+        return sample_and_match if forced else self.verify
+
+    def draft_sampling(self, drafter: Drafter) -> SamplingParams | None: # None: as the target's
+        "How the drafter's logits become q."
+        certain = self.same_text
+        if certain is None: certain = self.verify is None and is_best_certain(drafter)
+        return SamplingParams() if certain else None
 
     @property
     def needs_logits(self) -> bool:
         "Whether each round's logits are masked or recorded, on the host."
         return self.logprobs is not None or self.grammar is not None
 
-    @property
-    def certain(self) -> bool:
-        "Whether what is drafted can't change the text, but for a near-tie."
-        return self.sampling.temperature == 0 and self.verify is None
+    def certain(self, drafter: Drafter) -> bool:
+        "Whether what it drafts can't change the text, but for a near-tie."
+        same = self.sampling.temperature == 0 or self.draft_sampling(drafter) is not None
+        return same and self.verify is None
 
     def wrap(self, target: CausalLM) -> CausalLM:
         "The target, for one sequence, with the grammar and the log-probabilities asked for."
@@ -68,7 +86,7 @@ class Settings:
 def check_settings(
     target: CausalLM, eos_ids: Iterable, *,
     K, temperature, top_k, top_p, max_new_tokens, seed, stop, method, verify, loop, ignore_eos,
-    logprobs, grammar, prefilled=None,
+    logprobs, grammar, prefilled=None, same_text=None,
 ) -> Settings:
     "Check the arguments of `Pair.generate`; raises `InputError`."
     sampling, stops = SamplingParams(temperature, top_k, top_p), stop_strings(stop)
@@ -77,6 +95,9 @@ def check_settings(
     check(loop in LOOPS, f"loop must be \"host\", \"device\" or None, not {loop!r}.")
     check(target.tokenizer is not None or not stops, NO_TEXT)
     check_bools(ignore_eos=ignore_eos)
+    if same_text is not None: check_bools(same_text=same_text)
+    check(not (same_text and verify), "same_text=True asks for plain decoding's text, and this "
+          "verify rule would decide: leave one of them out.")
     rule = rule_name(verify, method)
     adapts = isinstance(K, str) and K == "adaptive"
     check(adapts or not isinstance(K, (str, type)),
@@ -90,6 +111,7 @@ def check_settings(
     settings = dict(K=K if adapts else most, **asdict(sampling), max_new_tokens=max_new_tokens,
                     seed=seed, stop=stops, ignore_eos=ignore_eos)
     if rule: settings["verify"] = rule
+    if same_text is not None: settings["same_text"] = same_text
     if grammar is not None:
         check(ends != frozenset(), "A grammar needs an end-of-sequence token to end the text: "
               "leave out ignore_eos, or take a target that has such a token.")
@@ -99,6 +121,7 @@ def check_settings(
         K=most, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stops=stops,
         plain=method == "plain", verify=verify, eos_ids=ends, loop=loop, logprobs=logprobs,
         grammar=grammar, adapts=adapts, controller=controller, prefilled=prefilled,
+        same_text=same_text,
         result_fields=dict(method=method, settings=settings, is_lossless=lossless))
 
 def is_controller(K) -> bool:
@@ -213,7 +236,7 @@ def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, clocks: Cl
         watch = watch_for(target, chooser, settings, clocks, size, priced)
         chooser = with_watch(chooser, watch)
     plan = Plan(chooser, loop, watch)
-    if size == 1 and settings.certain: plan = tree_if_it_pays(target, plan, settings, clocks)
+    if size == 1 and settings.sampling.temperature == 0: plan = tree_if_it_pays(target, plan, settings, clocks)
     if settings.controller is not None:
         plan.drafter = AdaptiveDrafter(plan.drafter, settings.controller)
     if settings.grammar is not None:  # in a batch there is none: these are decoded one by one
@@ -224,18 +247,20 @@ def watch_for(target: CausalLM, hybrid: HybridDrafter, settings: Settings, clock
               size: int, priced: int | None) -> Watch:
     """The clock by which a hybrid chooses. One seed has one text, so a clock that runs decides only
     where it can't change the text. Elsewhere prices are frozen before anything is decoded."""
-    sampled, count = settings.sampling.temperature > 0, len(hybrid.members)
-    if settings.certain and keeps_bits(target):
-        return Watch(clocks((sampled, count), lambda: clock_for(target, hybrid)), size)
+    sampled, certain = settings.sampling.temperature > 0, settings.certain(hybrid)
+    kind = sampled, certain, len(hybrid.members)
+    if certain and keeps_bits(target):
+        return Watch(clocks(kind, lambda: clock_for(target, hybrid)), size)
     many = priced or size
-    clock = clocks((sampled, count, many), lambda: frozen_clock(target, hybrid, sampled, many))
+    clock = clocks((*kind, many),
+                   lambda: frozen_clock(target, hybrid, sampled, many, sampled and certain))
     return Watch(clock, many, fixed=priced is not None)
 
 def tree_if_it_pays(target: CausalLM, plan: Plan, settings: Settings, clocks: Clocks) -> Plan:
     """For greedy decoding: a tree in place of a head's chains, if by frozen prices it promises
     clearly more tokens per time, at a chain's c and, once its levels were timed, at theirs."""
     hybrid, watch = plan.drafter, plan.watch
-    simple = not settings.needs_logits and settings.controller is None
+    simple = not settings.needs_logits and settings.controller is None and settings.verify is None
     if not (simple and watch and watch.clock.frozen and isinstance(hybrid, HybridDrafter)
             and gives_trees(target)): return plan
     head, known = head_of(hybrid.members[-1]), watch.clock.told(most=min(settings.K, MOST))

@@ -39,8 +39,10 @@ from .pair import Pair, load_pair
 from .palette import LOOKS, STATUSES, style_sheet
 from .models.protocol import CausalLM
 from .registry import list_pairs
-from .verify import acceptance_probability, delta
-from .loop import default_rule, speculate
+from specdec.verify import (
+    acceptance_probability, delta, greedy_match, speculative_sampling,
+)
+from .loop import speculate
 from .speedup import tokens_per_round, verification_cost, walltime_factor
 
 # %% ../nbs/use/06_panel.ipynb #0a0f5e4c
@@ -252,9 +254,11 @@ class Session:
         return self.rounds[self.since:]
 
     def verify(self, p, q, tokens, rng) -> tuple[int, int]:
-        "The package's default rule; its arguments, draws and answer are noted."
-        before = len(rng.drawn)
-        accepted, next_token = default_rule(self.current.sampling)(p, q, tokens, rng)
+        """Greedy match, or above temperature 0 speculative sampling, for certain draft tokens too: so
+        each place has a number to show. Its arguments, draws and answer are noted."""
+        before, sampled = len(rng.drawn), self.current.sampling.temperature > 0
+        rule = speculative_sampling if sampled else greedy_match
+        accepted, next_token = rule(p, q, tokens, rng)
         self.seen = p, q, tokens, accepted, next_token, rng.drawn[before:]
         return accepted, next_token
 

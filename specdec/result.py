@@ -88,6 +88,9 @@ class GenerationResult:
     # whether no token's logits depend on how many are read at once: if so, greedy text is that of
     # plain decoding, bit for bit; if not, near-ties may fall otherwise; None: not known
     batch_invariant: bool | None = None
+    # whether each token is the one that plain decoding draws with this seed (but for near-ties,
+    # unless it is `batch_invariant`); False: some draft tokens were drawn; None: not known
+    same_text_as_plain: bool | None = None
     drafter: str | None = None       # what drafted, in words; None for plain decoding
     loop: str = "host"               # which loop ran: "host" or "device"
     device: str = "cpu"              # where the target computed: "cpu", "cuda:0", …

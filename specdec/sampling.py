@@ -142,10 +142,12 @@ def check_logits(logits: Tensor, # [..., V]
 
 # %% ../nbs/engine/06_sampling.ipynb #a79d7ab5
 class RandomSource(Protocol):
-    "All randomness of the package: two kinds of random draws."
+    "All randomness of the package: two kinds of random draws, and a stream for the drafter."
     def bernoulli(self, prob) -> bool: "True with probability `prob` (in [0, 1])."
     def categorical(self, weights) -> int:
         "An index, drawn in proportion to `weights` (`[V]`, not negative, any positive sum)."
+    def spawn(self) -> "RandomSource":
+        "An independent source, for what a drafter draws: it takes none of the numbers of this one."
 
 # %% ../nbs/engine/06_sampling.ipynb #5eed64b1
 def seed_generator(generator: torch.Generator,
@@ -173,6 +175,11 @@ class SeededRandom:
         fits = -2**63 <= self.seed < 2**64
         check(fits, f"The seed must be a whole number of 64 bits, not {seed!r}.")
         seed_generator(self.generator, self.seed)
+
+    def spawn(self) -> "SeededRandom":
+        "The source of this seed's drafter, with a seed of its own (NumPy's `SeedSequence`)."
+        child = np.random.SeedSequence(self.seed % 2**64, spawn_key=(0,))
+        return SeededRandom(int(child.generate_state(1, np.uint64)[0]))
 
     def uniform(self) -> float: # in [0, 1)
         "One uniform number with 53 random bits."

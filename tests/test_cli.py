@@ -864,7 +864,7 @@ def test_compare_any_two_models(loads):
     done = run("compare", "Hi", *words)
     assert done.exit_code == ExitCode.DONE, done.stderr
     found = json.loads(done.stdout)
-    assert found["greedy_texts_identical"]
+    assert found["texts_identical"]
     first = found["speculative"]["rounds"][0]
     assert first["accepted"] == len(first["drafted"]) > 0  # it drafts for itself
 
@@ -1071,14 +1071,17 @@ def test_compare_in_float32(one_load):
     assert [rows["loop"], rows["device"]] == [[plain.loop, speculative.loop], [plain.device, speculative.device]]
     assert rows["drafter"] == ["", speculative.drafter] and plain.drafter is None
     difference = found["difference"]
-    assert found["greedy_texts_identical"] or difference["gap"] < 1e-4, difference
+    assert found["texts_identical"] or difference["gap"] < 1e-4, difference
 
 
-def test_compare_of_samples_promises_nothing(one_load):
+def test_compare_of_samples_writes_one_text_unless_what_drafts_may_draw(one_load):
     words = ["compare", "Hi", "--temperature", "1", "--seed", "3", "--max-new-tokens", "4"]
-    assert "Sampled texts" in run(*words).stdout
+    assert "The texts are identical" in run(*words).stdout
     found = json.loads(run(*words, "--json").stdout)
-    assert found["greedy_texts_identical"] is None and found["difference"] is None
+    assert found["texts_identical"] is True and found["difference"] is None
+    assert found["plain"]["settings"]["seed"] == found["speculative"]["settings"]["seed"] == 3
+    assert "Two draws from one distribution" in run(*words, "--any-text", "--target", "smollm2", "--draft",
+                                                    "smollm2", "--max-new-tokens", "2").stdout
 
 
 def test_where_texts_part_is_explained(one_load):
@@ -1087,7 +1090,7 @@ def test_where_texts_part_is_explained(one_load):
     other = GenerationResult.from_json(plain.to_json())
     other.generated_ids[4] += 1
     found = answers.comparison(plain, other, pair)
-    assert found["greedy_texts_identical"] is False and found["difference"]["token"] == 4
+    assert found["texts_identical"] is False and found["difference"]["token"] == 4
     assert found["difference"]["gap"] > 1e-4 > found["difference"]["rounding_step"]
     said = answers.verdict(False, found["difference"])
     assert "after 4 equal tokens" in said and "float32" in said

@@ -52,7 +52,7 @@ def named(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "cache_home", lambda: tmp_path)
     monkeypatch.setattr(tiny, "name", "tiny", raising=False)
     taken = []
-    def take(target, hybrid, sampled, size=1):
+    def take(target, hybrid, sampled, size=1, certain=False):
         taken.append((sampled, size))
         return CHEAP
     monkeypatch.setattr(module, "take_prices", take)

@@ -645,7 +645,9 @@ def loop_distribution(p, drafter, V, K, length, loop=None, room=12, ends=frozens
         inner = made.rounds([0], None, room, ends, PhaseTimer())
         def rounds():
             while True:
-                with drawn_from(rng): r = next(inner, None)
+                with drawn_from(rng):
+                    made.state.uniforms.uniform_()  # the seed's: each round draws its own, as the walk goes by rounds
+                    r = next(inner, None)
                 if r is None: return
                 yield r
         state = made.state

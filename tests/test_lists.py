@@ -340,7 +340,7 @@ def test_a_drafter_that_cannot_be_copied_serves_a_list():
 def prices(one, many, c):
     "In the place of `take_prices`: plain steps that a draft of any length costs, alone and in a batch."
     taken = []
-    def take(target, hybrid, sampled, size=1):
+    def take(target, hybrid, sampled, size=1, certain=False):
         taken.append(size)
         more = one if size == 1 else many
         return Prices(forwards={size * n: .01 * (1 if n == 1 else more) for n in (1, 2, 3, 17)},

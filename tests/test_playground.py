@@ -17,7 +17,7 @@ from specdec.drafters.choose import MOST, adaptive
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
-from specdec.loop import default_rule, speculate
+from specdec.loop import speculate
 from specdec.pair import Pair
 from specdec.palette import LOOKS
 from specdec.playground import (
@@ -59,6 +59,7 @@ from specdec.speedup import tokens_per_round, walltime_factor
 from specdec.verify import greedy_match, speculative_sampling
 
 PROMPT = [1, 2, 3, 1, 2]
+RULES = greedy_match, speculative_sampling
 EVIL = '<img src=x onerror="alert(1)"> & \' </span>\n'
 
 
@@ -94,7 +95,8 @@ def test_watched_loop_says_what_the_unwatched_one_says(kind, temperature, top_p)
     target = tiny()
     session = written(kind, PanelSettings(3, temperature, top_p), target, seed=5)
     sampling = SamplingParams(temperature, top_p=None if top_p == 1 else top_p)
-    assert session.rounds == list(speculate(target, drafters(target)[kind], PROMPT, sampling, SeededRandom(5), 3, 24))
+    assert session.rounds == list(speculate(target, drafters(target)[kind], PROMPT, sampling, SeededRandom(5), 3, 24,
+                                            verify=RULES[temperature > 0]))
     assert len(session.rounds) == len(session.positions) == len(session.seconds) == len(session.draft_seconds)
     assert session.finished and not session.step()
 
@@ -123,15 +125,14 @@ def test_statuses_that_do_not_follow_are_noticed():
 
 @pytest.mark.parametrize("temperature, rule", [(0, greedy_match), (.8, speculative_sampling)])
 def test_what_is_explained_is_the_rule_that_runs(temperature, rule, monkeypatch):
-    "The session asks the function that the loop itself asks, and reports what that answered."
-    assert default_rule(PanelSettings(3, temperature).sampling) is rule
+    "The session asks one of the package's rules, and reports what that answered."
     asked = []
-    def noted(sampling):
-        asked.append(sampling)
-        return default_rule(sampling)
-    monkeypatch.setattr(playground, "default_rule", noted)
+    def noted(*given):
+        asked.append(rule(*given))
+        return asked[-1]
+    monkeypatch.setattr(playground, rule.__name__, noted)
     session = written("noisy", PanelSettings(3, temperature))
-    assert asked == [PanelSettings(3, temperature).sampling] * (len(session.rounds) - 1)
+    assert asked == [(r.accepted, r.emitted[-1]) for r in session.rounds[1:]] and asked
 
 
 def test_greedy_draws_nothing_to_show():
@@ -168,7 +169,8 @@ def test_adaptive_rounds_are_those_of_the_unwatched_loop(kind, temperature):
     session = written(kind, PanelSettings("adaptive", temperature), target, count=40, seed=5)
     drafter = adaptive(drafters(target)[kind])
     sampling = SamplingParams(temperature)
-    assert session.rounds == list(speculate(target, drafter, PROMPT, sampling, SeededRandom(5), MOST, 40))
+    assert session.rounds == list(speculate(target, drafter, PROMPT, sampling, SeededRandom(5), MOST, 40,
+                                            verify=RULES[temperature > 0]))
     assert contradictions(session) == [] and K_MAX == MOST
 
 

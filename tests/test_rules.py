@@ -390,9 +390,10 @@ def test_a_promise_holds_at_the_temperatures_that_it_names(said, cold, warm):
     assert is_promised(lambda: 0, 0) is None
 
 
-def test_the_default_rule_is_greedy_at_temperature_0_only():
-    rules = [default_rule(SamplingParams(t)) for t in (0, 1e-9, 1)]
-    assert rules == [greedy_match, speculative_sampling, speculative_sampling]
+def test_the_default_rule_is_greedy_at_temperature_0_only_and_matches_what_was_certain():
+    rules = [default_rule(SamplingParams(t), q) for q in (torch.ones(1, 3) / 3, None) for t in (0, 1e-9, 1)]
+    assert rules == [greedy_match, speculative_sampling, speculative_sampling,
+                     greedy_match, sample_and_match, sample_and_match]
 
 
 def test_a_lenience_from_a_tensor_is_kept_as_a_number():

@@ -58,7 +58,7 @@ def pair_at(target, head, monkeypatch, tmp_path):
     monkeypatch.setattr(costs_module, "cache_home", lambda: tmp_path)
     timed = []
     def pair(verify, c=.05, tree=.05, target=target, head=head, **options):
-        def take(target, hybrid, sampled, size=1):
+        def take(target, hybrid, sampled, size=1, certain=False):
             level = isinstance(hybrid, TreeHybrid)
             timed.append("tree" if level else "chain")
             n = hybrid.max_nodes(99) if level else 4

@@ -25,14 +25,14 @@ from tqdm import tqdm
 from specdec.bench.run import environment
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
-from specdec.loop import default_rule, speculate
+from specdec.loop import speculate
 from specdec.models.hub import encode, prompts
 from specdec.pair import Pair, load_pair
 from specdec.playground import RecordingRandom
 from specdec.registry import PAIRS
 from specdec.result import Round
 from specdec.sampling import RandomSource, SamplingParams, SeededRandom
-from specdec.verify import acceptance_probability, delta, residual
+from specdec.verify import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PARTS = ROOT / "nbs" / "data" / "recorded.json", ROOT / "build" / "record"
@@ -100,9 +100,10 @@ class Recorder:
         return [None if q is None else decimals(acceptance_probability(p, q)), top]
 
     def verify(self, p, q, tokens, rng: RecordingRandom) -> tuple[int, int]:
-        "Decide as the package does, and note it."
+        "Decide by speculative sampling, for certain draft tokens too (as the panel does), and note it."
         before = len(rng.drawn)
-        num_accepted, next_token = default_rule(self.sampling)(p, q, tokens, rng)
+        rule = speculative_sampling if self.sampling.temperature else greedy_match
+        num_accepted, next_token = rule(p, q, tokens, rng)
         *tried, drawn = rng.drawn[before:] if self.sampling.temperature else [None]
         count = min(num_accepted + 1, len(tokens))  # draft tokens that were tried
         rows = [delta(p[i], tokens[i]) if q is None else q[i] for i in range(count)]

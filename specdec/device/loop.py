@@ -26,7 +26,7 @@ from specdec.device.drafters import (
 )
 from .graphs import Outbox, captured, is_capturable
 from specdec.device.ops import (
-    DeviceSequence, StaticCache, bucket, decide_on_device, emitted_tokens, exponential_sample,
+    DeviceSequence, StaticCache, bucket, decide_on_device, emitted_tokens, inverse_sample,
     static_positions,
 )
 from ..drafters.base import Drafter
@@ -71,14 +71,17 @@ class DeviceState:
     target: Llama
     drafter: DeviceDrafter
     sampling: SamplingParams  # logits → p
+    draft_sampling: SamplingParams # the drafter's logits → q
     verify: VerifyRule | None # of `DEVICE_RULES`; None: the default at this temperature
     K: int                    # places for draft tokens in each round
     cache: StaticCache        # the target's
     sequence: DeviceSequence
-    generator: torch.Generator | None # all randomness; None on the device meta
+    generator: torch.Generator | None # of drawn drafts and their rule; None on the device meta
+    uniforms: Tensor          # the seed's number for the token at each position, float64
     report: Tensor            # the last round in numbers, [K + 5]
 
 def device_state(target: Llama, drafter: Drafter, sampling: SamplingParams,
+                 draft_sampling: SamplingParams,
                  verify: VerifyRule | None,
                  K: int,        # draft tokens per round
                  capacity: int, # positions of the caches
@@ -91,14 +94,18 @@ def device_state(target: Llama, drafter: Drafter, sampling: SamplingParams,
     tokens = torch.zeros(capacity, dtype=torch.long, device=device)
     # two tokens, so that the first capture has some to look at
     length = torch.full((1,), 2, dtype=torch.long, device=device)
+    with torch.inference_mode(False):  # so that the executed proof can write into it
+        uniforms = torch.zeros(capacity + K + 1, dtype=torch.float64, device=device)
     return DeviceState(
-        target, on_device, sampling, verify, K, cache, DeviceSequence(tokens, length),
-        torch.Generator(device) if device.type != "meta" else None,
+        target, on_device, sampling, draft_sampling, verify, K, cache,
+        DeviceSequence(tokens, length),
+        torch.Generator(device) if device.type != "meta" else None, uniforms,
         torch.zeros(K + 5, dtype=torch.long, device=device))
 
 def draft(state: DeviceState) -> DeviceDraft:
     "The drafter proposes K places."
-    return state.drafter.propose(state.sequence, state.K, state.sampling, state.generator)
+    return state.drafter.propose(state.sequence, state.K, state.draft_sampling,
+                                 state.generator)
 
 def verify(state: DeviceState, draft: DeviceDraft) -> tuple[Tensor, Tensor | None]:
     "The target reads the last token and the draft: logits [K + 1, V], features [K + 1, F]."
@@ -114,15 +121,24 @@ def verify(state: DeviceState, draft: DeviceDraft) -> tuple[Tensor, Tensor | Non
     logits, features = state.target.compute(ids[None], where, state.cache, None, layers)
     return logits[0], features[0]
 
+def numbers(state: DeviceState,
+            places: Tensor, # of tokens that would join the sequence, 0 the next one, [n]
+           ) -> Tensor: # [n], float64
+    "The seed's numbers for these places."
+    return state.uniforms.index_select(0, state.sequence.length + places)
+
 def decide(state: DeviceState, draft: DeviceDraft, logits: Tensor) -> Decided:
     "The number of accepted draft tokens, the next token, and the report."
     sampling, generator = state.sampling, state.generator
     if draft.parents is not None:  # each row draws the target's token; the walk follows them
+        sees = ancestors(draft.parents)
         if sampling.temperature == 0: target_tokens = logits.argmax(-1)
-        else: target_tokens = exponential_sample(sampling.probs(logits), generator)
-        return walk_on_device(draft, ancestors(draft.parents), target_tokens, logits)
+        else: target_tokens = inverse_sample(sampling.probs(logits), numbers(state, sees.sum(1) - 1))
+        return walk_on_device(draft, sees, target_tokens, logits)
+    places = torch.arange(len(logits), device=logits.device)
     num_accepted, next_token = decide_on_device(
-        state.verify, sampling, logits, draft.q, draft.tokens, draft.count, generator)
+        state.verify, sampling, logits, draft.q, draft.tokens, draft.count, generator,
+        numbers(state, places))
     emitted = emitted_tokens(draft.tokens, num_accepted, next_token)
     report = as_report(draft, num_accepted, next_token, logits)
     return Decided(num_accepted, next_token, emitted, report)
@@ -191,12 +207,15 @@ class DeviceLoop:
                  K: int,                   # draft tokens per round
                  capacity: int,            # positions: the sequence, and K + 1 a round under way
                  verify: VerifyRule | None = None, # None: the default rule
+                 # the drafter's logits → q; None: as the target's
+                 draft_sampling: SamplingParams | None = None,
                  ahead: int | None = None, # rounds started before the host reads the last one;
                                            # None: 1 on a GPU, else 0
                  graphs: bool = True):     # False: step by step on a GPU too, to compare
         if ahead is None: ahead = int(is_capturable(target.device))
         self.ahead, K = require_int(ahead, "ahead", 0), require_int(K, "K", 1)
-        self.state = device_state(target, drafter, sampling, verify, K, capacity)
+        self.state = device_state(
+            target, drafter, sampling, draft_sampling or sampling, verify, K, capacity)
         self.outbox = Outbox(self.state.report, self.ahead + 1)
         self.steps, self.lock = steps_of(self.state), Lock()
         self.is_captured = graphs and is_capturable(target.device)
@@ -258,10 +277,15 @@ class DeviceLoop:
             if self.turn is not turn: raise SpecdecError(
                 "Another text was started with the same buffers: take the rounds of one text to "
                 "their end, or use two decoders.")
-        with self.lock:
+        with self.lock, torch.inference_mode():
             self.turn = turn
             generator = self.state.generator
-            if seed is not None and generator is not None: seed_generator(generator, seed)
+            numbers = self.state.uniforms[len(prompt):len(prompt) + room]
+            if seed is None or generator is None: numbers.uniform_(generator=generator)
+            else:
+                rng = SeededRandom(seed)
+                seed_generator(generator, rng.spawn().seed)
+                numbers.copy_(torch.rand(room, generator=rng.generator, dtype=torch.float64))
             sent = deque([self.start(prompt, timer)])
         def begin() -> None:
             with self.lock:
@@ -351,12 +375,13 @@ class DeviceDecoder:
     def loop(self, sampling: SamplingParams, K: int,
              limit: int, # the length that the sequence can grow to
              verify: VerifyRule | None = None, # None: the default rule
+             draft_sampling: SamplingParams | None = None, # None: as the target's
             ) -> DeviceLoop:
         "A loop for these settings: one that was kept, or a new one."
         # an upper bound of the rounds that may run past the end
         under_way = int(self.options.get("ahead") or 1) + 1
         capacity = bucket(max(limit, 4 * (K + 1)) + under_way * (K + 1))
-        key = sampling, K, capacity, verify
+        key = sampling, K, capacity, verify, draft_sampling
         with self.lock:
             found = self.loops.pop(key, None)
             if found is None: found = DeviceLoop(self.target, self.drafter, *key, **self.options)
@@ -367,14 +392,16 @@ class DeviceDecoder:
 
     def speculate(self, prompt: list[int],         # token ids, at least one
                   sampling: SamplingParams,        # logits → p
-                  seed: int | None = None,         # None: a fresh one; the device's own numbers,
-                                                   # not those of `SeededRandom`
+                  seed: int | None = None,         # None: a fresh one. As the host's: where draft
+                                                   # tokens were certain, the text is the host's
                   K: int = 5,                      # draft tokens per round; of a chain at most
                                                    # `LONGEST_DRAFT`, which bounds the memory
                   max_new_tokens: int = 128,       # fewer where the target's context ends
                   eos_ids: Set[int] = frozenset(), # the sequence ends after one of these
                   timer: PhaseTimer | None = None, # gets prefill, draft, verify, sample
                   verify: VerifyRule | None = None, # of `DEVICE_RULES`; None: the default rule
+                  # the drafter's logits → q; None: as the target's
+                  draft_sampling: SamplingParams | None = None,
                  ) -> Iterator[Round]: # the token that the prompt's forward gives, then the rounds
         """As `specdec.loop.speculate`, with the same distribution, default rule and errors.
         A tree has no rule: its tokens are kept where the target draws the same ones."""
@@ -387,7 +414,8 @@ class DeviceDecoder:
         K = COUNTERPARTS[type(self.drafter)].bounded(self.drafter, K, limit)
         seed, room = SeededRandom(seed).seed, limit - len(prompt)
         timer = timer or PhaseTimer(self.target.device)
-        return self.loop(sampling, K, limit, verify).rounds(prompt, seed, room, eos_ids, timer)
+        loop = self.loop(sampling, K, limit, verify, draft_sampling)
+        return loop.rounds(prompt, seed, room, eos_ids, timer)
 
 # %% ../../nbs/engine/14_device_loop.ipynb #77ae3ba1
 class _OneLayer:

@@ -18,7 +18,8 @@ from ..models.checkpoint import Checkpoint
 from ..cache import KVCache
 from ..models.linear import AttentionPlan, hidden_places
 from specdec.verify import (
-    VerifyRule, block_residual, block_verification, greedy_match, speculative_sampling,
+    VerifyRule, block_residual, block_verification, default_rule, greedy_match, sample_and_match,
+    speculative_sampling,
 )
 from ..sampling import SamplingParams
 from ..models.llama import Llama, Positions, head_size, rotation
@@ -241,14 +242,40 @@ def block_on_device(
     return num_accepted, exponential_sample(device_residual(w * p_row, taken), generator)
 
 # %% ../../nbs/engine/08_device.ipynb #88ee853d
+def inverse_sample(weights: Tensor,  # [n, V], not negative, any positive sum
+                   uniforms: Tensor, # in [0, 1), [n], float64
+                  ) -> Tensor: # indices, [n], int64
+    "Invert each row's cumulative sum at its number, in float64, as `SeededRandom.categorical` does."
+    cumulative = weights.double().cumsum(-1)
+    goal = uniforms[:, None] * cumulative[:, -1:]
+    # rows of NaN have no index: the report names them
+    return torch.searchsorted(cumulative, goal, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
+
+def keep_agreeing(target_tokens: Tensor, # the target's token at each place, [K + 1]
+                  tokens: Tensor,        # draft tokens, [K]
+                  count: Tensor | None,  # as for `verify_on_device`
+                 ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
+    "Draft tokens are kept as far as they are the target's; then the target's own follows."
+    agrees = (target_tokens[:len(tokens)] == tokens) & drafted_mask(tokens, count)
+    num_accepted = run_length(agrees)
+    return num_accepted, target_tokens.index_select(0, num_accepted)
+
 def match_on_device(logits: Tensor, # the target's, [K + 1, V]
                     tokens: Tensor, # draft tokens, [K]
                     count: Tensor | None = None, # as for `verify_on_device`
                    ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     "Greedy match, sync-free: what `verify_on_device` does when every row of p is a delta."
-    best = logits.argmax(-1)
-    num_accepted = run_length((best[:len(tokens)] == tokens) & drafted_mask(tokens, count))
-    return num_accepted, best.index_select(0, num_accepted)
+    return keep_agreeing(logits.argmax(-1), tokens, count)
+
+def sample_and_match_on_device(
+    p: Tensor,        # target distributions, [K + 1, V]
+    tokens: Tensor,   # draft tokens, [K]
+    uniforms: Tensor, # the seed's number for each place, [K + 1], float64
+    count: Tensor | None = None, # as for `verify_on_device`
+) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
+    """`specdec.verify.sample_and_match`, sync-free: every place draws the target's token, with the
+    number that `SeededRandom` has for it."""
+    return keep_agreeing(inverse_sample(p, uniforms), tokens, count)
 
 def emitted_tokens(tokens: Tensor,       # draft tokens, [K]
                    num_accepted: Tensor, # how many of them are kept, [1]
@@ -266,20 +293,28 @@ DEVICE_RULES: dict[VerifyRule, DeviceRule] = {  # rule of the host's → the sam
     block_verification: block_on_device,
 }
 
+def decides_by_match(rule: VerifyRule | None, # the host's; None: its default
+                     sampling: SamplingParams, draft_sampling: SamplingParams) -> bool:
+    "Whether draft tokens are kept where the target draws the same ones, at any temperature."
+    if sampling.temperature == 0: return rule is None or rule is greedy_match
+    return rule is sample_and_match or rule is None and draft_sampling.temperature == 0
+
 def decide_on_device(rule: VerifyRule | None, # the host's; None: its default at this temperature
                      sampling: SamplingParams,
                      logits: Tensor,          # the target's, [K + 1, V]
                      q: Tensor | None, tokens: Tensor, count: Tensor, # as for `verify_on_device`
-                     generator: torch.Generator | None,
+                     generator: torch.Generator | None, # of what isn't the seed's own
+                     uniforms: Tensor,                  # the seed's, [K + 1], float64
                     ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     "The verdict on a draft, by the device's form of the rule."
-    greedy = sampling.temperature == 0 if rule is None else rule is greedy_match
-    if greedy: return match_on_device(logits, tokens, count)
-    verify = DEVICE_RULES[rule or speculative_sampling]
-    return verify(sampling.probs(logits), q, tokens, generator, count)
+    if rule is None or len(tokens) == 0: rule = default_rule(sampling, q)  # no rule for a plain step
+    if rule is greedy_match: return match_on_device(logits, tokens, count)
+    p = sampling.probs(logits)
+    if rule is sample_and_match: return sample_and_match_on_device(p, tokens, uniforms, count)
+    return DEVICE_RULES[rule](p, q, tokens, generator, count)
 
 def rule_problem(rule: VerifyRule | None) -> str: # empty: it can
     "Why the device can't decide by a rule."
-    known = None, greedy_match, *DEVICE_RULES
+    known = None, greedy_match, sample_and_match, *DEVICE_RULES
     if any(rule is one for one in known): return ""
     return "a rule of one's own works on the host"

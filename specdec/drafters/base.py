@@ -226,10 +226,15 @@ def ask(
         raise ModelError(f"{name} proposed {len(tokens)} tokens where at most {n} were asked for.")
     if not all(0 <= token < vocab_size for token in tokens):
         raise ModelError(f"{name} proposed ids outside the target's 0…{vocab_size - 1}.")
-    if draft.q is not None: check_distributions(draft.q, (len(tokens), vocab_size), name)
+    q = draft.q
+    if q is not None:
+        check_distributions(q, (len(tokens), vocab_size), name)
+        # asked for its likeliest tokens, a drafter is certain of them
+        likely = sampling.temperature == 0
+        if likely and all(q[i][token] == 1 for i, token in enumerate(tokens)): q = None
     parents = getattr(draft, "parents", None)
-    if parents is None: return Draft(tokens, draft.q)
-    return _checked_tree(Draft(tokens, draft.q, list(parents)), branches, name)
+    if parents is None: return Draft(tokens, q)
+    return _checked_tree(Draft(tokens, q, list(parents)), branches, name)
 
 def _checked_tree(draft: Draft, branches: bool, name: str) -> Draft:
     "The tree; raises `ModelError` unless parents stand before children and q is None."

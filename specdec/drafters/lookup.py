@@ -44,6 +44,7 @@ class NGramDrafter(DrafterBase):
     the tokens that followed there (Saxena 2023). Raises `InputError` for a `longest` below 1."""
     layers: Sequence[int] = ()
     name = "n-gram lookup"
+    best_certain = True  # see `plan.is_best_certain`
     def __init__(self, longest: int = 3): # tokens in the longest n-gram looked for
         self.longest = require_int(longest, "longest, the tokens of an ending,", 1)
 
@@ -147,6 +148,7 @@ class SuffixDrafter(DrafterBase):
     `per_match` is above 0."""
     layers: Sequence[int] = ()
     name = "lookup"
+    best_certain = True  # see `plan.is_best_certain`
     def __init__(self, per_match: float = 2.0): # draft tokens per matching token; above 0
         check(to_number(per_match) > 0,
               "per_match, the tokens proposed for each one that matches, must be a number above 0, "

@@ -151,6 +151,10 @@ def _distributions(fn: VerifyRule, case: VerifyCase) -> tuple[Distribution, Dist
 class _Watched:
     "Passes every draw on to `rng`, and notes whether all the numbers were exact."
     def __init__(self, rng: RandomSource): self.rng, self.exact = rng, True
+    def spawn(self) -> "_Watched":
+        "Itself: a rule draws from one source."
+        return self
+
     def bernoulli(self, prob) -> bool:
         self.look([prob])
         return self.rng.bernoulli(prob)

@@ -53,6 +53,10 @@ class Enumerator:
             self.path += (first,)
         self.weight *= exact[self.path[self.step]] / total
 
+    def spawn(self) -> "Enumerator":
+        "Itself: every way that a drafter's draws can turn out is walked, too."
+        return self
+
     def bernoulli(self, prob) -> bool:
         "Both ways, unless one is impossible."
         if self.step < self.weighed: return self.categorical(()) == 1
