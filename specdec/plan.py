@@ -236,7 +236,8 @@ def make_plan(target: CausalLM, drafter: Drafter, settings: Settings, clocks: Cl
         watch = watch_for(target, chooser, settings, clocks, size, priced)
         chooser = with_watch(chooser, watch)
     plan = Plan(chooser, loop, watch)
-    if size == 1 and settings.sampling.temperature == 0: plan = tree_if_it_pays(target, plan, settings, clocks)
+    greedy = settings.sampling.temperature == 0
+    if greedy and size == 1: plan = tree_if_it_pays(target, plan, settings, clocks)
     if settings.controller is not None:
         plan.drafter = AdaptiveDrafter(plan.drafter, settings.controller)
     if settings.grammar is not None:  # in a batch there is none: these are decoded one by one
