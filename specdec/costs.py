@@ -253,7 +253,8 @@ def costs_file(subject: dict) -> Path:
         return [entry["kind"], entry.get("model", {}).get("name"), entry.get("nodes"), *inner]
     target, threads = subject["target"], subject["threads"]
     which = [target["name"], target["dtype"], target["parameters"], subject["device"], threads,
-             list(map(kinds, subject["drafters"])), *(subject[key] for key in ("sampled", "certain", "batch_size"))]
+             list(map(kinds, subject["drafters"])),
+             *(subject[key] for key in ("sampled", "certain", "batch_size"))]
     key = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "-", Path(str(target["name"])).name)
     return cache_home() / "costs" / f"{name}-{target['dtype']}-{threads}-{key}.json"
