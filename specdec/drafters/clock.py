@@ -89,6 +89,7 @@ class Clock:
         self.forwards: dict[int, Times] = {} # by how many sequences share them; by rows
         self.drafts = [Times(max(each, FREE).__mul__) for each in c]
         self.spent = 0.0 # s, of all that was timed
+        self.asked: dict[tuple[int, int, int], list[float]] = {} # prices since the last time
         self.frozen, self.lock = frozen, Lock()
 
     def read(self, size: int, rows: int, seconds: float) -> None:
@@ -97,6 +98,7 @@ class Clock:
         with self.lock:
             times = self.forwards.setdefault(size, Times(self.shape, self.spent))
             self.spent += seconds
+            self.asked = {}
             # a few rows more or less in a batch are the same length
             times.add(size * round(rows / size), seconds, self.spent)
 
@@ -105,6 +107,7 @@ class Clock:
         if self.frozen: return
         with self.lock:
             self.spent += seconds
+            self.asked = {}
             self.drafts[index].add(n, seconds, self.spent)
 
     def forward(self, rows: Sequence[int], size: int = 1) -> list[float]: # s
@@ -117,9 +120,12 @@ class Clock:
     def prices(self, index: int, most: int, size: int = 1) -> list[float]: # [most], in plain steps
         """What a round costs in which each of `size` sequences has 1, 2, … draft tokens of a
         drafter."""
-        step, *v = self.forward([size * (1 + n) for n in range(most + 1)], size)
-        c = self.drafts[index].of(range(1, most + 1), unknown=self.forward([1])[0])
-        return [(forward + size * draft) / step for forward, draft in zip(v, c)]
+        asked, key = self.asked, (index, most, size) # each sequence of a batch asks the same
+        if key not in asked:
+            step, *v = self.forward([size * (1 + n) for n in range(most + 1)], size)
+            c = self.drafts[index].of(range(1, most + 1), unknown=self.forward([1])[0])
+            asked[key] = [(forward + size * draft) / step for forward, draft in zip(v, c)]
+        return asked[key]
 
     def due(self, size: int = 1) -> bool:
         """Whether a plain step should be timed again. The first one is taken at once, two more
