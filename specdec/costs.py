@@ -125,7 +125,7 @@ class Prices(BaseModel):
 
 HELD = 128         # tokens of a sequence before the rounds that are timed
 ROWS = 160         # rows of a timed forward, at most; more only if the batch itself is that large
-REPEATS = 3, 6     # of the schedule: at least; at most, and until
+REPEATS = 2, 6     # of the schedule: at least; at most, and until
 ENOUGH = 1.0       # s have passed
 
 def turns_of(target: CausalLM, hybrid: HybridDrafter | TreeHybrid, size: int) -> list[Turn]:
