@@ -62,19 +62,20 @@ class RandomSource:
 
 # %% ../nbs/path/00_tour.ipynb #330cf60f
 def verify(p, q, tokens: list[int], rng) -> tuple[int, int]:
-    "How many of n draft tokens are accepted, and what follows; p [n + 1, V], q [n, V]."
+    "How many guesses are accepted, and what follows; p [n + 1, V], q [n, V] or None."
     for i, token in enumerate(tokens):
-        if not rng.bernoulli(min(1, p[i][token] / q[i][token])):
+        if q is None:  # a sure drafter: draw as plain decoding would
+            if (drawn := rng.categorical(p[i])) != token: return i, drawn
+        elif not rng.bernoulli(min(1, p[i][token] / q[i][token])):
             residual = (p[i] - q[i]).clip(min=0)  # rounding may leave only zeros
             return i, rng.categorical(residual if residual.any() else p[i])
     return len(tokens), rng.categorical(p[-1])
 
 # %% ../nbs/path/00_tour.ipynb #b5fb2887
-def one_round(target: Reader, drafter, text, K, temperature, rng) -> list[int]:
+def one_round(target, drafter, text, K, temperature, rng, draft_rng) -> list[int]:
     "The 1 to K + 1 tokens that join the text, for one forward of the target."
-    tokens, q = drafter(text, K, rng)  # drawn from q [n, V]; None: a sure drafter
+    tokens, q = drafter(text, K, draft_rng)  # drawn from q [n, V]; None: a sure drafter
     p = probabilities(target(text + tokens, len(tokens) + 1), temperature)
-    if q is None: q = one_hot(torch.tensor(tokens, dtype=torch.long), p.shape[-1])
     num_accepted, next_token = verify(p, q, tokens, rng)
     return [*tokens[:num_accepted], next_token]
 
@@ -84,11 +85,11 @@ def generate(model, prompt: list[int], drafter=lookup, K: int = 5, temperature=0
     "The new tokens, one list for each forward of the model (Leviathan et al. 2023)."
     if len(prompt) == 0: raise ValueError("Empty prompt: give at least one token id.")
     if K < 1: raise ValueError(f"K, the guesses a round, must be 1 or more, not {K}.")
-    text, target, rng = list(prompt), Reader(model), RandomSource(seed)
-    limit = len(text) + max_new_tokens
+    text, target, limit = list(prompt), Reader(model), len(prompt) + max_new_tokens
+    rngs = RandomSource(seed), RandomSource(~seed)  # the target's, and the drafter's
     while len(text) < limit:
         room = limit - len(text) - 1  # the model adds one token of its own
-        new = one_round(target, drafter, text, min(K, room), temperature, rng)
+        new = one_round(target, drafter, text, min(K, room), temperature, *rngs)
         ends = [i for i, token in enumerate(new, 1) if token in eos_ids]
         if ends: new, limit = new[:ends[0]], 0  # nothing follows an end
         text += new

@@ -39,10 +39,10 @@ def test_every_place_of_both_sliders_has_its_run():
         for K, rounds in zip(DATA["Ks"], row):
             assert sum(map(len, rounds)) == knobs.TOKENS and all(1 <= len(r) <= K + 1 for r in rounds)
             assert all(0 <= token < len(DATA["tokens"]) for r in rounds for token in r)
-    greedy = {tuple(sum(rounds, [])) for rounds in DATA["runs"][0]}
-    assert len(greedy) == 1  # K changes the rounds, never the text
+    texts = [{tuple(sum(rounds, [])) for rounds in row} for row in DATA["runs"]]
+    assert all(len(said) == 1 for said in texts)  # K changes the rounds, never the text
+    assert len(set.union(*texts)) == len(DATA["temperatures"])
     assert len({len(rounds) for rounds in DATA["runs"][0]}) > 2
-    assert len({tuple(sum(rounds, [])) for row in DATA["runs"][1:] for rounds in row}) > 15
 
 
 @pytest.mark.slow

@@ -355,50 +355,67 @@ def facts(tab) -> dict:
     return dict(zip(tab.locator(".live-fact dt").all_inner_texts(), tab.locator(".live-fact dd").all_inner_texts()))
 
 
+def roles(tab) -> list[list[str]]:
+    "The microscope's table: token, p, role."
+    rows = [row.split("\t") for row in tab.locator(".live-lens tbody tr").all_inner_texts() if row.strip()]
+    return [[row[0].strip(), *row[2:]] for row in rows]
+
+
 def test_any_token_goes_under_the_microscope(page):
-    "p, q, u and the residual of each status, in words and in numbers, by mouse and by keyboard."
+    "What the target drew at each place, and whether the draft agrees, in words and numbers, by mouse and by keyboard."
     settings(page, K=3, temperature=0.7)
     write(page)
+    own = {"u, from the seed": "0.250", "u falls within": "0.200–0.800"}
     page.locator(".live-text .status-accepted").first.click()
-    assert facts(page) == {
-        "p, target": "0.600",
-        "q, draft": "0.500",
-        "min(1, p/q)": "1",
-        "u, drawn": "0.250",
-        "residual": "0.100",
-    }
-    assert "u is below min(1, p/q)" in words(page, ".live-why")
+    text = words(page, ".live-title .live-token")
+    assert facts(page) == {"p, this token": "0.600", **own, "target drew": text, "draft agrees": "yes"}
+    assert "They agree" in words(page, ".live-why")
+    assert roles(page) == [[text, "0.600", "draft, drawn"], ["␣slow", "0.200", ""], ["␣<b>fast", "0.100", ""]]
     page.locator(".live-strip .status-rejected").click()
-    assert facts(page) == {
-        "p, target": "0.100",
-        "q, draft": "0.500",
-        "min(1, p/q)": "0.200",
-        "u, drawn": "0.750",
-        "residual": "0",
-    }
+    text, other = words(page, ".live-title .live-token"), words(page, ".live-strip .status-corrected")
+    assert facts(page) == {"p, this token": "0.050", **own, "target drew": other, "draft agrees": "no"}
+    assert "u falls on another one" in words(page, ".live-why")
+    both = roles(page)
+    assert both[0] == [other, "0.600", "drawn"] and both[3] == [text, "0.050", "draft"] and len(both) == 4
     page.keyboard.press("ArrowRight")
-    assert "corrected" in words(page, ".live-title") and facts(page)["residual"] == "0.700"
-    assert "Drawn from the residual" in words(page, ".live-why")
-    rows = page.locator(".live-lens tbody tr").all_inner_texts()
-    assert any("red" in row and "0.300" in row for row in rows) and any("said" in row for row in rows)
+    assert "corrected" in words(page, ".live-title") and roles(page) == both  # the same place, the same draw
+    assert facts(page) == {"p, this token": "0.600", **own, "target drew": other, "draft agrees": "no"}
+    assert "as it would be without a draft" in words(page, ".live-why")
     page.keyboard.press("ArrowRight")
-    assert "never tried" in words(page, ".live-title") and set(facts(page).values()) <= {"–", "0.500"}
+    assert "never tried" in words(page, ".live-title") and set(facts(page).values()) == {"–"} and roles(page) == []
     assert page.evaluate("document.activeElement.classList.contains('live-spot')")
     page.locator(".live-text .status-bonus").first.click()
-    assert "from p itself" in words(page, ".live-why")
+    assert "one token more" in words(page, ".live-why") and facts(page)["draft agrees"] == "–"
     slide(page, "Round", "Home")
     assert words(page, ".live-reading output").startswith("1 of ")
     assert page.locator(".live-lens").inner_html().count("<b>") == 0  # what a model says is text, never markup
 
 
-def test_at_temperature_zero_nothing_is_drawn_and_above_it_two_texts(page):
+def test_both_lanes_write_the_same_text_and_at_temperature_zero_nothing_is_drawn(page):
     settings(page, K=4)
     write(page)
     page.locator(".live-text .status-rejected").first.click()
-    assert facts(page)["u, drawn"] == "–" and words(page, ".live-why").startswith("Temperature 0")
+    found = facts(page)
+    assert found["u, from the seed"] == found["u falls within"] == "–" and found["draft agrees"] == "no"
+    assert "target’s likeliest" in found and words(page, ".live-why").startswith("Temperature 0")
     settings(page, K=4, temperature=1)
     write(page)
-    assert "each one draw from the same distribution" in words(page, ".live-verdict")
+    assert "the same text, token for token" in words(page, ".live-verdict")
+
+
+def test_texts_that_differ_are_not_called_the_same(browser, address):
+    "Made up: plain decoding has other tokens."
+    other = WORKER.replace("own(start + i, greedy)", 'own(start + i + (drafter === "plain"), greedy)')
+    assert other != WORKER
+    found = visit(browser, address)
+    found.tab.route("**/live/worker.js", lambda route: route.fulfill(body=other, content_type="text/javascript"))
+    found.tab.get_by_role("button", name="Fetch").click()
+    found.tab.wait_for_selector(".live-run[aria-disabled=false]")
+    settings(found.tab, tokens=8)
+    write(found.tab)
+    assert "the texts differ, which is a fault" in words(found.tab, ".live-verdict")
+    assert "same text" not in words(found.tab, ".live-verdict")
+    found.tab.close()
 
 
 def test_prompts_to_choose_and_ones_own(page):

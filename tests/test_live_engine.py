@@ -5,14 +5,16 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from helpers_live import ENGINE, LIVE, Engine, file_at, served, weights
-from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.head import HeadDrafter, load_head
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter
@@ -24,6 +26,7 @@ from specdec.sampling import SamplingParams, SeededRandom, check_logits
 
 ROOT = Path(__file__).parents[1]
 GAP = 1e-3  # of the two best logits: nearer ones are a tie, which another order of the same sums may break
+EDGE = 1e-4  # so far other sums may move the edge between two tokens, of a line from 0 to 1
 MESSAGE = "Repeat after me, three times: the boats went out to sea in the morning."
 
 
@@ -49,7 +52,7 @@ def pair():
 def drafters(pair):
     "Python's drafters by the page's names: a chain of K, without an early end."
     head = HeadDrafter(load_head(shipped("smollm2-head"), pair.target), pair.target)
-    return {"plain": NoDrafter(), "lookup": NGramDrafter(), "head": TemperatureScaledDrafter(head)}
+    return {"plain": NoDrafter(), "lookup": NGramDrafter(), "head": head}
 
 
 def chat(pair, message: str) -> list[int]:
@@ -60,7 +63,8 @@ def chat(pair, message: str) -> list[int]:
 def python(pair, drafter, ids, K, n, temperature=0.0, seed=0) -> list:
     "The rounds of `specdec`."
     rng = SeededRandom(seed)
-    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), rng, K, n, pair.eos_ids))
+    return list(speculate(pair.target, drafter, ids, SamplingParams(temperature), rng, K, n, pair.eos_ids,
+                          draft_sampling=SamplingParams()))
 
 
 def is_tie(pair, ids: list[int], a: int, b: int) -> bool:
@@ -70,12 +74,22 @@ def is_tie(pair, ids: list[int], a: int, b: int) -> bool:
     return {a, b} == set(best.indices.tolist()) and (best.values[0] - best.values[1]).item() < GAP
 
 
-def hold(pair, ids: list[int], found: dict, rounds: list) -> None:
-    "The same tokens round by round, up to the first tie."
-    expected = [token for r in rounds for token in r.emitted]
+def is_edge(pair, ids: list[int], token: int, u: float, temperature: float) -> bool:
+    "Whether u lies next to this token's piece of what follows, laid side by side from 0 to 1."
+    logits = pair.target.forward(torch.tensor([ids]), last=1)[0, -1]
+    ends = SamplingParams(temperature).probs(logits).double().cumsum(-1)
+    return ends[token - 1] - EDGE < u < ends[token] + EDGE
+
+
+def hold(pair, ids: list[int], found: dict, rounds: list, temperature: float = 0, seed: int = 0) -> None:
+    "The same tokens round by round, up to the first tie; sampled, up to the first number that rounding moves."
+    expected, rng = [token for r in rounds for token in r.emitted], SeededRandom(seed)
     for i, (ours, theirs) in enumerate(zip(found["ids"], expected)):
+        u = rng.uniform()  # one a token
         if ours == theirs: continue
-        assert is_tie(pair, [*ids, *expected[:i]], ours, theirs), (i, ours, theirs)
+        before = [*ids, *expected[:i]]
+        near = is_edge(pair, before, ours, u, temperature) if temperature else is_tie(pair, before, ours, theirs)
+        assert near, (i, ours, theirs, u)
         return
     assert found["ids"] == expected
     assert [([d["id"] for d in r["drafts"]], sum(d["accepted"] for d in r["drafts"]), r["emitted"])
@@ -160,45 +174,51 @@ def test_a_greedy_text_is_pythons(engine, pair, drafters, drafter, K):
     hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 12))
 
 
-@pytest.mark.parametrize("drafter, K", [("lookup", 4), ("head", 3)])
-def test_a_sampled_text_is_pythons_of_the_same_seed(engine, pair, drafters, drafter, K):
+@pytest.mark.parametrize("temperature", [.7, 1])
+def test_a_sampled_text_is_pythons_of_the_same_seed_with_every_drafter(engine, pair, drafters, temperature):
+    "The lane without drafts is Python's plain decoding, and those with drafts are that lane, token for token."
     ids = chat(pair, MESSAGE)
-    for seed in (6, 7):  # with 5 a number falls among tokens so rare that a temperature of 1.000001 draws another
-        found = engine.generate(ids=ids, K=K, maxNewTokens=12, drafter=drafter, temperature=1, seed=seed)
-        rounds = python(pair, drafters[drafter], ids, K, 12, 1.0, seed)
-        assert found["ids"] == [token for r in rounds for token in r.emitted]
+    for seed in (5, 6):
+        options = {"ids": ids, "maxNewTokens": 12, "temperature": temperature, "seed": seed}
+        plain = engine.generate(drafter="plain", **options)
+        hold(pair, ids, plain, python(pair, drafters["plain"], ids, 1, 12, temperature, seed), temperature, seed)
+        for drafter, K in (("lookup", 4), ("head", 3), ("head", 7)):
+            found = engine.generate(drafter=drafter, K=K, **options)
+            assert found["ids"] == plain["ids"], (drafter, K, seed)
+            hold(pair, ids, found, python(pair, drafters[drafter], ids, K, 12, temperature, seed), temperature, seed)
 
 
 def test_a_round_says_what_decided_it(engine):
-    found = engine.generate(prompt=MESSAGE, K=4, maxNewTokens=24, drafter="head", temperature=1, seed=3)
-    kinds = set()
+    found = engine.generate(prompt=MESSAGE, K=2, maxNewTokens=24, drafter="head", temperature=1, seed=0)
+    kinds, drawn, rng = set(), [], SeededRandom(0)
     for r in found["rounds"]:
         kinds.add(r["token"]["kind"])
-        for draft in r["drafts"]:
-            if draft["u"] is None: continue  # behind the first that failed
-            assert draft["accepted"] == (draft["u"] < min(1, draft["p"] / draft["q"])), draft
-        for lists in [r["token"]["residual"] or [], *(d["top"][name] for d in r["drafts"] for name in "pq")]:
-            chances = [chance for _, _, chance in lists]
+        tried = [draft for draft in r["drafts"] if draft["own"]]  # the others stand behind the first that failed
+        own = [*(draft["own"] for draft in tried), *([r["token"]] if r["token"]["kind"] != "corrected" else [])]
+        assert [draft["accepted"] for draft in tried] == [draft["own"]["id"] == draft["id"] for draft in tried]
+        assert [one["id"] for one in own] == r["emitted"]
+        for one in own:
+            assert one["from"] <= one["u"] < one["to"] and one["to"] - one["from"] == pytest.approx(one["p"], abs=1e-6)
+            chances = [chance for _, _, chance in one["top"]]
             assert chances == sorted(chances, reverse=True) and len(chances) <= 8 and sum(chances) < 1 + 1e-5
-        if r["token"]["kind"] == "corrected": assert r["token"]["residual"]
+        drawn += [one["u"] for one in own]
+    assert drawn == [rng.uniform() for _ in drawn] and len(drawn) == len(found["ids"])  # one number a token
     assert kinds == {"plain", "corrected", "bonus"}
     assert found["forwards"] == len(found["rounds"]) < len(found["ids"])
 
 
-# The model's p and the head's q at one place of a text; then draws of q, verified as the page does.
+# The model's p at one place of a text, its likeliest token as the draft; then rounds as the page makes them. Broken: a
+# token that differs is drawn once more.
 THROWS = """([ids, n, broken]) => {
-  const {model, head} = engine;
+  const {model} = engine;
   model.rollback(0);
-  head.rollback(0);
   model.forward(ids);
-  const row = distribution(head.read(ids.slice(1), 0), COLDER), p = distribution(model.row(ids.length - 2), 1);
-  const after = distribution(model.row(ids.length - 1), 1), q = new Float32Array(model.vocab), counts = {};
-  row.forEach((prob, i) => { q[head.tokens[i]] = prob; });
-  const rng = new SeededRandom(1), uniform = () => rng.uniform();
-  const rule = broken ? (0, eval)("(" + String(verify).replace("residual(p[i], q[i], token)", "p[i]") + ")") : verify;
+  const p = distribution(model.row(ids.length - 2), 1), after = distribution(model.row(ids.length - 1), 1);
+  const draft = likeliest(p), counts = {}, rng = new SeededRandom(1);
+  const own = (i) => draw([p, after][i], rng.uniform());
   for (let i = 0; i < n; i++) {
-    const token = draw(q, uniform()), found = rule([p, after], [q], [token], uniform);
-    const id = found.accepted ? token : found.token;
+    const found = verify([draft], own);
+    const {id} = broken && found[0].id !== draft ? own(0) : found[0];
     counts[id] = (counts[id] || 0) + 1;
   }
   return {p: Array.from(p), counts};
@@ -357,8 +377,9 @@ def test_the_kernel_is_what_its_source_compiles_to(tmp_path, monkeypatch):
     assert (tmp_path / "kernel.wasm").read_bytes() == committed
 
 
-# The engine's scripts in Node, around a model and a head of four tokens whose logits are given: row i of the target's
-# is behind token i of the sequence, and the head says the same everywhere. What `generate` answers, for each case.
+# The engine's scripts in Node, around a model and a head of a few tokens whose logits are given: row i of the target's
+# is behind token i of the sequence, and the head says the same everywhere; by token, row i of both is behind token i
+# of the vocabulary. What `generate` answers, for each case; by token, its ids.
 STUB = """
 const vm = require("vm"), fs = require("fs"), [folder, cases] = JSON.parse(fs.readFileSync(0, "utf8"));
 const said = [], context = vm.createContext({ performance, MessageChannel, postMessage: (message) => said.push(message),
@@ -369,19 +390,24 @@ run("worker.js");
 (async () => {
   const number = (x) => ({ nan: NaN, inf: Infinity, "-inf": -Infinity })[x] ?? x;
   const answers = [];
-  for (const { target, draft, options } of cases) {
-    const rows = target.map((row) => Float32Array.from(row.map(number))), model = { vocab: 4, length: 0, first: 0,
-      forward(ids) { this.first = this.length; this.length += ids.length; },
-      row(r) { return rows[Math.min(this.first + r, rows.length - 1)]; }, rollback(length) { this.length = length; } };
-    const q = Float32Array.from(draft.map(number)), read = () => { head.length++; return q; };
-    const head = { model, tokens: [0, 1, 2, 3], length: 0, rollback() {}, read, step: read };
+  const floats = (rows) => rows.map((row) => Float32Array.from(row.map(number)));
+  for (const { target, draft, options, byToken, eos = [] } of cases) {
+    const rows = floats(target), model = { vocab: rows[0].length, length: 0, first: 0,
+      forward(ids) { this.first = this.length; this.length += ids.length; this.ids = ids; },
+      row(r) { return rows[byToken ? this.ids[r] : Math.min(this.first + r, rows.length - 1)]; },
+      rollback(length) { this.length = length; } };
+    const says = floats(byToken ? draft : [draft]), read = (ids) => {
+      head.length += ids.length;
+      return says[byToken ? ids.at(-1) : 0];
+    };
+    const head = { model, tokens: [...rows[0].keys()], length: 0, rollback: model.rollback, read, step: read };
     const tokenizer = { text: String, decode: String, special: new Set() };
-    context.made = { model, head, tokenizer, eos: new Set() };
+    context.made = { model, head, tokenizer, eos: new Set(eos) };
     vm.runInContext("engine = made", context);
     said.length = 0;
     context.onmessage({ data: { type: "generate", id: 1, options } });
     while (!said.some(({ type }) => type === "done" || type === "error")) await new Promise(setImmediate);
-    answers.push(said.at(-1));
+    answers.push(byToken ? said.at(-1).result.ids : said.at(-1));
   }
   console.log(JSON.stringify(answers));
 })();
@@ -390,12 +416,12 @@ FINE, BROKEN = [0, 1, 0, 0], {
     "NaN": [0, 1, "nan", 0], "NaN first": ["nan", 1, 0, 0], "+inf": [0, "inf", 0, 0], "nothing but -inf": ["-inf"] * 4}
 
 
-def in_node(cases: list[dict]) -> list[dict]:
+def in_node(cases: list[dict], folder: Path = LIVE) -> list:
     "What the engine answers to each case."
     node = shutil.which("node")
     if node is None: pytest.skip("no Node.js here")
     assert ENGINE[0] == "worker.js"
-    done = subprocess.run([node, "-e", STUB], input=json.dumps([str(LIVE), cases]), capture_output=True, text=True,
+    done = subprocess.run([node, "-e", STUB], input=json.dumps([str(folder), cases]), capture_output=True, text=True,
                           timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -408,6 +434,60 @@ def ask_node(function: str):
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def language(seed: int, V: int = 6) -> tuple[list, list]: # logits of a target and of a head
+    "Two that say what follows a token, and often agree."
+    rng = np.random.default_rng(seed)
+    target = rng.normal(0, 1.5, (V, V))
+    return target.tolist(), (target + rng.normal(0, 1, (V, V))).tolist()
+
+
+def lanes(folder: Path = LIVE) -> dict[str, list]: # drafter -> the ids of each setting
+    "Texts of many seeds and settings, by every drafter; and Python's own, of the same numbers, without any draft."
+    found: dict[str, list] = {"python": []}
+    cases = []
+    for seed, K, temperature in product(range(25), (1, 2, 5, 15), (.7, 1)):
+        target, draft = language(seed)
+        rng, p, ids = SeededRandom(seed), SamplingParams(temperature).probs(torch.tensor(target)), [1]
+        while len(ids) <= 24 and ids[-1] != 0: ids.append(rng.categorical(p[ids[-1]]))
+        found["python"].append(ids[1:])
+        options = dict(ids=[1], K=K, temperature=temperature, seed=seed, maxNewTokens=24)
+        cases.append(dict(target=target, draft=draft, options=options, byToken=True, eos=[0]))
+    names = ("plain", "lookup", "head")
+    answers = in_node([case | dict(options=case["options"] | dict(drafter=name)) for name in names for case in cases],
+                      folder)
+    return found | {name: answers[i * len(cases):(i + 1) * len(cases)] for i, name in enumerate(names)}
+
+
+def test_the_text_is_plain_decodings_at_any_temperature_with_every_drafter_and_k():
+    found = lanes()
+    assert found["plain"] == found["python"]
+    for drafter in ("lookup", "head"): assert found[drafter] == found["plain"], drafter
+    ends = [ids[-1] == 0 for ids in found["plain"]]
+    assert any(ends) and not all(ends)
+
+
+RULE = "verify(draft, (i) => own(p[i]))"
+BREAKS = {
+    "a draft token takes two numbers": (RULE, "verify(draft, (i) => (i < n && rng.uniform(), own(p[i])))"),
+    "a drafter takes one of the target's numbers": (
+        "const n = draft.length", "if (draft.length) rng.uniform();\nconst n = draft.length"),
+    "a likely draft token is kept without a number": (
+        RULE, "verify(draft, (i) => p[i][draft[i]] > .9 ? { id: draft[i] } : own(p[i]))"),
+}
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_what_takes_other_numbers_than_plain_decoding_is_caught(kind, tmp_path):
+    old, new = BREAKS[kind]
+    for file in LIVE.glob("*.js"): shutil.copy(file, tmp_path)
+    source = (LIVE / "worker.js").read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    (tmp_path / "worker.js").write_text(source.replace(old, new), encoding="utf-8")
+    found = lanes(tmp_path)
+    assert found["plain"] == found["python"]
+    for drafter in ("lookup", "head"): assert found[drafter] != found["plain"], drafter
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -429,11 +509,11 @@ def test_damaged_numbers_end_a_text_of_the_page_as_they_end_pythons(kind, temper
 
 
 def test_weights_without_a_positive_finite_sum_are_never_drawn_from():
-    "A NaN in the residual, or in the ratio; as `SeededRandom` refuses them."
+    "Also where a draft token stands, and after one that is kept; as `SeededRandom` refuses them."
     code = """() => { const caught = (run) => { try { return run(); } catch (error) { return error.code; } };
       return [[0, 0], [NaN, 1], [1, NaN], [Infinity, 1]].map((w) => caught(() => draw(w, .5))).concat(
-        [caught(() => draw(residual([NaN, 1], [.5, .5], 0), .5)),
-         caught(() => verify([[.5, NaN], [1, 0]], [[0, 1]], [1], () => .5)), draw([0, 2], .5)]); }"""
-    assert ask_node(code) == ["numbers"] * 6 + [1]
+        [[[.5, NaN]], [[0, 1], [NaN, 1]]].map((p) => caught(() => verify([1], (i) => draw(p[i], .5)))),
+        [draw([0, 2], .5).id, draw([1, 0, 1, 2], .5).id, draw([1, 0], 1 - 2 ** -53).id, draw([0, 1], 0).id]); }"""
+    assert ask_node(code) == ["numbers"] * 6 + [1, 3, 0, 1]
     for wrong in ([0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]):
         with pytest.raises(NumericalError): SeededRandom(0).categorical(torch.tensor(wrong))

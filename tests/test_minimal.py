@@ -61,12 +61,14 @@ def drawn_by(model, temperature=1.0, said=1.0):
 # The rule
 
 def test_verify_is_exactly_lossless():
-    report = check_verify(verify)
-    assert (report.lossless, report.route, report.error) == (True, "fractions", 0) and report.cases > 100
+    "Drafts that are drawn, sure with a one-hot q, and sure without a q: both branches."
+    report = check_verify(verify, none=True)
+    assert (report.lossless, report.route, report.error) == (True, "fractions", 0) and report.cases > 150
+    assert report.cases > check_verify(verify).cases
 
 
 def test_verify_is_lossless_on_tensors():
-    report = check_verify(verify, sizes=[(1, 2), (1, 3), (2, 2), (2, 3)], route="tensors")
+    report = check_verify(verify, sizes=[(1, 2), (1, 3), (2, 2), (2, 3)], none=True, route="tensors")
     assert report.lossless and report.error < 1e-12
 
 
@@ -92,11 +94,18 @@ def ratio_upside_down(p, q, tokens, rng):
     return len(tokens), rng.categorical(p[-1])
 
 
-MUTANTS = [no_residual, bonus_from_the_residual, never_the_bonus_row, ratio_upside_down]
+def keeps_what_it_did_not_draw(p, q, tokens, rng):
+    if q is not None: return verify(p, q, tokens, rng)
+    drawn = [rng.categorical(row) for row in p]
+    return sum(a == b for a, b in zip(drawn, tokens)), drawn[-1]  # also behind the first difference
+
+
+MUTANTS = [no_residual, bonus_from_the_residual, never_the_bonus_row, ratio_upside_down, keeps_what_it_did_not_draw]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda rule: rule.__name__)
-def test_check_verify_fails_mutants(mutant): assert not check_verify(mutant).lossless
+def test_check_verify_fails_mutants(mutant):
+    assert not check_verify(mutant, none=mutant is keeps_what_it_did_not_draw).lossless
 
 
 def test_a_residual_of_nothing_is_only_rounding():
@@ -159,6 +168,103 @@ def test_check_decoder_fails_a_cache_that_forgets_nothing(target, other, monkeyp
     assert not verdict(target, black_box(target, draft)).lossless
 
 
+# The text belongs to the seed
+
+def nothing(text, K, rng): return [], None
+
+
+def ones(text, K, rng): return [1] * K, None
+
+
+def at_random(text, K, rng): return [rng.categorical(torch.ones(V)) for _ in range(K)], None
+
+
+def plain(model, seed, temperature=1.0, n=12):
+    "Plain decoding, without a cache: a number of the seed's for each token."
+    text, rng = list(REPEATING), RandomSource(seed)
+    for _ in range(n):
+        with torch.inference_mode(): logits = model(torch.tensor([text]), use_cache=False).logits[0, -1:]
+        text.append(rng.categorical(probabilities(logits, temperature)[0]))
+    return text[len(REPEATING):]
+
+
+def drafted(model, drafter, K, seed, temperature=1.0, n=12):
+    return flat(generate(model, REPEATING, drafter, K, temperature, max_new_tokens=n, seed=seed))
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_sure_drafts_leave_each_seed_its_text(kind):
+    "Whatever is guessed, and however many; also what the drafter drew and calls sure, and what it knows."
+    model, texts = TINY[kind](), set()
+    for seed in range(12):
+        temperature = (.5, 1.0, 2.0)[seed % 3]
+        expected = plain(model, seed, temperature)
+        def knows(text, K, rng): return expected[len(text) - len(REPEATING):][:K], None
+        for drafter in (nothing, lookup, ones, at_random, knows):
+            for K in (1, 8) if seed % 2 else (3,):
+                assert drafted(model, drafter, K, seed, temperature) == expected, (drafter.__name__, K, seed)
+        texts.add(tuple(expected))
+    assert len(texts) == 12
+
+
+def differs(target, drafter=lookup):
+    "Whether some seed has another text than plain decoding's."
+    return any(drafted(target, drafter, 3, seed) != plain(target, seed) for seed in range(8))
+
+
+def draws_twice(p, q, tokens, rng):
+    rng.categorical(p[0])
+    return verify(p, q, tokens, rng)
+
+
+def by_the_ratio(p, q, tokens, rng):
+    "What is lossless, and keeps no seed's text: the ratio test with a one-hot q."
+    q = torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.long), V).float()
+    return verify(p, q, tokens, rng)
+
+
+def draws_ahead(p, q, tokens, rng):
+    "A number for each row, used or not."
+    drawn = [rng.categorical(row) for row in p]
+    kept = [*(a == b for a, b in zip(drawn, tokens)), False].index(False)
+    return kept, drawn[kept]
+
+
+@pytest.mark.parametrize("rule", [draws_twice, by_the_ratio, draws_ahead])
+def test_a_rule_that_takes_other_numbers_is_seen(target, rule, monkeypatch):
+    assert not differs(target)
+    monkeypatch.setattr(minimal, "verify", rule)
+    assert differs(target)
+
+
+def test_a_drafter_that_takes_a_number_of_the_targets_is_seen(target, monkeypatch):
+    assert not differs(target, at_random)
+    monkeypatch.setattr(minimal, "one_round", lambda *given: one_round(*given[:-2], rng := given[-2], rng))
+    assert differs(target, at_random) and not differs(target)  # lookup takes none
+
+
+P, Q = torch.tensor([.5, .2, .2, .1]), torch.tensor([.2, .5, .1, .2])  # the tour's weather
+
+
+class Weather:
+    "A target that says P, whatever it reads."
+    def __init__(self, model): pass
+    def __call__(self, text, n): return P.log().expand(n, -1)
+
+
+def off(tokens): return float((np.bincount(tokens, minlength=4) / len(tokens) - P.numpy()).clip(0).sum())  # TV
+
+
+def test_the_drafters_numbers_have_nothing_to_do_with_the_targets(monkeypatch):
+    "Two sources of one seed: what is drafted and whether it is accepted hang together, and that is seen."
+    def draft(text, K, rng): return [rng.categorical(Q) for _ in range(K)], Q.expand(K, -1)
+    def error(): return off([next(generate(None, [0], draft, 1, 1.0, 2, seed=seed))[0] for seed in range(4000)])
+    monkeypatch.setattr(minimal, "Reader", Weather)
+    assert error() < .03
+    monkeypatch.setattr(minimal, "RandomSource", lambda seed: RandomSource(max(seed, ~seed)))
+    assert error() > .06
+
+
 # The reader
 
 @pytest.mark.parametrize("kind", TINY)
@@ -206,22 +312,21 @@ def test_the_target_as_its_own_draft_has_everything_accepted(target):
 @pytest.mark.parametrize("n", [1, 2, 5, 17])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_as_many_tokens_as_asked_for(target, n, temperature):
-    def ones(text, K, rng): return [1] * K, None
     assert len(flat(generate(target, REPEATING, ones, K=4, temperature=temperature, max_new_tokens=n))) == n
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
 def test_the_text_ends_after_an_end_wherever_it_stands_in_a_round(target, K):
-    plain = flat(generate(target, REPEATING, lambda text, K, rng: ([], None), max_new_tokens=12))
-    def knows(text, K, rng): return plain[len(text) - len(REPEATING):][:K], None  # guesses everything right
-    for end in set(plain):
+    expected = plain(target, seed=0, temperature=0)
+    def knows(text, K, rng): return expected[len(text) - len(REPEATING):][:K], None  # guesses everything right
+    for end in set(expected):
         said = flat(generate(target, REPEATING, knows, K=K, max_new_tokens=12, eos_ids={end}))
-        assert said == plain[:plain.index(end) + 1]
+        assert said == expected[:expected.index(end) + 1]
 
 
 def test_an_end_in_the_prompt_ends_nothing(target):
-    plain = flat(generate(target, REPEATING, max_new_tokens=6))
-    absent = next(token for token in range(V) if token not in plain)
+    said = flat(generate(target, REPEATING, max_new_tokens=6))
+    absent = next(token for token in range(V) if token not in said)
     assert flat(generate(target, [*REPEATING[:-1], absent], max_new_tokens=1, eos_ids={absent}))
 
 
@@ -253,15 +358,13 @@ def test_lookup_takes_the_longest_and_latest_ending():
     assert lookup([1, 2, 3], 5) == ([], None) and lookup([1], 5) == ([], None) and lookup([1, 1], 0) == ([], None)
 
 
-def test_a_sure_draft_is_a_delta(target):
-    "Greedy and sure: the same round whether q is None or spelled out."
+def test_a_sure_draft_is_one_hot(target):
+    "Greedy: the same round whether q is None or spelled out; at random, the same distribution (`check_verify` above)."
     def certain(text, K, rng):
         tokens, _ = lookup(text, K)
         return tokens, torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.long), V).float()
-    for temperature in (0.0, 1.0):
-        a, b = (one_round(Reader(target), draft, REPEATING, 3, temperature, RandomSource(3))
-                for draft in (lookup, certain))
-        assert a == b
+    a, b = (one_round(Reader(target), draft, REPEATING, 3, 0.0, RandomSource(3), None) for draft in (lookup, certain))
+    assert a == b
 
 
 def test_dice_draw_in_proportion():

@@ -2,6 +2,7 @@
 are averages, and the stored file holds what it should."""
 import json
 import re
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs
@@ -238,6 +239,17 @@ def test_the_recorder_changes_nothing(temperature):
     assert [[texts[t] for t in n["draft"]] for n in recorder.rounds] == [
         [f"<{t}>" for t in r.drafted] for r in with_it[1:]
     ]
+
+
+def test_the_run_that_is_timed_is_the_recorded_one():
+    "Also of draft tokens that were certain."
+    pair = SimpleNamespace(target=tiny(vocab=5), eos_ids=frozenset(), tokenizer=SimpleNamespace(decode=str))
+    for drafter, temperature in product((NGramDrafter(), ModelDrafter(tiny(vocab=5, seed=1), 5)), (0.0, 1.0)):
+        run = record.record(pair, drafter, [3, 1, 4, 3, 1], temperature, 3, [])
+        rounds, seconds = record.timed(pair, drafter, [3, 1, 4, 3, 1], temperature, 3)
+        noted = [(len(n["draft"]), n["accepted"], n["emitted"]) for n in run["rounds"]]
+        assert noted == [(len(r.drafted), r.accepted, len(r.emitted)) for r in rounds[1:]], (drafter, temperature)
+        assert len(seconds) == len(rounds) and any(drafted for drafted, _, _ in noted)
 
 
 # What is stored

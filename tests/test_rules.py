@@ -1,14 +1,18 @@
 """rules: the exact law of each, in fractions; what they decide on tensors; what they call themselves; and mutants that
 these tests catch."""
+import json
 import math
 from fractions import Fraction as F
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fastcore.test import test_eq as same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from helpers import examples
 from specdec.errors import InputError, NumericalError
@@ -101,6 +105,90 @@ def compares_with_the_last_row(p, q, tokens, rng):
 @pytest.mark.parametrize("mutant", [draws_again, forgets_the_bonus_row, compares_with_the_last_row])
 def test_mutants_of_sample_and_match_are_caught(mutant):
     assert max(errors(mutant)) > 0
+
+
+# --- drafts that share the target's noise
+
+class Noise:
+    "The n-th draw takes the noise of the n-th place of the text, by the target or by a drafter that starts at `place`."
+    def __init__(self, seed, place=0): self.seed, self.place = seed, place
+    def categorical(self, weights):
+        self.place += 1
+        noise = np.random.default_rng([self.seed, self.place]).exponential(size=len(weights))
+        return int((weights.astype(float) / noise).argmax())
+
+def written(rule, p, q, K, seed, shared=True, length=12):
+    "The text of the loop; every round's draft is drawn with the target's noise, or with noise of its own."
+    text, rng = (), Noise(seed)
+    while len(text) < length:
+        drawing, tokens = Noise(seed if shared else seed + 1, len(text)), []
+        for _ in range(K): tokens.append(drawing.categorical(q((*text, *tokens))))
+        rows = np.stack([p((*text, *tokens[:i])) for i in range(K + 1)])
+        accepted, following = rule(rows, None, tokens, rng)
+        text = (*text, *tokens[:accepted], following)
+        if rule is sample_and_match: assert rng.place == len(text)  # one number of the stream for each token
+    return text[:length]
+
+def test_whatever_drafts_the_text_is_what_the_targets_own_draws_make_it():
+    caught = 0
+    for seed, (_, p, q) in enumerate(language_pairs(3, 1)):
+        plain = written(sample_and_match, p, q, 0, seed)
+        for K, drafter, shared in product((1, 2, 5), (p, q, lambda text: row(1, 1, 1)), (True, False)):
+            assert written(sample_and_match, p, drafter, K, seed, shared) == plain
+            caught += written(draws_again, p, drafter, K, seed, shared) != plain  # two numbers where it rejects
+    assert caught > 10
+
+PAGE = Path(__file__).parents[1] / "nbs" / "lossless" / "03_rules.ipynb"
+
+def page(ids, mutate=("", "")):
+    "What those cells of the page define, run with their own checks, a piece of their text replaced."
+    sources = {cell["id"]: "".join(cell["source"]) for cell in json.loads(PAGE.read_text(encoding="utf-8"))["cells"]}
+    source = "\n".join(sources[name] for name in ids)
+    assert mutate[0] in source
+    space = dict(np=np, Fraction=F, language_pairs=language_pairs, tv=tv, test_eq=same, p=P, q=Q)
+    exec(source.replace(*mutate), space)
+    return space
+
+GUMBEL = ["6a1f0c04", "6a1f0c06"]
+
+@pytest.fixture(scope="module")
+def gumbel(): return page(GUMBEL)
+
+weights = st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any)
+
+@settings(max_examples=examples(100), deadline=None)
+@given(p=weights, q=weights)
+def test_how_often_gumbel_coupled_draws_agree(gumbel, p, q):
+    "The sum of the paper, the exact table of both draws, the sorted sums on fractions and on tensors, and the bounds."
+    p, q = row(*p), row(*q)
+    joint, found, far = gumbel["shared_draws"](p, q), gumbel["gumbel_agreement"](p, q), tv(p, q)
+    assert (joint >= 0).all() and (joint.sum(1) == p).all() and (joint.sum(0) == q).all()
+    said = [v for v in range(4) if p[v] * q[v]]
+    assert found == joint.trace() == sum(1 / sum(max(p[x] / p[v], q[x] / q[v]) for x in range(4)) for v in said)
+    assert max((1 - far) / (1 + far), (p * q).sum()) <= found <= acceptance_probability(p, q) == 1 - far
+    tensors = (torch.from_numpy(x.astype(float)) for x in (p, q))
+    assert gumbel["gumbel_agreement"](*tensors).item() == pytest.approx(float(found), abs=1e-12)
+    assert gumbel["gumbel_agreement"](p, p) == 1
+
+def test_the_table_of_gumbel_coupled_draws_is_what_drawing_gives(gumbel):
+    "χ² over all pairs of words: a right table is blamed once in a million runs, and draws that share nothing always."
+    n, expected = 200_000, gumbel["shared_draws"](P, Q)
+    def p_value(shared):
+        noise = np.random.default_rng(0).exponential(size=(2, n, 5))
+        a, b = (P.astype(float) / noise[0]).argmax(1), (Q.astype(float) / noise[0 if shared else 1]).argmax(1)
+        counts = np.bincount(5 * a + b, minlength=25)
+        possible = (expected != 0).ravel()
+        if counts[~possible].any(): return 0
+        return chisquare(counts[possible], n * expected.ravel()[possible].astype(float)).pvalue
+    assert p_value(True) > 1e-6 > p_value(False)
+
+@pytest.mark.parametrize("mutate", [
+    ("sum(max(p[x]", "sum(min(p[x]"), ("sum(cut[i:j])", "sum(cut[i:j - 1])"), ("(p.cumsum(0) - p)", "p.cumsum(0)"),
+    ("from_here / p + before / q", "from_here / q + before / p"), (".argsort()", ".argsort()[::-1]"),
+    ("1 - (q.sum() - q.cumsum(0) + q)", "q.cumsum(0) - q"),
+])
+def test_the_page_catches_mutants_of_its_formulas(mutate):
+    with pytest.raises((AssertionError, ZeroDivisionError)): page(GUMBEL, mutate)
 
 
 # --- lenience

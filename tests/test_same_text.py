@@ -84,7 +84,7 @@ def test_so_are_those_of_a_tree(name):
 
 def test_a_K_that_changes_and_a_batch_and_a_prefix_change_nothing():
     pair = Pair(head_target(), drafters()["hybrid"])
-    settings = dict(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=11)
+    settings = dict(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=11, same_text=True)
     alone = [pair.generate(prompt, method="plain", **settings | dict(seed=11 + i)) for i, prompt in enumerate(OTHERS)]
     due = [result.generated_ids for result in alone]
     for K in (2, 5, "adaptive", AdaptiveLookahead(3, 1, 6, cooldown_steps=1)):
@@ -136,9 +136,10 @@ def test_a_result_says_which_it_was():
         assert type(result).from_json(result.to_json()).same_text_as_plain == result.same_text_as_plain
         return result.same_text_as_plain
     model, head = drafters()["model"], drafters()["colder"]
-    assert told(model) is told(head) is told(head, temperature=1.0) is told(NGramDrafter(), temperature=1.0) is True
+    assert told(model) is told(head) is told(NGramDrafter(), temperature=1.0) is True
     assert told(model, temperature=1.0, method="plain") is told(model, temperature=1.0, same_text=True) is True
     assert told(model, temperature=1.0, same_text=False) is told(head, temperature=1.0, same_text=False) is False
+    assert told(head, temperature=1.0) is told(model, temperature=1.0) is False  # drawn ones are accepted more often
     assert told(head, temperature=1.0, verify=speculative_sampling) is False
     assert told(model, temperature=1.0, verify=sample_and_match) is True  # whatever was drafted
     for name in ("model", "head"):
@@ -239,7 +240,7 @@ def test_the_default_pair_writes_plain_decodings_text(loop):
     pair = Pair(target)
     chats = [encode(target.tokenizer, prompt.messages) for prompt in prompts()[:3]]
     for seed, temperature in ((1, .7), (2, 1.0)):
-        settings = dict(temperature=temperature, seed=seed, max_new_tokens=24)
+        settings = dict(temperature=temperature, seed=seed, max_new_tokens=24, same_text=True)
         due = [pair.generate(ids, method="plain", **settings | dict(seed=seed + i)) for i, ids in enumerate(chats)]
         for more in (dict(K=5), dict(K="adaptive"), dict(K=3, batch_size=2)):
             if loop == "device" and more["K"] == "adaptive": continue

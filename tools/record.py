@@ -1,9 +1,9 @@
 """Record what the page of recorded runs shows: `python tools/record.py`.
 
 Two things. *Runs*: the production loop answers two prompts with three drafters, at three temperatures and three K, in
-float32 on the CPU. A source notes each uniform number, and a verify rule notes what it was given and lets the package's
-own rule decide; the times are medians of interleaved repeats without these notes. *Averages*: twenty texts of each of
-four prompts at each temperature, and what each drafter and each K would have made of them. Each part is kept in
+float32 on the CPU. A source notes each uniform number, and a verify rule notes what it was given and lets one of the
+package's rules decide; the times are medians of interleaved repeats without these notes. *Averages*: twenty texts of
+each of four prompts at each temperature, and what each drafter and each K would have made of them. Each part is kept in
 `build/record` until all are there, so that a second start goes on. `--times` records the runs and keeps the averages,
 which no busy machine can change.
 """
@@ -32,7 +32,7 @@ from specdec.playground import RecordingRandom
 from specdec.registry import PAIRS
 from specdec.result import Round
 from specdec.sampling import RandomSource, SamplingParams, SeededRandom
-from specdec.verify import acceptance_probability, delta, greedy_match, residual, speculative_sampling
+from specdec.verify import VerifyRule, acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PARTS = ROOT / "nbs" / "data" / "recorded.json", ROOT / "build" / "record"
@@ -75,8 +75,13 @@ def decimals(number) -> float:
 
 # Runs
 
+def rule(temperature: float) -> VerifyRule:
+    "Above temperature 0 speculative sampling, for certain draft tokens too: so each has a number to show."
+    return speculative_sampling if temperature else greedy_match
+
+
 class Recorder:
-    "A verify rule that leaves the decision to the package's rule and records what led to it."
+    "A verify rule that leaves the decision to `rule` and records what led to it."
     def __init__(self, texts: list[str], decode, sampling: SamplingParams):
         self.texts, self.decode, self.sampling, self.rounds = texts, decode, sampling, []
         self.places = {text: i for i, text in enumerate(texts)}
@@ -100,10 +105,9 @@ class Recorder:
         return [None if q is None else decimals(acceptance_probability(p, q)), top]
 
     def verify(self, p, q, tokens, rng: RecordingRandom) -> tuple[int, int]:
-        "Decide by speculative sampling, for certain draft tokens too (as the panel does), and note it."
+        "Decide, and note it."
         before = len(rng.drawn)
-        rule = speculative_sampling if self.sampling.temperature else greedy_match
-        num_accepted, next_token = rule(p, q, tokens, rng)
+        num_accepted, next_token = rule(self.sampling.temperature)(p, q, tokens, rng)
         *tried, drawn = rng.drawn[before:] if self.sampling.temperature else [None]
         count = min(num_accepted + 1, len(tokens))  # draft tokens that were tried
         rows = [delta(p[i], tokens[i]) if q is None else q[i] for i in range(count)]
@@ -148,7 +152,7 @@ def timed(pair: Pair, drafter: Drafter, ids: list[int], temperature: float, K: i
     rounds, seconds, before = [], [], perf_counter()
     for r in speculate(
         pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(RUNS["seed"]), K, RUNS["tokens"],
-        pair.eos_ids
+        pair.eos_ids, rule(temperature)
     ):
         now = perf_counter()
         rounds.append(r)

@@ -932,7 +932,6 @@ class HeadDrafter(DrafterBase):
     state at draft tokens. Raises `ModelError` if the head was made for another target, `InputError`
     if it is on another device."""
     name = "head"
-    best_certain = True  # see `plan.is_best_certain`
     State = HeadState  # of one sequence
     def __init__(self, head: Head | FastHead, target: CausalLM,
                  # a draft ends when the joint probability of its tokens is below this; 0: never

@@ -1,4 +1,4 @@
-// Speaks the engine's part of the protocol without a model: rounds are made up from the seed, errors come on demand. Of K
+// Speaks the engine's part of the protocol without a model: rounds are made up, errors come on demand. Of K
 // draft tokens a round keeps `start mod (K + 1)`; a round takes five milliseconds.
 const FAIL = "";        // an error's code: what loading ends with
 const PACE = 20;        // ms for a tenth of the model
@@ -7,10 +7,10 @@ const say = (message) => postMessage(message);
 const WORDS = ["The", " quick", " brown", " fox", ".\n"];
 let cancelled = false, held = null, playing = false, head = true;
 
-const draft = (id, accepted, greedy) => ({
-  id, text: WORDS[id % 5], p: greedy ? Number(accepted) : accepted ? 0.6 : 0.1, q: greedy ? 1 : 0.5, u: greedy ? null : accepted ? 0.25 : 0.75, accepted,
-  top: { p: [[id, WORDS[id % 5], accepted ? 0.6 : 0.1], [99, " slow", 0.3]], q: [[id, WORDS[id % 5], 0.5], [98, " <b>fast", 0.2]] },
-});
+const own = (id, greedy) => { // the target's own token at a place
+  const p = greedy ? 1 : 0.6, one = { id, text: WORDS[id % 5], p, u: greedy ? null : 0.25, from: 0.2, to: 0.8 };
+  return { ...one, top: [[id, one.text, p], ...(greedy ? [] : [[99, " slow", 0.2], [98, " <b>fast", 0.1]])] };
+};
 const load = async (message) => {
   cancelled = false;
   const bytes = 98362432, size = message.files ? message.files.model.size : bytes;
@@ -34,13 +34,16 @@ const generate = async ({ id, options }) => {
   say({ type: "progress", what: "prompt", done: 10, total: 10 });
   while (ids.length < maxNewTokens && !cancelled) {
     const start = ids.length, greedy = temperature === 0, n = drafter === "plain" || !start ? 0 : Math.min(K, maxNewTokens - start - 1), kept = n ? start % (n + 1) : 0;
-    const drafts = Array.from({ length: n }, (_, i) => draft(start + i, i < kept, greedy)), at = start + kept;
-    const kind = !n ? "plain" : kept === n ? "bonus" : "corrected";
-    const token = { id: at, text: WORDS[at % 5], kind, p: greedy ? 1 : 0.4, u: greedy ? null : 0.5, residual: kind === "corrected" ? [[at, WORDS[at % 5], 0.7], [97, " red", 0.3]] : null };
-    const round = { start, forwards: 1, drafts, token, emitted: [...drafts.slice(0, kept).map((each) => each.id), at], seconds: { draft: n * 0.0002, target: start ? 0.02 * (1 + 0.3 * n) : 0.3 } };
+    const owns = Array.from({ length: kept + 1 }, (_, i) => own(start + i, greedy));
+    const drafts = Array.from({ length: n }, (_, i) => {
+      const accepted = i < kept, id = accepted ? start + i : start + i + 1000;
+      return { id, text: WORDS[id % 5], p: accepted ? owns[i].p : greedy ? 0 : 0.05, accepted, own: owns[i] ?? null };
+    });
+    const token = { ...owns[kept], kind: !n ? "plain" : kept === n ? "bonus" : "corrected" };
+    const round = { start, forwards: 1, drafts, token, emitted: owns.map(({ id }) => id), seconds: { draft: n * 0.0002, target: start ? 0.02 * (1 + 0.3 * n) : 0.3 } };
     await wait(5);
     rounds.push(round);
-    ids.push(...drafts.slice(0, kept).map((each) => each.id), at);
+    ids.push(...round.emitted);
     say({ type: "round", id, round });
     if (prompt?.includes("break now")) throw new Error("broken on purpose");
     if (paced && !playing && ids.length < maxNewTokens) await new Promise((done) => { held = done; });
