@@ -18,7 +18,7 @@ from collections.abc import Sequence, Set
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Annotated, Literal
 
 import torch
@@ -168,11 +168,11 @@ def take_prices(target: CausalLM,
         rounds += i == 0
         enough = time.perf_counter() - began > ENOUGH and rounds > REPEATS[0] * len(turns)
         if enough or rounds > len(both): break
-    drafts = [{n: median(times) for (who, n), times in recorder.of_drafts.items() if who == i}
+    drafts = [{n: median_low(times) for (who, n), times in recorder.of_drafts.items() if who == i}
               for i in range(len(hybrid.members))]
     # lengths that just happened, at the end of a sequence, were seen once or twice
     lengths = recorder.of_rows.keys() & {size * (1 + n) for _, n in turns}
-    return Prices(forwards={n: median(recorder.of_rows[n]) for n in sorted(lengths)}, drafts=drafts)
+    return Prices(forwards={n: median_low(recorder.of_rows[n]) for n in sorted(lengths)}, drafts=drafts)
 
 def show(prices: Prices, clock: Clock, size: int) -> Clock:
     "The clock, with these prices, taken with so many sequences."
