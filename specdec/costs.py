@@ -172,7 +172,8 @@ def take_prices(target: CausalLM,
               for i in range(len(hybrid.members))]
     # lengths that just happened, at the end of a sequence, were seen once or twice
     lengths = recorder.of_rows.keys() & {size * (1 + n) for _, n in turns}
-    return Prices(forwards={n: median_low(recorder.of_rows[n]) for n in sorted(lengths)}, drafts=drafts)
+    forwards = {n: median_low(recorder.of_rows[n]) for n in sorted(lengths)}
+    return Prices(forwards=forwards, drafts=drafts)
 
 def show(prices: Prices, clock: Clock, size: int) -> Clock:
     "The clock, with these prices, taken with so many sequences."
