@@ -264,17 +264,16 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
 
     pair.reset_stats()
     decoded = dict(found)
-    # how many are drafted goes by the costs of the whole run's batch, however few prompts are left:
+    # frozen prices are those of the whole run's batch, however few prompts are left:
     # what was stopped then goes on with the same texts, also at temperatures above 0
     together = min(require_int(batch_size, "batch_size", 1), len(prompts))
     inner = pair if isinstance(pair, Pair) else pair.pair # of a `ConfiguredPair`
-    known_costs = inner.known_costs
 
     def check_kept() -> None: # all that was decoded is in a file
         file.check_kept(lambda: (decoded[i].to_json() + "\n" for i in sorted(decoded)))
 
     try:
-        inner.known_costs = dict.fromkeys(range(1, together + 1), inner.costs_at(together))
+        inner.priced = together
         for i, result in counted(results(), len(prompts), len(found)):
             decoded[i] = replace(result, run={"index": i} | run)
             append_answer(file, decoded[i])
@@ -284,7 +283,7 @@ def write_answers(pair: Pair, prompts: list, # as `Pair.generate` takes them
         check_kept()
         with suppress(SpecdecError): put_in_order(file.path)
         raise
-    finally: inner.known_costs = known_costs
+    finally: inner.priced = None
     check_kept()
     put_in_order(file.path)
     return found

@@ -753,10 +753,6 @@ def fetch(
 # %% ../nbs/use/07_cli.ipynb #288ef662
 @app.command()
 def doctor(
-    calibrate: Annotated[bool, typer.Option(
-        "--calibrate", help="Measure first what drafting costs with the default pair, and keep it: "
-                            "some seconds on a quiet machine. Until it is asked for, nothing is "
-                            "measured, and usual costs are taken.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine is, whether decoding works on it, and what to expect of it.
@@ -770,13 +766,8 @@ def doctor(
 
     specdec doctor
 
-    specdec doctor --calibrate
-
     specdec doctor --json > machine.json"""
-    from specdec.doctor import calibrate_default, examine, report_text
-    if calibrate:
-        announce_conversion()
-        or_rebuild(calibrate_default)
+    from specdec.doctor import examine, report_text
     found = examine()
     typer.echo(json.dumps(found.as_dict()) if as_json else shown(report_text(found)))
     for problem in found.problems: typer.echo(f"Error: {in_one_line(problem)}", err=True)

@@ -356,12 +356,13 @@ def extras(findings: Findings) -> dict:
 
 # %% ../nbs/use/10_doctor.ipynb #9d8d156c
 def costs(findings: Findings) -> list[dict]:
-    "What drafting costs here, as far as it was measured: see `specdec.costs`."
+    "What drafting costs here, as far as prices are kept: see `specdec.costs`."
     from specdec.costs import kept_costs
     damaged = {"state": "damaged", "about": None, "costs": None}
     found = [facts if says_whose(facts["about"]) else facts | damaged for facts in kept_costs()]
-    findings.problems += [f"{facts['file']}, the costs of drafting, is damaged and isn't used: "
-                          "delete it, or calibrate again." for facts in found if not facts["costs"]]
+    findings.problems += [
+        f"{facts['file']}, the costs of drafting, is damaged and isn't used: delete it; its prices "
+        "are taken anew." for facts in found if not facts["costs"]]
     return found
 
 def says_whose(about: dict | None) -> bool:
@@ -370,7 +371,8 @@ def says_whose(about: dict | None) -> bool:
     named = isinstance(target, dict) and all(
         isinstance(target.get(key), str) and target[key].isprintable() for key in ("name", "dtype"))
     drafting = isinstance(drafters, list) and all(drafter_words(each) for each in drafters)
-    return named and drafting and isinstance((about or {}).get("threads"), int)
+    numbers = all(isinstance((about or {}).get(key), int) for key in ("threads", "batch_size"))
+    return named and drafting and numbers
 
 def drafter_words(about: object) -> str: # "": it isn't said
     "What drafts, as `specdec.costs.about_drafter` put it: its class, without what is around it."
@@ -380,23 +382,20 @@ def drafter_words(about: object) -> str: # "": it isn't said
     return kind if isinstance(kind, str) and kind.isidentifier() else ""
 
 def costs_line(facts: dict) -> str:
-    "What drafting costs one pair, in words; v and c in plain steps, of greedy decoding."
-    if not facts["costs"]: return f"{facts['file']} is damaged: calibrate again"
-    about, found = facts["about"], facts["costs"]["greedy"]
+    "What drafting costs one pair, in words; v and c in plain steps."
+    if not facts["costs"]: return f"{facts['file']} is damaged: its prices are taken anew"
+    about, found = facts["about"], facts["costs"]
     known = [n for n in (1, 2, 4, 8) if n <= len(found["verify"])]
     v = ", ".join(f"v({n}) = {found['verify'][n - 1]:.2f}" for n in known)
     of_each = [f" of {drafter_words(each)}" for each in about.get("drafters", [])]
-    c = ", ".join(f"c{whose} = " + (f"{first:.2f}, then {later:.2f}" if first or later else "0")
+    c = ", ".join(f"c{whose} = " + (f"{first:.2f}, then {later:.2f}" if first > .005 else "0")
                   for (first, later), whose in zip(found["c"], of_each + [""] * len(found["c"])))
-    stale = " (stale: calibrate again)" * (facts["state"] == "stale")
-    target = about["target"]
-    return (f"{target['name']} in {target['dtype']}, threads: {about['threads']}: a step"
-            f" {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
-
-def calibrate_default() -> None:
-    "Measure what drafting costs with the default pair on this machine, and keep it."
-    from specdec.pair import load_pair
-    load_pair("smollm2").calibrate()
+    stale = " (stale: taken anew at the next use)" * (facts["state"] == "stale")
+    target, size = about["target"], about["batch_size"]
+    how = "sampled" if about.get("sampled") else "greedy"
+    batch = f", {size} together" if size > 1 else ""
+    return (f"{target['name']} in {target['dtype']}, {how}{batch}, threads: {about['threads']}: a"
+            f" step {1000 * found['step']:.1f} ms; {v}; {c}{stale}")
 
 # %% ../nbs/use/10_doctor.ipynb #d3dc6d1d
 PROMPT, TOKENS, K = [1, 2, 3, 1, 2], 48, 3

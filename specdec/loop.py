@@ -7,6 +7,7 @@ __all__ = ['Request', 'step', 'speculate', 'serve', 'Prefilled', 'prefill', 'sco
 
 # %% ../nbs/path/04_speculative.ipynb #c6816b58
 #| code-fold: true
+import time
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from .result import Round
 from specdec.drafters.base import (
     Draft, Drafter, DraftState, DraftsTrees, apply_rule, ask, check_state, resume,
 )
+from .drafters.clock import Watch
 from .cache import KVCache
 from .models.protocol import CausalLM
 from specdec.verify import (
@@ -52,6 +54,7 @@ class Request:
     # whether each token so far is the one that plain decoding draws with the same random numbers
     same_text = True
     ended = False      # set it between steps to end the sequence early
+    watch: Watch | None = None # times the rounds, where the drafter chooses by them
     def __init__(
         self,
         target: CausalLM,
@@ -107,10 +110,16 @@ def step(target: CausalLM,
         ) -> list[Round]: # one for each request
     """One round of speculative decoding, for one request or a batch of them: the drafters propose,
     one forward of the target reads all the drafts, and the verify rule decides what stays."""
+    watch = requests[0].watch
+    if watch: watch.begin(len(requests))
     with timer.phase("draft"): drafts = [draft(request) for request in requests]
+    began = time.perf_counter()
     with timer.phase("verify"): outputs = verify(target, requests, drafts, buffers)
     with timer.phase("sample"):
         verdicts = [decide(*each) for each in zip(requests, drafts, outputs)]
+    if watch:
+        rows = sum(1 + len(draft.tokens) for draft in drafts)
+        watch.read(rows, time.perf_counter() - began, target.replays)
     with timer.phase("draft"):
         return [commit(*each) for each in zip(requests, drafts, outputs, verdicts)]
 

@@ -21,10 +21,10 @@ import torch
 from .completion import BatchClock, Completion, PairStats, StopChecker
 from .config import Config, PairSection, decoding_of, in_file, read_config
 from .constraints import Grammar, WatchedLM, fits_to_its_end
-from .costs import KnownCosts, MachineCosts, calibrate, costs_for, set_costs
 from .device.loop import DeviceDecoder
 from .device.ops import decides_by_match
 from .drafters.base import Drafter, DraftsTrees, NoDrafter
+from .drafters.clock import Clock, Watch
 from .drafters.choose import HybridDrafter, Lookahead
 from specdec.drafters.load import (
     best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter,
@@ -98,26 +98,23 @@ class Pair:
     def __init__(self, target: CausalLM,
                  # a draft model (also one with another vocabulary), or any drafter; None:
                  # `best_drafter`
-                 draft: CausalLM | Drafter | None = None,
-                 # what drafting costs, for a drafter that chooses by it; None: see `costs_for`
-                 costs: MachineCosts | None = None,
-                ):
+                 draft: CausalLM | Drafter | None = None):
         check(
             is_model(target),
             f"A target is a model, not {named(target)}. load(name) loads a model by its name,"
             " load_pair(name) a whole pair, and TransformersLM(module) wraps a module of"
             " transformers.",
         )
-        check(costs is None or callable(getattr(costs, "at", None)),
-              f"costs must be MachineCosts, from `measure_costs`, or None, not {named(costs)}.")
         if settings := own_settings(target): warnings.warn(
             f"A pair doesn't take the settings of the model's generation_config ({settings}): it "
             "is greedy, unless generate(temperature=…, top_k=…, top_p=…) says otherwise.",
             stacklevel=2)
         self.target, self.tokenizer, self.eos_ids = target, target.tokenizer, target.eos_ids
         self.stats, self.adding = PairStats(), Lock() # threads add to the same totals
-        self.costs = costs # None: see `costs_for`
-        self.known_costs: dict[int, KnownCosts] = {} # by how many sequences share a forward
+        self.timing = Lock() # one thread at a time takes prices
+        self.clocks: dict[tuple, Clock] = {} # what rounds have taken, or frozen prices
+        # sequences of the batch for which frozen prices hold; None: as many as there are
+        self.priced: int | None = None
         # by id of the drafter: free decoders on the device, with their CUDA graphs
         self.decoders: dict[int, list[DeviceDecoder]] = {}
         # the names it was loaded by; None: it was made from objects
@@ -129,16 +126,17 @@ class Pair:
 
     def __getstate__(self) -> dict:
         """What a copy gets, and another process: models go by the calls that loaded them, and are
-        loaded again there. Decoders and their CUDA graphs stay here."""
-        state = vars(self) | {"decoders": {}, "stats": replace(self.stats)}
-        del state["adding"]
+        loaded again there. Decoders with their CUDA graphs stay here, and clocks."""
+        state = vars(self) | {"decoders": {}, "clocks": {}, "stats": replace(self.stats)}
+        del state["adding"], state["timing"]
         if state["tokenizer"] is self.target.tokenizer: del state["tokenizer"]
         if not self.named: state.pop("drafter", None)  # the best one there
         return state
 
     def __setstate__(self, state: dict) -> None:
         "Put together what `__getstate__` gave."
-        vars(self).update({"tokenizer": state["target"].tokenizer, "adding": Lock()} | state)
+        new = {"tokenizer": state["target"].tokenizer, "adding": Lock(), "timing": Lock()}
+        vars(self).update(new | state)
 
     @cached_property
     def drafter(self) -> Drafter:
@@ -292,37 +290,26 @@ class Pair:
         return encode(self.tokenizer, prompt, self.target.context_length)
 
     def _request(self, prompt: Sequence[int], settings: Settings, target: CausalLM,
-                 drafter: Drafter) -> Request:
+                 drafter: Drafter, watch: Watch | None = None) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
-        return Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                       settings.K, settings.max_new_tokens, settings.eos_ids,
-                       settings.rule(drafter), settings.prefilled,
-                       settings.draft_sampling(drafter))
+        found = Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
+                        settings.K, settings.max_new_tokens, settings.eos_ids,
+                        settings.rule(drafter), settings.prefilled,
+                        settings.draft_sampling(drafter))
+        found.watch = watch
+        return found
 
-    def costs_at(self, size: int) -> KnownCosts:
-        "What drafting costs in a batch of this size, as known already; nothing is timed."
-        if self.costs is not None: return KnownCosts(self.costs, "given")
-        if size not in self.known_costs:
-            self.known_costs.setdefault(size, costs_for(self.target, self.drafter, size))
-        return self.known_costs[size]
+    def _clock(self, key: tuple, make: Callable[[], Clock]) -> Clock:
+        "The clock of this key, kept from call to call; threads share it."
+        key = id(self.drafter), *key
+        with self.timing:
+            if key not in self.clocks: self.clocks[key] = make()
+            return self.clocks[key]
 
     def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
-        "The drafter, the loop and the costs for these settings."
+        "The drafter, the loop and the clock for these settings."
         drafter = NOTHING if settings.plain else self.drafter
-        return make_plan(self.target, drafter, settings, self.costs_at, size)
-
-    def calibrate(self, batch_sizes: Sequence[int] = (1,), # sequences that share a forward
-                 ) -> dict[int, KnownCosts]: # by batch size
-        """Measure what drafting costs on this machine, some seconds for each size, and save it:
-        this pair chooses by it from now on, and so does every new pair of the same models. Raises
-        `BusyError` while other programs use the CPU, `InputError` for a size below 1 and for a
-        target that isn't on the CPU."""
-        sizes = [require_int(size, "A batch size, how many sequences share a forward,", 1)
-                 for size in batch_sizes]
-        found = {size: calibrate(self.target, self.drafter, size) for size in sizes}
-        self.costs = None
-        self.known_costs |= found
-        return found
+        return make_plan(self.target, drafter, settings, self._clock, size, self.priced)
 
     def _one(self, prompt: Prompt, settings: Settings,
              stream: Callable[[str], None] | None, raise_interrupt: bool,
@@ -336,7 +323,7 @@ class Pair:
         ids, target = self._encode(prompt), settings.wrap(self.target)
         self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
         plan, timer = self._plan(settings), PhaseTimer(self.target.device)
-        request = self._request(ids, settings, target, plan.drafter)
+        request = self._request(ids, settings, target, plan.drafter, plan.watch)
         if plan.loop == "device": rounds = self._on_device(request, settings, timer)
         else: rounds = serve(target, request, timer)
         completion = Completion(StopChecker(self.tokenizer, settings.stops),
@@ -428,7 +415,7 @@ class Pair:
                   raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "Decode the prompts in batches of `size`; yields each result when its sequence ends."
         device, timer = self.target.device, PhaseTimer(self.target.device)
-        requests = {i: self._request(ids[i], settings, self.target, plan.drafter)
+        requests = {i: self._request(ids[i], settings, self.target, plan.drafter, plan.watch)
                     for i, settings in enumerate(each)}
         texts = [Completion(StopChecker(self.tokenizer, settings.stops), tell=False)
                  for settings in each]
@@ -448,9 +435,6 @@ class Pair:
                     texts[i].reused = requests[i].reused
                     if texts[i].checker.end is None and not requests[i].is_over: continue
                     requests.pop(i).ended = True  # a stop string may have ended it
-                    if requests and len(requests) < len(plan.by_size):
-                        states = [one.state for one in requests.values() if one.started]
-                        set_costs(plan.drafter, states, plan.by_size[len(requests) - 1])
                     if of_this_run: peak = peak_memory_mb(device)
                     found = result(i)
                     self._count(found, clock.now - before)

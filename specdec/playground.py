@@ -32,7 +32,7 @@ from .profiling import PhaseTimer
 from .result import Round
 from .drafters.choose import adaptive
 from .drafters.choose import HybridState
-from .drafters.base import Draft, Drafter, DraftState, NoDrafter, WrapperState
+from .drafters.base import Draft, Drafter, DraftState, NoDrafter
 from .models.loading import fits_plain, load
 from .models.hub import TextStream, encode, prompts
 from .pair import Pair, load_pair
@@ -181,8 +181,8 @@ class LiveDrafter:
         self.with_controller: DraftState = state
         self.alone: DraftState = state
         if self.controlled is not self.drafter:
-            if isinstance(state, HybridState): self.alone = state.states[0]
-            elif isinstance(state, WrapperState): self.alone = state.inner
+            assert isinstance(state, HybridState)  # of the one drafter
+            self.alone = state.states[0]
         self.commit = state.commit
         return self
 

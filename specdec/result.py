@@ -96,7 +96,7 @@ class GenerationResult:
     device: str = "cpu"              # where the target computed: "cpu", "cuda:0", …
     layout: str = ""                 # how the target's weights lay, and what decided that
     plain_factor: float = 1.0        # a plain step, over one in the fastest layout for plain
-    costs: dict | None = None        # measured ones that the choice of drafts went by; None: others
+    costs: dict | None = None        # the last prices that drafts were chosen by; None: by none
     # for each token of the answer: id → natural logarithm of its probability under the target,
     # for that token and for the likeliest (see `specdec.constraints`); None: not asked for
     logprobs: list[dict[int, float]] | None = None

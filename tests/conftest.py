@@ -25,6 +25,16 @@ settings.register_profile("nightly", deadline=None, max_examples=100)
 settings.load_profile(os.environ.get("SPECDEC_TESTS", "ci"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def prices_apart(tmp_path_factory):
+    "What tests take of prices is kept in a folder of theirs, not in the user's cache."
+    from specdec import costs
+    folder = tmp_path_factory.mktemp("prices")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(costs, "cache_home", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser():
     """A headless Chromium of the system. Without one, or without Playwright, its tests are skipped with a line that

@@ -6,6 +6,7 @@ from random import Random
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from specdec.drafters.choose import COST, MOST, PRIOR, VERIFY, Chooser, drafting
 from specdec.drafters.head import HeadDrafter, init_from_target
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
@@ -135,6 +136,21 @@ def check_sequences_apart(make, target, prompts, **how):
         assert take_turns(streams, turn) == alone
     said = [tokens for sequence in alone for tokens, *_ in sequence]
     assert sum(map(bool, said)) > len(said) / 4 and alone[0] != alone[1]  # else this would say little
+
+
+class PayingLookahead:
+    "The chooser, with one drafter and the positions of its draft tokens, as a controller of the draft length."
+    def __init__(self, c=COST, verify=VERIFY, most=MOST, prior=PRIOR):
+        self.chooser, self.most = Chooser((c,), verify, (prior,), keep=0.985), most
+
+    @property
+    def lookahead(self): return self.chooser.choose([range(self.most)])[1]
+
+    def observe_step(self, proposed, accepted):
+        time = 1 + drafting(self.chooser.c[0], proposed)  # longer drafts count as more rounds
+        self.chooser.learn(0, range(proposed), accepted, min(accepted + 1, proposed), time)
+
+    def reset(self): self.chooser.forget()
 
 
 class StepLookahead:

@@ -5,21 +5,22 @@ import numpy as np
 import pytest
 
 import specdec
-from helpers_drafters import StepLookahead, packable_llama
+from helpers_drafters import PayingLookahead, StepLookahead, packable_llama
+from specdec import costs
+from specdec.costs import Prices
 from specdec.drafters.base import Draft
 from specdec.drafters.choose import (
     MOST,
-    PROBE,
     SUFFIX_PRIOR,
     AdaptiveDrafter,
     AdaptiveLookahead,
     AdaptiveState,
     Chooser,
     HybridDrafter,
-    PayingLookahead,
     adaptive,
     play,
 )
+from specdec.drafters.clock import PROBE
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, replay
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError
@@ -93,10 +94,9 @@ def test_what_the_moving_average_refuses(wrong):
     with pytest.raises(InputError): AdaptiveLookahead(**wrong)
 
 
-@pytest.mark.parametrize("make", [AdaptiveLookahead, PayingLookahead], ids=["moving average", "what pays"])
-def test_observations_are_whole_numbers(make):
+def test_observations_are_whole_numbers():
     for wrong in ((-1, 0), (2, -1), (2.0, 1), (2, None)):
-        with pytest.raises(InputError): make().observe_step(*wrong)
+        with pytest.raises(InputError): AdaptiveLookahead().observe_step(*wrong)
 
 
 def test_a_controller_given_as_K_is_not_capped(tiny):
@@ -259,11 +259,12 @@ def test_measured_costs_are_data():
 
 
 @pytest.mark.parametrize("wrong", [
-    dict(c=-1), dict(c=None), dict(verify=-1), dict(verify=[]), dict(verify=[1, 0]), dict(verify="ab"), dict(most=0),
-    dict(prior=2), dict(prior=None),
+    dict(c=-1), dict(c=None), dict(verify=-1), dict(verify=[]), dict(verify=[1, 0]), dict(verify="ab"), dict(prior=2),
+    dict(prior=None),
 ], ids=lambda wrong: " ".join(f"{k}={v}" for k, v in wrong.items()))
-def test_what_paying_refuses(wrong):
-    with pytest.raises(InputError): PayingLookahead(**wrong)
+def test_what_a_chooser_refuses(wrong):
+    given = dict(c=.1, prior=.5, verify=.02) | wrong
+    with pytest.raises(InputError): Chooser((given["c"],), given["verify"], (given["prior"],))
 
 
 def test_guesses_beyond_a_rejection_say_nothing():
@@ -378,9 +379,10 @@ def test_what_adaptive_makes_of_each():
     assert type(lookup) is HybridDrafter and lookup.c == (0.0,) and lookup.priors == (SUFFIX_PRIOR,)
     for drafter, cost in ((NGramDrafter(), 0.0), (Scripted(), 0.07)):
         found = adaptive(drafter)
-        assert type(found) is AdaptiveDrafter and found.drafter is drafter and found.controller.chooser.c == (cost,)
+        assert type(found) is HybridDrafter and found.members == (drafter,) and found.c == (cost,)
         assert adaptive(found) is found
-    assert found.controller.most == MOST
+    controlled = AdaptiveDrafter(Scripted(), AdaptiveLookahead())
+    assert adaptive(controlled) is controlled
 
 
 def test_it_is_at_the_front_door():
@@ -507,15 +509,21 @@ def test_wrong_ways_are_caught(make):
 # by name: `Pair.generate(K="adaptive")`
 
 
-def test_a_pair_that_adapts(tiny):
+def test_a_pair_that_adapts(tiny, monkeypatch, tmp_path):
     pair = specdec.Pair(tiny, tiny)
     result = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120)
     assert result.settings["K"] == "adaptive" and result.is_lossless
     assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
-    lengths = [len(r.drafted) for r in result.rounds]
-    # sixteen rows keep their bits
-    assert lengths[0] < 8 and max(lengths) == (MOST - 1 if tiny.batch_invariant else MOST)
-    assert pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120).rounds == result.rounds  # nothing is carried over
+    # by frozen prices that make drafts cheap; what is certain goes by the clock (test_clock, test_same_seed)
+    free = Prices(forwards={1: .01, 17: .011}, drafts=[{1: 1e-4, 4: 1e-4}])
+    monkeypatch.setattr(costs, "take_prices", lambda *given: free)
+    monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+    for name, value in (("batch_invariant", False), ("name", "tiny")): monkeypatch.setattr(tiny, name, value)
+    pair = specdec.Pair(tiny, tiny)
+    found = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120)
+    lengths = [len(r.drafted) for r in found.rounds]
+    assert lengths[0] <= MOST and max(lengths) == MOST and found.costs["origin"] == "frozen"
+    assert pair.generate([1, 2, 3], K="adaptive", max_new_tokens=120).rounds == found.rounds  # nothing is carried over
     plain = pair.generate([1, 2, 3], K="adaptive", max_new_tokens=9, method="plain")
     assert plain.num_drafted == 0
     assert specdec.GenerationResult.from_json(result.to_json()) == result

@@ -9,10 +9,10 @@ import torch
 
 from families import FAMILIES, random_model, stored
 from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
-from helpers_drafters import StepLookahead, random_head, take_turns
+from helpers_drafters import PayingLookahead, StepLookahead, random_head, take_turns
 from specdec.cache import CacheFullError
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
-from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter, PayingLookahead
+from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter

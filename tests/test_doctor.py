@@ -10,7 +10,6 @@ from dataclasses import replace
 from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,31 +73,35 @@ def test_the_same_for_a_person(quick):
     assert f"at most {3e10 / (doctor.WEIGHTS * hub.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
 
 
+KEPT = costs.Prices(forwards={1 + n: .01 + n / 1000 for n in range(17)}, drafts=[{}, {1: .003, 4: .009}])
+
+
 def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     "Whole, stale and damaged files; the last are a problem, which is named."
-    both = costs.Costs(0.01, tuple(1 + n / 10 for n in range(1, 17)), ((0.0, 0.0), (0.3, 0.2)))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
     drafting = SuffixDrafter(), TemperatureScaledDrafter(NGramDrafter())
     for name, processor in (("b.json", "an abacus"), ("a.json", costs.processor_name())):
         about = {**costs.machine(), "processor": processor, "target": {"name": "smollm2", "dtype": "int4"},
-                 "drafters": [costs.about_drafter(each) for each in drafting]}
-        costs.write_costs(tmp_path / "costs" / name, about, costs.MachineCosts(both, both))
+                 "drafters": [costs.about_drafter(each) for each in drafting], "sampled": True, "batch_size": 1}
+        costs.write_costs(tmp_path / "costs" / name, about, KEPT)
     (tmp_path / "costs" / "c.json").write_text("{")
     done = run()
     lines = [line.removeprefix("costs").strip() for line in done.stdout.splitlines() if line.startswith("costs")]
     assert done.exit_code == ExitCode.BAD_INPUT and len(lines) == 3 and "All is well" not in done.stdout
     said, = [line for line in done.stderr.splitlines() if "c.json" in line]
-    assert said.startswith("Error: ") and "c.json" in said and "delete it, or calibrate again" in said
-    assert "smollm2 in int4" in lines[0] and "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
+    assert said.startswith("Error: ") and "c.json" in said and "delete it; its prices are taken anew" in said
+    assert "smollm2 in int4, sampled" in lines[0]
+    assert "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
     assert lines[0].endswith("c of SuffixDrafter = 0, c of NGramDrafter = 0.30, then 0.20")
-    assert lines[1] == f"{lines[0]} (stale: calibrate again)"
-    assert lines[2].endswith("c.json is damaged: calibrate again")
+    assert lines[1] == f"{lines[0]} (stale: taken anew at the next use)"
+    assert lines[2].endswith("c.json is damaged: its prices are taken anew")
     assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
 
 
-ABOUT = {"threads": 2, "target": {"name": "m", "dtype": "int4"}}
+ABOUT = {"threads": 2, "batch_size": 1, "target": {"name": "m", "dtype": "int4"}}
 STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"name": "m"}},
-           ABOUT | {"threads": "two"}, ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
+           ABOUT | {"threads": "two"}, ABOUT | {"batch_size": "four"},
+           ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
            ABOUT | {"target": {"name": ["m"], "dtype": "int4"}},
            ABOUT | {"drafters": "x"}, ABOUT | {"drafters": [{"kind": "a b"}]}, ABOUT | {"drafters": [{"drafter": 1}]}]
 
@@ -107,11 +110,10 @@ STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"na
 def test_costs_that_do_not_say_whose_they_are(quick, monkeypatch, tmp_path, about):
     "They are of no use."
     monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.costs))  # the others take seconds
-    both = costs.Costs(0.01, (1.1,), ((0.0, 0.0),))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
-    costs.write_costs(tmp_path / "costs" / "a.json", about, costs.MachineCosts(both, both))
+    costs.write_costs(tmp_path / "costs" / "a.json", about, KEPT)
     done, found = run(), json.loads(run("--json").stdout)["costs"]
-    assert done.exit_code == ExitCode.BAD_INPUT and "a.json is damaged: calibrate again" in done.stdout
+    assert done.exit_code == ExitCode.BAD_INPUT and "a.json is damaged: its prices are taken anew" in done.stdout
     assert "a.json" in done.stderr and "All is well" not in done.stdout
     assert [(entry["state"], entry["costs"]) for entry in found] == [("damaged", None)]
 
@@ -139,12 +141,12 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(about=st.dictionaries(st.sampled_from(["target", "threads", "processor"]), JSON) | st.fixed_dictionaries(
-    {"threads": JSON, "drafters": JSON, "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
+@given(about=st.dictionaries(st.sampled_from(["target", "threads", "batch_size"]), JSON) | st.fixed_dictionaries(
+    {"threads": JSON, "drafters": JSON, "batch_size": JSON,
+     "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))
 def test_any_subject_is_shown_or_called_damaged(monkeypatch, tmp_path, about):
-    both = costs.Costs(0.01, (1.1,), ((0.0, 0.0),))
     monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
-    costs.write_costs(tmp_path / "costs" / "a.json", about, costs.MachineCosts(both, both))
+    costs.write_costs(tmp_path / "costs" / "a.json", about, KEPT)
     line, = map(doctor.costs_line, doctor.costs(Findings()))
     assert line.encode() and ("is damaged" in line or "a step 10.0 ms" in line)
 
@@ -161,30 +163,6 @@ def test_every_key_is_explained_and_every_explained_key_is_there(quick):
         return set().union(*(keys_of(v, f"{path}.{key}".strip(".")) for key, v in value.items()))
     assert keys_of(json.loads(run("--json").stdout)) == set(keys)
     with pytest.raises(AssertionError, match="unheard isn't explained"): keys_of({"unheard": 1})
-
-
-# Calibration
-
-def calibrated(monkeypatch, action):
-    "The default pair, whose calibration is this: the one place where the test knows how it is called."
-    monkeypatch.setattr(pairs, "load_pair", lambda name: SimpleNamespace(calibrate=lambda: action(name)))
-
-
-def test_calibration_is_done_when_it_is_asked_for_and_first(quick, monkeypatch):
-    asked = []
-    monkeypatch.setattr(doctor, "QUESTIONS", (doctor.imports, doctor.costs))  # the others take seconds
-    calibrated(monkeypatch, asked.append)
-    assert run().exit_code == ExitCode.DONE and asked == []
-    done = run("--calibrate", "--json")
-    assert done.exit_code == ExitCode.DONE and json.loads(done.stdout)["well"] and asked == ["smollm2"]
-
-
-def test_a_calibration_that_cannot_be_is_one_line(quick, monkeypatch):
-    def busy(name): raise ModelError("The machine is too busy to measure.")
-    calibrated(monkeypatch, busy)
-    done = run("--calibrate")
-    assert (done.exit_code, done.stdout, done.stderr) == (
-        ExitCode.BAD_INPUT, "", "Error: The machine is too busy to measure.\n")
 
 
 # What is wrong

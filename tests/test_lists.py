@@ -7,33 +7,16 @@ import pytest
 import torch
 
 from helpers import Untouchable, tiny
-from helpers_drafters import StepLookahead, check_sequences_apart, random_head, random_target, read
+from helpers_drafters import PayingLookahead, StepLookahead, check_sequences_apart, random_head, random_target, read
 from helpers_text import TOKENIZER, talker
 from specdec import costs as module
 from specdec import pair as pairs
-from specdec import plan
-from specdec.costs import (
-    ConstantDrafter,
-    Costs,
-    KnownCosts,
-    MachineCosts,
-    TimedStep,
-    calibrate,
-    costs_for,
-    costs_of_fewer,
-    drafting_cost,
-    measure_batch_costs,
-    set_costs,
-    step_prices,
-    timed_steps,
-    with_costs,
-)
+from specdec.costs import Prices
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import (
     AdaptiveDrafter,
     AdaptiveLookahead,
     HybridDrafter,
-    PayingLookahead,
     TreeHybrid,
 )
 from specdec.drafters.head import HeadDrafter
@@ -41,8 +24,6 @@ from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter, best_tree
 from specdec.errors import InputError, NumericalError
-from specdec.loop import longest_chain
-from specdec.models.llama import Llama
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair, load_config
 
@@ -57,10 +38,12 @@ DRAFTS = {
 
 
 def same(result, alone):
-    "All that doesn't depend on the clock."
-    for name in ("prompt_ids", "generated_ids", "text", "finish_reason", "rounds", "method", "settings", "token_text",
-                 "is_lossless", "batch_invariant", "drafter", "loop", "device", "logprobs"):
+    "All that doesn't depend on the clock; where it chooses, rounds do."
+    for name in ("prompt_ids", "generated_ids", "text", "finish_reason", "method", "settings", "is_lossless",
+                 "batch_invariant", "drafter", "loop", "device", "logprobs"):
         assert getattr(result, name) == getattr(alone, name), name
+    if (result.costs or {}).get("origin") != "clock":
+        assert result.rounds == alone.rounds and result.token_text == alone.token_text
     assert len(result.per_token_latencies) == result.num_tokens and min(result.per_token_latencies) > 0
     assert result.total_time >= 0.999 * sum(result.round_latencies) and result.time_to_first_token > 0
     assert result.prefill_time_ms > 0 and result.sampling_time_total_ms > 0
@@ -72,6 +55,7 @@ def same(result, alone):
 def test_each_text_is_the_one_it_would_be_alone(draft, temperature, size):
     settings = dict(temperature=temperature, max_new_tokens=12, K=3)
     pair, other = Pair(talker(), DRAFTS[draft]()), Pair(talker(), DRAFTS[draft]())
+    pair.priced = other.priced = size  # at the same frozen prices
     results = pair.generate(PROMPTS, seed=7, batch_size=size, **settings)
     for i, (result, prompt) in enumerate(zip(results, PROMPTS, strict=True)):
         same(result, other.generate(prompt, seed=7 + i, **settings))
@@ -353,155 +337,54 @@ def test_a_drafter_that_cannot_be_copied_serves_a_list():
 
 # Costs
 
-DEAR = Costs(0.01, (9.0, 9.0), ((0.0, 0.0), (2.0, 2.0)))
-CHEAP = Costs(0.01, (1.01, 1.02), ((0.0, 0.0), (0.01, 0.01)))
+def prices(one, many, c):
+    "In the place of `take_prices`: plain steps that a draft of any length costs, alone and in a batch."
+    taken = []
+    def take(target, hybrid, sampled, size=1, certain=False):
+        taken.append(size)
+        more = one if size == 1 else many
+        return Prices(forwards={size * n: .01 * (1 if n == 1 else more) for n in (1, 2, 3, 17)},
+                      drafts=[{1: .01 * c, 4: .04 * c} for _ in hybrid.members])
+    return take, taken
 
 
-def costs_of_one(costs): # of a single drafter, the second one
-    return Costs(costs.step, costs.verify, costs.c[1:])
+@pytest.fixture
+def dear_batch(monkeypatch, tmp_path):
+    "Drafting pays for a sequence by itself, and never in a batch."
+    take, taken = prices(1.01, 9.0, .001)
+    monkeypatch.setattr(module, "take_prices", take)
+    monkeypatch.setattr(module, "cache_home", lambda: tmp_path)
+    return taken
 
 
-def known_by_size(alone, many):
-    "In the place of `costs_for`: what is known of one sequence, and of several."
-    asked = []
-    def costs_for(target, drafter, size=1):
-        asked.append(size)
-        of = alone if size == 1 else many
-        return KnownCosts(of[len(module.members_of(drafter)) == 1], "shipped")
-    return costs_for, asked
+def test_a_batch_has_prices_of_its_own(dear_batch):
+    def pair(): return Pair(talker(), DRAFTS["hybrid"]())
+    mine, ask = pair(), dict(max_new_tokens=12, temperature=1.0, seed=0, ignore_eos=True)
+    many = mine.generate(PROMPTS[:4], **ask)
+    assert {r.num_drafted for r in many} == {0} and many[0].costs["origin"] == "frozen"
+    assert many[0].costs["verify"][0] == 9.0
+    assert mine.generate("a", **ask).num_drafted > 0
+    mine.generate(PROMPTS, batch_size=4, **ask)
+    mine.generate(PROMPTS[:2], **ask)
+    assert dear_batch == [4, 1, 2]  # once each, and for all pairs of these parts
+    pair().generate(PROMPTS[:2], **ask)
+    mine.generate(PROMPTS, method="plain", max_new_tokens=3)
+    assert dear_batch == [4, 1, 2]
 
 
-def test_a_batch_has_costs_of_its_own(monkeypatch):
-    cheap, dear = MachineCosts(CHEAP, CHEAP), MachineCosts(DEAR, DEAR)
-    known, asked = known_by_size([cheap], [dear])
-    monkeypatch.setattr(pairs, "costs_for", known)
-    def pair(**more): return Pair(talker(), DRAFTS["hybrid"](), **more)
-    mine = pair()
-    many = mine.generate(PROMPTS[:4], max_new_tokens=12, ignore_eos=True)
-    assert {r.num_drafted for r in many} == {0} and many[0].costs == DEAR.as_dict() | {"origin": "shipped"}
-    assert mine.generate("a", max_new_tokens=12).num_drafted > 0
-    mine.generate(PROMPTS, max_new_tokens=3, batch_size=4)  # the last one alone
-    mine.generate(PROMPTS[:2], max_new_tokens=3)
-    assert asked == [4, 1, 2]  # once each: what a pair goes by doesn't change under it
-    mine.generate(PROMPTS, max_new_tokens=3, method="plain")
-    given = pair(costs=cheap).generate(PROMPTS, max_new_tokens=12)
-    assert asked == [4, 1, 2] and given[3].num_drafted > 0
-    assert given[0].costs == CHEAP.as_dict() | {"origin": "given"}
-
-
-@pytest.mark.parametrize("given", [False, True], ids=["known", "given"])
-def test_a_text_that_is_left_alone_drafts_again(given, monkeypatch):
-    cheap, dear = ([MachineCosts(one, one) for one in (costs, costs_of_one(costs))] for costs in (CHEAP, DEAR))
-    monkeypatch.setattr(pairs, "costs_for", known_by_size(cheap, dear)[0])
+@pytest.mark.parametrize("K, draft", [(3, "hybrid"), ("adaptive", "model")])
+def test_a_text_that_is_left_alone_drafts_again(K, draft, dear_batch):
     context = talker().context_length
     long = [1, 2, 3] * (context // 4)  # has room for fewer tokens
-    for K, draft in ((3, DRAFTS["hybrid"]), ("adaptive", DRAFTS["model"])):
-        pair = Pair(talker(), draft(), costs=dear[K == "adaptive"] if given else None)
-        last, *others = pair.generate([[1, 2, 3], long, long], max_new_tokens=context, K=K, ignore_eos=True)
-        together = others[0].num_tokens - 1
-        assert not any(r.drafted for result in others for r in result.rounds)
-        assert not any(r.drafted for r in last.rounds[:together])
-        assert any(r.drafted for r in last.rounds[together:]) is not given
-
-
-def test_those_that_stay_are_told_how_many_they_are(monkeypatch):
-    told, real = [], pairs.set_costs
-    def noted(drafter, states, costs):
-        told.append((costs.step, len(states)))
-        real(drafter, states, costs)
-        choosers = [drafter, *[state.chooser for state in states]]
-        assert {id(each.verify) for each in choosers} == {id(costs.verify)}
-    monkeypatch.setattr(pairs, "set_costs", noted)
-    monkeypatch.setattr(plan, "costs_of_fewer", lambda one, many, size, n: Costs(n, many.verify, many.c))
-    pair = Pair(talker(), DRAFTS["hybrid"](), costs=MachineCosts(DEAR, DEAR))
-    prompts = [[1, 2, 3] * n for n in (4, 8, 12, 16)]  # the context ends one after the other, the last first
-    pair.generate(prompts, batch_size=3, max_new_tokens=200, ignore_eos=True)
-    assert told == [(2, 2), (1, 1)]  # all that are left, each time
-
-
-def test_costs_of_fewer_texts_lie_on_the_line_over_the_logarithm():
-    one = Costs(0.02, (1.0, 1.2, 1.4), ((0.0, 0.0), (0.1, 0.05)))
-    many = Costs(0.05, (1.4, 2.0), ((0.0, 0.0), (0.5, 0.35)))
-    assert costs_of_fewer(one, many, 16, 1) == Costs(0.02, (1.0, 1.2), one.c)
-    assert costs_of_fewer(one, many, 16, 16) == many
-    assert costs_of_fewer(one, many, 8, 2) == Costs(0.03, (1.133333, 1.466667), ((0.0, 0.0), (0.233333, 0.15)))
-
-
-@pytest.mark.parametrize("drafter, adapts", [("hybrid", False), ("model", True), ("lookup", True)])
-def test_new_costs_are_those_that_a_fresh_chooser_would_have(drafter, adapts):
-    "In sequences that are running and in those that will start; what they have learned stays, and the template does."
-    cheap, dear = (CHEAP, DEAR) if drafter == "hybrid" else map(costs_of_one, (CHEAP, DEAR))
-    fresh, other = with_costs(DRAFTS[drafter](), cheap, adapts), with_costs(DRAFTS[drafter](), dear, adapts)
-    def chooser(state): return getattr(state, "controller", state).chooser
-    def started(one): return one.start([1, 2, 3], None, 40, frozenset())
-    running, expected = [started(other), started(other)], chooser(started(fresh))
-    for state in running: chooser(state).learn(0, [0, 1], 1, 2)
-    learned = [dict(chooser(state).estimates[0].counts) for state in running]
-    assert learned[0] == {0: (1, 1), 1: (0, 1)} and chooser(running[0]).verify != expected.verify
-    set_costs(other, running, cheap)
-    for state in (*running, started(other)):
-        assert (chooser(state).c, chooser(state).verify) == (expected.c, expected.verify)
-    assert [chooser(state).estimates[0].counts for state in running] == learned
-    assert chooser(started(other)).estimates[0].counts == {}
-
-
-def test_steps_follow_the_schedule():
-    steps = timed_steps(tiny(), SuffixDrafter(), 3, (0, 2, 0, 4), 1.0, held=20)
-    assert [step.asked for step in steps] == [0, 2, 0, 4] and all(step.seconds > 0 for step in steps)
-    assert all(0 <= step.drafted <= step.asked for step in steps) and steps[3].drafted > 0
-    assert [step.drafted for step in timed_steps(tiny(), ConstantDrafter(), 2, (0, 1, 3), 0.0)] == [0, 1, 3]
-
-
-def test_prices_are_beside_the_plain_step_before():
-    steps = [TimedStep(0, 0, 1.0), TimedStep(2, 2.0, 3.0), TimedStep(0, 0, 2.0), TimedStep(2, 1.0, 4.0),
-             TimedStep(5, 4, 8)]
-    assert step_prices(steps) == {2: (1.5, 2.5), 5: (4.0, 4.0)}
-
-
-@pytest.mark.parametrize("steps, c", [
-    ([], (0.0, 0.0)), ([(0, 0, 1.0), (1, 0.0, 1.5), (3, 0.0, 1.5)], (0.0, 0.0)),
-    ([(0, 0, 1.0), (1, 1.0, 1.5), (3, 3.0, 2.2)], (0.3, 0.15)),
-    ([(0, 0, 1.0), (1, 1.0, 1.5), (3, 2.0, 1.8)], (0.3, 0.1)),
-    ([(0, 0, 1.0), (1, 1.0, 1.5), (3, 1.0, 1.5)], (0.3, 0.3)),
-    ([(0, 0, 1.0), (1, 1.0, 1.1), (3, 3.0, 1.2)], (0.0, 0.0)),
-], ids=["nothing", "no guesses", "all made", "some not made", "one whatever is asked", "noise"])
-def test_what_a_drafter_adds_in_a_batch(steps, c):
-    assert drafting_cost([TimedStep(*step) for step in steps], (1.2, 1.4, 1.6)) == pytest.approx(c)
-
-
-def test_costs_are_measured_for_all_lengths(monkeypatch):
-    "A clock that only forwards move: .875 + .125 a row, and .25 for each of the three drafts' forwards."
-    target, draft, clock = tiny(context=1024), tiny(seed=1, context=1024), [0.0]
-    def clocked(self, ids, *given, compute=Llama.compute, **more):
-        clock[0] += .875 + .125 * ids.shape[1] if self is target else .25
-        return compute(self, ids, *given, **more)
-    monkeypatch.setattr(Llama, "compute", clocked)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    found = measure_batch_costs(target, (SuffixDrafter(), ModelDrafter(draft, 24)), 3, repeats=1)
-    for costs in (found.greedy, found.sampled):
-        most = longest_chain(target, 16)  # no longer chain is drafted where bits are kept
-        assert costs.step == 1.25 and costs.verify == pytest.approx([1 + .3 * n for n in range(1, most + 1)])
-        assert costs.c == ((0.0, 0.0), pytest.approx((.6, .6)))
-
-
-def test_costs_are_kept_for_each_size(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    measured = []
-    def measure(target, drafters, size):
-        measured.append(size)
-        return MachineCosts(CHEAP, DEAR)
-    monkeypatch.setattr(module, "measure_batch_costs", measure)
-    target, drafter = copy.copy(tiny()), HybridDrafter(SuffixDrafter(), SuffixDrafter())
-    target.name = "tiny"
-    for size in (4, 2):
-        assert costs_for(target, drafter, size) == KnownCosts(None, "default")
-        assert calibrate(target, drafter, size) == KnownCosts(MachineCosts(CHEAP, DEAR), "calibrated")
-        assert costs_for(target, drafter, size) == KnownCosts(MachineCosts(CHEAP, DEAR), "calibrated")
-    assert measured == [4, 2] and len(list((tmp_path / "costs").glob("*.json"))) == 2
-    pair = Pair(target, drafter)
-    assert set(pair.calibrate((2, 8))) == {2, 8} and measured == [4, 2, 2, 8]
-    assert pair.generate([[1, 2]] * 8, max_new_tokens=3)[0].costs["origin"] == "calibrated"
-    assert pair.generate([[1, 2]] * 3, max_new_tokens=3)[0].costs == {"origin": "default"}
+    pair, ask = Pair(talker(), DRAFTS[draft]()), dict(K=K, ignore_eos=True, temperature=1.0, seed=0)
+    last, *others = pair.generate([[1, 2, 3], long, long], max_new_tokens=context, **ask)
+    together = others[0].num_tokens - 1
+    assert not any(r.drafted for result in others for r in result.rounds)
+    assert not any(r.drafted for r in last.rounds[:together])
+    assert any(r.drafted for r in last.rounds[together:])
+    pair.priced = 3  # as a run that was stopped goes on: with the choices of all its prompts
+    alone = pair.generate([1, 2, 3], max_new_tokens=30, **ask)
+    assert alone.num_drafted == 0
 
 
 @pytest.mark.parametrize("wrong", [dict(logprobs=-1), dict(logprobs="two"), dict(grammar="one"), dict(grammar=int),

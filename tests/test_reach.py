@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
+from specdec import costs
 from specdec.constraints import JSONSchema, Regex, WatchedLM
-from specdec.costs import Costs, MachineCosts
+from specdec.costs import Prices
 from specdec.device.drafters import LONGEST_DRAFT
 from specdec.device.loop import DeviceDecoder
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
@@ -32,7 +33,7 @@ from specdec.verify import sample_and_match
 FLAT = (1.0,) * 16
 SHAPE = [(0,), (1,), (0, 0), (2,)]
 PROMPT = [1, 5, 2, 7, 9, 1, 5, 2, 7, 9, 1, 5, 2]
-FREE = Costs(.01, FLAT, ((0.0, 0.0), (.05, .05)))
+FREE = Prices(forwards={1: .01, 17: .01}, drafts=[{1: 1e-5}, {1: .0005, 4: .002}])  # as if rows were free
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +47,26 @@ def target(tmp_path_factory):
 def head(target): return random_head(target)
 
 
+@pytest.fixture
+def free_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(costs, "take_prices", lambda *given: FREE)
+    monkeypatch.setattr(costs, "cache_home", lambda: tmp_path)
+
+
 def plain(target): return ids_of(speculate(target, NoDrafter(), PROMPT, SamplingParams(), SeededRandom(0), 1, 20))
 
 
 # K
 
 @pytest.mark.parametrize("K", [10**6, 10**9, 10**18])
-def test_a_tree_takes_memory_for_its_nodes_not_for_K(target, head, K, monkeypatch):
+def test_a_tree_takes_memory_for_its_nodes_not_for_K(target, head, K, monkeypatch, free_rows):
     asked, cache = [], type(target).new_cache
     monkeypatch.setattr(type(target), "new_cache", lambda self, n: asked.append(n) or cache(self, n))
     static = TreeDrafter(head, target, shape=SHAPE)
     for drafter in (static, TreeDrafter(head, target, width=2, depth=3), SuffixDrafter(),
                     TreeHybrid(SuffixDrafter(), static, c=(0.0, 0.0), verify=FLAT)):
         assert ids_of(speculate(target, drafter, PROMPT, SamplingParams(), SeededRandom(0), K, 20)) == plain(target)
-    pair = Pair(target, HybridDrafter(SuffixDrafter(), HeadDrafter(head, target)), MachineCosts(FREE, FREE))
+    pair = Pair(target, HybridDrafter(SuffixDrafter(), HeadDrafter(head, target)))
     result = pair.generate(PROMPT, max_new_tokens=20, K=K)
     assert result.generated_ids == plain(target) and "tree" in result.drafter
     assert max(asked) <= 2 * target.context_length
@@ -96,9 +103,8 @@ def test_a_text_reads_no_more_rows_than_keep_their_bits(K, rule):
     def most(temperature, batch_invariant):
         seen.clear()
         target.batch_invariant = batch_invariant
-        costs = Costs(.01, (.01,) * 50, ((0.0, 0.0),))
         drafter = Eager() if K == 40 else AdaptiveDrafter(Eager(), Wants())
-        Pair(target, drafter, MachineCosts(costs, costs)).generate(
+        Pair(target, drafter).generate(
             [1, 2, 3], K=K, max_new_tokens=50, temperature=temperature, seed=1, verify=rule)
         return max(seen)
     class Wants:
@@ -118,11 +124,11 @@ def test_a_tree_beside_lookup_decodes_a_list(target, head):
     assert [r.generated_ids for r in found][0] == plain(target) and len(found) == 2
 
 
-def test_a_draft_model_beside_a_tree(target, head):
+def test_a_draft_model_beside_a_tree(target, head, free_rows):
     "Greedy text is plain decoding's; sampled text judges what the model drew (its law: test_tree_hybrid)."
     model = ModelDrafter(target.skip([1]), target.vocab_size)
     drafter = HybridDrafter(model, TemperatureScaledDrafter(HeadDrafter(head, target)))
-    pair = Pair(target, drafter, MachineCosts(FREE, FREE))
+    pair = Pair(target, drafter)
     result = pair.generate(PROMPT, max_new_tokens=20, K=9)
     assert "tree" in result.drafter and result.generated_ids == plain(target) and result.num_drafted > 0
     own = TreeHybrid(drafter.members[0], TreeDrafter(head, target, shape=SHAPE), c=(0.0, 0.0), verify=FLAT)
@@ -193,9 +199,6 @@ def test_an_interrupt_beside_log_probabilities_leaves_one_for_each_token(at, mon
 
 # one seed, one text
 
-CHEAP = Costs(.01, (1.0, 1.01, 1.02, 1.03), ((0.0, 0.0), (.01, .01)))
-
-
 def hybrid(target): return HybridDrafter(SuffixDrafter(), ModelDrafter(target.skip([1]), target.vocab_size))
 
 
@@ -227,7 +230,7 @@ def test_both_loops_use_them(loop):
     assert len(texts) == 3
 
 
-# what is no grammar, no costs, no schema
+# what is no grammar, no schema
 
 class Silent:
     def start(self, model): return None
@@ -241,11 +244,6 @@ class Silent:
 def test_what_is_no_grammar_is_told(grammar, said, method):
     with pytest.raises(InputError, match=said):
         Pair(talker(eos=frozenset({2}))).stream("Hello", grammar=grammar, method=method)
-
-
-@pytest.mark.parametrize("costs", ["shipped", CHEAP, {}, 3])
-def test_what_is_no_costs_is_told(costs):
-    with pytest.raises(InputError, match="costs must be MachineCosts"): Pair(tiny(), NoDrafter(), costs=costs)
 
 
 def circle():

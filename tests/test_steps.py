@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec.costs import shipped_table
 from specdec.speedup import tokens_per_round
 from specdec.train.data import shared_prefix
 
@@ -30,13 +29,14 @@ def test_each_step_leads_to_the_next(step, following):
 # When rows are no longer free
 
 def gains(alpha: float, dtype: str) -> dict[int, tuple[float, int]]:
-    "For each batch the best S by the shipped prices, and its K, as the page computes it."
+    "For each batch the best S by the stored prices, and its K, as the page computes it."
     found = {}
-    for entry in shipped_table().devices["cpu"].entries:
-        if entry.dtype != dtype or not entry.greedy.c: continue  # of other models, no head's
-        ((first, further),) = entry.greedy.c.values()
-        found[entry.batch_size] = max((tokens_per_round(alpha, K) / (v + first + (K - 1) * further), K)
-                                      for K, v in enumerate(entry.greedy.verify[:8], 1))
+    stored = json.loads((NBS / "data" / "batch_prices.json").read_text())
+    for entry in stored["devices"]["cpu"]["entries"]:
+        if entry["dtype"] != dtype or not entry["greedy"]["c"]: continue  # of other models, no head's
+        ((first, further),) = entry["greedy"]["c"].values()
+        found[entry["batch_size"]] = max((tokens_per_round(alpha, K) / (v + first + (K - 1) * further), K)
+                                         for K, v in enumerate(entry["greedy"]["verify"][:8], 1))
     return found
 
 
@@ -45,7 +45,7 @@ def last_batch(alpha: float, dtype: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_by_the_shipped_prices_drafts_stop_paying_and_better_ones_stop_later(dtype):
+def test_by_the_stored_prices_drafts_stop_paying_and_better_ones_stop_later(dtype):
     bad, middling, good = (last_batch(alpha, dtype) for alpha in (.5, .7, .9))
     assert 1 <= bad <= middling <= good and bad < good
     assert gains(.5, dtype)[32][0] < 1 < gains(.5, dtype)[1][0]
@@ -53,7 +53,7 @@ def test_by_the_shipped_prices_drafts_stop_paying_and_better_ones_stop_later(dty
 
 
 def test_the_steps_last_figures_are_those_of_the_table():
-    "The saved output of 07 is made from the table that ships."
+    "The saved output of 07 is made from the stored prices."
     cells = json.loads((NBS / "path" / "07_batches.ipynb").read_text(encoding="utf-8"))["cells"]
     (said,) = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", [])
                if "".join(cell["source"]).startswith("head = load_drafter")]

@@ -8,18 +8,7 @@ import torch
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec import costs as costs_module
-from specdec import pair as pairs_module
-from specdec.costs import (
-    Costs,
-    KnownCosts,
-    MachineCosts,
-    TimedRound,
-    calibrate,
-    costs_for,
-    measure_tree,
-    member_cost,
-    timed_rounds,
-)
+from specdec.costs import Prices, clock_for, frozen_clock, show, tree_level
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter, WrapperDrafter
 from specdec.drafters.choose import (
     CHANCES,
@@ -63,14 +52,25 @@ def tree_hybrid(target, head, shape=SHAPE, c=(0.0, 0.0), verify=FLAT):
     return TreeHybrid(SuffixDrafter(), TreeDrafter(head, target, shape=shape), c=c, verify=verify)
 
 
-def at(verify, c=(.05, .05), tree=None):
-    one = Costs(.01, verify, ((0.0, 0.0), c))
-    return MachineCosts(one, one, tree)
-
-
-def pair_at(target, head, costs, **options):
-    chains = TemperatureScaledDrafter(HeadDrafter(head, target, **options))
-    return Pair(target, HybridDrafter(SuffixDrafter(), chains), costs)
+@pytest.fixture
+def pair_at(target, head, monkeypatch, tmp_path):
+    "A pair on a machine with these prices, in plain steps: v(1), v(2), …, c of a chain's tokens, of a tree's levels."
+    monkeypatch.setattr(costs_module, "cache_home", lambda: tmp_path)
+    timed = []
+    def pair(verify, c=.05, tree=.05, target=target, head=head, **options):
+        def take(target, hybrid, sampled, size=1, certain=False):
+            level = isinstance(hybrid, TreeHybrid)
+            timed.append("tree" if level else "chain")
+            n = hybrid.max_nodes(99) if level else 4
+            lengths = {1: tree, n: tree * hybrid.tree.forwards(n)} if level else {n: n * c for n in (1, 4)}
+            return Prices(forwards={1 + i: .01 * v for i, v in enumerate((1.0, *verify))},
+                          drafts=[{}, {n: .01 * max(each, 1e-4) for n, each in lengths.items()}])
+        monkeypatch.setattr(costs_module, "take_prices", take)
+        chains = TemperatureScaledDrafter(HeadDrafter(head, target, **options))
+        found = Pair(target, HybridDrafter(SuffixDrafter(), chains))
+        found.timed = timed
+        return found
+    return pair
 
 
 # the loop
@@ -212,15 +212,15 @@ def test_the_head_is_found_inside(target, head):
 def drafts_of(pair, **settings): return pair.generate(REPEATING, max_new_tokens=12, **settings).drafter
 
 
-def test_a_pair_takes_the_tree_where_it_pays(target, head):
-    assert drafts_of(pair_at(target, head, at(FLAT))) == "lookup + tree of a head"
-    assert drafts_of(pair_at(target, head, at(FLAT)), K="adaptive") == "lookup + tree of a head"
-    assert drafts_of(pair_at(target, head, at(STEEP))) == "lookup + head"
-    pair = pair_at(target, head, at(FLAT))
+def test_a_pair_takes_the_tree_where_it_pays(target, pair_at):
+    for K in (5, "adaptive"):
+        pair = pair_at(FLAT)
+        assert drafts_of(pair, K=K) == "lookup + tree of a head"
+        assert pair.generate(REPEATING, max_new_tokens=4, K=K).costs["c"][1] == pytest.approx([.05, .05])
     plain = pair.generate(REPEATING, max_new_tokens=20, method="plain")
     for K in (2, 5, "adaptive"):
         result = pair.generate(REPEATING, max_new_tokens=20, K=K)
-        assert result.generated_ids == plain.generated_ids and result.costs["c"][1] == [.05, .05]
+        assert result.generated_ids == plain.generated_ids and result.costs["origin"] == "frozen"
     for K, nodes in ((2, 0), (5, 5), (16, 16)):  # never more than K
         asked = check_settings(
             target, (), K=K, temperature=0.0, top_k=None, top_p=None, max_new_tokens=20, seed=0, stop=(), verify=None,
@@ -229,79 +229,49 @@ def test_a_pair_takes_the_tree_where_it_pays(target, head):
         assert (len(drafter.tree.shape) if isinstance(drafter, TreeHybrid) else 0) == nodes
 
 
-def test_it_keeps_chains_where_something_would_be_lost(target, head, tmp_path):
-    pair = pair_at(target, head, at(FLAT))
-    chains = "lookup + head"
+def test_a_pair_keeps_its_chains_where_rows_are_dear(pair_at):
+    pair = pair_at(STEEP)
+    assert drafts_of(pair) == "lookup + head" and pair.timed == ["chain"]  # a tree isn't even timed
+
+
+def test_it_keeps_chains_where_something_would_be_lost(target, pair_at, tmp_path):
+    pair, chains = pair_at(FLAT), "lookup + head"
     assert drafts_of(pair, temperature=1.0) == drafts_of(pair, logprobs=1) == chains
     assert drafts_of(pair, verify=lambda *given: (0, 1)) == chains
     exact = random_target(tmp_path)
     exact.batch_invariant = True  # as on an x86 processor: chains have the bits of plain decoding
-    assert drafts_of(pair_at(exact, random_head(exact), at(FLAT))) == chains
+    assert drafts_of(pair_at(FLAT, target=exact, head=random_head(exact))) == chains
     exact.batch_invariant = False
-    assert drafts_of(pair_at(exact, random_head(exact), at(FLAT))) != chains
+    assert drafts_of(pair_at(FLAT, target=exact, head=random_head(exact))) != chains
 
 
-@pytest.mark.parametrize("tree, taken", [((.05, .05), True), ((5.0, 5.0), False), (None, False)],
-                         ids=["cheap", "dear", "not known"])
-def test_a_tree_is_timed_before_it_is_believed(target, head, monkeypatch, tree, taken):
-    known = KnownCosts(at(FLAT, tree=tree), "calibrated")
-    monkeypatch.setattr(pairs_module, "costs_for", lambda *given: known)
-    pair = pair_at(target, head, None)
-    for _ in range(2): assert ("tree" in drafts_of(pair)) == taken
-    found = pair.generate(REPEATING, max_new_tokens=4).costs
-    assert found["c"][1] == [.05, .05] and found["origin"] == "calibrated"
+@pytest.mark.parametrize("tree, taken", [(.05, True), (5.0, False)], ids=["cheap", "dear"])
+def test_a_tree_is_timed_before_it_is_believed(pair_at, tree, taken):
+    pair = pair_at(FLAT, tree=tree)
+    for _ in range(2): assert ("tree" in drafts_of(pair, K=16)) == taken
+    assert pair.timed == ["chain", "tree"]  # once, and kept
+    assert "tree" in drafts_of(pair_at(FLAT, tree=tree), K=16) or not taken
+    assert pair.timed == ["chain", "tree"]
 
 
-@pytest.mark.parametrize("origin", ["shipped", "default"])
-def test_no_tree_takes_a_chains_place_unasked(target, head, monkeypatch, origin):
-    "Where a tree would pay clearly, too: K would turn from a chain's length into a tree's nodes."
-    known = KnownCosts(at(FLAT, tree=(0.0, 0.0)) if origin == "shipped" else None, origin)
-    monkeypatch.setattr(pairs_module, "costs_for", lambda *given: known)
-    for K in (5, "adaptive"):
-        assert drafts_of(pair_at(target, head, None), K=K) == "lookup + head"
-    asked = Pair(target, tree_hybrid(target, head))
-    assert drafts_of(asked) == "lookup + tree of a head"
-
-
-def test_default_costs_make_no_tree(target, head): assert "tree" not in drafts_of(pair_at(target, head, None))
+def test_a_tree_that_was_asked_for_goes_by_the_costs_it_was_given(target, head):
+    assert drafts_of(Pair(target, tree_hybrid(target, head))) == "lookup + tree of a head"
 
 
 # what a tree costs
 
-def test_levels_are_what_is_paid_for():
-    rounds = [TimedRound(0, 0, 1.0, 1.0), TimedRound(1, 1.0, 1.0, 1.0), TimedRound(9, 3.0, 1.0, 1.0)] * 3
-    assert member_cost(rounds, (1.0,) * 9, lambda n: {1: 1, 9: 3}[n]) == pytest.approx((.5, .5))
-    assert member_cost(rounds, (1.0,) * 9) == pytest.approx((.5, .125))
+def test_levels_are_what_is_paid_for(target, head):
+    tree = tree_hybrid(target, head)  # four nodes in two levels
+    prices = Prices(forwards={1: 2.0}, drafts=[{}, {1: 1.0, 4: 1.5}])
+    assert tree_level(show(prices, clock_for(target, tree, True), 1), tree, 2.0) == (.5, .25)
+    nothing = Prices(forwards={1: 2.0}, drafts=[{}, {}])
+    assert tree_level(show(nothing, clock_for(target, tree, True), 1), tree, 2.0) is None
 
 
-def test_a_trees_rounds_hold_its_nodes(target, head):
-    tree = TreeDrafter(head, target, shape=SHAPE)
-    assert [r.drafted for r in timed_rounds(target, tree, (0, 1, 0, 4), 0.0, held=8)] == [0, 1, 0, 4]
-
-
-def test_what_a_tree_costs_is_measured_and_kept_by_a_calibration(target, head, monkeypatch, tmp_path):
+def test_a_trees_drafts_are_timed_by_their_nodes(target, head, monkeypatch, tmp_path):
     monkeypatch.setattr(costs_module, "cache_home", lambda: tmp_path)
-    monkeypatch.setattr(costs_module, "check_steady", lambda rounds: None)
-    monkeypatch.setattr(costs_module, "measure_costs", lambda *given: at(FLAT))
-    monkeypatch.setattr(target, "name", "tiny")
-    paid = []
-    def member(rounds, verify, forwards=int):
-        paid.append([forwards(n) for n in (1, 2, 4, 16)])
-        return .125, .25
-    monkeypatch.setattr(costs_module, "member_cost", member)
-    drafter = pair_at(target, head, None).drafter
-    found = calibrate(target, drafter)
-    assert found.costs == at(FLAT, tree=(.125, .25)) and costs_for(target, drafter) == found
-    assert paid == [[1, 2, 2, 2]]  # levels
-    assert measure_tree(target, drafter, at(STEEP).greedy) is None  # it would not be taken: not timed
-    assert measure_tree(target, HybridDrafter(SuffixDrafter()), at(FLAT).greedy) is None and len(paid) == 1
-    monkeypatch.setattr(target, "batch_invariant", True)
-    assert measure_tree(target, drafter, at(FLAT).greedy) is None and len(paid) == 1
-    def busy(rounds): raise costs_module.BusyError("busy")
-    monkeypatch.setattr(target, "batch_invariant", False)
-    monkeypatch.setattr(costs_module, "check_steady", busy)
-    with pytest.raises(costs_module.BusyError): calibrate(target, drafter)
-    assert costs_for(target, drafter) == found  # what was kept stays
+    clock = frozen_clock(target, tree_hybrid(target, head), False)
+    assert {1, 4} <= clock.drafts[1].known.keys() and clock.drafts[0].known == {}
 
 
 # bad input

@@ -163,7 +163,7 @@ def test_it_decodes(fetched):
     drafted, plain = (json.loads(fetched("specdec", *ask, *more)) for more in ((), ("--method", "plain")))
     assert drafted["text"] == plain["text"] and len(drafted["generated_ids"]) == 24
     assert drafted["drafter"] == "lookup + head" and sum(one["accepted"] for one in drafted["rounds"]) > 0
-    assert drafted["costs"]["origin"] == "shipped"
+    assert drafted["costs"]["origin"] in ("clock", "frozen")
 
 
 def test_it_finds_its_data(fetched):
