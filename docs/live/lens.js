@@ -1,4 +1,4 @@
-// Rounds, token by token: what became of each draft token, why, and p, q and the residual at its place, as tables and bars.
+// Rounds, token by token: what became of each draft token, and how the target chose its own at that place, as tables and bars.
 const ROWS = 6; // of a table
 
 export const MEANING = {
@@ -15,7 +15,7 @@ export const make = (tag, attributes = {}, ...children) => {
 };
 export const spelled = (text) => text.replaceAll("\n", "⏎");
 export const visible = (text) => spelled(text).replace(/^ /, "␣");
-const digits = (x) => (x === null || x === undefined ? "–" : x >= 0.9995 ? "1" : x < 0.0005 && x > 0 ? "<0.001" : x === 0 ? "0" : x.toFixed(3));
+const digits = (x) => (x >= 0.9995 ? "1" : x < 0.0005 && x > 0 ? "<0.001" : x === 0 ? "0" : x.toFixed(3));
 const shown = (text) => make("span", { class: "live-token" }, visible(text));
 
 // What became of each token of a round, in the order of the draft.
@@ -30,53 +30,43 @@ export const spots = (r) => {
 };
 export const stays = (spot) => spot.status !== "rejected" && spot.status !== "never";
 
-const drawn = (spot) => spot.u !== null && spot.u !== undefined;
+const own = (spot) => (spot.own === undefined ? spot : spot.own); // what the target chose at its place; null: never asked
 const why = (spot, greedy) => ({
-  accepted: greedy ? "Temperature 0: it is the target’s likeliest token, so it is kept; nothing is drawn." : "u is below min(1, p/q), so the draft token is kept.",
-  rejected: greedy ? "Temperature 0: it is not the target’s likeliest token, so it is rejected; nothing is drawn." : "u is not below min(1, p/q), so it is rejected. The residual, max(p − q, 0), decides what comes instead.",
+  accepted: greedy ? "Temperature 0: it is the target’s likeliest token, so it is kept; nothing is drawn." : "The target draws a token of its own, as it would without a draft: u falls on the draft token. They agree, so it is kept.",
+  rejected: greedy ? "Temperature 0: it is not the target’s likeliest token, so it is rejected; nothing is drawn." : "The target draws a token of its own, as it would without a draft: u falls on another one. That one comes, and the draft ends here.",
   never: "A token before it was rejected. It was drafted for a text that did not come about, so it is thrown away untried: its draft and its row of the forward bought nothing.",
-  corrected: greedy ? "Temperature 0: the target’s likeliest token, in place of the draft token." : "Drawn from the residual, max(p − q, 0): what p has left over where the draft says a token too seldom. So the text stays distributed as p.",
-  bonus: "The whole draft was kept, and the same forward says what follows it: one token more, from p itself.",
-  target: "Nothing was drafted here: a plain step, and the token comes from p itself.",
+  corrected: greedy ? "Temperature 0: the target’s likeliest token, in place of the draft token." : "Drawn by the target, as it would be without a draft; the draft had said another one.",
+  bonus: greedy ? "The whole draft was kept, and the same forward says what follows it: one token more." : "The whole draft was kept, and the same forward says what follows it: one token more, drawn as without a draft.",
+  target: greedy ? "Nothing was drafted here: a plain step, and the target’s likeliest token." : "Nothing was drafted here: a plain step, drawn by the target.",
 }[spot.status]);
 
-const bar = (parts, scale) => make("span", { class: "live-bar", "aria-hidden": "true" },
-  ...parts.filter(([, size]) => size > 0).map(([kind, size]) => make("span", { class: `live-${kind}`, style: `width:${(100 * size) / scale}%` })));
 const line = (...cells) => make("tr", {}, ...cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell)));
 
-// The likeliest tokens at a place, each with its p, its q and its share of the residual.
-const likeliest = (spot, isDraft, around) => {
-  const found = new Map(), top = spot.top || (spot.status === "corrected" && around ? around.top : null);
-  const put = (list, name) => { for (const [id, words, x] of list || []) found.set(id, { id, words, p: 0, q: 0, rest: 0, ...found.get(id), [name]: x }); };
-  put(top?.p, "p");
-  put(top?.q, "q");
-  put(spot.residual, "rest");
-  found.set(spot.id, { p: spot.p ?? 0, q: (isDraft && spot.q) || 0, rest: 0, ...found.get(spot.id), id: spot.id, words: spot.text });
-  const list = [...found.values()].sort((a, b) => Math.max(b.p, b.q, b.rest) - Math.max(a.p, a.q, a.rest));
-  return list.filter((one, i) => i < ROWS - 1 || one.id === spot.id).slice(0, ROWS);
+// The likeliest tokens at a place, with those that matter there: the draft token and the target's own.
+const likeliest = ({ top }, matter) => {
+  const rest = top.filter(([id]) => !matter.some((one) => one.id === id)).map(([id, text, p]) => ({ id, text, p }));
+  return [...matter, ...rest].slice(0, ROWS).sort((a, b) => b.p - a.p);
 };
 
-// One token: the numbers that decided on it, in words and side by side, and what p and q were there.
+// One token: how the target's own token was chosen at its place, and whether the draft agrees.
 export const microscope = (r, j, greedy) => {
-  const spot = spots(r)[j], isDraft = ["accepted", "rejected", "never"].includes(spot.status), tried = spot.status !== "never";
-  const around = isDraft ? spot : r.drafts[spot.i] || null, compared = isDraft || spot.status === "corrected";
-  const list = tried ? likeliest(spot, isDraft, around) : [], share = list.find((one) => one.id === spot.id);
-  const facts = [["p, target", tried ? spot.p : null], ["q, draft", isDraft ? spot.q : null], ["min(1, p/q)", isDraft && tried ? Math.min(1, spot.p / spot.q) : null],
-    ["u, drawn", tried && drawn(spot) ? spot.u : null], ["residual", spot.residual ? share.rest : isDraft && tried ? Math.max(0, spot.p - spot.q) : null]];
-  const most = Math.max(...list.map((one) => Math.max(one.p, one.q)), 1e-9);
+  const spot = spots(r)[j], target = own(spot), draft = r.drafts[spot.i], agrees = draft && target && draft.id === target.id;
+  const matter = !target ? [] : draft && !agrees ? [target, draft] : [target], list = target ? likeliest(target, matter) : [];
+  const says = greedy ? "likeliest" : "drawn", drew = !greedy && target;
+  const facts = [["p, this token", target && digits(spot.p)], ["u, from the seed", drew && digits(target.u)], ["u falls within", drew && `${digits(target.from)}–${digits(target.to)}`],
+    [greedy ? "target’s likeliest" : "target drew", target && shown(target.text)], ["draft agrees", draft && target && (agrees ? "yes" : "no")]];
   const lines = list.map((one) => {
-    const parts = compared ? [["overlap", Math.min(one.p, one.q)], one.p > one.q ? ["residual", one.p - one.q] : ["excess", one.q - one.p]] : [["bonus", one.p]];
-    const role = one.id === spot.id ? (isDraft ? "draft" : "said") : !isDraft && around && one.id === around.id ? "rejected" : "";
-    const made = line(shown(one.words), bar(parts, most), digits(one.p), compared ? digits(one.q) : "", spot.residual ? digits(one.rest) : "", role);
+    const bar = make("span", { class: "live-bar", "aria-hidden": "true" }, make("span", { class: "live-p", style: `width:${(100 * one.p) / list[0].p}%` }));
+    const made = line(shown(one.text), bar, digits(one.p), [one.id === draft?.id && "draft", one.id === target.id && says].filter(Boolean).join(", "));
     if (one.id === spot.id) made.setAttribute("aria-current", "true");
     return made;
   });
-  while (lines.length < ROWS) lines.push(line("\u00a0", "", "", "", "", "")); // the box keeps its height
-  const heads = ["token", "p and q", "p", "q", "rest", "role"].map((head) => make("th", { scope: "col" }, head));
+  while (lines.length < ROWS) lines.push(line("\u00a0", "", "", "")); // the box keeps its height
+  const heads = ["token", "", "p", "role"].map((head) => make("th", { scope: "col" }, head));
   return [
-    make("p", { class: "live-title" }, "Under the microscope: ", shown(spot.text), ", ", make("span", { class: `status-${spot.status}` }, tried ? spot.status : "never tried")),
-    make("dl", { class: "live-facts" }, ...facts.map(([name, x]) => make("div", { class: "live-fact" }, make("dt", {}, name), make("dd", {}, digits(x))))),
+    make("p", { class: "live-title" }, "Under the microscope: ", shown(spot.text), ", ", make("span", { class: `status-${spot.status}` }, target ? spot.status : "never tried")),
+    make("dl", { class: "live-facts" }, ...facts.map(([name, x]) => make("div", { class: "live-fact" }, make("dt", {}, name), make("dd", {}, x || "–")))),
     make("p", { class: "live-why" }, why(spot, greedy)),
-    make("table", {}, make("caption", {}, tried ? "The likeliest tokens here" : "Nothing was compared here"), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines)),
+    make("table", {}, make("caption", {}, target ? "The likeliest tokens here" : "Nothing was compared here"), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines)),
   ];
 };

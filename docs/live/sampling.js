@@ -1,4 +1,4 @@
-// Part of worker.js, the engine of the live page: random numbers as PyTorch draws them, distributions, and the rules.
+// Part of worker.js, the engine of the live page: random numbers as PyTorch draws them, distributions, and the rule.
 "use strict";
 
 // ---- Random numbers -------------------------------------------------------------------------------------------------
@@ -63,50 +63,29 @@ const distribution = (logits, temperature) => {
   return p;
 };
 
-// An index in proportion to its weight: the cumulative sum, inverted at u.
-const draw = (weights, u) => {
-  let total = 0, sum = 0, last = 0;
-  for (const w of weights) total += w;
+// Tokens lie side by side from 0 to 1, each as wide as its probability: the one that u falls on, and where it lies.
+const draw = (p, u) => {
+  let total = 0, end = 0, found = null;
+  for (const width of p) total += width;
   if (!(total > 0 && total < Infinity)) throw damaged();
-  for (let i = 0; i < weights.length; i++) {
-    if (weights[i] === 0) continue;
-    sum += weights[i];
-    last = i;
-    if (sum > u * total) return i;
+  for (let id = 0; id < p.length && end <= u * total; id++) {
+    if (p[id] === 0) continue;
+    found = { id, from: end / total, to: (end + p[id]) / total };
+    end += p[id];
   }
-  return last;
+  return found;
 };
 
-// max(p - q, 0); q null: certain of `token`. 0 everywhere only if p = q: then p.
-const residual = (p, q, token) => {
-  const rest = q ? p.map((each, i) => Math.max(each - q[i], 0)) : p.slice();
-  if (!q) rest[token] = Math.max(p[token] - 1, 0);
-  return rest.some((w) => w > 0) ? rest : p;
+// The target's own token: at a temperature one number of the seed draws it, at 0 it is the likeliest.
+const choose = (p, temperature, rng) => {
+  const u = temperature > 0 ? rng.uniform() : null;
+  return { u, ...draw(p, u ?? 0) };
 };
 
-// Verify one draft, place by place: p[i] is what the model says at place i, q[i] what the draft token was drawn from, or
-// null for one that was certain. At the first that fails the token comes from the residual; after the last one from p.
-const verify = (p, q, tokens, uniform) => {
-  const tried = [];
-  for (let i = 0; i < tokens.length; i++) {
-    const token = tokens[i], u = uniform(), ratio = p[i][token] / (q[i] ? q[i][token] : 1);
-    if (!(ratio >= 0)) throw damaged();
-    const accepted = u < Math.min(1, ratio);
-    tried.push({ u, accepted });
-    if (accepted) continue;
-    const weights = residual(p[i], q[i], token), v = uniform();
-    return { tried, accepted: i, token: draw(weights, v), u: v, weights };
-  }
-  const v = uniform();
-  return { tried, accepted: tokens.length, token: draw(p[tokens.length], v), u: v, weights: null };
-};
-
-// The same at temperature 0: a draft token stays while it is the model's likeliest.
-const verifyGreedy = (best, tokens) => {
-  const tried = [];
-  for (let i = 0; i < tokens.length; i++) {
-    tried.push({ u: null, accepted: tokens[i] === best[i] });
-    if (tokens[i] !== best[i]) return { tried, accepted: i, token: best[i], u: null };
-  }
-  return { tried, accepted: tokens.length, token: best[tokens.length], u: null };
+// The target's own tokens, `own(i)` at place i, as it would choose them without a draft: as long as the draft has the same,
+// and one more. That one differs from the draft, or comes on top of all of it.
+const verify = (draft, own) => {
+  const found = [];
+  do found.push(own(found.length)); while (found.at(-1).id === draft[found.length - 1]);
+  return found;
 };

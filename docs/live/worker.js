@@ -1,7 +1,7 @@
 // The engine of the live page: reads the default model's GGUF file, tokenizes, decodes. It runs in a worker, so that the
-// page never waits; the arithmetic is kernel.wasm's. The rule is the package's default: at a temperature, place by place
-// (`speculative_sampling`): a draft token is accepted if u < p/q, and the first that fails is replaced from the residual,
-// max(p - q, 0); greedy, while it is the model's likeliest. Held to Python, number by number, by tests/test_live_engine.py.
+// page never waits; the arithmetic is kernel.wasm's. The rule is the package's for drafts that are certain
+// (`sample_and_match`): at each place the target chooses its own token, as it would without a draft, and a draft token is
+// kept if it is the same. So drafts never change a text. Held to Python, number by number, by tests/test_live_engine.py.
 "use strict";
 importScripts("sampling.js", "tokenizer.js", "files.js");
 
@@ -11,7 +11,6 @@ const CACHE = "specdec-live-"; // and the digest: what the browser keeps
 const CAPACITY = 2048;  // positions that the caches have room for
 const ROWS = 16;        // of a forward, at most
 const LONGEST = 3;      // tokens in the longest ending that lookup looks for
-const COLDER = 0.85;    // the head's temperature as a part of the target's, as the package's `load_drafter` has it
 const SHOWN = 8;        // tokens of a distribution that a round names
 
 class Failure extends Error {
@@ -195,8 +194,8 @@ class Head extends Layers {
 
 // ---- Drafters -------------------------------------------------------------------------------------------------------
 
-// Each proposes for a sequence `tokens` that only grows: {tokens, q}, q[i] over the model's vocabulary or null.
-const plain = () => () => ({ tokens: [], q: [] });
+// Each proposes for a sequence `tokens` that only grows: at most K draft tokens.
+const plain = () => () => [];
 
 // What followed the last tokens where they stood before: the latest place, of the longest ending that has one.
 const lookup = (tokens) => {
@@ -208,38 +207,25 @@ const lookup = (tokens) => {
     }
     for (let n = Math.min(LONGEST, tokens.length); n > 0; n--) {
       const start = seen.get(String(tokens.slice(-n)));
-      if (start === undefined) continue;
-      const found = tokens.slice(start, start + K);
-      return { tokens: found, q: found.map(() => null) };
+      if (start !== undefined) return tokens.slice(start, start + K);
     }
-    return { tokens: [], q: [] };
+    return [];
   };
 };
 
-// A chain of K: after the accepted tokens it reads the model's features, after its own draft tokens its own state.
-const chain = (tokens, head, eos, temperature, uniform) => {
+// A chain of the head's likeliest tokens: after the accepted ones it reads the model's features, after its own its state.
+const chain = (tokens, head, eos) => {
   let read = 0; // positions read with the model's features; token i + 1 goes with the feature of position i
   return (K) => {
-    const drafted = [], q = [];
+    const drafted = [];
     head.rollback(read);
     let logits = head.read(tokens.slice(read + 1), read);
     read = head.length;
-    while (drafted.length < K) {
+    while (drafted.length < K && !eos.has(drafted.at(-1))) {
       if (drafted.length) logits = head.step(drafted.slice(-1));
-      let choice;
-      if (temperature > 0) {
-        const row = distribution(logits, COLDER * temperature), all = new Float32Array(head.model.vocab);
-        row.forEach((prob, i) => { all[head.tokens[i]] = prob; });
-        choice = draw(row, uniform());
-        q.push(all);
-      } else {
-        choice = likeliest(logits);
-        q.push(null);
-      }
-      drafted.push(head.tokens[choice]);
-      if (eos.has(drafted.at(-1))) break;
+      drafted.push(head.tokens[likeliest(logits)]);
     }
-    return { tokens: drafted, q };
+    return drafted;
   };
 };
 
@@ -247,60 +233,54 @@ const chain = (tokens, head, eos, temperature, uniform) => {
 
 const now = () => performance.now() / 1000; // seconds
 
-// The likeliest tokens of a distribution or of weights, largest first: [id, text, probability].
-const top = (weights, tokenizer) => {
+// The likeliest tokens of a distribution, largest first: [id, text, probability].
+const top = (p, tokenizer) => {
   const best = [];
-  let total = 0;
-  weights.forEach((w, id) => {
-    total += w;
-    if (w <= 0 || (best.length === SHOWN && w <= best[SHOWN - 1][1])) return;
+  p.forEach((prob, id) => {
+    if (prob <= 0 || (best.length === SHOWN && prob <= best[SHOWN - 1][1])) return;
     let at = best.length;
-    while (at > 0 && best[at - 1][1] < w) at--;
-    best.splice(at, 0, [id, w]);
+    while (at > 0 && best[at - 1][1] < prob) at--;
+    best.splice(at, 0, [id, prob]);
     best.length = Math.min(best.length, SHOWN);
   });
-  return best.map(([id, w]) => [id, tokenizer.text(id), w / total]);
+  return best.map(([id, prob]) => [id, tokenizer.text(id), prob]);
 };
 
-// The rounds of one text, as `specdec.speculate` makes them: the draws come in the same order. Between two rounds, and
-// between two pieces of the prompt, `pause` lets messages in; it says whether to stop.
+// The rounds of one text, as `specdec.speculate` makes them. Between two rounds, and between two pieces of the prompt,
+// `pause` lets messages in; it says whether to stop.
 async function* decode(engine, ids, { K, temperature, seed, maxNewTokens, drafter }, pause, progress = () => {}) {
-  const { model, head, tokenizer, eos } = engine, rng = new SeededRandom(seed), uniform = () => rng.uniform();
-  const tokens = [...ids], limit = Math.min(ids.length + maxNewTokens, CAPACITY), greedy = temperature === 0;
-  const of = (row) => top(row, tokenizer), certain = (id) => [[id, tokenizer.text(id), 1]];
+  const { model, head, tokenizer, eos } = engine, rng = new SeededRandom(seed);
+  const tokens = [...ids], limit = Math.min(ids.length + maxNewTokens, CAPACITY);
+  const at = (row) => distribution(model.row(row), temperature), own = (p) => choose(p, temperature, rng);
+  const told = (p, one) => ({ ...one, text: tokenizer.text(one.id), p: p[one.id], top: top(p, tokenizer) });
   let before = now();
   model.rollback(0);
   head?.rollback(0);
-  for (let at = 0; at < ids.length; at += ROWS) {
-    const some = ids.slice(at, at + ROWS);
-    model.forward(some, at + ROWS >= ids.length ? some.length - 1 : some.length);
+  for (let start = 0; start < ids.length; start += ROWS) {
+    const some = ids.slice(start, start + ROWS);
+    model.forward(some, start + ROWS >= ids.length ? some.length - 1 : some.length);
     progress(model.length, ids.length);
     if (await pause()) return;
   }
-  const p = distribution(model.row((ids.length - 1) % ROWS), temperature), u = uniform(), first = draw(p, u);
-  tokens.push(first);
-  yield { start: 0, forwards: 1, drafts: [], emitted: [first], token: { id: first, text: tokenizer.text(first), kind: "plain", p: p[first], u: greedy ? null : u, residual: null },
-    seconds: { draft: 0, target: now() - before } };
-  const propose = { plain, lookup, head: chain }[drafter](tokens, head, eos, temperature, uniform);
+  const p = at((ids.length - 1) % ROWS), first = own(p);
+  tokens.push(first.id);
+  yield { start: 0, forwards: 1, drafts: [], emitted: [first.id], token: { ...told(p, first), kind: "plain" }, seconds: { draft: 0, target: now() - before } };
+  const propose = { plain, lookup, head: chain }[drafter](tokens, head, eos);
   while (tokens.length < limit && !eos.has(tokens.at(-1))) {
     before = now();
-    const room = Math.min(K, limit - tokens.length - 1), draft = room > 0 ? propose(room) : { tokens: [], q: [] };
-    const n = draft.tokens.length, drafted = now();
-    model.forward([tokens.at(-1), ...draft.tokens]);
-    const p = Array.from({ length: n + 1 }, (_, r) => distribution(model.row(r), temperature));
-    const found = greedy ? verifyGreedy(p.map(likeliest), draft.tokens) : verify(p, draft.q, draft.tokens, uniform);
+    const room = Math.min(K, limit - tokens.length - 1), draft = room > 0 ? propose(room) : [];
+    const n = draft.length, drafted = now();
+    model.forward([tokens.at(-1), ...draft]);
+    const p = Array.from({ length: n + 1 }, (_, row) => at(row)), found = verify(draft, (i) => own(p[i])), accepted = found.length - 1;
     const seconds = { draft: drafted - before, target: now() - drafted };
-    const emitted = [...draft.tokens.slice(0, found.accepted), found.token], end = emitted.findIndex((id) => eos.has(id));
+    const emitted = found.map(({ id }) => id), end = emitted.findIndex((id) => eos.has(id));
     if (end >= 0) emitted.length = end + 1;
     const start = tokens.length - ids.length;
     tokens.push(...emitted);
     model.rollback(tokens.length - 1); // all but the last, which the next forward reads
-    const drafts = draft.tokens.map((id, i) => ({ id, text: tokenizer.text(id), p: p[i][id], q: draft.q[i] ? draft.q[i][id] : 1,
-      u: found.tried[i]?.u ?? null, accepted: i < found.accepted, top: { p: of(p[i]), q: draft.q[i] ? of(draft.q[i]) : certain(id) } }));
-    const corrected = found.accepted < n, place = p[found.accepted];
-    const weights = greedy ? place : found.weights;
-    yield { start, forwards: 1, drafts, emitted, seconds, token: { id: found.token, text: tokenizer.text(found.token), kind: !n ? "plain" : corrected ? "corrected" : "bonus",
-      p: place[found.token], u: found.u, residual: corrected ? of(weights) : null } };
+    const owns = found.map((one, i) => told(p[i], one));
+    const drafts = draft.map((id, i) => ({ id, text: tokenizer.text(id), p: p[i][id], accepted: i < accepted, own: owns[i] ?? null }));
+    yield { start, forwards: 1, drafts, emitted, seconds, token: { ...owns.at(-1), kind: !n ? "plain" : accepted < n ? "corrected" : "bonus" } };
     if (await pause()) return;
   }
 }
