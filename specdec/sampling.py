@@ -169,7 +169,7 @@ class SeededRandom:
     uniform numbers on every device. Raises `InputError` for a seed that is not a whole number of 64
     bits, `NumericalError` for numbers that are no distribution."""
     def __init__(self, seed: int | None = None): # None: a fresh one of the system, kept in `.seed`
-        self.generator = torch.Generator()
+        self.generator, self.spawned = torch.Generator(), 0
         try: self.seed = self.generator.seed() if seed is None else to_int(seed)
         except TypeError: self.seed = 2**64  # out of range: raises below
         fits = -2**63 <= self.seed < 2**64
@@ -177,8 +177,10 @@ class SeededRandom:
         seed_generator(self.generator, self.seed)
 
     def spawn(self) -> "SeededRandom":
-        "The source of this seed's drafter, with a seed of its own (NumPy's `SeedSequence`)."
-        child = np.random.SeedSequence(self.seed % 2**64, spawn_key=(0,))
+        """The source of this seed's drafter, with a seed of its own (NumPy's `SeedSequence`); each
+        call gives another one."""
+        child = np.random.SeedSequence(self.seed % 2**64, spawn_key=(self.spawned,))
+        self.spawned += 1
         return SeededRandom(int(child.generate_state(1, np.uint64)[0]))
 
     def uniform(self) -> float: # in [0, 1)

@@ -563,8 +563,8 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
     with pytest.raises(InputError, match="Not a GenerationResult"):
         result_from_json(json.dumps({**asdict(example()), name: value}))
 
-DEFAULTS = ("settings", "is_lossless", "batch_invariant", "drafter", "loop", "device", "layout", "plain_factor",
-            "costs", "logprobs", "tokens_before_stop", "fits_grammar", "prompt_reused", "run")
+DEFAULTS = ("settings", "is_lossless", "batch_invariant", "same_text_as_plain", "drafter", "loop", "device", "layout",
+            "plain_factor", "costs", "logprobs", "tokens_before_stop", "fits_grammar", "prompt_reused", "run")
 
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())

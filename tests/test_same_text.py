@@ -226,6 +226,8 @@ def test_a_drawn_draft_has_a_stream_of_its_own():
     numbers = [child.uniform() for _ in range(50)]
     assert numbers == [again.uniform() for _ in range(50)]
     assert not set(numbers) & {rng.uniform() for _ in range(5000)}
+    another = rng.spawn()  # of a second sequence that has the same source: else both draft with the same numbers
+    assert not {another.uniform() for _ in range(50)} & set(numbers)
     assert SeededRandom(-1).spawn().uniform() != SeededRandom(1).spawn().uniform()
     for seed in range(5):
         drawn = text_of(drafters()["model"], seed=seed, draft_sampling=None)
