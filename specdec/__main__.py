@@ -32,9 +32,9 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     "The `specdec` command, and `python -m specdec`."
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupted)
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupted)
         from specdec.cli import main as command
         command()
     except KeyboardInterrupt: leave()

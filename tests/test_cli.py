@@ -1054,7 +1054,7 @@ def test_compare_in_float32(one_load):
     assert first.startswith("── plain decoding ──\n")
     assert all(
         word in second
-        for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "greedy texts")
+        for word in ("tokens", "seconds", "tokens/s", "acceptance rate", "tokens per round", "speed-up", "texts")
     )
     rows = {row[0]: row[1:] for row in table_of(second)}
     assert rows["device"] == ["cpu", "cpu"] and rows["loop"][0] in ("host", "device") and rows["drafter"][1]
@@ -1074,14 +1074,15 @@ def test_compare_in_float32(one_load):
     assert found["texts_identical"] or difference["gap"] < 1e-4, difference
 
 
-def test_compare_of_samples_writes_one_text_unless_what_drafts_may_draw(one_load):
+def test_compare_of_samples_promises_one_text_only_where_it_is_asked_for(one_load):
     words = ["compare", "Hi", "--temperature", "1", "--seed", "3", "--max-new-tokens", "4"]
-    assert "The texts are identical" in run(*words).stdout
+    assert "Two draws from one distribution" in run(*words).stdout
     found = json.loads(run(*words, "--json").stdout)
-    assert found["texts_identical"] is True and found["difference"] is None
-    assert found["plain"]["settings"]["seed"] == found["speculative"]["settings"]["seed"] == 3
-    assert "Two draws from one distribution" in run(*words, "--any-text", "--target", "smollm2", "--draft",
-                                                    "smollm2", "--max-new-tokens", "2").stdout
+    assert found["texts_identical"] is None and found["difference"] is None
+    assert "The texts are identical" in run(*words, "--same-text").stdout
+    found = json.loads(run(*words[:4], "--max-new-tokens", "4", "--same-text", "--json").stdout)  # a seed of its own
+    assert found["texts_identical"] is True
+    assert found["plain"]["settings"]["seed"] == found["speculative"]["settings"]["seed"]
 
 
 def test_where_texts_part_is_explained(one_load):
