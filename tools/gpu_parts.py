@@ -265,22 +265,26 @@ def the_machine(machine: Machine) -> dict:
 
 
 def agree(machine: Machine) -> dict:
-    """Greedy: one text by the host's loop, by the device's step by step, and captured. At temperature 1: the device's
-    loop by equal seeds and another one. (The host draws other numbers, so there only its distribution is the same.)"""
+    """One text by the host's loop, by the device's step by step, and captured: greedy, and at temperature 1 with draft
+    tokens that are certain, where it is the host's plain text of that seed. With drawn ones: equal seeds and another."""
     target = random_llama(machine, TINY, torch.float32)
     prompt, n, found = random_prompt(64, 8), 12 if machine.small else 60, {}
     for name, (drafter, K) in some_drafters(target, random_head(target)).items():
         host = tokens_of(speculate(target, drafter, prompt, SamplingParams(), SeededRandom(0), K, n))
         steps, graphs = DeviceDecoder(target, drafter, graphs=False, ahead=0), DeviceDecoder(target, drafter)
-        def text(decoder: DeviceDecoder, sampling=SAMPLED, seed=1, K=K) -> list[int]:
-            return tokens_of(decoder.speculate(prompt, sampling, seed, K, n))
+        plain = tokens_of(speculate(target, NoDrafter(), prompt, SAMPLED, SeededRandom(1), 1, n))
+        def text(decoder: DeviceDecoder, sampling=SAMPLED, seed=1, K=K, **more) -> list[int]:
+            return tokens_of(decoder.speculate(prompt, sampling, seed, K, n, **more))
         greedy = [text(decoder, SamplingParams()) for decoder in (steps, graphs)]
+        certain = [text(decoder, draft_sampling=SamplingParams()) for decoder in (steps, graphs)]
         found[name] = dict(
             parts_at=[first_difference(host, other) for other in greedy],  # None: equal
+            sampled_parts_at=[first_difference(plain, other) for other in certain],
             captured=next(iter(graphs.loops.values())).is_captured,
             seeded=dict(steps_again=text(steps) == text(steps), graphs_again=text(graphs) == text(graphs),
                         graphs_as_steps=text(graphs) == text(steps), other_seed=text(graphs, seed=2) != text(graphs)))
-    every = [f["parts_at"] == [None, None] and all(f["seeded"].values()) for f in found.values()]
+    same = [None, None]
+    every = [f["parts_at"] == f["sampled_parts_at"] == same and all(f["seeded"].values()) for f in found.values()]
     return dict(drafters=found, all_as_expected=all(every))
 
 
