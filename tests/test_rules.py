@@ -487,3 +487,5 @@ def test_the_default_rule_is_greedy_at_temperature_0_only_and_matches_what_was_c
 def test_a_lenience_from_a_tensor_is_kept_as_a_number():
     rule = LossyLenience(torch.tensor(.5))
     assert type(rule.l) is float and str(rule) == str(LossyLenience(.5))
+    typical = LossyTypical(torch.tensor(.25), torch.tensor(.5))
+    assert [type(typical.epsilon), type(typical.delta)] == [float, float] and str(typical) == str(LossyTypical(.25, .5))
