@@ -86,7 +86,13 @@ from specdec.pair import Pair
 from specdec.profiling import PhaseTimer
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
-from specdec.verify import block_verification, block_weights, speculative_sampling
+from specdec.verify import (
+    block_verification,
+    block_weights,
+    greedy_match,
+    sample_and_match,
+    speculative_sampling,
+)
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
 cuda = pytest.mark.cuda
@@ -182,6 +188,15 @@ def drafters(target, seed=0):
 
 
 # Draws
+
+def test_what_makes_the_text_plain_decodings_on_the_device():
+    warm, greedy = SamplingParams(1.0), SamplingParams()
+    rules = {None: (True, False, True), greedy_match: (True, False, False), sample_and_match: (False, True, True),
+             speculative_sampling: (False, False, False)}
+    for rule, due in rules.items(): # greedy; above it with drawn drafts; with certain ones
+        found = [ops.decides_by_match(rule, *both) for both in ((greedy, greedy), (warm, warm), (warm, greedy))]
+        assert tuple(found) == due
+
 
 def test_an_exponential_sample_draws_in_proportion():
     weights = torch.tensor([3.0, 0, 1, 4])

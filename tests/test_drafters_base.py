@@ -159,6 +159,22 @@ def test_a_right_draft_passes_as_it_is():
     assert ask(Answering(Draft([])), 2, SamplingParams(), SeededRandom(0), 24) == Draft([])
 
 
+def test_likeliest_tokens_are_certain_where_they_were_asked_for():
+    "A one-hot q at temperature 0 says no more than the tokens do; above, and where it isn't one-hot, it is kept."
+    one_hot, other = torch.eye(24)[[3, 5]], torch.full((2, 24), 1 / 24)
+    def q_of(q, temperature):
+        return ask(Answering(Draft([3, 5], q)), 2, SamplingParams(temperature), SeededRandom(0), 24).q
+    assert q_of(one_hot, 0) is None
+    assert q_of(one_hot, 1.0) is one_hot and q_of(other, 0) is other and q_of(other, 1.0) is other
+
+
+def test_the_beginning_of_a_chain_and_of_its_q():
+    q = torch.rand(3, 24)
+    short = Draft([3, 5, 7], q).up_to(2)
+    assert short.tokens == [3, 5] and torch.equal(short.q, q[:2]) and short.parents is None
+    assert Draft([3, 5, 7]).up_to(1) == Draft([3])
+
+
 def test_a_drafter_that_need_not_draft_is_not_asked():
     assert ask(Answering("nonsense"), 0, SamplingParams(), SeededRandom(0), 24) == Draft([])
 
