@@ -266,7 +266,7 @@ def the_machine(machine: Machine) -> dict:
 
 def agree(machine: Machine) -> dict:
     """One text by the host's loop, by the device's step by step, and captured: greedy, and at temperature 1 with draft
-    tokens that are certain, where it is the host's plain text of that seed. With drawn ones: equal seeds and another."""
+    tokens that are certain, where it is the host's plain text of that seed. Drawn ones: equal seeds, and another."""
     target = random_llama(machine, TINY, torch.float32)
     prompt, n, found = random_prompt(64, 8), 12 if machine.small else 60, {}
     for name, (drafter, K) in some_drafters(target, random_head(target)).items():
