@@ -148,7 +148,7 @@ def take_prices(target: CausalLM,
                 size: int = 1,  # sequences that share a forward
                 certain: bool = False, # whether drafts are the drafters' likeliest tokens
                ) -> Prices:
-    "Time some rounds of a batch, about a second."
+    "Time some rounds of a batch: for a second, and at least so many of each length."
     turns, recorder = turns_of(target, hybrid, size), Recorder()
     played, both = hybrid, turns * REPEATS[1]
     if isinstance(hybrid, HybridDrafter):
