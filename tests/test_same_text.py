@@ -63,10 +63,14 @@ def plain(sampling, seed, prompt=tuple(PROMPT)): return text_of(NoDrafter(), sam
 @pytest.mark.parametrize("sampling", WARM)
 @pytest.mark.parametrize("name", ["n-gram", "suffix", "head", "head that stops", "colder", "itself", "model", "hybrid"])
 def test_the_tokens_are_those_of_plain_decoding(name, sampling):
-    "24 configurations of drafter and distribution, each with 3 seeds and 3 lengths of draft (nightly 8): 216 texts."
-    sampling = WARM[sampling]
+    "Eight of the 24 combinations in `make test`: 72 texts. Nightly all of them, with 8 seeds: 576."
+    sampling, accepted = WARM[sampling], 0
     for seed, K in product(range(8 if NIGHTLY else 3), (1, 4, 15)):
-        assert text_of(drafters()[name], sampling, seed, K) == plain(sampling, seed)
+        found = list(speculate(head_target(), drafters()[name], PROMPT, sampling, SeededRandom(seed), K, 40,
+                               draft_sampling=LIKELIEST))
+        assert ids_of(found)[:40] == plain(sampling, seed)
+        accepted += sum(r.accepted for r in found)
+    assert accepted  # else nothing was tried
 
 
 @pytest.mark.parametrize("name", ["tree", "tree of one shape"])
