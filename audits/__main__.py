@@ -1,7 +1,7 @@
 "The same as `specdec audit`."
 import sys
 
-from specdec.cli import main
+from specdec.app.cli import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "audit")

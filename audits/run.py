@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specdec.errors import ModelError, check, require_int
-from specdec.files import first_line
+from specdec.models.files import first_line
 from specdec.models.hub import cache_home
 
 from .engines import ENGINES

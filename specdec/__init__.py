@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
     from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
     from specdec.drafters.head import HeadDrafter
-    from specdec.models.generate import transformers_generate
+    from specdec.app.generate import transformers_generate
     from specdec.models.loading import load
-    from specdec.verify import block_verification
+    from specdec.engine.block import block_verification
     from specdec.lossless.check import check_decoder, check_verify
     from specdec.models.hub import prompts
     from specdec.pair import Pair, load_pair
-    from specdec.registry import PairSpec, get_pair, list_pairs
+    from specdec.app.registry import PairSpec, get_pair, list_pairs
 
 # %% ../nbs/use/08_package.ipynb #e9833e50
 __version__ = "0.1.0"
@@ -41,9 +41,9 @@ _HOMES = {
     "prompts": "models.hub",
     "load": "models.loading",
     "Pair": "pair",
-    "PairSpec": "registry",
-    "list_pairs": "registry",
-    "get_pair": "registry",
+    "PairSpec": "app.registry",
+    "list_pairs": "app.registry",
+    "get_pair": "app.registry",
     "load_pair": "pair",
     "NGramDrafter": "drafters.lookup",
     "ModelDrafter": "drafters.model",
@@ -52,10 +52,10 @@ _HOMES = {
     "AdaptiveDrafter": "drafters.choose",
     "AdaptiveLookahead": "drafters.choose",
     "HeadDrafter": "drafters.head",
-    "block_verification": "verify",
+    "block_verification": "engine.block",
     "check_verify": "lossless.check",
     "check_decoder": "lossless.check",
-    "transformers_generate": "models.generate",
+    "transformers_generate": "app.generate",
 }  # name → the module that defines it
 _all_ = [
     "GenerationResult", "InputError", "ModelError", "NumericalError", "SpecdecError", "prompts",

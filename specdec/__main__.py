@@ -35,7 +35,7 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupted)
-        from specdec.cli import main as command
+        from specdec.app.cli import main as command
         command()
     except KeyboardInterrupt: leave()
     finally: signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is Python's own end

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 
-from .completion import BatchClock, Completion, PairStats, StopChecker
-from .config import Config, PairSection, decoding_of, in_file, read_config
-from .constraints import Grammar, WatchedLM, fits_to_its_end
+from .engine.completion import BatchClock, Completion, PairStats, StopChecker
+from .app.config import Config, PairSection, decoding_of, in_file, read_config
+from .engine.constraints import Grammar, WatchedLM, fits_to_its_end
 from .device.loop import DeviceDecoder
 from .device.ops import decides_by_match
 from .drafters.base import Drafter, DraftsTrees, NoDrafter
@@ -34,18 +34,22 @@ from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
 from .errors import InputError, ModelError, check, require_int
-from .loop import Prefilled, Request, keeps_bits, prefill, serve, speculate_batch
+from .engine.batch import speculate_batch
+from .engine.prefix import Prefilled, prefill
+from .engine.request import Request
+from .loop import serve
+from .models.protocol import is_batch_invariant
 from .models.hub import encode, find_model, pick_device
 from .models.linear import release_workers
 from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed
 from .models.protocol import CausalLM
 from .models.transformers import own_settings
-from specdec.plan import (
+from specdec.engine.plan import (
     METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_bools, make_plan,
 )
-from .profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from .registry import PairSpec, get_pair
+from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
+from .app.registry import PairSpec, get_pair
 from .result import Event, GenerationResult, Round
 from .sampling import SeededRandom
 from .verify import VerifyRule
@@ -494,7 +498,7 @@ class Pair:
             peak_memory_mb=peak,
             drafter=None if settings.plain else drafter_name(plan.drafter),
             loop=plan.loop, device=device_name(self.target.device),
-            batch_invariant=keeps_bits(self.target) and plan.reads_chains,
+            batch_invariant=is_batch_invariant(self.target) and plan.reads_chains,
             layout=self.target.layout, plain_factor=self.target.plain_factor,
             costs=plan.costs_dict(),
             logprobs=odds,

@@ -28,7 +28,7 @@ settings.load_profile(os.environ.get("SPECDEC_TESTS", "ci"))
 @pytest.fixture(scope="session", autouse=True)
 def prices_apart(tmp_path_factory):
     "What tests take of prices is kept in a folder of theirs, not in the user's cache."
-    from specdec import costs
+    from specdec.drafters import costs
     folder = tmp_path_factory.mktemp("prices")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(costs, "cache_home", lambda: folder)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from helpers import examples
 from helpers_bench import record
 from helpers_training import make_target
+from specdec.app.config import lenience_of
 from specdec.bench import run as r
 from specdec.bench.alpha import TwoStates, fit_two_states, tries_of
 from specdec.bench.grid import BenchmarkConfig, Grid, GridPair, ways
 from specdec.bench.report import read_runs
 from specdec.bench.run import Record
-from specdec.config import lenience_of
 from specdec.drafters.lookup import NGramDrafter
+from specdec.engine.synthetic import SyntheticAcceptance
 from specdec.errors import InputError
 from specdec.lossless.check import check_decoder, check_verify
 from specdec.lossless.enumerate import exact_distribution
@@ -26,7 +27,7 @@ from specdec.pair import Pair
 from specdec.result import Round
 from specdec.sampling import SeededRandom
 from specdec.speedup import tokens_per_round
-from specdec.verify import SyntheticAcceptance, is_promised, sample_and_match, speculative_sampling
+from specdec.verify import is_promised, sample_and_match, speculative_sampling
 
 share = st.floats(.02, .98)
 

@@ -6,8 +6,7 @@ import pytest
 
 import specdec
 from helpers_drafters import PayingLookahead, StepLookahead, packable_llama
-from specdec import costs
-from specdec.costs import Prices
+from specdec.drafters import costs
 from specdec.drafters.base import Draft
 from specdec.drafters.choose import (
     MOST,
@@ -21,10 +20,13 @@ from specdec.drafters.choose import (
     play,
 )
 from specdec.drafters.clock import PROBE
+from specdec.drafters.costs import Prices
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, replay
 from specdec.drafters.model import ModelDrafter, ModelState
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request, longest_chain
 from specdec.errors import InputError
-from specdec.loop import Request, longest_chain, serve, speculate
+from specdec.loop import serve, speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     ExactModel,
@@ -35,7 +37,6 @@ from specdec.lossless.proof import (
     sampled,
 )
 from specdec.pair import Pair
-from specdec.profiling import PhaseTimer
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.speedup import best_K
@@ -560,7 +561,7 @@ def test_a_round_length_that_is_neither(tiny, wrong):
 def test_the_word_on_the_command_line():
     import typer
 
-    from specdec.cli import round_length
+    from specdec.app.cli import round_length
     assert round_length("adaptive") == "adaptive" and round_length("7") == 7 and round_length(5) == 5
     for wrong in ("0", "-1", "2.5", "many", ""):
         with pytest.raises(typer.BadParameter, match="adaptive"): round_length(wrong)

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from audits import run as module
 from audits.rules import no_verdict
 from audits.run import AUDITED, audit, audit_row, in_order, kept_verdicts
-from specdec.cli import app
+from specdec.app.cli import app
 from specdec.errors import InputError, ModelError
 
 ROOT = Path(__file__).parents[1]

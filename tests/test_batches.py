@@ -16,8 +16,11 @@ from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
 from specdec.errors import InputError, NumericalError
-from specdec.loop import Request, speculate, speculate_batch
+from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     AsIs,
@@ -31,7 +34,6 @@ from specdec.lossless.proof import (
 from specdec.models.batch import BatchCache, read_batch
 from specdec.models.linear import is_batch_invariant
 from specdec.models.transformers import TransformersLM
-from specdec.profiling import PhaseTimer
 from specdec.sampling import SamplingParams, SeededRandom
 
 exact_rows = pytest.mark.skipif(not is_batch_invariant(CPU, torch.float32), reason="rows depend on their number here")

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import specdec.bench.run as c
+from specdec.app.cli import app
 from specdec.bench.grid import BenchmarkConfig, Cell, Grid
-from specdec.cli import app
 from specdec.errors import InputError
 from specdec.models.hub import fetch
 

@@ -103,8 +103,8 @@ def test_an_unknown_drafter_is_refused_before_anything_is_loaded():
 def test_the_command_repeats_the_settings():
     from typer.testing import CliRunner
 
+    from specdec.app.cli import app
     from specdec.bench import peers
-    from specdec.cli import app
     config, seen = (
         DraftersConfig(
             drafters=("suffix", "head"), Ks=(2, 5), temperatures=(0.0, 0.7), prompts=3, held_out=2, max_new_tokens=9,

@@ -5,9 +5,9 @@ from itertools import chain, product
 import pytest
 from pydantic import ValidationError
 
+from specdec.app.registry import PAIRS, get_pair
 from specdec.bench.grid import BenchmarkConfig, Grid, cells, grid_schema, read_grid
 from specdec.errors import InputError
-from specdec.registry import PAIRS, get_pair
 
 RUN = dict(pair="smollm2", method="suffix", K=4, temperature=0.0, max_new_tokens=8, domain="code", prompt="code_000",
            seed=0, repeat=0, dtype="float32", device="cpu", threads=1)

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from helpers_hub import hub
 from helpers_hub import tokenizer as tokenizer_like
+from specdec.app.cli import app
 from specdec.bench import prompts as module
 from specdec.bench.prompts import PromptDataset, prompt_statistics, save_prompts, token_counts
-from specdec.cli import app
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import Prompt, find_tokenizer, load_tokenizer, prompts
 

@@ -13,7 +13,7 @@ from specdec.bench.methods import Parted
 from specdec.bench.report import report_on
 from specdec.bench.run import Record, Records, moment, read_records, run_figures
 from specdec.errors import InputError
-from specdec.files import locked
+from specdec.models.files import locked
 from specdec.result import GenerationResult, Round
 
 CONFIG = BenchmarkConfig(pair="smollm2", method="suffix", K=4, temperature=0, max_new_tokens=3, domain="code",

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from helpers import on_a_disk_of
 from helpers_bench import grid, record, write
 from helpers_site import Visit
+from specdec.app.cli import app
 from specdec.bench import report
 from specdec.bench.report import Section, changes, compare_reports, parted_table, read_runs, rendered, report_on, study
 from specdec.bench.run import check_installed, read_records
-from specdec.cli import app
 from specdec.errors import InputError, ModelError
 
 SMALL = dict(prompts=5, methods=("suffix", "head"), Ks=(1, 4), dtypes=("float32",))

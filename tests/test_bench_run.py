@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from helpers import on_a_disk_of
 from helpers_training import make_target
+from specdec.app.cli import app
+from specdec.app.registry import get_pair
 from specdec.bench import run as r
 from specdec.bench.grid import Grid, GridPair, cells, read_grid
 from specdec.bench.run import Record, Records, read_records
-from specdec.cli import app
 from specdec.drafters.clock import Clock
 from specdec.errors import InputError, ModelError
-from specdec.registry import get_pair
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 
 from helpers import on_a_disk_of
-from specdec import costs
 from specdec.bench import run as r
 from specdec.bench.grid import interleaved
 from specdec.bench.peers import closing, paired_ratios, run_table, spread_of, summarise
 from specdec.bench.prompts import first_prompts
+from specdec.drafters import costs
 from specdec.errors import InputError
-from specdec.files import GrowingFile
+from specdec.models.files import GrowingFile
 from specdec.models.hub import prompts
 
 

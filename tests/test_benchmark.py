@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from helpers_hub import write_gguf
+from specdec.app.cli import ExitCode, app
+from specdec.app.registry import PairSpec
 from specdec.bench import methods as m
 from specdec.bench import peers as b
 from specdec.bench import run as r
@@ -18,11 +20,9 @@ from specdec.bench.methods import llamacpp_missing
 from specdec.bench.report import read_runs
 from specdec.bench.run import environment
 from specdec.cache import cache_bytes
-from specdec.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import fetch, load_tokenizer
 from specdec.models.loading import load
-from specdec.registry import PairSpec
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
 THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp

@@ -7,21 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.engine.block import block_residual, block_verification, block_weights
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.check import check_verify
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import Language, language_pairs, round_error, sampled, sure
 from specdec.sampling import SeededRandom
-from specdec.verify import (
-    acceptance_probability,
-    block_residual,
-    block_verification,
-    block_weights,
-    delta,
-    greedy_match,
-    residual,
-    speculative_sampling,
-)
+from specdec.verify import acceptance_probability, delta, greedy_match, residual, speculative_sampling
 
 SIZES = ((1, 4), (2, 3), (3, 2), (3, 3), (4, 2))
 P, Q = (np.stack([np.array([F(n, 3) for n in row], dtype=object)] * 5) for row in ((1, 2), (2, 1)))  # of the paper

@@ -20,7 +20,7 @@ from families import (
     tokens,
 )
 from helpers import on_a_disk_of
-from specdec.cli import export_original
+from specdec.app.cli import export_original
 from specdec.errors import ModelError
 from specdec.models.checkpoint import Checkpoint, StoredRows, finer_numbers
 from specdec.models.gguf import planned

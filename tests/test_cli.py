@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import specdec
-from specdec import answers, cli, errors, registry
+from specdec import errors
 from specdec import pair as pairs
-from specdec.cli import ExitCode, app
+from specdec.app import answers, cli, registry
+from specdec.app.cli import ExitCode, app
 from specdec.drafters.load import shipped
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
@@ -220,7 +221,7 @@ def test_help_lists_the_doctor_before_what_takes_long():
 def test_help_loads_nothing_heavy():
     code = """import sys
 from typer.testing import CliRunner
-from specdec.cli import app
+from specdec.app.cli import app
 assert CliRunner().invoke(app, ["compare", "-h"]).exit_code == 0
 assert CliRunner().invoke(app, ["generate", "x", "-K", "0"]).exit_code == 2
 print(sorted({"torch", "transformers", "numpy"} & sys.modules.keys()))"""
@@ -640,7 +641,7 @@ def test_standard_output_is_no_file_for_answers(questions):
 
 def test_one_run_at_a_time_writes_into_a_file(no_model, questions, tmp_path):
     "Under any of its names."
-    from specdec.files import growing
+    from specdec.models.files import growing
     out, link, hard = (tmp_path / name for name in ("answers", "link", "hard"))
     link.symlink_to(out)
     with growing(out):
@@ -1372,7 +1373,7 @@ def test_streams_that_are_closed_full_or_gone(line, code, says):
 def test_a_closed_stream_does_not_lend_its_number_to_a_file():
     "What is printed must not end in a file that happens to be opened next."
     code = """import os, sys
-from specdec.cli import replace_closed_streams
+from specdec.app.cli import replace_closed_streams
 replace_closed_streams()
 assert os.open(os.devnull, os.O_RDONLY) > 2
 print("lost", file=sys.stderr)
@@ -1426,14 +1427,14 @@ def test_text_is_utf_8_whatever_the_system_says():
     ("utf-8", "😀 é\n".encode()),
 ])
 def test_what_the_encoding_has_not_got_is_written_as_its_number(encoding, shown):
-    code = "import typer; from specdec import cli; cli.app = lambda: typer.echo('😀 é'); cli.main()"
+    code = "import typer; from specdec.app import cli; cli.app = lambda: typer.echo('😀 é'); cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=PLAIN | {"PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, b"")
 
 
 def test_what_is_no_utf_8_is_known_before_the_work(no_model, tmp_path):
     "A stop string, a prompt, a value of a configuration; the file's name may be what it is."
-    from specdec import files
+    from specdec.models import files
     done = run("generate", "Hi", "--stop", os.fsdecode(b"a\xff"))
     assert done.exit_code == ExitCode.BAD_INPUT and "half a character" in done.stderr and done.stderr.count("\n") == 1
     for text in ('a: "\\ud800"', '"\\udc00": 1', 'a: [{b: "x\\udfff"}]'):

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from helpers import on_a_disk_of
-from specdec.bench.grid import read_grid
-from specdec.cli import app
-from specdec.config import (
+from specdec.app.cli import app
+from specdec.app.config import (
     ELSEWHERE,
     NOTES,
     Config,
@@ -26,10 +25,11 @@ from specdec.config import (
     read_config,
     save_config,
 )
+from specdec.bench.grid import read_grid
+from specdec.engine.lossy import LossyLenience
 from specdec.errors import InputError, ModelError
-from specdec.files import parse_yaml, toml_lines
+from specdec.models.files import parse_yaml, toml_lines
 from specdec.pair import Pair
-from specdec.verify import LossyLenience
 
 FULL = Config(
     pair=PairSection(target="org/large", draft="org/small", draft_dtype="int4", device="cpu", dtype="float32"),

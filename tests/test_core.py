@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from helpers import examples, result_of
-from specdec import errors, profiling, result, sampling
+from specdec import errors, result, sampling
+from specdec.engine import profiling
+from specdec.engine.profiling import PhaseTimer, reset_peak_memory
 from specdec.errors import (
     InputError,
     ModelError,
@@ -32,7 +34,6 @@ from specdec.errors import (
     to_number,
 )
 from specdec.lossless.enumerate import Enumerator
-from specdec.profiling import PhaseTimer, reset_peak_memory
 from specdec.result import (
     STATUS_MEANINGS,
     STATUS_STYLES,
@@ -250,7 +251,7 @@ def test_cuda_phases_are_timed_on_the_device_without_waiting(monkeypatch):
 def test_peak_memory_counts_in_megabytes():
     "In a process of its own, whose peak no earlier test has raised."
     code = (
-        "import numpy; from specdec.profiling import peak_memory_mb as peak; before = peak(); block ="
+        "import numpy; from specdec.engine.profiling import peak_memory_mb as peak; before = peak(); block ="
         " numpy.ones(100_000_000, numpy.uint8); print(peak() - before)"
     )
     grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -259,7 +260,7 @@ def test_peak_memory_counts_in_megabytes():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sets the peak back")
 def test_the_peak_of_memory_is_set_back():
     code = (
-        "import numpy; from specdec.profiling import peak_memory_mb as peak, reset_peak_memory; before = peak()\n"
+        "import numpy\nfrom specdec.engine.profiling import peak_memory_mb as peak, reset_peak_memory\nbefore = peak()\n"
         "block = numpy.ones(100_000_000, numpy.uint8); del block; print(reset_peak_memory(), peak() - before)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -278,7 +279,7 @@ def test_the_peak_of_cuda_is_the_allocators(monkeypatch):
 
 
 def test_core_imports_where_the_system_has_no_resource_module():
-    code = ("import builtins, sys; sys.modules['resource'] = None; from specdec.profiling import peak_memory_mb\n"
+    code = ("import builtins, sys\nsys.modules['resource'] = None\nfrom specdec.engine.profiling import peak_memory_mb\n"
             "def nothing(*args, **kwargs): raise OSError\n"
             "builtins.open = nothing; assert peak_memory_mb() == 0.0")
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -618,7 +619,7 @@ def test_every_status_has_a_look_and_a_meaning(): assert STATUS_STYLES.keys() ==
 
 def test_core_is_light_to_import():
     code = (
-        "import sys, specdec.sampling, specdec.errors, specdec.profiling, specdec.result; "
+        "import sys, specdec.sampling, specdec.errors, specdec.engine.profiling, specdec.result; "
         "assert not {'transformers', 'matplotlib', 'scipy', 'IPython'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,8 +13,10 @@ import torch
 from helpers import tiny as tiny_llama
 from helpers import tool
 from helpers_drafters import packable_llama
-from specdec import costs as module
-from specdec.costs import (
+from specdec.drafters import costs as module
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter
+from specdec.drafters.costs import (
     Prices,
     clock_for,
     frozen_clock,
@@ -26,8 +28,6 @@ from specdec.costs import (
     turns_of,
     write_costs,
 )
-from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import ModelError, NumericalError
@@ -268,7 +268,7 @@ CALL = """
 import random, sys, time
 sys.path.insert(0, "tests")
 from helpers_drafters import packable_llama
-from specdec import costs
+from specdec.drafters import costs
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.model import ModelDrafter

@@ -14,10 +14,13 @@ from specdec.drafters.head import HeadDrafter, fast_head
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.block import block_verification
+from specdec.engine.request import Request
 from specdec.errors import InputError, NumericalError
-from specdec.loop import Request, speculate, speculate_batch
+from specdec.loop import speculate
 from specdec.sampling import SamplingParams, SeededRandom
-from specdec.verify import block_verification, greedy_match, sample_and_match, speculative_sampling
+from specdec.verify import greedy_match, sample_and_match, speculative_sampling
 
 PROMPT, V, NEW = [1, 5, 2, 7, 1, 5, 2, 7, 1, 5], 24, 8
 VALUES = {"NaN": math.nan, "+inf": math.inf, "nothing but -inf": -math.inf}

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
 from helpers_cuda import FakeCuda
-from specdec import plan
 from specdec.cache import CacheFullError
 from specdec.device import loop as device_loop
 from specdec.device import ops
@@ -64,6 +63,9 @@ from specdec.drafters.head import Head, HeadDrafter, head_config
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.drafters.tree import TreeDrafter, best_tree
+from specdec.engine import plan
+from specdec.engine.block import block_verification, block_weights
+from specdec.engine.profiling import PhaseTimer
 from specdec.errors import InputError, ModelError, NumericalError, SpecdecError
 from specdec.loop import speculate
 from specdec.lossless.check import check_verify
@@ -83,16 +85,9 @@ from specdec.models.hub import encode, fetch, load_tokenizer
 from specdec.models.llama import Positions
 from specdec.models.loading import load_model
 from specdec.pair import Pair
-from specdec.profiling import PhaseTimer
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
-from specdec.verify import (
-    block_verification,
-    block_weights,
-    greedy_match,
-    sample_and_match,
-    speculative_sampling,
-)
+from specdec.verify import greedy_match, sample_and_match, speculative_sampling
 
 CPU, ALARM = torch.device("cpu"), 1e-9  # the false-alarm rate of every statistical test here
 cuda = pytest.mark.cuda

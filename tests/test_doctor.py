@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from helpers_cuda import FakeCuda
-from specdec import costs, doctor, profiling, verify
 from specdec import pair as pairs
-from specdec.cli import ExitCode, app
+from specdec import verify
+from specdec.app import doctor
+from specdec.app.cli import ExitCode, app
+from specdec.app.doctor import Findings, ask, examine, report_text
 from specdec.device import ops
-from specdec.doctor import Findings, ask, examine, report_text
+from specdec.drafters import costs
 from specdec.drafters.base import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.engine import profiling
 from specdec.errors import ModelError
 from specdec.models import checkpoint, hub, linear, loading
 
@@ -207,10 +210,10 @@ def test_a_torch_inside_of_its_range(quick, monkeypatch, version):
 def test_libraries_that_cannot_be_imported():
     "In a process of its own, where torch is a file that fails; the other questions aren't asked."
     code = """import sys
-from specdec.cli import main
+from specdec.app.cli import main
 sys.modules["torch"] = None
 sys.argv = ["specdec", "doctor"]
-from specdec.cli import main
+from specdec.app.cli import main
 main()"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == ExitCode.BAD_INPUT and done.stderr.count("\n") == 1, done.stderr
@@ -528,7 +531,7 @@ def test_every_question_may_fail_and_the_rest_is_told(quick, monkeypatch):
 
 
 def test_nothing_heavy_is_imported_with_it():
-    code = "import sys, specdec.doctor; print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
+    code = "import sys, specdec.app.doctor; print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -27,7 +27,7 @@ from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
-from specdec.playground import LiveDrafter
+from specdec.panel.playground import LiveDrafter
 from specdec.sampling import SamplingParams, SeededRandom
 
 
@@ -90,7 +90,7 @@ def test_a_drafter_of_nothing_has_nothing_to_remember():
 def drafter_classes() -> set[type]:
     "All classes of the package that start states, but for the protocol, and the two that are their own state."
     for module in pkgutil.iter_modules(specdec.drafters.__path__, "specdec.drafters."): import_module(module.name)
-    for name in ("constraints", "models.generate", "costs", "playground"): import_module(f"specdec.{name}")
+    for name in ("engine.constraints", "app.generate", "panel.playground"): import_module(f"specdec.{name}")
     modules = [module for name, module in sys.modules.items() if name.startswith("specdec.")]
     found = {thing for module in modules for thing in vars(module).values()
              if inspect.isclass(thing) and thing.__module__.startswith("specdec.") and "start" in vars(thing)
@@ -99,7 +99,8 @@ def drafter_classes() -> set[type]:
 
 
 def test_every_drafter_of_ours_says_what_is_missing_before_its_start():
-    inside = {kind for kind in drafter_classes() if kind.__module__ in ("specdec.lossless.proof", "specdec.costs")}
+    ours = "specdec.lossless.proof", "specdec.drafters.costs"
+    inside = {kind for kind in drafter_classes() if kind.__module__ in ours}
     kinds = drafter_classes() - inside  # the others are for users
     assert {"ModelDrafter", "HeadDrafter", "TreeHybrid", "CandidateDrafter"} <= {kind.__name__ for kind in kinds}
     assert {kind for kind in kinds if not issubclass(kind, DrafterBase)} == set() and len(kinds) >= 9

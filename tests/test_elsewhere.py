@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import specdec
-from specdec import cli
-from specdec.config import Decoding, PairSection
+from specdec.app import cli
+from specdec.app.config import Decoding, PairSection
 from specdec.result import GenerationResult
 
 NOTEBOOK = Path(__file__).parents[1] / "nbs" / "use" / "elsewhere.ipynb"

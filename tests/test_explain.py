@@ -13,12 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import examples
-from specdec.bench import run as bench_run
-from specdec.bench.grid import BenchmarkConfig
-from specdec.bench.run import Record
-from specdec.cli import app
-from specdec.errors import InputError
-from specdec.explain import (
+from specdec.app.cli import app
+from specdec.app.explain import (
     SUSPECTS,
     TERMS,
     Acceptance,
@@ -30,6 +26,10 @@ from specdec.explain import (
     read_acceptance,
     whole_K,
 )
+from specdec.bench import run as bench_run
+from specdec.bench.grid import BenchmarkConfig
+from specdec.bench.run import Record
+from specdec.errors import InputError
 from specdec.result import GenerationResult, Round
 from specdec.speedup import tokens_per_round
 

@@ -13,10 +13,11 @@ import torch
 
 from helpers import Untouchable, assert_same_text, tiny
 from helpers_text import talker
-from specdec.constraints import GrammarDrafter, GrammarLM, JSONSchema, Regex
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.engine.block import block_verification
+from specdec.engine.constraints import GrammarDrafter, GrammarLM, JSONSchema, Regex
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.lossless.proof import (
@@ -29,7 +30,6 @@ from specdec.lossless.proof import (
 )
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
-from specdec.verify import block_verification
 
 END = frozenset({2})
 SCHEMA = {
@@ -286,5 +286,5 @@ def test_a_result_says_its_grammar_and_a_file_cannot_hold_it():
     result = pair.generate("Hello", max_new_tokens=2, grammar=Regex("a+"))
     assert result.settings["grammar"] == "Regex(pattern='a+')" and result.finish_reason == "length"
     assert "grammar" not in pair.generate("Hello", max_new_tokens=2).settings
-    from specdec.config import decoding_of
+    from specdec.app.config import decoding_of
     with pytest.raises(InputError, match="grammar can't be kept in a file"): decoding_of(result.settings)

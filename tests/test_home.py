@@ -59,7 +59,7 @@ def test_a_notebook_lets_go_under_nbdev_test_alone(badges, shell, monkeypatch, t
     "Of what it named, of what refers to itself, and of what our functions remember."
     if not tested: monkeypatch.delenv("IN_TEST")
     ours, others = (cache(lambda x: x) for _ in range(2))
-    ours.__module__ = "specdec.costs"
+    ours.__module__ = "specdec.drafters.costs"
     for function in (ours, others): function(1)
     gc.disable()  # else the collector might come by on its own
     try:

@@ -109,7 +109,7 @@ def test_an_import_upwards_is_seen(copy):
 @pytest.mark.parametrize("module, imported, contract", [
     ("minimal", "sampling", "imports go one way"),
     ("loop", "lossless.proof", "nothing that decodes imports the proofs, the training or the benchmarks"),
-    ("doctor", "train.data", "only the command line and the benchmarks import the training"),
+    ("app.doctor", "train.data", "only the command line and the benchmarks import the training"),
 ])
 def test_what_must_not_be_imported_is_seen(module, imported, contract, copy):
     "Negative controls of the contracts, each broken by one line."

@@ -9,9 +9,8 @@ import torch
 from helpers import Untouchable, tiny
 from helpers_drafters import PayingLookahead, StepLookahead, check_sequences_apart, random_head, random_target, read
 from helpers_text import TOKENIZER, talker
-from specdec import costs as module
 from specdec import pair as pairs
-from specdec.costs import Prices
+from specdec.drafters import costs as module
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import (
     AdaptiveDrafter,
@@ -19,6 +18,7 @@ from specdec.drafters.choose import (
     HybridDrafter,
     TreeHybrid,
 )
+from specdec.drafters.costs import Prices
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from helpers_live import ENGINE
 from helpers_site import Visit
-from specdec.live_server import serve_live
+from specdec.app.live_server import serve_live
 
 ROOT = Path(__file__).parents[1]
 WORKER = (ROOT / "tests" / "data" / "live_worker.js").read_text(encoding="utf-8")

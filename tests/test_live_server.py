@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load, load_file
 
 from helpers import tool
-from specdec import live_server
+from specdec.app import live_server
+from specdec.app.live_server import HEAD, LISTING, PART, REFUSED, content, open_live, serve_live, weights, write_weights
 from specdec.errors import InputError, ModelError
-from specdec.live_server import HEAD, LISTING, PART, REFUSED, content, open_live, serve_live, weights, write_weights
 from specdec.lossless.check import is_local, practice_server
 from specdec.lossless.proof import target_distribution
 from specdec.models.hub import GGUF_SHA256

@@ -7,8 +7,8 @@ import torch
 
 from helpers import Untouchable, tiny
 from helpers_text import talker
-from specdec.constraints import WatchedLM
 from specdec.drafters.base import NoDrafter
+from specdec.engine.constraints import WatchedLM
 from specdec.errors import InputError
 from specdec.pair import Pair
 from specdec.result import GenerationResult

@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 
 from helpers import examples, on_a_disk_of
 from helpers_hub import write_gguf
-from specdec import files
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError, ModelError
-from specdec.files import locked
-from specdec.models import hub
+from specdec.models import files, hub
+from specdec.models.files import locked
 from specdec.models.gguf import cut_of
 from specdec.models.hub import (
     FOUR_BITS,
@@ -195,7 +194,7 @@ def test_ctrl_c_leaves_nothing(converter):
 KILLED = """
 import os, signal
 from pathlib import Path
-from specdec import files
+from specdec.models import files
 from specdec.models import hub
 from specdec.models.gguf import cut_of
 def dequantise(gguf, folder):

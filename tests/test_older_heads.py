@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import specdec
 from helpers_drafters import CPU, DRAFT, random_head, random_target
 from helpers_hub import tokenizer
-from specdec import cli
+from specdec.app import cli
 from specdec.drafters.head import load_head, save_head
 from specdec.drafters.load import find_drafter, load_drafter, shipped
 from specdec.errors import InputError, ModelError

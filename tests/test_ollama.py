@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from specdec import ollama
-from specdec.cli import app
+from specdec.app import ollama
+from specdec.app.cli import app
+from specdec.app.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 from specdec.errors import InputError, ModelError
 from specdec.lossless import check
-from specdec.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 
 
 @contextmanager

@@ -25,29 +25,24 @@ from hypothesis import strategies as st
 from helpers import Failing, Untouchable, assert_same_text, examples, greedy, tiny, workers_kept
 from helpers_text import TOKENIZER, V, talker
 from specdec import pair as pairs
-from specdec.completion import PairStats, StopChecker
+from specdec.app.registry import get_pair
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.load import load_drafter, shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.engine.block import block_verification
+from specdec.engine.completion import PairStats, StopChecker
+from specdec.engine.lossy import LossyLenience, LossyTypical
+from specdec.engine.plan import METHODS
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.models.hub import prompts
 from specdec.models.loading import load
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair, load_pair
-from specdec.plan import METHODS
-from specdec.registry import get_pair
 from specdec.result import GenerationResult, statuses
-from specdec.verify import (
-    LossyLenience,
-    LossyTypical,
-    block_verification,
-    greedy_match,
-    sample_and_match,
-    speculative_sampling,
-)
+from specdec.verify import greedy_match, sample_and_match, speculative_sampling
 
 
 def decode(ids) -> str: return TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

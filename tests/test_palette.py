@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers import tool
-from specdec.palette import LOOKS, STATUSES, bar, line, style_sheet
+from specdec.panel.palette import LOOKS, STATUSES, bar, line, style_sheet
 from specdec.result import STATUS_MEANINGS, STATUS_STYLES
 
 NBS = Path(__file__).parents[1] / "nbs"

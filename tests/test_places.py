@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from helpers_training import CPU, V, make_data, make_target, settings
-from specdec import cli
-from specdec.cli import ExitCode
+from specdec.app import cli
+from specdec.app.cli import ExitCode
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.files import place_for
 from specdec.models import hub
+from specdec.models.files import place_for
 from specdec.models.loading import load_model
 from specdec.train import export
 from specdec.train.data import read_rows
@@ -290,9 +290,9 @@ def test_an_empty_value_is_no_path(words, tmp_path, monkeypatch, no_model_read):
 
 
 def test_what_a_command_wrote_it_may_write_again(tmp_path, monkeypatch):
+    from specdec.app.config import Config, save_config
     from specdec.bench.prompts import is_saved
     from specdec.bench.report import Section, write_report
-    from specdec.config import Config, save_config
     from specdec.models.gguf import gguf_path
     for _ in range(2): write_report("a", [Section("b", ["c"])], tmp_path)
     for _ in range(2): assert run("prompts", "--source", "quick", "--out", tmp_path / "p.jsonl").exit_code == 0

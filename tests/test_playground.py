@@ -11,7 +11,7 @@ import torch
 
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
-from specdec import playground
+from specdec.app.registry import PairSpec
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import COST, MOST, HybridDrafter, adaptive
 from specdec.drafters.lookup import NGramDrafter
@@ -19,8 +19,9 @@ from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.pair import Pair
-from specdec.palette import LOOKS
-from specdec.playground import (
+from specdec.panel import playground
+from specdec.panel.palette import LOOKS
+from specdec.panel.playground import (
     K_MAX,
     PLAIN,
     Engine,
@@ -52,7 +53,6 @@ from specdec.playground import (
     typical_seconds,
     visible,
 )
-from specdec.registry import PairSpec
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.speedup import tokens_per_round, walltime_factor

@@ -12,19 +12,22 @@ from helpers import CPU, greedy, ids_of, tiny
 from helpers_drafters import Noting, random_head, random_target
 from helpers_text import talker
 from specdec.cache import CacheFullError
-from specdec.constraints import GrammarLM, WatchedLM
-from specdec.drafters.base import DraftPrefix, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import BLOCK, DraftPrefix, NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, quantised
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.constraints import GrammarLM, WatchedLM
+from specdec.engine.prefix import prefill, score
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
 from specdec.errors import InputError
-from specdec.loop import BLOCK, Request, prefill, score, serve, speculate, speculate_batch
+from specdec.loop import serve, speculate
 from specdec.models.linear import is_batch_invariant
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair
-from specdec.profiling import PhaseTimer
 from specdec.sampling import SamplingParams, SeededRandom
 
 exact_rows = pytest.mark.skipif(not is_batch_invariant(CPU, torch.float32), reason="rows depend on their number here")

@@ -25,7 +25,7 @@ import json, sys
 from pathlib import Path
 import torch
 from families import CPU, FAMILIES, random_model, tokens
-from specdec.doctor import distribution_error
+from specdec.app.doctor import distribution_error
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import SpecdecError

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig, Qwen3Config
 
-import specdec.profiling as profiling
+import specdec.engine.profiling as profiling
 from helpers import examples
 from specdec.drafters.lookup import NGramDrafter
-from specdec.errors import InputError, ModelError
-from specdec.loop import speculate
-from specdec.models.transformers import TransformersLM, cache_argument
-from specdec.profiling import (
+from specdec.engine.profiling import (
     MemoryMeter,
     PhaseTimer,
     Roofline,
@@ -37,6 +34,9 @@ from specdec.profiling import (
     synchronized_time,
     weight_bytes_read,
 )
+from specdec.errors import InputError, ModelError
+from specdec.loop import speculate
+from specdec.models.transformers import TransformersLM, cache_argument
 from specdec.sampling import SamplingParams, SeededRandom
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def library(config):
 def test_fastest_takes_the_shortest_and_does_not_time_the_first(monkeypatch):
     clock, calls = [0.0], []
     durations = iter([0.1, 5.0, 2.0, 3.0])  # the first is the shortest, but it is the warm-up
-    monkeypatch.setattr("specdec.profiling.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("specdec.engine.profiling.time.perf_counter", lambda: clock[0])
     def work():
         calls.append(1)
         clock[0] += next(durations)
@@ -246,7 +246,7 @@ def test_the_peak_is_set_back():
 
 PHASES = """
 import json, torch
-from specdec.profiling import MemoryMeter
+from specdec.engine.profiling import MemoryMeter
 meter = MemoryMeter()
 for name, size in [("large", 80_000_000), ("small", 20_000_000), ("large", 1_000_000)]:
     with meter.phase(name): block = torch.ones(size, dtype=torch.uint8)

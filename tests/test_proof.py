@@ -18,8 +18,9 @@ from helpers import examples
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
+from specdec.engine.batch import speculate_batch
 from specdec.errors import InputError
-from specdec.loop import speculate, speculate_batch
+from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     SIZES,

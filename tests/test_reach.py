@@ -12,17 +12,17 @@ from typer.testing import CliRunner
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec import costs
-from specdec.constraints import JSONSchema, Regex, WatchedLM
-from specdec.costs import Prices
 from specdec.device.drafters import LONGEST_DRAFT
 from specdec.device.loop import DeviceDecoder
+from specdec.drafters import costs
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import MOST, AdaptiveDrafter, HybridDrafter, TreeHybrid
+from specdec.drafters.costs import Prices
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.constraints import JSONSchema, Regex, WatchedLM
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.pair import Pair
@@ -317,7 +317,7 @@ def test_any_pattern_is_one_or_is_refused(pattern):
     (b"\xff\xfe\xff", "no JSON"), (b"", "no JSON"), (b" " * 10_000_001, "more than 10 MB"),
 ], ids=["deep", "deep dict", "5000 digits", "30 digits", "surrogate", "nan", "no text", "empty", "large"])
 def test_a_schema_file_that_cannot_be_is_one_line_and_exit_2(held, said, tmp_path):
-    from specdec.cli import app
+    from specdec.app.cli import app
     file = tmp_path / "schema.json"
     file.write_bytes(held)
     result = CliRunner().invoke(app, ["generate", "Hello", "--json-schema", str(file)])

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from specdec.app.cli import ExitCode, app
 from specdec.bench import peers as benchmark
-from specdec.cli import ExitCode, app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -13,13 +13,14 @@ from transformers import LlamaConfig
 import specdec.models.transformers as home
 from families import OTHERS, SMALL, STATES, V, check_interface, difference, random_model, tokens
 from specdec.cache import CacheFullError, KVCache
-from specdec.costs import take_prices
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.costs import take_prices
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.engine.prefix import prefill
 from specdec.errors import InputError, ModelError
-from specdec.loop import prefill, speculate
+from specdec.loop import speculate
 from specdec.lossless.check import check_decoder
 from specdec.lossless.proof import (
     AsIs,

@@ -9,14 +9,9 @@ from typer.testing import CliRunner
 
 from helpers import tiny
 from helpers_hub import hub, tiny_copy
-from specdec.cli import app
-from specdec.config import Config, Decoding, PairSection, config_schema, save_config
-from specdec.drafters.head import HeadDrafter, init_from_target, save_head
-from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
-from specdec.errors import InputError, ModelError
-from specdec.models.loading import load, load_model, memory_needed
-from specdec.pair import Pair, load_pair
-from specdec.registry import (
+from specdec.app.cli import app
+from specdec.app.config import Config, Decoding, PairSection, config_schema, save_config
+from specdec.app.registry import (
     _SHAPE_ONLY,
     MODELS,
     PAIRS,
@@ -32,7 +27,13 @@ from specdec.registry import (
     too_large,
     weights_mb,
 )
-from specdec.verify import LossyLenience, greedy_match
+from specdec.drafters.head import HeadDrafter, init_from_target, save_head
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.engine.lossy import LossyLenience
+from specdec.errors import InputError, ModelError
+from specdec.models.loading import load, load_model, memory_needed
+from specdec.pair import Pair, load_pair
+from specdec.verify import greedy_match
 
 ON_THE_HUB = {name: spec for name, spec in PAIRS.items() if spec.target != "smollm2"}
 

@@ -6,8 +6,9 @@ import torch
 from helpers import Untouchable
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import AdaptiveLookahead
+from specdec.engine.request import check_request, token_ids
 from specdec.errors import InputError
-from specdec.loop import check_request, speculate, token_ids
+from specdec.loop import speculate
 from specdec.sampling import SamplingParams, SeededRandom
 
 

@@ -15,19 +15,16 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from helpers import examples
+from specdec.engine.lossy import LossyLenience, LossyTypical, distribution_of_token, entropy
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.check import check_verify
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import language_pairs, one_round, round_error, sampled, sure
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import (
-    LossyLenience,
-    LossyTypical,
     acceptance_probability,
     default_rule,
     delta,
-    distribution_of_token,
-    entropy,
     greedy_match,
     is_promised,
     promises,

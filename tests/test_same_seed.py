@@ -8,7 +8,7 @@ import pytest
 
 from helpers_drafters import StepLookahead, random_head, random_target
 from helpers_text import talker
-from specdec import costs as costs_module
+from specdec.drafters import costs as costs_module
 from specdec.drafters.base import Draft, TemperatureScaledDrafter
 from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter, TreeHybrid
 from specdec.drafters.head import HeadDrafter
@@ -16,9 +16,9 @@ from specdec.drafters.load import best_drafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.plan import is_best_certain
 from specdec.models.loading import load
 from specdec.pair import Pair
-from specdec.plan import is_best_certain
 
 PROMPTS = ["red green blue red green", [1, 2, 3, 1, 2, 3, 1], "one two one two one"]
 

@@ -16,8 +16,10 @@ from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.translate import TokenIntersectionDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.request import Request
 from specdec.errors import InputError
-from specdec.loop import Request, speculate, speculate_batch
+from specdec.loop import speculate
 from specdec.models.hub import encode, prompts
 from specdec.models.loading import load
 from specdec.pair import Pair

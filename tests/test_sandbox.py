@@ -17,13 +17,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from helpers import examples
 from helpers_text import talker
-from specdec import sandbox
 from specdec.drafters.base import NoDrafter
 from specdec.errors import InputError, ModelError
-from specdec.models import hub
+from specdec.models import hub, sandbox
 from specdec.models.hub import chat_text, encode, load_tokenizer
+from specdec.models.sandbox import Ended, Refused, end_child, run_apart
 from specdec.pair import Pair
-from specdec.sandbox import Ended, Refused, end_child, run_apart
 from specdec.train.data import answer_marks, chat_prefix
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A 🦙 <|end|> é"},
@@ -205,7 +204,7 @@ def test_another_process_has_a_child_of_its_own(method):
 
 ORPHAN = """
 import os, sys, threading, time
-from specdec import sandbox
+from specdec.models import sandbox
 def loop(): sandbox.run_apart("template", 3.0, 256, source="{{ 9**(9**9) }}", values={}, characters=9)
 threading.Thread(target=loop, daemon=True).start()
 while sandbox._child is None: time.sleep(.01)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from specdec.cli import ExitCode, app
+from specdec.app.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.lossless import check as module
 from specdec.lossless.check import (

@@ -351,7 +351,7 @@ def test_a_name_that_several_modules_define_leads_to_the_right_one():
                                 ("p.c", {"f": "p.b"}, "[`f`](https://x.org/b.html#f)"),
                                 ("p.a", {"f": "p.b"}, "[`f`](https://x.org/a.html#f)")):
         assert site.disambiguated(text, module, shared, public) == led + text.removeprefix("[`f`](https://x.org/a.html#f)")
-    link = "[source](https://github.com/s/s/blob/main/specdec/cli.py#L499)"
+    link = "[source](https://github.com/s/s/blob/main/specdec/app/cli.py#L499)"
     found = re.fullmatch(r"\[source\]\(https://github.com/s/s/blob/main/specdec/minimal.py#L(\d+)\)",
                          site.source_link(link, "generate", "minimal"))
     minimal = importlib.import_module("specdec.minimal")

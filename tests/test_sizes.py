@@ -22,9 +22,9 @@ from helpers_hub import write_gguf
 from specdec.drafters.head import load_head, save_head
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError
-from specdec.files import locked
 from specdec.models import hub
 from specdec.models.checkpoint import Checkpoint
+from specdec.models.files import locked
 from specdec.models.hub import all_or_nothing, check_gguf_sizes, find_model, load_transformers, sweep
 from specdec.models.loading import load_model, memory_needed
 
@@ -104,7 +104,7 @@ def test_layers_that_no_tensor_stands_for(key, kind, size, folders):
                     lambda: load_transformers(folder, CPU, torch.float32), lambda: hub.load_tokenizer(folder),
                     lambda: memory_needed(folder)):
             with within(3), pytest.raises(ModelError, match=f"{key} {size}, which no model has"): use()
-        from specdec.cli import app
+        from specdec.app.cli import app
         done = CliRunner().invoke(app, ["generate", "Hi", "--target", str(folder)])
         assert done.exit_code == 2 and key in done.output and "Traceback" not in done.output
     finally: (folder / "config.json").write_text(honest)

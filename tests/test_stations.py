@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from helpers_drafters import random_head, random_target, read
-from specdec import cli
+from specdec.app import cli
 from specdec.bench.methods import llamacpp_missing
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.head import FastHead, HeadDrafter, HeadState, load_head, save_head

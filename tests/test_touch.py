@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import tool
-from specdec import touch
 from specdec.errors import InputError
 from specdec.lossless.enumerate import exact_distribution
-from specdec.speedup import tokens_per_round
-from specdec.touch import (
+from specdec.panel import touch
+from specdec.panel.touch import (
     PLACES,
     RULES,
     Course,
@@ -31,6 +30,7 @@ from specdec.touch import (
     total_variation,
     touch_law,
 )
+from specdec.speedup import tokens_per_round
 from specdec.verify import speculative_sampling
 
 NBS = Path(__file__).parents[1] / "nbs"

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from helpers_site import Visit
-from specdec.touch import (
+from specdec.panel.touch import (
     PLACES,
     RULES,
     Course,

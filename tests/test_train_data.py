@@ -9,7 +9,7 @@ from scipy import stats
 
 from helpers import on_a_disk_of, tool
 from helpers_training import CPU, V, make_data, make_target
-from specdec.answers import read_prompts
+from specdec.app.answers import read_prompts
 from specdec.bench.prompts import packaged
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import load_tokenizer, prompts

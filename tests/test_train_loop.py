@@ -12,7 +12,7 @@ from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings
 from specdec.drafters.head import HeadDrafter
 from specdec.errors import InputError, ModelError
-from specdec.files import written_whole
+from specdec.models.files import written_whole
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.train.data import claim, read_rows, split_rows

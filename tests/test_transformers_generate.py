@@ -20,13 +20,13 @@ from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 import specdec
-import specdec.models.generate as home
+import specdec.app.generate as home
 from families import FAMILIES, OTHERS, SMALL, V, random_model
+from specdec.app.generate import CandidateDrafter, CandidateState, drafter_of, process, remembers
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.errors import InputError, ModelError
 from specdec.lossless.enumerate import exact_distribution
-from specdec.models.generate import CandidateDrafter, CandidateState, drafter_of, process, remembers
 from specdec.models.transformers import TransformersLM, cache_argument
 from specdec.sampling import SamplingParams, SeededRandom
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers import Untouchable, assert_same_text, examples, greedy, tiny
 from helpers_drafters import Noting, check_sequences_apart
 from helpers_text import TOKENIZER, V, talker
-from specdec.drafters.base import Draft
+from specdec.drafters.base import BLOCK, Draft
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.translate import (
     IntersectionState,
@@ -33,8 +33,9 @@ from specdec.drafters.translate import (
     shared_tokens,
     text_of,
 )
+from specdec.engine.prefix import prefill
 from specdec.errors import InputError, ModelError, NumericalError
-from specdec.loop import BLOCK, prefill, speculate
+from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
 from specdec.models.linear import is_batch_invariant

@@ -7,8 +7,7 @@ import torch
 
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
-from specdec import costs as costs_module
-from specdec.costs import Prices, clock_for, frozen_clock, show, tree_level
+from specdec.drafters import costs as costs_module
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter, WrapperDrafter
 from specdec.drafters.choose import (
     CHANCES,
@@ -21,15 +20,16 @@ from specdec.drafters.choose import (
     paying_shape,
     paying_tree,
 )
+from specdec.drafters.costs import Prices, clock_for, frozen_clock, show, tree_level
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.plan import check_settings
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.pair import Pair
-from specdec.plan import check_settings
 from specdec.sampling import SamplingParams, SeededRandom
 
 FLAT, STEEP = (1.0,) * 16, tuple(1 + n for n in range(1, 17))

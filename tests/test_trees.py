@@ -12,18 +12,18 @@ from helpers_drafters import random_head, random_target
 from specdec.cache import KVCache
 from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
-from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter, walk
 from specdec.drafters.choose import paying_shape
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree
+from specdec.engine.request import Request
 from specdec.errors import InputError
-from specdec.loop import Request, decide, speculate
+from specdec.loop import decide, speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.models.batch import ancestry, keep_rows, places, read_tree
 from specdec.models.linear import FEW
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
-from specdec.verify import walk
 
 PROMPT = [1, 5, 2, 7]
 BUSH = Draft([3, 9, 4, 3, 10, 9, 3], parents=[-1, -1, 0, 0, 1, 3, 4])  # two trunks; the same token in several places

@@ -182,7 +182,7 @@ def drafter(name: str, target, model: str, dtype: str):
 
 def grammar(name: str):
     "What a text must fit."
-    from specdec.constraints import JSONSchema, Regex
+    from specdec.engine.constraints import JSONSchema, Regex
     if name == "regex": return Regex("(the (cat|mat) (and|on) )+the end\\.")
     return JSONSchema({
         "type": "object", "additionalProperties": False, "required": ["kind", "n"],

@@ -11,7 +11,7 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from specdec.palette import LOOKS
+from specdec.panel.palette import LOOKS
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEIGHT = 1200, 630  # what those who show such pictures ask for

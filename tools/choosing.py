@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from specdec.bench.prompts import first_prompts
-from specdec.costs import processor_name
-from specdec.files import write_json
+from specdec.drafters.costs import processor_name
+from specdec.models.files import write_json
 from specdec.models.hub import prompts
 from specdec.models.loading import load
 from specdec.pair import Pair, best_drafter

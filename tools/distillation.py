@@ -115,7 +115,7 @@ CHANGES = {  # name: what differs from the first: settings, or what is put in pl
 
 def store(part: str, content) -> None:
     "Replace one part of the file."
-    from specdec.files import write_json
+    from specdec.models.files import write_json
     whole = json.loads(DATA.read_text()) if DATA.exists() else {}
     DATA.parent.mkdir(exist_ok=True)
     write_json(DATA, whole | {part: content})

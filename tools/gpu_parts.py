@@ -28,7 +28,7 @@ import transformers
 from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.answers import first_difference
+from specdec.app.answers import first_difference
 from specdec.device.drafters import HeadOnDevice
 from specdec.device.graphs import captured, count_synchronisations, is_capturable
 from specdec.device.loop import DeviceDecoder, DeviceLoop, compile_layers
@@ -40,6 +40,7 @@ from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.engine.profiling import PhaseTimer, floor_seconds, matrix_rate, memory_bandwidth, synchronized_time
 from specdec.errors import ModelError
 from specdec.loop import speculate
 from specdec.models.batch import BatchCache, _PaddedBatch
@@ -47,7 +48,6 @@ from specdec.models.hub import encode, fetch, find_model, load_tokenizer, load_t
 from specdec.models.linear import GROUP, Int4Linear
 from specdec.models.llama import Llama
 from specdec.models.loading import load_model
-from specdec.profiling import PhaseTimer, floor_seconds, matrix_rate, memory_bandwidth, synchronized_time
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.speedup import tokens_per_round, walltime_factor
 

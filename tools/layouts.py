@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from specdec.costs import processor_name
+from specdec.drafters.costs import processor_name
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.linear import has_layouts, processor_kind
 from specdec.models.llama import Llama

@@ -3,7 +3,7 @@
 `round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
 `recorded.svg` stands in for the sliders of the recorded runs where no script runs, `touch.svg` for the figure that one
 can touch, and `colab.svg` is the badge that opens a notebook there. `palette` writes the colours of
-`specdec/palette.py` into the site's style sheet.
+`specdec/panel/palette.py` into the site's style sheet.
 """
 import argparse
 import json
@@ -11,7 +11,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from specdec.palette import LOOKS, style_sheet
+from specdec.panel.palette import LOOKS, style_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES, STYLES = ROOT / "nbs" / "images", ROOT / "nbs" / "styles.css"
@@ -215,7 +215,8 @@ def layers() -> dict[str, list[str]]:
 def draw_map(found: dict[str, list[str]]) -> str:
     "A band for each layer, the highest on top, with its modules from left to right; the colour is the sub-package."
     colours = {"": FILL["context"], "models": "#fff2cc", "drafters": FILL["accepted"], "device": "#fde2c8",
-               "lossless": "#cfe2f3", "train": "#ead1dc", "bench": "#e6dcf2"}
+               "lossless": "#cfe2f3", "train": "#ead1dc", "bench": "#e6dcf2", "engine": "#d9ead3", "app": "#fce5cd",
+               "panel": "#d0e0e3"}
     left, wide, body, y = 250, 750, [], 12
     for layer, modules in reversed(found.items()):
         body.append(text(left - 14, y + 22, layer.partition(";")[0], 14, "end", f'fill="{FAINT}"'))
@@ -233,7 +234,7 @@ def draw_map(found: dict[str, list[str]]) -> str:
 
 def draw_touch(throws: int = 10_000) -> str:
     "The first two panels of the figure that one can touch, as it opens and after so many throws."
-    from specdec.touch import PLACES, draw_drag, draw_throw
+    from specdec.panel.touch import PLACES, draw_drag, draw_throw
     place = PLACES["night"]
     panels = [draw_drag(place, place.q), draw_throw(place, place.q, "exact", throws)]
     moved = [panel.replace("<svg ", f'<svg y="{270 * i}" ', 1) for i, panel in enumerate(panels)]

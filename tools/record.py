@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from specdec.app.registry import PAIRS
 from specdec.bench.run import environment
 from specdec.drafters.base import Draft, Drafter, NoDrafter
 from specdec.drafters.lookup import outcome
 from specdec.loop import speculate
 from specdec.models.hub import encode, prompts
 from specdec.pair import Pair, load_pair
-from specdec.playground import RecordingRandom
-from specdec.registry import PAIRS
+from specdec.panel.playground import RecordingRandom
 from specdec.result import Round
 from specdec.sampling import RandomSource, SamplingParams, SeededRandom
 from specdec.verify import VerifyRule, acceptance_probability, delta, greedy_match, residual, speculative_sampling

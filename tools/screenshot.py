@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 OUT = Path(__file__).resolve().parents[1] / "nbs" / "images" / "playground.png"
 LIMIT = 180_000  # ms, for loading the model and for the run
 CELL = {"cell_type": "code", "id": "panel", "metadata": {}, "outputs": [], "execution_count": None,
-        "source": "from specdec.playground import Playground\nPlayground()"}
+        "source": "from specdec.panel.playground import Playground\nPlayground()"}
 NOTEBOOK = {"cells": [CELL], "nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {
     "name": "python3", "display_name": "Python 3", "language": "python"}, "language_info": {"name": "python"}}}
 QUIET = {"fetchNews": "false", "checkForUpdates": False}  # JupyterLab asks no other site

@@ -16,7 +16,7 @@ from specdec.drafters.head import HeadDrafter, load_head, no_other_model, save_h
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import TOKENS_FILE, ModelDrafter
 from specdec.errors import check
-from specdec.files import local_path, place_for
+from specdec.models.files import local_path, place_for
 from specdec.models.hub import all_or_nothing
 from specdec.models.loading import load
 

@@ -45,7 +45,7 @@ from nbdev.serve import proc_nbs
 from smalldocs import config, highlight, layout, markdown, notebook
 from smalldocs.site import Site
 
-from specdec.files import place_for
+from specdec.models.files import place_for
 
 ROOT = Path(__file__).resolve().parents[1]
 KATEX = "site_libs/katex"

@@ -1,13 +1,13 @@
 """Write the data of the page that one can touch: `python tools/touch.py`.
 
-The places are those of `specdec.touch`; the points are the table's lines of four guesses a round, with the run that
-each was measured in.
+The places are those of `specdec.panel.touch`; the points are the table's lines of four guesses a round, with the run
+that each was measured in.
 """
 import json
 from pathlib import Path
 
 from specdec.bench.report import read_runs, study
-from specdec.touch import PLACES
+from specdec.panel.touch import PLACES
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE, OUT = ROOT / "nbs" / "data" / "table.jsonl.gz", ROOT / "nbs" / "data" / "touch.json"

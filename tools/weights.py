@@ -6,7 +6,7 @@ with a list of their digests. The workflow that publishes the site does this; gi
 import argparse
 from pathlib import Path
 
-from specdec.live_server import write_weights
+from specdec.app.live_server import write_weights
 
 
 def main() -> None:

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ..files import fingerprint
+from ..models.files import fingerprint
 from .methods import DRAFTERS, LLAMACPP_MODES, PROBES
 from .prompts import PromptDataset
-from ..config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
+from ..app.config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
 from ..errors import check
 from ..models.hub import STORED, Prompt, pick_device, pick_dtype
-from ..registry import PairSpec, get_pair
+from ..app.registry import PairSpec, get_pair
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
 LLAMACPP = ("llamacpp", *(f"llamacpp-{mode}" for mode in LLAMACPP_MODES if mode != "plain"))

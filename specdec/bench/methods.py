@@ -38,15 +38,15 @@ from ..drafters.load import shipped
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..drafters.model import ModelDrafter, quantised
 from ..errors import InputError, ModelError, check
-from ..files import parse_json
+from ..models.files import parse_json
 from ..models.gguf import export_gguf, export_head, original_gguf
 from ..models.loading import fits_plain, load
 from ..models.hub import find_model, load_transformers, pick_device, pick_dtype, prompts
 from ..pair import Pair
-from ..profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
+from ..engine.profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
 from ..models.llama import Llama
 from ..models.protocol import CausalLM
-from ..registry import PAIRS
+from ..app.registry import PAIRS
 from ..result import GenerationResult
 
 # %% ../../nbs/bench/01_methods.ipynb #ca93ae92

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..files import fingerprint, local_path
+from ..models.files import fingerprint, local_path
 from .grid import BenchmarkConfig, Cell, Grid, GridPair, cells, interleaved
 from .methods import DRAFTERS, LLAMACPP_MODES, PROBES, llamacpp_missing
 from .prompts import first_prompts, packaged
@@ -29,7 +29,7 @@ from ..models.hub import Prompt, encode, pick_device, prompts, sha256
 from ..models.loading import load
 from ..models.protocol import CausalLM
 from ..pair import Pair
-from ..registry import PairSpec
+from ..app.registry import PairSpec
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15
 METHODS = {

@@ -23,8 +23,8 @@ from urllib.request import urlopen
 
 from ..errors import check
 from ..models.hub import Prompt, encode, find_tokenizer, load_tokenizer
-from ..answers import object_of, prompt_of
-from ..files import (
+from ..app.answers import object_of, prompt_of
+from ..models.files import (
     local_path, numbered_lines, parse_json, place_for, split_lines, written_whole)
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e

@@ -30,7 +30,7 @@ from .methods import PROBES
 from .grid import synthetic_rates
 from .run import ParsedRecord, parsed, read_lines
 from ..errors import InputError, ModelError, check
-from ..files import local_path, place_for, read_text, visible, written_whole
+from ..models.files import local_path, place_for, read_text, visible, written_whole
 from ..speedup import tokens_per_round
 
 # %% ../../nbs/bench/09_report.ipynb #f77c723b

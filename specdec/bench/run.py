@@ -38,7 +38,7 @@ from specdec.models.hub import (
     GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
 )
 from ..models.transformers import context_length
-from ..files import GrowingFile, fingerprint, growing, if_full, parse_json
+from ..models.files import GrowingFile, fingerprint, growing, if_full, parse_json
 from specdec.bench.grid import (
     LLAMACPP, BenchmarkConfig, Cell, Grid, cells, drafts_here, synthetic_rates,
 )
@@ -51,16 +51,16 @@ from specdec.bench.methods import (
 from .prompts import prompt_ids
 from ..errors import InputError, ModelError, check, preserve_interrupts
 from ..result import GenerationResult, result_from_data
-from ..costs import code_digest, processor_name
+from ..drafters.costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
 from ..drafters.head import Head, HeadDrafter, head_config, share_embedding
 from ..models.linear import GROUP
 from ..models.loading import load, read_config
 from ..pair import Pair
 from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
-from ..registry import PAIRS, PairSpec
+from ..app.registry import PAIRS, PairSpec
 from ..speedup import draft_cost
-from ..verify import SyntheticAcceptance
+from ..engine.synthetic import SyntheticAcceptance
 from ..models.llama import head_size
 
 # %% ../../nbs/bench/07_run.ipynb #v3rs10n0

@@ -32,10 +32,10 @@ from specdec.device.ops import (
 from ..drafters.base import Drafter
 from ..errors import NumericalError, SpecdecError, check, require_int
 from ..cache import KVCache
-from ..files import first_line
-from ..profiling import PhaseTimer
+from ..models.files import first_line
+from ..engine.profiling import PhaseTimer
 from ..verify import VerifyRule
-from ..loop import check_request, token_ids
+from ..engine.request import check_request, token_ids
 from ..result import Round
 from ..models.llama import Llama, Positions
 
@@ -329,7 +329,7 @@ def walk_on_device(tree: DeviceDraft, sees: Tensor, # of `ancestors`
                    target_tokens: Tensor, # the target's token behind each row, [K + 1]
                    logits: Tensor,        # the target's, for the report, [K + 1, V]
                   ) -> Decided:
-    """`specdec.verify.walk`: the path as a chain, reported with the draft token after it
+    """`specdec.drafters.base.walk`: the path as a chain, reported with the draft token after it
     that was rejected, if there is one."""
     parents, valid = tree.parents, tree.valid
     assert parents is not None and valid is not None  # it is a tree

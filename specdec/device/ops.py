@@ -17,9 +17,9 @@ from torch import Tensor
 from ..models.checkpoint import Checkpoint
 from ..cache import KVCache
 from ..models.linear import AttentionPlan, hidden_places
+from ..engine.block import block_residual, block_verification
 from specdec.verify import (
-    VerifyRule, block_residual, block_verification, default_rule, greedy_match, sample_and_match,
-    speculative_sampling,
+    VerifyRule, default_rule, greedy_match, sample_and_match, speculative_sampling,
 )
 from ..sampling import SamplingParams
 from ..models.llama import Llama, Positions, head_size, rotation
@@ -209,7 +209,7 @@ def verify_on_device(
 # %% ../../nbs/engine/08_device.ipynb #d25dc5b2
 def device_weights(ratios: Tensor, # p/q of each draft token, [K], float64; 0 where no token is
                   ) -> Tensor: # [K + 1], in [0, 1], the first is 1
-    "`specdec.verify.block_weights`, all at once: a product over its largest so far."
+    "`specdec.engine.block.block_weights`, all at once: a product over its largest so far."
     products = F.pad(ratios, (1, 0), value=1.0).cumprod(0)
     return products / products.cummax(0).values
 
@@ -222,7 +222,7 @@ def block_on_device(
     count: Tensor | None = None, # how many tokens are a draft, [1]; None: all K
 ) -> tuple[Tensor, Tensor]: # num_accepted, [1]; next_token, [1]
     """Block verification (Sun et al. 2024, algorithm 2), sync-free: the distribution of
-    `specdec.verify.block_verification`, all lengths tried at once."""
+    `specdec.engine.block.block_verification`, all lengths tried at once."""
     K = len(tokens)
     if q is None or K < 2: return verify_on_device(p, q, tokens, generator, count)
     valid = drafted_mask(tokens, count)

@@ -6,16 +6,18 @@
 __all__ = ['Draft', 'DraftState', 'Drafter', 'NoDrafter', 'WrapperState', 'WrapperDrafter', 'TemperatureScaledDrafter']
 
 # %% ../../nbs/drafters/00_base.ipynb #e2dea1da
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ..cache import KVCache
 from ..sampling import RandomSource, SamplingParams
 from ..errors import ModelError, SpecdecError, to_int
-from ..files import Remade
+from ..models.files import Remade
+from ..models.protocol import copy_prefix
 from ..verify import VerifyRule
 
 # %% ../../nbs/drafters/00_base.ipynb #16049153
@@ -128,6 +130,20 @@ class DraftsTrees(Protocol):
     def max_nodes(self, K: int) -> int: # K or fewer
         "The most nodes of its trees for this K: the target's cache keeps room for them."
 
+# %% ../../nbs/drafters/00_base.ipynb #a7155eaf
+def walk(tree: Draft,                     # n draft tokens, which were certain
+         target_token: Callable[[int], int], # the target's token after a node; -1: the sequence
+        ) -> tuple[list[int], int]: # the accepted nodes, from the top, and the token after them
+    """Follow the target's tokens down the tree. Lossless, since each of them is drawn from p (naive
+    sampling: Miao et al. 2023, 4.3)."""
+    path: list[int] = []
+    while True:
+        at = path[-1] if path else -1
+        token = target_token(at)
+        node = tree.child(at, token)
+        if node is None: return path, token
+        path.append(node)
+
 # %% ../../nbs/drafters/00_base.ipynb #readah02
 @dataclass(frozen=True, eq=False)
 class DraftPrefix:
@@ -151,6 +167,43 @@ def readers_of(state: DraftState) -> list[ReadsPrompt]:
     if isinstance(state, ReadsPrompt): return [state]
     held = getattr(state, "inner", None), *getattr(state, "states", ())
     return [reader for one in held if one is not None for reader in readers_of(one)]
+
+# %% ../../nbs/drafters/00_base.ipynb #pf00008b
+BLOCK = 128 # tokens of a prompt that are read together, where bits are kept
+
+def whole_blocks(count: int) -> int: # tokens
+    "The tokens of the whole blocks among so many."
+    return count - count % BLOCK
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    "How many tokens both begin with."
+    for i, (one, other) in enumerate(zip(a, b)):
+        if one != other: return i
+    return min(len(a), len(b))
+
+# %% ../../nbs/drafters/00_base.ipynb #pf000dr2
+def in_blocks(tokens: list[int], device: torch.device,
+              before: int = 0, # tokens of the first block that are not read
+             ) -> Iterator[list[int]]:
+    "The pieces in which a drafter reads tokens."
+    size = BLOCK if device.type == "cpu" else before + len(tokens)
+    for end in range(size - before, len(tokens) + size, size):
+        yield tokens[max(end - size, 0):end]
+
+def copy_blocks(prefix: DraftPrefix, cache: KVCache, # empty
+                most: int,       # positions, at most
+                before: int = 0, # tokens of the first block that were not read
+               ) -> int: # positions that were copied
+    "Copy whole blocks of what was read before."
+    count = whole_blocks(min(most, prefix.cache.length) + before) - before
+    copy_prefix(prefix.cache, cache, max(count, 0))
+    return max(count, 0)
+
+def resume(state: DraftState, tokens: list[int], # of the sequence
+           known: Sequence[DraftPrefix]) -> None:
+    "Let the state of a new sequence copy what was read of one that begins alike."
+    for reader in readers_of(state):
+        for prefix in known: reader.resume(prefix, tokens)
 
 # %% ../../nbs/drafters/00_base.ipynb #ff4f4360
 class NoDrafter:
@@ -324,47 +377,3 @@ class TemperatureScaledState(WrapperState):
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The inner drafter's tokens, and the q they were drawn from."
         return self.inner.propose(K, self.scaled(sampling), rng)
-
-# %% ../../nbs/engine/17_prefill.ipynb #pf000im4
-from collections.abc import Iterator
-
-import torch
-
-from ..models.protocol import copy_prefix
-
-# %% ../../nbs/engine/17_prefill.ipynb #pf00008b
-BLOCK = 128 # tokens of a prompt that are read together, where bits are kept
-
-def whole_blocks(count: int) -> int: # tokens
-    "The tokens of the whole blocks among so many."
-    return count - count % BLOCK
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    "How many tokens both begin with."
-    for i, (one, other) in enumerate(zip(a, b)):
-        if one != other: return i
-    return min(len(a), len(b))
-
-# %% ../../nbs/engine/17_prefill.ipynb #pf000dr2
-def in_blocks(tokens: list[int], device: torch.device,
-              before: int = 0, # tokens of the first block that are not read
-             ) -> Iterator[list[int]]:
-    "The pieces in which a drafter reads tokens."
-    size = BLOCK if device.type == "cpu" else before + len(tokens)
-    for end in range(size - before, len(tokens) + size, size):
-        yield tokens[max(end - size, 0):end]
-
-def copy_blocks(prefix: DraftPrefix, cache: KVCache, # empty
-                most: int,       # positions, at most
-                before: int = 0, # tokens of the first block that were not read
-               ) -> int: # positions that were copied
-    "Copy whole blocks of what was read before."
-    count = whole_blocks(min(most, prefix.cache.length) + before) - before
-    copy_prefix(prefix.cache, cache, max(count, 0))
-    return max(count, 0)
-
-def resume(state: DraftState, tokens: list[int], # of the sequence
-           known: Sequence[DraftPrefix]) -> None:
-    "Let the state of a new sequence copy what was read of one that begins alike."
-    for reader in readers_of(state):
-        for prefix in known: reader.resume(prefix, tokens)

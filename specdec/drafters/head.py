@@ -28,7 +28,7 @@ from specdec.drafters.base import (
 from .model import plain_weight
 from ..cache import KVCache
 from ..models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
-from ..files import json_object, parse_json, place_for, written_together
+from ..models.files import json_object, parse_json, place_for, written_together
 from ..models.hub import check_config, check_no_older_head, check_regular
 from ..models.protocol import CausalLM
 from specdec.models.llama import (

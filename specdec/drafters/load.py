@@ -24,10 +24,10 @@ from .choose import HybridDrafter
 from .lookup import SuffixDrafter
 from .translate import TokenIntersectionDrafter
 from ..models.loading import load_model
-from ..files import local_path, parse_json
+from ..models.files import local_path, parse_json
 from ..models.hub import check_no_older_head, find_model, vocabulary_difference
 from ..models.protocol import CausalLM
-from ..registry import SlowerWarning, too_large
+from ..app.registry import SlowerWarning, too_large
 
 # %% ../../nbs/drafters/27_load.ipynb #l0ad0006
 def is_model(thing: object) -> TypeGuard[CausalLM]:

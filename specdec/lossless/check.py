@@ -31,7 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..sampling import RandomSource, SamplingParams, SeededRandom, check_logits
-from ..files import parse_json
+from ..models.files import parse_json
 from ..errors import ModelError, SpecdecError, check, require_int, to_int, to_number
 from ..result import Round
 from .enumerate import exact_distribution
@@ -42,8 +42,9 @@ from specdec.lossless.proof import (
     target_distribution,
 )
 from .torch_rng import drawn_from
-from ..verify import VerifyRule, delta, under_check
-from ..loop import end_ids, token_ids
+from ..engine.synthetic import under_check
+from ..verify import VerifyRule, delta
+from ..engine.request import end_ids, token_ids
 from ..models.protocol import CausalLM
 
 # %% ../../nbs/lossless/07_check.ipynb #428bf574

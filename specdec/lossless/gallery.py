@@ -15,7 +15,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from ..loop import speculate, speculate_batch
+from ..engine.batch import speculate_batch
+from ..loop import speculate
 from ..sampling import RandomSource
 from ..errors import InputError, require_int
 from ..cache import KVCache
@@ -777,7 +778,8 @@ def prove_lines() -> Iterator[Proven]:
     others."""
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter
-    from specdec.verify import block_verification, sample_and_match
+    from specdec.engine.block import block_verification
+    from specdec.verify import sample_and_match
     from specdec.lossless.proof import (
         prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
     )

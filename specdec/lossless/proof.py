@@ -26,7 +26,7 @@ from torch.nn.functional import one_hot
 from ..cache import KVCache
 from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
 from ..errors import check, require_int
-from ..loop import Request
+from ..engine.request import Request
 from .enumerate import Enumerator, Outcome, exact_distribution
 from ..models.llama import Layer, Llama, TokenPositions
 from ..models.protocol import CausalLM
@@ -561,7 +561,7 @@ def prove_trees(loop: Loop, # what `specdec.loop.speculate` is
             yield line("the limit inside a round", max_new_tokens=K + 3)
 
 # %% ../../nbs/lossless/01_proof.ipynb #crowd013
-def batch_error(batch: Callable, # what `specdec.loop.speculate_batch` is
+def batch_error(batch: Callable, # what `specdec.engine.batch.speculate_batch` is
                 model_drafter: Callable, # (model, V) → a drafter that samples from it
                 p: Next, q: Next, K: int, V: int,
                 case: str,

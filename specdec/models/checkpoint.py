@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelError
-from ..files import parse_json
+from .files import parse_json
 from .int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, is_batch_invariant, stored_levels,

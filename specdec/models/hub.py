@@ -37,9 +37,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..errors import InputError, ModelError, SpecdecError, check, preserve_interrupts
-from ..files import (
+from .files import (
     first_line, local_path, locked, parse_json, place_for, read_bytes, say)
-from ..sandbox import Ended, NotStarted, Refused, run_apart
+from .sandbox import Ended, NotStarted, Refused, run_apart
 
 # %% ../../nbs/engine/02_models.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out

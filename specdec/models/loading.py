@@ -31,7 +31,7 @@ from specdec.errors import (
 from ..drafters.model import NarrowLM, TOKENS_FILE
 from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
-from ..files import first_line, local_path, parse_json, say
+from .files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
     FOUR_BITS, INT4, INT8, STORED, check_config, check_no_older_head, find_config, find_model,
     has_int4, load_tokenizer, load_transformers, pick_device, pick_dtype, weights_digest,

@@ -6,7 +6,7 @@
 __all__ = ['CausalLM', 'WrapperLM', 'truncate_cache']
 
 # %% ../../nbs/engine/03_protocol.ipynb #5d906952
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import InputError, check, require_int, to_int
 from ..cache import KVCache
-from ..files import Remade
+from .files import Remade
 from .recurrent import StateCache
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -133,6 +133,30 @@ class WrapperLM(CausalLM):
                 layers: Sequence[int] = ()):
         "The inner model's output; see `CausalLM`."
         return self.model.forward(ids, cache, last=last, layers=layers)
+
+# %% ../../nbs/engine/03_protocol.ipynb #inv4r002
+def innermost(model: CausalLM) -> CausalLM:
+    "The model inside all wrappers."
+    while isinstance(model, WrapperLM): model = model.model
+    return model
+
+def is_batch_invariant(target: CausalLM) -> bool:
+    """Whether a token's logits don't depend on how many are read with it, up to `FEW` at once. A
+    prompt is then read in blocks, so that reusing them changes no bit."""
+    return getattr(innermost(target), "batch_invariant", False)
+
+
+# %% ../../nbs/engine/03_protocol.ipynb #re4dtk02
+def read_tokens(target: CausalLM, tokens: list[int], cache: KVCache | None, layers: Iterable[int],
+                last: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """One forward over the new tokens: logits [n, V], or the `last` rows of them; the hidden states
+    after those layers side by side, [n, F], or None if there are no layers."""
+    layers = tuple(layers)
+    output = target.forward(torch.tensor([tokens]), cache, last=last, layers=layers)
+    if not layers: return output[0], None
+    logits, features = output
+    return logits[0], features[0]
+
 
 # %% ../../nbs/engine/03_protocol.ipynb #c0pypre1
 @torch.no_grad() # the copy is written by more than forwards

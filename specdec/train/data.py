@@ -30,8 +30,8 @@ from ..drafters.model import narrow_ids
 from ..cache import KVCache
 from ..models.linear import Linear
 from ..models.loading import load_model, memory_free_mb
-from ..answers import as_chat, read_prompts
-from ..files import first_line, parse_json, write_json, written_whole
+from ..app.answers import as_chat, read_prompts
+from ..models.files import first_line, parse_json, write_json, written_whole
 from specdec.models.hub import (
     characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, pick_device,
     pick_dtype, text_ids,
@@ -162,7 +162,7 @@ class SampleConfig:
     target: PathText = "smollm2"    # a name for `find_model`
     out: PathText = "samples"       # the folder of the shards
     tokens: Count = 1_000_000  # how many to write, rounded up to whole shards
-    # a file of prompts, see `specdec.answers.read_prompts`; None: it writes the questions too
+    # a file of prompts, see `specdec.app.answers.read_prompts`; None: it writes the questions too
     prompts: PathText | None = None
     # of the shards, in turn, 0 until each start had its turn; None: 0.7 and 1, and 0 with prompts
     temperatures: Annotated[tuple[Annotated[Number, Field(ge=0)], ...],

@@ -23,7 +23,7 @@ from ..errors import InputError, check
 from ..models.loading import load_model
 from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
 from ..drafters.head import no_other_model
-from ..files import json_object, locked, place_for, written_together
+from ..models.files import json_object, locked, place_for, written_together
 from ..models.protocol import CausalLM
 from .data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
 from .loop import Process, Training, this_process, train, wait_for_all

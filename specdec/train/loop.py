@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import ModelError, NumericalError, check
-from ..files import parse_json, written_whole
-from ..files import first_line
+from ..models.files import parse_json, written_whole
+from ..models.files import first_line
 from ..models.hub import pick_device, pick_dtype
 from ..verify import acceptance_probability
 from specdec.train.data import (

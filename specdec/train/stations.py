@@ -33,7 +33,7 @@ from specdec.drafters.head import (
 )
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError, check, require_int
-from specdec.files import first_line, local_path, parse_json, read_text
+from specdec.models.files import first_line, local_path, parse_json, read_text
 from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, paired

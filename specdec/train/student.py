@@ -23,7 +23,7 @@ from specdec.drafters.head import (
 )
 from ..drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
 from ..models.loading import load_model
-from ..files import local_path, place_for, written_together
+from ..models.files import local_path, place_for, written_together
 from specdec.train.data import (
     Count, Number, PathText, Seed, Whole, frequent_tokens, settings,
 )

@@ -23,8 +23,8 @@ from ..drafters.load import is_drafter, model_drafter, named
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..errors import check, require_int
 from ..loop import speculate, up_to_end
-from .protocol import CausalLM, WrapperLM
-from .transformers import TransformersLM, evaluating
+from ..models.protocol import CausalLM, WrapperLM
+from ..models.transformers import TransformersLM, evaluating
 from ..sampling import RandomSource, SamplingParams, SeededRandom, probabilities
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
