@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 
-import torch
-
 # %% ../nbs/engine/00_errors.ipynb #38a15fa1
 class SpecdecError(Exception):
     """Base of every error specdec raises on purpose; the message says what was wrong, what was
@@ -79,7 +77,7 @@ def to_scalar(value):
 def to_int(value: object) -> int:
     "The integer that a value is; raises `TypeError` for anything else, and for True and False."
     value = to_scalar(value)
-    if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
         raise TypeError(f"{value!r} is no whole number")
     return operator.index(value)  # type: ignore[arg-type]
 

@@ -14,47 +14,45 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import Any
 
 import torch
 
-from .engine.completion import BatchClock, Completion, PairStats, StopChecker
 from .app.config import Config, PairSection, decoding_of, in_file, read_config
-from .engine.constraints import Grammar, WatchedLM, fits_to_its_end
+from .app.registry import PairSpec, get_pair
 from .device.loop import DeviceDecoder
 from .device.ops import decides_by_match
 from .drafters.base import Drafter, DraftsTrees, NoDrafter
+from .drafters.choose import HybridDrafter
 from .drafters.clock import Clock, Watch
-from .drafters.choose import HybridDrafter, Lookahead
 from specdec.drafters.load import (
-    best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter,
-    model_drafter, named,
+    best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter, model_drafter,
+    named,
 )
 from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
-from .errors import InputError, ModelError, check, require_int
 from .engine.batch import speculate_batch
+from .engine.completion import BatchClock, Completion, PairStats, StopChecker
+from .engine.constraints import WatchedLM, fits_to_its_end
+from specdec.engine.plan import (
+    NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
+    make_plan, verify_rule, wrapped,
+)
 from .engine.prefix import Prefilled, prefill
+from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .engine.request import Request
+from .errors import InputError, ModelError, check, require_bool, require_int
 from .loop import serve
-from .models.protocol import is_batch_invariant
 from .models.hub import encode, find_model, pick_device
 from .models.linear import release_workers
 from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed
-from .models.protocol import CausalLM
+from .models.protocol import CausalLM, is_batch_invariant
 from .models.transformers import own_settings
-from specdec.engine.plan import (
-    METHODS, NO_TEXT, NOTHING, Plan, Settings, check_settings, check_bools, make_plan,
-)
-from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from .app.registry import PairSpec, get_pair
+from .options import METHODS, Options, options_of, takes_options
 from .result import Event, GenerationResult, Round
-from .sampling import SeededRandom
-from .verify import VerifyRule
-
-if TYPE_CHECKING: from typing_extensions import Unpack  # of Python 3.11
+from .sampling import SamplingParams, SeededRandom
 
 # %% ../nbs/use/01_pairs.ipynb #5erve006
 def is_list(prompt: object) -> bool:
@@ -73,26 +71,6 @@ def place_named(i: int, count: int) -> Iterator[None]:
 BATCH = 16 # sequences that share a forward, unless told otherwise
 Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
 
-class GenerateArguments(TypedDict, total=False):
-    "The keyword arguments of `Pair.generate`, for type checkers."
-    K: int | str | Lookahead
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    max_new_tokens: int
-    seed: int | None
-    stop: str | Sequence[str]
-    stream: Callable[[str], None] | None
-    method: str
-    verify: VerifyRule | None
-    same_text: bool | None
-    loop: str | None
-    ignore_eos: bool
-    logprobs: int | None
-    grammar: Grammar | None
-    prefilled: Prefilled | None
-    raise_interrupt: bool
-    batch_size: int
 
 # %% ../nbs/use/01_pairs.ipynb #ca52724c
 class Pair:
@@ -151,45 +129,13 @@ class Pair:
         "Set the running totals to zero."
         self.stats = PairStats()
 
-    @overload
-    def generate(self, prompt: Prompt,
-                 **arguments: "Unpack[GenerateArguments]") -> GenerationResult: ...
-    @overload
-    def generate(self, prompt: list[str] | list[list[dict]] | list[list[int]],
-                 **arguments: "Unpack[GenerateArguments]") -> list[GenerationResult]: ...
+    @takes_options
     def generate(self, prompt, # raw text, chat messages or token ids; or a list of such prompts
-                 # draft tokens per round, at most; or "adaptive": as many as pay off; or a
-                 # controller such as `AdaptiveLookahead(initial=8)`, copied for each sequence
-                 *, K: int | str | Lookahead = 5,
-                 temperature: float = 0.0,                    # 0 is greedy
-                 top_k: int | None = None, top_p: float | None = None,
-                 max_new_tokens: int = 128,
-                 # None: a random one, recorded in the result; prompt i of a list has seed + i
-                 seed: int | None = None,
-                 # strings that end the text, and are left out of it; the result's `text_ids` are
-                 # the ids before them
-                 stop: str | Sequence[str] = (),
-                 stream: Callable[[str], None] | None = None, # called with each new piece of text
-                 method: str = "speculative",                 # or "plain": the target alone
-                 # None: `default_rule`, which is lossless; the result says whether the rule is
-                 verify: VerifyRule | None = None,
-                 # True: above temperature 0 too, the text is plain decoding's with this seed;
-                 # False: what drafts may draw its tokens, and only the distribution is plain
-                 # decoding's; None: whichever is faster for this drafter; the result says which
-                 same_text: bool | None = None,
-                 # "host" or "device"; None: the device's on a GPU, where this pair and these
-                 # settings can use it (experimental), else the host's
-                 loop: str | None = None,
-                 ignore_eos: bool = False,      # True: end-of-sequence tokens don't end the text
-                 # record log-probabilities in the result: of each token, and of so many of the
-                 # likeliest ones
-                 logprobs: int | None = None,
-                 grammar: Grammar | None = None, # what the text must fit, such as a `JSONSchema`
-                 # from `prefill`: what the prompt shares with it at the beginning is not read again
-                 prefilled: Prefilled | None = None,
+                 options: Options | None = None, # or its fields as keywords, which go before it
+                 *, stream: Callable[[str], None] | None = None, # called with each piece of text
                  raise_interrupt: bool = False, # True: Ctrl-C raises KeyboardInterrupt
                  batch_size: int = BATCH,       # of a list: sequences that share a forward
-                ):
+                 **given):
         """Decode a prompt, or each of a list (see `results`), whose results come in order.
         Arguments are checked before any model runs (`InputError`); later errors name the step
         (`NumericalError`, `ModelError`). Threads may share a pair, and `stream` may call it again.
@@ -197,28 +143,19 @@ class Pair:
         An interrupt (Ctrl-C, or a `KeyboardInterrupt` that `stream` raises) ends the completion:
         the result so far is returned, with the finish reason "interrupted". With
         `raise_interrupt=True` the `KeyboardInterrupt` is raised instead."""
-        asked = dict(
-            K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=seed, stop=stop, method=method, verify=verify, same_text=same_text, loop=loop,
-            ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar, prefilled=prefilled,
-        )
+        options = options_of(options, given)
         if is_list(prompt):
             check(stream is None, "stream follows a single text, and this is a list of prompts: "
                   "leave it out, or use `results`, which yields each result as it ends.")
-            found = dict(self._list(prompt, batch_size, raise_interrupt, asked))
+            found = dict(self._list(prompt, batch_size, raise_interrupt, options))
             return [found[i] for i in range(len(prompt))]
-        settings = check_settings(self.target, self.eos_ids, **asked)
-        return last_result(self._one(prompt, settings, stream, raise_interrupt, tell=False))
+        return last_result(self._one(prompt, options, stream, raise_interrupt, tell=False))
 
+    @takes_options
     def results(self, prompts: Sequence, # as for `generate`
                 batch_size: int = BATCH, # sequences that share a forward
-                *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
-                top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
-                stop: str | Sequence[str] = (), method: str = "speculative",
-                verify: VerifyRule | None = None, same_text: bool | None = None,
-                loop: str | None = None, ignore_eos: bool = False, logprobs: int | None = None,
-                grammar: Grammar | None = None, prefilled: Prefilled | None = None,
-                raise_interrupt: bool = False,
+                options: Options | None = None, # or its fields as keywords
+                *, raise_interrupt: bool = False, **given,
                ) -> Iterator[tuple[int, GenerationResult]]:
         """Decode a list of prompts in a batch, and yield each result as it ends, with its number in
         the list, from 0 on. What all prompts begin with is read once, where that keeps bits; the
@@ -233,32 +170,18 @@ class Pair:
         An interrupt ends the sequences that have begun; the others have empty results. Prompts are
         decoded one by one with a grammar, log-probabilities, a tree, `loop="device"`, or a target
         that isn't a `Llama`."""
-        return self._list(prompts, batch_size, raise_interrupt, dict(
-            K=K, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens,
-            seed=seed, stop=stop, method=method, verify=verify, same_text=same_text, loop=loop,
-            ignore_eos=ignore_eos, logprobs=logprobs, grammar=grammar, prefilled=prefilled,
-        ))
+        return self._list(prompts, batch_size, raise_interrupt, options_of(options, given))
 
+    @takes_options
     def stream(self, prompt: Prompt,
-               *, K: int | str | Lookahead = 5, temperature: float = 0.0, top_k: int | None = None,
-               top_p: float | None = None, max_new_tokens: int = 128, seed: int | None = None,
-               stop: str | Sequence[str] = (), method: str = "speculative",
-               verify: VerifyRule | None = None, same_text: bool | None = None,
-               loop: str | None = None, ignore_eos: bool = False, logprobs: int | None = None,
-               grammar: Grammar | None = None, prefilled: Prefilled | None = None,
-               raise_interrupt: bool = False,
+               options: Options | None = None, # or its fields as keywords
+               *, raise_interrupt: bool = False, **given,
               ) -> Generator[Event, None, None]:
         """Decode a prompt, and yield an `Event` for each token and each rejected draft token, round
         by round; the last event holds the `result` and the end of the text. Arguments are checked
         at once, as in `generate`. To stop early, break out of the loop or `close()` the generator;
         there is no result then."""
-        settings = check_settings(
-            self.target, self.eos_ids, K=K, temperature=temperature, top_k=top_k, top_p=top_p,
-            max_new_tokens=max_new_tokens, seed=seed, stop=stop, method=method, verify=verify,
-            same_text=same_text, loop=loop, ignore_eos=ignore_eos, logprobs=logprobs,
-            grammar=grammar, prefilled=prefilled,
-        )
-        return self._one(prompt, settings, None, raise_interrupt)
+        return self._one(prompt, options_of(options, given), None, raise_interrupt)
 
     def prefill(self, prompt: Prompt,
                 prefilled: Prefilled | None = None, # of an earlier prompt that begins like this one
@@ -293,13 +216,14 @@ class Pair:
         "Its token ids; raises `InputError` for one that can't be read, or can't fit."
         return encode(self.tokenizer, prompt, self.target.context_length)
 
-    def _request(self, prompt: Sequence[int], settings: Settings, target: CausalLM,
+    def _request(self, prompt: Sequence[int], options: Options, target: CausalLM,
                  drafter: Drafter, watch: Watch | None = None) -> Request:
         "The `Request` of a prompt; raises `InputError` if it can't be served."
-        found = Request(target, prompt, drafter, settings.sampling, SeededRandom(settings.seed),
-                        settings.K, settings.max_new_tokens, settings.eos_ids,
-                        settings.rule(drafter), settings.prefilled,
-                        settings.draft_sampling(drafter))
+        found = Request(target, prompt, drafter, SamplingParams.of(options),
+                        SeededRandom(options.seed), longest_draft(target, options),
+                        options.max_new_tokens, ends_of(self.eos_ids, options),
+                        verify_rule(options, drafter), options.prefilled,
+                        draft_sampling(options, drafter))
         found.watch = watch
         return found
 
@@ -310,12 +234,12 @@ class Pair:
             if key not in self.clocks: self.clocks[key] = make()
             return self.clocks[key]
 
-    def _plan(self, settings: Settings, size: int = 1) -> Plan: # size: of the batch
-        "The drafter, the loop and the clock for these settings."
-        drafter = NOTHING if settings.plain else self.drafter
-        return make_plan(self.target, drafter, settings, self._clock, size, self.priced)
+    def _plan(self, options: Options, size: int = 1) -> Plan: # size: of the batch
+        "The drafter, the loop and the clock for these options."
+        drafter = NOTHING if options.plain else self.drafter
+        return make_plan(self.target, drafter, options, self._clock, size, self.priced)
 
-    def _one(self, prompt: Prompt, settings: Settings,
+    def _one(self, prompt: Prompt, options: Options,
              stream: Callable[[str], None] | None, raise_interrupt: bool,
              tell: bool = True, # whether the caller looks at the events of tokens
             ) -> Generator[Event, None, None]:
@@ -323,21 +247,23 @@ class Pair:
         check(stream is None or self.tokenizer is not None, NO_TEXT)
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
-        check_bools(raise_interrupt=raise_interrupt)
-        ids, target = self._encode(prompt), settings.wrap(self.target)
-        self._request(ids, settings, target, NOTHING)  # checks it, before a drafter is loaded
-        plan, timer = self._plan(settings), PhaseTimer(self.target.device)
-        request = self._request(ids, settings, target, plan.drafter, plan.watch)
-        if plan.loop == "device": rounds = self._on_device(request, settings, timer)
+        require_bool(raise_interrupt=raise_interrupt)
+        check_for(self.target, self.eos_ids, options)
+        options = replace(options, seed=SeededRandom(options.seed).seed)
+        ids, target = self._encode(prompt), wrapped(self.target, options)
+        self._request(ids, options, target, NOTHING)  # checks it, before a drafter is loaded
+        plan, timer = self._plan(options), PhaseTimer(self.target.device)
+        request = self._request(ids, options, target, plan.drafter, plan.watch)
+        if plan.loop == "device": rounds = self._on_device(request, options, timer)
         else: rounds = serve(target, request, timer)
-        completion = Completion(StopChecker(self.tokenizer, settings.stops),
+        completion = Completion(StopChecker(self.tokenizer, options.stop),
                                 tell or stream is not None,
                                 target if isinstance(target, WatchedLM) else None)
-        if settings.prefilled: completion.reused = settings.prefilled.shared_with(ids, target)
+        if options.prefilled: completion.reused = options.prefilled.shared_with(ids, target)
         events = completion.follow(rounds, stream, raise_interrupt)
-        return self._decoded(request, settings, plan, completion, events, timer)
+        return self._decoded(request, options, plan, completion, events, timer)
 
-    def _on_device(self, request: Request, settings: Settings,
+    def _on_device(self, request: Request, options: Options,
                    timer: PhaseTimer) -> Iterator[Round]:
         "Rounds on the device, by a decoder that is free, with its CUDA graphs; else by a new one."
         assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
@@ -348,12 +274,12 @@ class Pair:
         request.same_text = decides_by_match(
             request.verify, request.sampling, request.draft_sampling)
         try:
-            yield from decoder.speculate(request.prompt, settings.sampling, settings.seed,
-                                         settings.K, settings.max_new_tokens, settings.eos_ids,
+            yield from decoder.speculate(request.prompt, request.sampling, options.seed,
+                                         request.K, options.max_new_tokens, request.eos_ids,
                                          timer, request.verify, request.draft_sampling)
         finally: free.append(decoder)
 
-    def _decoded(self, request: Request, settings: Settings, plan: Plan, completion: Completion,
+    def _decoded(self, request: Request, options: Options, plan: Plan, completion: Completion,
                  events: Iterator[Event], timer: PhaseTimer) -> Generator[Event, None, None]:
         "Pass the events on, and add one with the result."
         device, peak = self.target.device, None
@@ -362,67 +288,67 @@ class Pair:
             yield from events
             if of_this_run: peak = peak_memory_mb(device)
         finally: release_workers()  # else they slow down a call in another thread
-        result = self._result(request, settings, plan, completion, timer, peak)
+        result = self._result(request, options, plan, completion, timer, peak)
         self._count(result)
         yield Event(None, None, completion.rest, result)
 
     def _list(self, prompts: Sequence, batch_size: int, raise_interrupt: bool,
-              asked: dict, # arguments of `check_settings`
+              options: Options,
              ) -> Iterator[tuple[int, GenerationResult]]:
         "Check a list of prompts; the iterator that is returned decodes it."
         check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
               "There are no prompts: expected a list of at least one.")
         size = require_int(batch_size, "batch_size, how many sequences share a forward,", 1)
         size = min(size, len(prompts))
-        check_bools(raise_interrupt=raise_interrupt)
+        require_bool(raise_interrupt=raise_interrupt)
+        check_for(self.target, self.eos_ids, options)
         # a random seed with room above it for the seeds of the other prompts
-        if asked["seed"] is None: asked["seed"] = SeededRandom().seed >> 1
-        first = check_settings(self.target, self.eos_ids, **asked)
+        seed = SeededRandom(options.seed).seed >> (options.seed is None)
+        first = replace(options, seed=seed)
         ids: list[list[int]] = []
-        each: list[Settings] = []
+        each: list[Options] = []
         for i, prompt in enumerate(prompts):
             with place_named(i, len(prompts)):
-                own = asked | {"seed": first.seed + i}
-                each.append(check_settings(self.target, self.eos_ids, **own))
+                each.append(replace(first, seed=SeededRandom(seed + i).seed))
                 ids.append(self._encode(prompt))
                 self._request(ids[i], each[i], self.target, NOTHING)
-        first.wrap(self.target)  # raises for log-probabilities or a grammar that can't be
+        wrapped(self.target, first)  # raises for log-probabilities or a grammar that can't be
         alone = size == 1 or first.needs_logits or first.loop == "device"
         alone = alone or not first.plain and isinstance(self.drafter, DraftsTrees)
         if alone or not isinstance(self.target, Llama):
-            self._plan(first)  # raises for settings that can't be combined
+            self._plan(first)  # raises for options that can't be combined
             return self._one_by_one(ids, each, raise_interrupt)
         return self._together(ids, each, self._plan(first, size), size, raise_interrupt)
 
-    def _one_by_one(self, ids: list[list[int]], each: list[Settings],
+    def _one_by_one(self, ids: list[list[int]], each: list[Options],
                     raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "Decode the prompts one after another, up to an interrupt."
-        for i, settings in enumerate(each):
-            result = last_result(self._one(ids[i], settings, None, raise_interrupt, tell=False))
+        for i, options in enumerate(each):
+            result = last_result(self._one(ids[i], options, None, raise_interrupt, tell=False))
             yield i, result
             if result.finish_reason == "interrupted": break
         for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], result)
 
-    def _unbegun(self, ids: list[int], settings: Settings,
+    def _unbegun(self, ids: list[int], options: Options,
                  last: GenerationResult) -> GenerationResult:
         "The empty result of a prompt that was not begun before an interrupt."
-        completion = Completion(StopChecker(self.tokenizer, settings.stops))
+        completion = Completion(StopChecker(self.tokenizer, options.stop))
         completion.interrupted = True
         plan = Plan(NOTHING, last.loop)
-        request = self._request(ids, settings, self.target, NOTHING)
+        request = self._request(ids, options, self.target, NOTHING)
         timer = PhaseTimer(self.target.device)
-        result = self._result(request, settings, plan, completion, timer, None)
+        result = self._result(request, options, plan, completion, timer, None)
         return replace(result, drafter=last.drafter, costs=last.costs,
                        batch_invariant=last.batch_invariant)
 
-    def _together(self, ids: list[list[int]], each: list[Settings], plan: Plan, size: int,
+    def _together(self, ids: list[list[int]], each: list[Options], plan: Plan, size: int,
                   raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
         "Decode the prompts in batches of `size`; yields each result when its sequence ends."
         device, timer = self.target.device, PhaseTimer(self.target.device)
-        requests = {i: self._request(ids[i], settings, self.target, plan.drafter, plan.watch)
-                    for i, settings in enumerate(each)}
-        texts = [Completion(StopChecker(self.tokenizer, settings.stops), tell=False)
-                 for settings in each]
+        requests = {i: self._request(ids[i], options, self.target, plan.drafter, plan.watch)
+                    for i, options in enumerate(each)}
+        texts = [Completion(StopChecker(self.tokenizer, options.stop), tell=False)
+                 for options in each]
         clock, peak = BatchClock(timer), None
         running = dict(requests)
         def result(i: int) -> GenerationResult:
@@ -463,7 +389,7 @@ class Pair:
         "Add a result to the totals; seconds: its share of the batch's time."
         with self.adding: self.stats.add(result, seconds)
 
-    def _result(self, request: Request, settings: Settings, plan: Plan, completion: Completion,
+    def _result(self, request: Request, options: Options, plan: Plan, completion: Completion,
                 timer: PhaseTimer, peak: float | None) -> GenerationResult:
         "The result of a completion."
         generated, rounds = completion.ids, completion.rounds
@@ -473,12 +399,13 @@ class Pair:
         known: dict[str, Any] = {}
         if self.tokenizer:
             known["token_text"] = {token: self.tokenizer.decode([token]) for token in sorted(seen)}
-        if settings.grammar is not None:  # a text that a stop string has cut doesn't fit
+        if options.grammar is not None:  # a text that a stop string has cut doesn't fit
             fits = completion.checker.end is None
             known["fits_grammar"] = fits and fits_to_its_end(
-                settings.grammar, self.target, generated)
+                options.grammar, self.target, generated)
         return GenerationResult(
-            **settings.result_fields, **known,
+            **known, method=options.method, settings=options.settings(),
+            is_lossless=is_lossless(options),
             prompt_ids=request.prompt,
             same_text_as_plain=request.same_text,
             prompt_reused=completion.reused,
@@ -486,7 +413,7 @@ class Pair:
             tokens_before_stop=completion.checker.tokens_before,
             text=completion.checker.text,
             rounds=rounds[1:],
-            finish_reason=finish_reason(completion, settings),
+            finish_reason=finish_reason(completion, request, options),
             per_token_latencies=completion.latencies,
             round_latencies=completion.seconds,
             time_to_first_token=sum(completion.seconds[:1]),
@@ -496,7 +423,7 @@ class Pair:
             verify_time_total_ms=1000 * timer.seconds("verify"),
             sampling_time_total_ms=1000 * timer.seconds("sample"),
             peak_memory_mb=peak,
-            drafter=None if settings.plain else drafter_name(plan.drafter),
+            drafter=None if options.plain else drafter_name(plan.drafter),
             loop=plan.loop, device=device_name(self.target.device),
             batch_invariant=is_batch_invariant(self.target) and plan.reads_chains,
             layout=self.target.layout, plain_factor=self.target.plain_factor,
@@ -511,12 +438,12 @@ def last_result(events: Iterable[Event]) -> GenerationResult:
     assert end.result is not None
     return end.result
 
-def finish_reason(completion: Completion, settings: Settings) -> str:
+def finish_reason(completion: Completion, request: Request, options: Options) -> str:
     "Why a completion ended, in a word."
     if completion.interrupted: return "interrupted"
     if completion.checker.end is not None: return "stop"
-    if completion.ids[-1] in settings.eos_ids: return "eos"
-    if len(completion.ids) == settings.max_new_tokens: return "length"
+    if completion.ids[-1] in request.eos_ids: return "eos"
+    if len(completion.ids) == options.max_new_tokens: return "length"
     return "context"
 
 def device_name(device: torch.device) -> str:
@@ -662,6 +589,6 @@ def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
         assert section.target is not None  # a section has a name or a target
         spec = PairSpec(section.target, section.draft, section.drafter, section.lookup,
                         tuple(section.skip), section.draft_dtype)
-    pair = load_spec(spec, section.device, section.dtype, config.decoding.method, section.drafter)
+    pair = load_spec(spec, section.device, section.dtype, config.decoding.settings()["method"], section.drafter)
     pair.origin = section
     return ConfiguredPair(pair, config)

@@ -6,15 +6,15 @@
 __all__ = ['SamplingParams', 'RandomSource', 'SeededRandom']
 
 # %% ../nbs/engine/06_sampling.ipynb #ddfec5d8
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import NumericalError, check, require_int, to_number
-from typing import Protocol
-from .errors import to_int
+from .errors import NumericalError, check, require_int, to_int, to_number
+from .options import SamplingOptions
 
 # %% ../nbs/engine/06_sampling.ipynb #eba11f17
 def probabilities(logits: Tensor, # [..., V], any floating dtype
@@ -96,23 +96,13 @@ def wide(rows: Tensor) -> Tensor: # float32 or float64
 
 # %% ../nbs/engine/06_sampling.ipynb #32d873a8
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(SamplingOptions):
     """How logits become the distribution that is sampled from: temperature, then top-k, then top-p.
     Raises `InputError` for values that can't be served."""
-    temperature: float = 0.0    # 0 is greedy: all on the largest logit, of ties the lowest id
-    top_k: int | None = None    # how many tokens to keep, at least 1; None keeps all
-    top_p: float | None = None  # probability to keep, in (0, 1]; None keeps all
-
-    def __post_init__(self) -> None:
-        t, k, p = to_number(self.temperature), self.top_k, self.top_p
-        check(0 <= t < float("inf"),
-              f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}.")
-        if k is not None: k = require_int(k, "top_k, if it isn't None,", 1)
-        if p is not None: p = to_number(p)
-        check(p is None or 0 < p <= 1,
-              f"top_p must be a number in (0, 1], or None, not {self.top_p!r}.")
-        plain = dict(temperature=t, top_k=k, top_p=p)  # NumPy's numbers become Python's
-        for name, value in plain.items(): object.__setattr__(self, name, value)
+    @classmethod
+    def of(cls, options: SamplingOptions) -> "SamplingParams":
+        "Those of a decoder's `Options`."
+        return cls(**{each.name: getattr(options, each.name) for each in fields(SamplingOptions)})
 
     def probs(self, logits: Tensor, # [..., V]
                 ) -> Tensor: # probabilities, [..., V], float32
@@ -124,6 +114,7 @@ class SamplingParams:
         if self.top_k is not None: logits = apply_top_k(logits, self.top_k)
         if self.top_p is not None: logits = apply_top_p(logits, self.top_p)
         return probabilities(logits)
+
 
 # %% ../nbs/engine/06_sampling.ipynb #5edcdaa5
 def check_logits(logits: Tensor, # [..., V]

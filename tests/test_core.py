@@ -260,7 +260,8 @@ def test_peak_memory_counts_in_megabytes():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sets the peak back")
 def test_the_peak_of_memory_is_set_back():
     code = (
-        "import numpy\nfrom specdec.engine.profiling import peak_memory_mb as peak, reset_peak_memory\nbefore = peak()\n"
+        "import numpy\nfrom specdec.engine.profiling import peak_memory_mb as peak, reset_peak_memory\n"
+        "before = peak()\n"
         "block = numpy.ones(100_000_000, numpy.uint8); del block; print(reset_peak_memory(), peak() - before)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -279,7 +280,8 @@ def test_the_peak_of_cuda_is_the_allocators(monkeypatch):
 
 
 def test_core_imports_where_the_system_has_no_resource_module():
-    code = ("import builtins, sys\nsys.modules['resource'] = None\nfrom specdec.engine.profiling import peak_memory_mb\n"
+    code = ("import builtins, sys\nsys.modules['resource'] = None\n"
+            "from specdec.engine.profiling import peak_memory_mb\n"
             "def nothing(*args, **kwargs): raise OSError\n"
             "builtins.open = nothing; assert peak_memory_mb() == 0.0")
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -35,11 +35,11 @@ from specdec.drafters.model import ModelDrafter
 from specdec.engine.block import block_verification
 from specdec.engine.completion import PairStats, StopChecker
 from specdec.engine.lossy import LossyLenience, LossyTypical
-from specdec.engine.plan import METHODS
 from specdec.errors import InputError, ModelError, NumericalError
 from specdec.models.hub import prompts
 from specdec.models.loading import load
 from specdec.models.transformers import TransformersLM
+from specdec.options import METHODS
 from specdec.pair import Pair, load_pair
 from specdec.result import GenerationResult, statuses
 from specdec.verify import greedy_match, sample_and_match, speculative_sampling

@@ -25,10 +25,10 @@ from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
-from specdec.engine.plan import check_settings
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
+from specdec.options import Options
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -222,10 +222,7 @@ def test_a_pair_takes_the_tree_where_it_pays(target, pair_at):
         result = pair.generate(REPEATING, max_new_tokens=20, K=K)
         assert result.generated_ids == plain.generated_ids and result.costs["origin"] == "frozen"
     for K, nodes in ((2, 0), (5, 5), (16, 16)):  # never more than K
-        asked = check_settings(
-            target, (), K=K, temperature=0.0, top_k=None, top_p=None, max_new_tokens=20, seed=0, stop=(), verify=None,
-            method="speculative", loop=None, ignore_eos=False, logprobs=None, grammar=None)
-        drafter = pair._plan(asked).drafter
+        drafter = pair._plan(Options(K=K, max_new_tokens=20, seed=0)).drafter
         assert (len(drafter.tree.shape) if isinstance(drafter, TreeHybrid) else 0) == nodes
 
 

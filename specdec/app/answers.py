@@ -26,7 +26,7 @@ from specdec.models.files import (
 from ..models.hub import encode, find_model, folder_digest
 from ..drafters.load import drafter_name, find_drafter
 from ..pair import Pair, place_named
-from ..engine.plan import rule_name
+from ..options import rule_name
 
 # %% ../../nbs/use/07_answers.ipynb #9086b691
 Asked = str | list[dict] # a text, or the messages of a chat
@@ -166,7 +166,7 @@ def run_asked(pair: Pair, method: str, settings: dict, ids: list[list[int]], # o
         "target": target.name, "weights": digest[:12], "dtype": target.precision, "method": method,
         "drafter": None if plain else drafter_name(pair.drafter),
         "drafter_weights": folder_digest(find_drafter(trained))[:12] if trained else None,
-        "verify": rule_name(verify, method), "schema": schema and fingerprint(schema),
+        "verify": verify and rule_name(verify), "schema": schema and fingerprint(schema),
         "count": len(ids), "prompts": fingerprint(ids),
     }))
 

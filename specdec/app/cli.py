@@ -14,12 +14,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import Field, asdict, fields
 from enum import Enum, IntEnum
 from functools import partial
-from inspect import cleandoc
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, get_args
 
 import typer
 from rich.markup import escape
@@ -229,34 +229,52 @@ def round_length(said: str) -> int | str:
     if str(said).isdecimal() and int(said) > 0: return int(said)
     raise typer.BadParameter(f"Expected a whole number of at least 1, or adaptive, not {said}.")
 
-HowToDecode = Annotated[Method, _option(
-    "Decoding", "--method",
-    help="Speculative, or the target alone; the text follows the same distribution.")]
-RoundLength = Annotated[str, _option(
-    "Decoding", "-K", "--draft-tokens", parser=round_length, metavar="N|adaptive",
-    help="Draft tokens per round, at most; or adaptive: as many as pay.")]
 MaxNewTokens = Annotated[int, _option(
     "Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
-Stop = Annotated[Optional[list[str]], _option(
-    "Decoding", "--stop", metavar="TEXT", show_default=False,
-    help="Stop before this text; may be given several times.")]
+
 
 # %% ../../nbs/use/07_cli.ipynb #ae987f76
-Temperature = Annotated[float, _option(
-    "Sampling", "--temperature", min=0, help="0 always takes the likeliest token.")]
-TopK = Annotated[Optional[int], _option(
-    "Sampling", "--top-k", min=1, show_default=False,
-    help="Sample among this many likeliest tokens.")]
-TopP = Annotated[Optional[float], _option(
-    "Sampling", "--top-p", min=0, max=1, show_default=False,
-    help="Sample among the likeliest tokens that together reach this probability.")]
-Seed = Annotated[Optional[int], _option(
-    "Sampling", "--seed", show_default=False,
-    help="The same seed, the same text; else a fresh one, which --json tells.")]
-SameText = Annotated[Optional[bool], _option(
-    "Sampling", "--same-text/--any-text", show_default=False,
-    help="The text that plain decoding writes with this seed; or what drafts may draw. Else "
-         "whichever is faster.")]
+_FLAGS: dict[str, dict] = { # of the options whose flag says more than their field
+    "K": dict(names=("-K", "--draft-tokens"), kind=str, parser=round_length,
+              metavar="N|adaptive"),
+    "stop": dict(kind=Optional[list[str]], metavar="TEXT",
+                 also="; may be given several times"),
+    "method": dict(kind=Method),
+    "same_text": dict(names=("--same-text/--any-text",)),
+}
+
+def _flag(each: Field, # of specdec.options.Options
+          panel: str) -> Parameter:
+    "An option of the command line, from the option's field."
+    more, note = dict(_FLAGS.get(each.name, {})), each.metadata["help"]
+    names = more.pop("names", (f"--{each.name.replace('_', '-')}",))
+    kind, default = more.pop("kind", each.type), each.default
+    if "|" in str(kind): kind = Optional[get_args(kind)[0]]
+    if also := more.pop("also", ""): note = note.removesuffix(".") + also + "."
+    if default in (None, ()): default, more["show_default"] = None, False
+    if each.name == "K": default = str(default)
+    if each.name == "method": default = Method(default)
+    limits = {"min": each.metadata.get("ge"), "max": each.metadata.get("le")}
+    said = _option(panel, *names, help=note, **limits, **more)
+    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default,
+                     annotation=Annotated[kind, said])
+
+def decoding_flags(*left_out: str) -> Callable: # options that the command has no flag for
+    "A decorator that gives a command a flag for each option, in place of its `**asked`."
+    def with_flags(command: Callable) -> Callable:
+        from specdec.options import SamplingOptions, in_files
+        drawn = {each.name for each in fields(SamplingOptions)} | {"seed", "same_text"}
+        own = [each.replace(kind=Parameter.KEYWORD_ONLY)
+               for each in signature(command).parameters.values()
+               if each.kind is not Parameter.VAR_KEYWORD]
+        asked = [each for each in in_files() if each.name not in left_out]
+        flags = [*(_flag(each, "Decoding") for each in asked if each.name not in drawn),
+                 *(_flag(each, "Sampling") for each in asked if each.name in drawn)]
+        place = [each.name for each in own].index("dtype") + 1
+        vars(command)["__signature__"] = Signature([*own[:place], *flags, *own[place:]])
+        return command
+    return with_flags
+
 Logprobs = Annotated[Optional[int], _option(
     "Sampling", "--logprobs", min=0, metavar="N", show_default=False,
     help="With --json: how likely each token was, and the N likeliest in its place.")]
@@ -307,21 +325,16 @@ def read_prompts(text: str | None,  # the argument
     return found if raw else [answers.as_chat(each) for each in found]
 
 # %% ../../nbs/use/07_cli.ipynb #479730c9
-def read_settings(
-    stop: list[str] | None, temperature: float, top_k: int | None, top_p: float | None,
-    seed: int | None, **others,
-) -> dict:
+def read_settings(asked: dict) -> dict: # of the options' flags
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
-    from specdec.sampling import SamplingParams, SeededRandom
-    from specdec.errors import check
-    from specdec.engine.plan import stop_strings
-    SamplingParams(temperature, top_k, top_p)
-    SeededRandom(seed)
-    check(all(stop or []), "A stop string is empty: leave --stop out, or give it some text.")
-    stop_strings(stop)
-    return dict(
-        stop=stop or [], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, **others
-    )
+    from specdec.options import Options
+    from specdec.sampling import SeededRandom
+    found = asked | {"stop": asked["stop"] or []}
+    if "method" in found: found["method"] = found["method"].value
+    Options(**found)
+    SeededRandom(found["seed"])
+    return found
+
 
 # %% ../../nbs/use/07_cli.ipynb #l0gpr0b5
 def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dict:
@@ -496,17 +509,16 @@ def with_options(path: Path, context: typer.Context, # of the command
 
 # %% ../../nbs/use/07_cli.ipynb #5a1d605e
 @app.command()
+@decoding_flags()
 def generate(
     context: typer.Context, prompt: PromptOrNone = None, prompts: PromptFile = None,
     out: AnswerFile = None, batch_size: BatchSize = 16,
     pair: PairName = None,
     target: AnyTarget = None, draft: AnyDraft = None, drafter: DrafterFolder = None,
     revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
-    method: HowToDecode = Method.speculative, K: RoundLength = "5",
-    max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, same_text: SameText = None,
     logprobs: Logprobs = None,
     json_schema: SchemaFile = None, config: ConfigFile = None, as_json: AsJson = False,
+    **asked: Any, # by the options
 ) -> None:
     """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
     standard error.
@@ -541,21 +553,18 @@ def generate(
     as_lines = as_json or out is not None
     texts = read_prompts(prompt, prompts, raw, told=out is not None or not as_json)
     wanted = read_wanted(logprobs, json_schema, as_lines)
-    settings = read_settings(
-        stop, temperature, top_k, top_p, seed, K=K, max_new_tokens=max_new_tokens,
-        same_text=same_text,
-    )
-    how, file = "plain" if draft == "none" else method.value, None
+    settings, file = read_settings(asked), None
+    if draft == "none": settings["method"] = "plain"
     if config:
-        file = with_options(config, context, device=device, dtype=dtype, method=how, **settings)
+        file = with_options(config, context, device=device, dtype=dtype, **settings)
         settings = file.decoding.settings()
-        how = settings.pop("method")
+    how = settings["method"]
     def opened(): # a specdec.pair.Pair
         from specdec.app.config import in_file
         with in_file(config) if config else nullcontext():
             return open_pair(pair, device, dtype, raw, how, drafter, target, draft, revision, file)
 
-    settings |= wanted | {"method": how}
+    settings |= wanted
     if out: write_all(opened, texts, out, batch_size=batch_size, revision=revision,
                       trained=drafter or (file and file.pair.drafter), **settings)
     elif prompts: print_all(opened(), texts, batch_size, as_json, **settings)
@@ -622,13 +631,11 @@ def cut_short(results: dict, # GenerationResult, by method
 
 # %% ../../nbs/use/07_cli.ipynb #262637f1
 @app.command()
+@decoding_flags("method")
 def compare(
     prompt: PromptText, pair: PairName = None, target: AnyTarget = None, draft: AnyDraft = None,
     drafter: DrafterFolder = None, revision: Revision = None, raw: Raw = False,
-    device: Device = "auto", dtype: Dtype = "auto", K: RoundLength = "5",
-    max_new_tokens: MaxNewTokens = 128, stop: Stop = None, temperature: Temperature = 0.0,
-    top_k: TopK = None, top_p: TopP = None, seed: Seed = None, same_text: SameText = None,
-    as_json: AsJson = False,
+    device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False, **asked: Any,
 ) -> None:
     """Answer a prompt by plain and by speculative decoding, side by side: both texts, then a table.
 
@@ -646,8 +653,7 @@ def compare(
     from specdec.models.loading import fits_plain
     from specdec.sampling import SeededRandom
     text = read_prompt(prompt, raw)
-    settings = read_settings(stop, temperature, top_k, top_p, SeededRandom(seed).seed, # of both
-                             K=K, max_new_tokens=max_new_tokens, same_text=same_text)
+    settings = read_settings(asked | {"seed": SeededRandom(asked["seed"]).seed}) # one for both
     check(draft != "none", "There is nothing to compare with --draft none, which is plain decoding "
           "itself: name what drafts, or leave --draft out.")
     models: dict = dict(drafter=drafter, target=target, draft=draft, revision=revision)

@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
-    AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator,
+    AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator,
+    model_validator,
 )
 
 from ..errors import InputError, SpecdecError, check
@@ -24,6 +25,7 @@ from ..models.files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lin
 from ..models.files import place_for, written_whole
 from .registry import get_pair
 from ..engine.lossy import LossyLenience
+from ..options import METHODS, in_files
 
 # %% ../../nbs/use/09_config.ipynb #3b49e084
 class _Section(BaseModel):
@@ -101,32 +103,9 @@ def _some_text(stop: str) -> str:
     if not stop: raise ValueError("a text to stop before is not empty")
     return stop
 
-class Decoding(_Section):
+class _Decoding(_Section):
     "How it decodes: the arguments of `Pair.generate`."
-    method: Literal["speculative", "plain"] = Field(
-        "speculative", description="plain: the target alone.")
-    draft_tokens: Annotated[int, Field(ge=1)] | Literal["adaptive"] = Field(
-        5, description="K, draft tokens per round, at most; or adaptive: as many as pay.")
-    max_new_tokens: int = Field(128, ge=1, description="Where to stop at the latest.")
-    stop: list[Annotated[str, AfterValidator(_some_text)]] = Field(
-        [], description="Texts to stop before.")
-    ignore_eos: bool = Field(False, description="Go on after the end of a text.")
-    temperature: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="0 always takes the likeliest token.")
-    top_k: int | None = Field(None, ge=1, description="Sample among so many likeliest tokens.")
-    top_p: float | None = Field(
-        None, gt=0, le=1,
-        description="Sample among the likeliest tokens that together reach this probability.")
-    seed: int | None = Field(
-        None, ge=-2**63, lt=2**64, description="The same seed, the same text.")
-    same_text: bool | None = Field(
-        None, description="true: the text is plain decoding's with this seed; false: what drafts "
-                          "may draw; else whichever is faster.")
-    lenience: float | None = Field(
-        None, gt=0, le=1,
-        description="Not lossless below 1: draft tokens are accepted that the target would reject.")
-
-    @field_validator("draft_tokens", mode="before")
+    @field_validator("draft_tokens", mode="before", check_fields=False)
     @classmethod
     def round_length(cls, value):
         "In one sentence, where a union would complain twice."
@@ -135,9 +114,33 @@ class Decoding(_Section):
 
     def settings(self) -> dict: # arguments of `Pair.generate`
         "What these keys mean there."
-        given = self.model_dump(exclude={"draft_tokens", "lenience"})
-        rule = {} if self.lenience is None else {"verify": LossyLenience(self.lenience)}
-        return given | {"K": self.draft_tokens} | rule
+        given = self.model_dump()
+        K, lenience = given.pop("draft_tokens"), given.pop("lenience")
+        return given | {"K": K} | ({} if lenience is None else {"verify": LossyLenience(lenience)})
+
+_KINDS: dict[str, Any] = { # of the options whose type in a file is another one
+    "K": Annotated[int, Field(ge=1)] | Literal["adaptive"],
+    "seed": Annotated[int, Field(ge=-2**63, lt=2**64)] | None,
+    "stop": list[Annotated[str, AfterValidator(_some_text)]],
+    "method": Literal[METHODS],
+}
+
+def _keys() -> dict[str, Any]: # as `create_model` takes them
+    "The options as keys of a file, and one that stands for a verify rule."
+    found: dict[str, Any] = {}
+    for each in in_files():
+        said = dict(each.metadata)
+        key, note, kind = said.pop("key", each.name), said.pop("help"), _KINDS.get(each.name)
+        limits = {} if kind else said
+        if each.type is float: limits["allow_inf_nan"] = False
+        default = list(each.default) if isinstance(each.default, tuple) else each.default
+        found[key] = kind or each.type, Field(default, description=note, **limits)
+    note = "Not lossless below 1: draft tokens are accepted that the target would reject."
+    return found | {"lenience": (float | None, Field(None, gt=0, le=1, description=note))}
+
+if TYPE_CHECKING: Decoding = _Decoding
+else: Decoding = create_model("Decoding", __base__=_Decoding, __module__=__name__,
+                              __doc__=_Decoding.__doc__, **_keys())
 
 # %% ../../nbs/use/09_config.ipynb #c7367d4f
 class Config(_Section):
