@@ -1,4 +1,4 @@
-"""Acceptance that isn't independent, acceptance by decree, and drafts that are drawn or certain."""
+"""Acceptance by decree, and drafts that are drawn or certain."""
 import json
 from fractions import Fraction as F
 
@@ -13,7 +13,6 @@ from helpers_bench import record
 from helpers_training import make_target
 from specdec.app.config import lenience_of
 from specdec.bench import run as r
-from specdec.bench.alpha import TwoStates, fit_two_states, tries_of
 from specdec.bench.grid import BenchmarkConfig, Grid, GridPair, ways
 from specdec.bench.report import read_runs
 from specdec.bench.run import Record
@@ -24,76 +23,8 @@ from specdec.lossless.check import check_decoder, check_verify
 from specdec.lossless.enumerate import exact_distribution
 from specdec.models.loading import load
 from specdec.pair import Pair
-from specdec.result import Round
 from specdec.sampling import SeededRandom
-from specdec.speedup import tokens_per_round
 from specdec.verify import is_promised, sample_and_match, speculative_sampling
-
-share = st.floats(.02, .98)
-
-
-# --- two states
-
-@given(st.tuples(share, share), st.tuples(share, share), st.integers(1, 6))
-@settings(max_examples=examples(30), deadline=None)
-def test_two_states_by_brute_force(alpha, leave, K):
-    "The chain of (state at a round's start) is iterated; each round's outcomes are walked one by one."
-    def walk(state): # (accepted, weight, state at the next round's start, as two weights)
-        weights, found = np.eye(2)[state], []
-        move = np.array([[1 - leave[0], leave[0]], [leave[1], 1 - leave[1]]])
-        for n in range(K):
-            found.append((n, weights * (1 - np.array(alpha)) @ move))
-            weights = weights * np.array(alpha) @ move
-        return [*found, (K, weights @ move)]
-    start = np.full(2, .5)
-    for _ in range(4000):
-        after = sum(start[s] * ends for s in (0, 1) for _, ends in walk(s))
-        if np.abs(after - start).max() < 1e-13: break
-        start = after
-    tau = sum(start[s] * (n + 1) * ends.sum() for s in (0, 1) for n, ends in walk(s))
-    assert TwoStates(alpha, leave).tokens_per_round(K) == pytest.approx(tau, rel=1e-6)
-
-
-@given(share, st.tuples(share, share), st.integers(1, 9))
-@settings(max_examples=examples(30), deadline=None)
-def test_one_alpha_is_the_formula(alpha, leave, K):
-    chain = TwoStates((alpha, alpha), leave)
-    assert chain.tokens_per_round(K) == pytest.approx(tokens_per_round(alpha, K))
-    assert chain.reached(K) == pytest.approx([alpha**i for i in range(1, K + 1)])
-
-
-def made_by(chain, K, length, rng):
-    state, rounds = int(rng.random() < .5), []
-    while length > 0:
-        accepted, ok = 0, True
-        while ok:
-            ok = accepted < K and rng.random() < chain.alpha[state]
-            if rng.random() < chain.leave[state]: state = 1 - state
-            accepted += ok
-        rounds.append(Round([0] * K, accepted, [0] * (accepted + 1)))
-        length -= accepted + 1
-    return rounds
-
-
-def test_the_fit_finds_the_chain_whatever_K_the_rounds_had():
-    rng, true = np.random.default_rng(0), TwoStates((.15, .9), (.15, .1))
-    found = fit_two_states([made_by(true, K, 100, rng) for K in (2, 5) * 60])
-    assert found.alpha == pytest.approx(true.alpha, abs=.05) and found.leave == pytest.approx(true.leave, abs=.05)
-    for K in (1, 8): assert found.tokens_per_round(K) == pytest.approx(true.tokens_per_round(K), abs=.08)
-    # the negative control: one coin, fitted to the same tries, is far off where K is another
-    coin = tokens_per_round(np.nanmean(np.concatenate([tries_of(made_by(true, 2, 4000, rng))])), 8)
-    assert abs(coin - true.tokens_per_round(8)) > .15
-
-
-def test_tries():
-    rounds = [Round([5, 6], 1, [5, 9]), Round([7], 1, [7, 8]), Round([], 0, [3]), Round([1, 2, 3], 3, [1, 2])]
-    assert np.array_equal(tries_of(rounds), [1, 0, 1, np.nan, np.nan, 1, 1], equal_nan=True)
-
-
-@pytest.mark.parametrize("rounds", [[], [Round([5], 1, [5, 6])], [Round([5], 0, [6])], [Round([], 0, [6])]])
-def test_nothing_to_fit(rounds):
-    with pytest.raises(InputError, match="some rejected"): fit_two_states([rounds])
-
 
 # --- acceptance by decree
 
