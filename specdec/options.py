@@ -36,16 +36,24 @@ class SamplingOptions:
     top_k: int | None = option(None, "Sample among this many likeliest tokens.", ge=1)
     top_p: float | None = option(
         None, "Sample among the likeliest tokens that together reach this probability.", gt=0, le=1)
+    min_p: float | None = option(
+        None, "Sample among the tokens at least this fraction as likely as the likeliest.", gt=0,
+        le=1)
 
     def __post_init__(self) -> None:
-        t, k, p = to_number(self.temperature), self.top_k, self.top_p
+        t, k = to_number(self.temperature), self.top_k
         check(0 <= t < float("inf"),
               f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}.")
         if k is not None: k = require_int(k, "top_k, if it isn't None,", 1)
-        if p is not None: p = to_number(p)
-        check(p is None or 0 < p <= 1,
-              f"top_p must be a number in (0, 1], or None, not {self.top_p!r}.")
-        set_fields(self, temperature=t, top_k=k, top_p=p)  # NumPy's numbers become Python's
+        set_fields(self, temperature=t, top_k=k, # NumPy's numbers become Python's
+                   **{name: fraction(getattr(self, name), name) for name in ("top_p", "min_p")})
+
+def fraction(value: object, name: str) -> float | None:
+    "The value as a plain number; raises `InputError` unless it is in (0, 1], or None."
+    number = None if value is None else to_number(value)
+    check(number is None or 0 < number <= 1,
+          f"{name} must be a number in (0, 1], or None, not {value!r}.")
+    return number
 
 def set_fields(frozen: object, **values) -> None:
     "Give a frozen dataclass the plain values of what it was given."

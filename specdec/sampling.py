@@ -6,6 +6,7 @@
 __all__ = ['SamplingParams', 'RandomSource', 'SeededRandom']
 
 # %% ../nbs/engine/06_sampling.ipynb #ddfec5d8
+import math
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -81,6 +82,18 @@ def apply_top_p(logits: Tensor, # [..., V]
     outside = (logits < last) | (equal & (equal.cumsum(-1) > places))
     return logits.masked_fill(outside, float("-inf"))
 
+# %% ../nbs/engine/06_sampling.ipynb #m1np0002
+def apply_min_p(logits: Tensor, # [..., V]
+                min_p: float, # in (0, 1]; 1 keeps the likeliest token, and its ties
+               ) -> Tensor: # [..., V], minus infinity outside
+    """Keep the tokens that are at least `min_p` times as likely as the likeliest (Nguyen et al.
+    2024, section 3). Raises `InputError` for a `min_p` outside (0, 1]."""
+    check(0 < to_number(min_p) <= 1, f"min_p must be a number in (0, 1], not {min_p!r}.")
+    exact = logits.float()  # a threshold in bfloat16 would lie elsewhere
+    outside = exact < exact.amax(-1, keepdim=True) + math.log(min_p)
+    return logits.masked_fill(outside, float("-inf"))
+
+
 # %% ../nbs/engine/06_sampling.ipynb #w1derows
 def likeliest(rows: Tensor, # [..., V]; or a NumPy array
              ) -> Tensor: # [...], int64
@@ -97,7 +110,8 @@ def wide(rows: Tensor) -> Tensor: # float32 or float64
 # %% ../nbs/engine/06_sampling.ipynb #32d873a8
 @dataclass(frozen=True)
 class SamplingParams(SamplingOptions):
-    """How logits become the distribution that is sampled from: temperature, then top-k, then top-p.
+    """How logits become the distribution that is sampled from: temperature, then top-k,
+    top-p and min-p.
     Raises `InputError` for values that can't be served."""
     @classmethod
     def of(cls, options: SamplingOptions) -> "SamplingParams":
@@ -113,6 +127,7 @@ class SamplingParams(SamplingOptions):
         if self.temperature != 1: logits = apply_temperature(logits, self.temperature)
         if self.top_k is not None: logits = apply_top_k(logits, self.top_k)
         if self.top_p is not None: logits = apply_top_p(logits, self.top_p)
+        if self.min_p is not None: logits = apply_min_p(logits, self.min_p)
         return probabilities(logits)
 
 

@@ -564,7 +564,8 @@ def test_rounds_that_run_ahead_stay_inside_the_buffers(ahead):
                                            max_new_tokens=256 - len(PROMPT)))) == 251
 
 
-DRAWN = [SamplingParams(0.6), SamplingParams(1.0), SamplingParams(1.0, top_k=5), SamplingParams(0.8, top_p=0.9)]
+DRAWN = [SamplingParams(0.6), SamplingParams(1.0), SamplingParams(1.0, top_k=5), SamplingParams(0.8, top_p=0.9),
+         SamplingParams(1.2, min_p=0.3)]
 
 @pytest.mark.parametrize("sampling", DRAWN, ids=str)
 def test_a_target_that_drafts_for_itself_accepts_everything(sampling):
@@ -903,7 +904,7 @@ def round_on_meta(drafter, sampling, K=4, change=None, rule=None):
 
 
 SAMPLINGS = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_k=5), SamplingParams(0.8, top_p=0.9),
-             SamplingParams(0.8, 5, 0.9)]
+             SamplingParams(0.8, 5, 0.9, 0.1)]
 
 
 @pytest.mark.parametrize("rule", [None, block_verification])

@@ -165,7 +165,8 @@ def test_rows_that_nobody_looks_at_stay_as_they_are():
     assert torch.equal(last.isinf(), after.isinf())
 
 
-@pytest.mark.parametrize("settings", [{}, dict(temperature=1.0, top_k=5, top_p=0.9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("settings", [
+    {}, dict(temperature=1.0, top_k=5, top_p=0.9), dict(temperature=1.0, min_p=.05)], ids=["greedy", "cut", "min-p"])
 def test_a_model_that_talks_nonsense_writes_json(settings):
     target, kinds = talker(eos=frozenset({2})), set()
     pair = Pair(target, target.skip([1]))

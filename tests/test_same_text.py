@@ -28,7 +28,7 @@ from specdec.verify import sample_and_match, speculative_sampling
 
 PROMPT, OTHERS = [1, 5, 2, 7, 1, 5, 2], [[3, 1, 3, 1], [7, 7, 2, 7, 7], [5, 2, 4, 5, 2, 4, 5], [1, 5, 2, 8]]
 LIKELIEST = SamplingParams()
-WARM = {"T = .7": SamplingParams(.7), "T = 1": SamplingParams(1.0), "hot, top-k, top-p": SamplingParams(1.6, 12, .9)}
+WARM = {"T = .7": SamplingParams(.7), "T = 1": SamplingParams(1.0), "hot, all cuts": SamplingParams(1.6, 12, .9, .02)}
 
 
 @cache

@@ -5,12 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from helpers import examples
 from specdec.errors import InputError, NumericalError
 from specdec.sampling import (
     SamplingParams,
+    apply_min_p,
     apply_temperature,
     apply_top_k,
     apply_top_p,
@@ -105,23 +106,25 @@ def test_top_p_at_exact_boundaries(top_p, count):
     assert kept(TopPLogitsWarper(top_p)(None, logits[None])).sum() == count
 
 
-def chain(logits, temperature, top_k, top_p):
+def chain(logits, temperature, top_k, top_p, min_p):
     logits = logits.double()
-    for processor in (TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)):
+    for processor in (TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p),
+                      MinPLogitsWarper(min_p)):
         logits = processor(None, logits)
     return logits.softmax(-1)
 
 
 @dtypes
 @pytest.mark.parametrize("temperature", [.5, 1., 2.])
-@pytest.mark.parametrize("top_k, top_p", [(1, .5), (5, .9), (50, .9), (1000, .99)])
-def test_transform_equals_the_chain_of_transformers(dtype, temperature, top_k, top_p):
+@pytest.mark.parametrize("top_k, top_p, min_p", [
+    (1, .5, 1e-9), (5, .9, 1e-9), (50, .9, 1e-9), (1000, .99, 1e-9), (1000, 1., .2), (50, .9, .1), (1000, .99, .01)])
+def test_transform_equals_the_chain_of_transformers(dtype, temperature, top_k, top_p, min_p):
     logits = random_logits((200, 1000), seed=1).to(dtype)
     if dtype != torch.float32: logits = logits[:, :40]  # few enough that hardly any two are equal
     decided = (logits.float().sort().values.diff() != 0).all(-1)
     assert decided.sum() > 10
-    ours = SamplingParams(temperature, top_k, top_p).probs(logits)
-    expected = chain(logits, temperature, top_k, top_p)
+    ours = SamplingParams(temperature, top_k, top_p, min_p).probs(logits)
+    expected = chain(logits, temperature, top_k, top_p, min_p)
     torch.testing.assert_close(ours[decided].double(), expected[decided], rtol=0, atol=1e-6)
 
 
@@ -130,7 +133,7 @@ def low_precision(logits): return SamplingParams(2., 1000, .9).probs(logits).bfl
 
 
 def test_wrong_versions_are_caught():
-    logits, expected = random_logits((50, 1000)), chain(random_logits((50, 1000)), 2., 1000, .9)
+    logits, expected = random_logits((50, 1000)), chain(random_logits((50, 1000)), 2., 1000, .9, 1e-9)
     assert torch.allclose(SamplingParams(2., 1000, .9).probs(logits).double(), expected, rtol=0, atol=1e-6)
     for wrong in (wrong_order, low_precision):
         assert not torch.allclose(wrong(logits).double(), expected, rtol=0, atol=1e-6)
@@ -223,7 +226,7 @@ def test_rows_are_independent():
     "A row's distribution does not depend on the rows beside it: one token and K tokens at once give the same p."
     logits = random_logits((6, 49152), torch.bfloat16)
     for sampling in (SamplingParams(), SamplingParams(.8), SamplingParams(.8, 50), SamplingParams(.8, None, .9),
-                     SamplingParams(2., 1000, .95)):
+                     SamplingParams(2., 1000, .95), SamplingParams(1.5, min_p=.1)):
         alone = torch.stack([sampling.probs(row) for row in logits])
         together = sampling.probs(logits)
         assert torch.allclose(together, alone, rtol=1e-5, atol=0) and torch.equal(together > 0, alone > 0)
@@ -234,7 +237,8 @@ def test_rows_are_independent():
     dict(temperature=True), dict(top_k=0), dict(top_k=-1), dict(top_k=2.0), dict(top_k=True), dict(top_k="5"),
     dict(top_k=NAN), dict(top_p=0), dict(top_p=0.), dict(top_p=1.0001), dict(top_p=-1), dict(top_p=NAN),
     dict(top_p=True), dict(top_p=False), dict(top_p="0.9"), dict(top_p=[.9]), dict(temperature=np.bool_(True)),
-    dict(temperature=torch.tensor(True)), dict(top_k=np.float64(2)), dict(top_p=np.array([.9]))], ids=str)
+    dict(temperature=torch.tensor(True)), dict(top_k=np.float64(2)), dict(top_p=np.array([.9])),
+    dict(min_p=0), dict(min_p=1.5), dict(min_p=NAN), dict(min_p=True), dict(min_p="0.1")], ids=str)
 def test_bad_settings(arguments):
     (name, value), = arguments.items()
     with pytest.raises(InputError, match=name) as error: SamplingParams(**dict(temperature=1.) | arguments)
@@ -242,8 +246,8 @@ def test_bad_settings(arguments):
 
 
 @pytest.mark.parametrize("step, values", [
-    (apply_temperature, [0, -1, NAN, True, "1"]), (apply_top_k, [0, -1, True, 1.5]), (apply_top_p, [0, -1, NAN, True])],
-    ids=["temperature", "top_k", "top_p"])
+    (apply_temperature, [0, -1, NAN, True, "1"]), (apply_top_k, [0, -1, True, 1.5]), (apply_top_p, [0, -1, NAN, True]),
+    (apply_min_p, [0, -1, 1.5, NAN, True])], ids=["temperature", "top_k", "top_p", "min_p"])
 def test_steps_refuse_what_keeps_nothing(step, values):
     for value in values:
         with pytest.raises(InputError, match=str(value)): step(torch.zeros(4), value)

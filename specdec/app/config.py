@@ -217,8 +217,8 @@ NOTES = { # the names of others that are no key here
            "max_matching_ngram_size prompt_lookup_max prompt_lookup_min") \
   | _noted("dtype: int8 and int4 keep weights in eight and in four bits.",
            "quantization load_in_4bit load_in_8bit") \
-  | _noted("what is sampled from is shaped by temperature, top_k and top_p only.",
-           "num_beams repetition_penalty presence_penalty frequency_penalty min_p typical_p") \
+  | _noted("what is sampled from is shaped by temperature, top_k, top_p and min_p only.",
+           "num_beams repetition_penalty presence_penalty frequency_penalty typical_p") \
   | _noted("keys and values are always kept.", "use_cache") \
   | _noted("a model brings its own.", "tokenizer tokenizer_path eos_token_id pad_token_id") \
   | _noted("it is said with the prompts: specdec generate --prompts FILE --config FILE"

@@ -230,12 +230,13 @@ class UpToEnd(WrapperDrafter):
         return self.State(inner, eos_ids)
 
 def sampling_of(processors: Sequence[Callable]) -> SamplingParams:
-    "The temperature, top-k and top-p among logits processors."
+    "The temperature, top-k, top-p and min-p among logits processors."
     by_name = {type(processor).__name__: processor for processor in processors}
     def value(name: str, attribute: str): return getattr(by_name.get(name), attribute, None)
     temperature = value("TemperatureLogitsWarper", "temperature")
     return SamplingParams(1.0 if temperature is None else temperature,
-                          value("TopKLogitsWarper", "top_k"), value("TopPLogitsWarper", "top_p"))
+                          value("TopKLogitsWarper", "top_k"), value("TopPLogitsWarper", "top_p"),
+                          value("MinPLogitsWarper", "min_p"))
 
 def drafter_of(drafter: object, target: CausalLM) -> Drafter:
     "A drafter from what may draft; raises `InputError` for anything else."
