@@ -7,8 +7,9 @@ __all__ = ['Round', 'GenerationResult', 'statuses', 'Event']
 
 # %% ../nbs/engine/01_result.ipynb #res00004
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import lru_cache
 from html import escape
 from types import UnionType
@@ -54,6 +55,43 @@ def _is_zero(value: object) -> bool: # False for False, which is no number
 def percentile(seconds: list[float], percent: float) -> float:
     "That percentile; 0 if there are no numbers."
     return float(np.percentile(seconds, percent)) if seconds else 0.0
+
+@dataclass(frozen=True)
+class Counts:
+    "What rounds of drafts added up to, and the rates that follow; 0 before anything was drafted."
+    rounds: int = 0
+    emitted: int = 0   # tokens that joined the text
+    drafted: int = 0
+    accepted: int = 0
+    rejected: int = 0  # tried and rejected: at most one a round
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round]) -> "Counts":
+        "Those of some rounds."
+        return cls(len(rounds), sum(len(r.emitted) for r in rounds),
+                   sum(len(r.drafted) for r in rounds), sum(r.accepted for r in rounds),
+                   sum(r.accepted < len(r.drafted) for r in rounds))
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*map(operator.add, astuple(self), astuple(other)))
+
+    @property
+    def acceptance_rate(self) -> float:
+        "Accepted / drafted, as peers print it."
+        return _ratio(self.accepted, self.drafted)
+
+    @property
+    def alpha(self) -> float:
+        """α: accepted / (accepted + rejected), how often a draft token is accepted when it is tried
+        (Leviathan et al. 2023, section 3.1), or a little more where drafts are judged as a whole
+        (`block_verification`)."""
+        return _ratio(self.accepted, self.accepted + self.rejected)
+
+    @property
+    def tau(self) -> float:
+        "τ, the block efficiency: tokens emitted per round."
+        return _ratio(self.emitted, self.rounds)
+
 
 # %% ../nbs/engine/01_result.ipynb #13a59f5f
 @dataclass
@@ -140,19 +178,14 @@ class GenerationResult:
     # --- what the rounds say about the drafts
 
     @property
-    def num_drafted(self) -> int:
-        "Draft tokens proposed."
-        return sum(len(r.drafted) for r in self.rounds)
+    def counts(self) -> Counts:
+        "The rounds, added up."
+        return Counts.of(self.rounds)
 
-    @property
-    def num_accepted(self) -> int:
-        "Draft tokens accepted."
-        return sum(r.accepted for r in self.rounds)
-
-    @property
-    def num_rejected(self) -> int:
-        "Draft tokens that were tried and rejected: at most one a round."
-        return sum(r.accepted < len(r.drafted) for r in self.rounds)
+    num_drafted = property(lambda self: self.counts.drafted, doc="Draft tokens proposed.")
+    num_accepted = property(lambda self: self.counts.accepted, doc="Draft tokens accepted.")
+    num_rejected = property(lambda self: self.counts.rejected,
+                            doc="Draft tokens that were tried and rejected: at most one a round.")
 
     @property
     def num_speculation_rounds(self) -> int:
@@ -161,23 +194,18 @@ class GenerationResult:
 
     @property
     def acceptance_rate(self) -> float | None:
-        "Accepted / drafted, as peers print it; 0 before any draft."
-        if not self.is_speculative: return None
-        return _ratio(self.num_accepted, self.num_drafted)
+        "Accepted / drafted, as peers print it; 0 before any draft, None for plain decoding."
+        return self.counts.acceptance_rate if self.is_speculative else None
 
     @property
     def alpha(self) -> float | None:
-        """α: accepted / (accepted + rejected), how often a draft token is accepted when it is tried
-        (Leviathan et al. 2023, section 3.1), or a little more where drafts are judged as a whole
-        (`block_verification`)."""
-        if not self.is_speculative: return None
-        return _ratio(self.num_accepted, self.num_accepted + self.num_rejected)
+        "α: accepted / (accepted + rejected), see `Counts`; None for plain decoding."
+        return self.counts.alpha if self.is_speculative else None
 
     @property
     def tokens_per_step(self) -> float | None:
-        "τ, the block efficiency: tokens emitted per round."
-        if not self.is_speculative: return None
-        return _ratio(sum(len(r.emitted) for r in self.rounds), len(self.rounds))
+        "τ, the block efficiency: tokens emitted per round; None for plain decoding."
+        return self.counts.tau if self.is_speculative else None
 
     # --- what the times say about waiting
 

@@ -112,9 +112,9 @@ def test_each_text_and_each_reset_begins_anew(tiny):
     pair, controller = Pair(tiny, ModelDrafter(packable_llama(seed=1), tiny.vocab_size)), AdaptiveLookahead(initial=8)
     def rounds(): return pair.generate([1, 2, 3], K=controller, max_new_tokens=60, ignore_eos=True).rounds
     first, again = rounds(), rounds()
-    assert first == again and {len(r.drafted) for r in first} > {8} and pair.stats.drafted > 0
+    assert first == again and {len(r.drafted) for r in first} > {8} and pair.stats.counts.drafted > 0
     pair.reset_stats()
-    assert (pair.stats.drafted, pair.stats.rounds) == (0, 0) and rounds() == first
+    assert (pair.stats.counts.drafted, pair.stats.counts.rounds) == (0, 0) and rounds() == first
     assert (controller.observations, controller.mean_accepted, controller.lookahead) == (0, 0, 8)
 
 

@@ -159,7 +159,7 @@ def test_totals_share_the_time():
     pair = Pair(talker(), talker().skip([1]))
     results = pair.generate(["Hello", "a b c", "x"], max_new_tokens=9)
     stats, each = pair.stats, [r.total_time for r in results]
-    assert (stats.texts, stats.tokens, stats.drafted) == (3, 27, sum(r.num_drafted for r in results))
+    assert (stats.texts, stats.tokens, stats.counts.drafted) == (3, 27, sum(r.num_drafted for r in results))
     assert max(each) <= stats.seconds < sum(each) and stats.tokens_per_second == 27 / stats.seconds
 
 

@@ -50,7 +50,7 @@ from specdec.bench.methods import (
 )
 from .prompts import prompt_ids
 from ..errors import InputError, ModelError, check, preserve_interrupts
-from ..result import GenerationResult, result_from_data
+from ..result import Counts, GenerationResult, result_from_data
 from ..drafters.costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
 from ..drafters.head import Head, HeadDrafter, head_config, share_embedding
@@ -908,16 +908,14 @@ def speedups(some: list[Record], plain: dict[tuple, Record]) -> dict[str, list[f
 
 def figures(some: list[Record], plain: dict[tuple, Record]) -> dict[str, float | None]:
     "Of one way to decode."
-    def total(name: str) -> int: return sum(getattr(r.result, name) for r in some)
-    rounds = [r for record in some if record.result.is_speculative for r in record.result.rounds]
-    tried = total("num_accepted") + total("num_rejected")
+    counts = sum((r.result.counts for r in some if r.result.is_speculative), Counts())
     ratios = [float(np.median(values)) for values in speedups(some, plain).values()]
     return {
         "runs": len(some),
         "tokens_per_second": float(np.median([r.result.tokens_per_second for r in some])),
         "speedup": float(np.median(ratios)) if ratios else None,
-        "alpha": total("num_accepted") / tried if tried else None,
-        "tau": sum(len(r.emitted) for r in rounds) / len(rounds) if rounds else None,
+        "alpha": counts.alpha if counts.drafted else None,
+        "tau": counts.tau if counts.rounds else None,
     }
 
 def run_figures(records: Iterable[Record]) -> list[dict]: # a row for each way to decode
@@ -947,12 +945,11 @@ def synthetic_figures(records: Iterable[Record]) -> list[dict]: # a row for each
     for way, some in ways.items():
         steps = [t for r in some for t in plain[partner_of(r)].round_latencies[1:]]
         step, results = float(np.median(steps)), [r.result for r in some]
-        rounds = sum(len(r.rounds) for r in results)
+        counts = sum((r.counts for r in results), Counts())
         spent = sum(r.verify_time_total_ms + r.sampling_time_total_ms for r in results) / 1000
-        tried = sum(r.num_accepted + r.num_rejected for r in results)
         rows.append(dict(zip(("pair", "dtype", "temperature", "method", "K"), way)) | {
             "runs": len(some), "lossy": True, "c": draft_cost(results, step),
-            "v": spent / rounds / step, "alpha": sum(r.num_accepted for r in results) / tried})
+            "v": spent / counts.rounds / step, "alpha": counts.alpha})
     return rows
 
 def synthetic_lines(records: Iterable[Record]) -> list[str]: # none without such runs

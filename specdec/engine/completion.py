@@ -8,11 +8,11 @@ __all__ = ['PairStats']
 # %% ../../nbs/use/00_completion.ipynb #c0mp0003
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .profiling import PhaseTimer
-from ..result import Event, GenerationResult, Round
+from ..result import Counts, Event, GenerationResult, Round
 from .constraints import WatchedLM
 from ..models.hub import TextStream
 
@@ -238,11 +238,8 @@ class PairStats:
     texts: int = 0             # completions, interrupted ones included
     tokens: int = 0
     seconds: float = 0.0       # prompts included
-    rounds: int = 0            # of speculative completions, as all fields to `sampling_seconds`
-    round_tokens: int = 0      # what the rounds emitted
-    drafted: int = 0
-    accepted: int = 0
-    rejected: int = 0
+    # of speculative completions, as the three times
+    counts: Counts = field(default_factory=Counts)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     sampling_seconds: float = 0.0
@@ -259,11 +256,7 @@ class PairStats:
         self.plain_steps += len(plain)
         self.plain_seconds += sum(plain)
         if not result.is_speculative: return
-        self.rounds += len(result.rounds)
-        self.round_tokens += sum(len(r.emitted) for r in result.rounds)
-        self.drafted += result.num_drafted
-        self.accepted += result.num_accepted
-        self.rejected += result.num_rejected
+        self.counts += result.counts
         self.draft_seconds += result.draft_time_total_ms / 1000
         self.verify_seconds += result.verify_time_total_ms / 1000
         self.sampling_seconds += result.sampling_time_total_ms / 1000
@@ -271,17 +264,17 @@ class PairStats:
     @property
     def acceptance_rate(self) -> float:
         "Accepted / drafted; 0 before any draft."
-        return ratio(self.accepted, self.drafted)
+        return self.counts.acceptance_rate
 
     @property
     def alpha(self) -> float:
         "α: accepted / (accepted + rejected); 0 before any draft."
-        return ratio(self.accepted, self.accepted + self.rejected)
+        return self.counts.alpha
 
     @property
     def tokens_per_step(self) -> float:
         "τ: tokens emitted per round of a speculative text; 0 before any."
-        return ratio(self.round_tokens, self.rounds)
+        return self.counts.tau
 
     @property
     def tokens_per_second(self) -> float:
@@ -294,6 +287,6 @@ class PairStats:
         `GenerationResult.speedup_estimate` has it for one. A plain step is the mean of the rounds
         that drafted nothing, those of plain texts among them; None as long as there is none, or no
         speculative round."""
-        if not (self.plain_steps and self.rounds): return None
+        if not (self.plain_steps and self.counts.rounds): return None
         spent = self.draft_seconds + self.verify_seconds + self.sampling_seconds
-        return ratio(self.round_tokens * self.plain_seconds / self.plain_steps, spent)
+        return ratio(self.counts.emitted * self.plain_seconds / self.plain_steps, spent)
