@@ -354,7 +354,7 @@ class Pair:
         def result(i: int) -> GenerationResult:
             "The result of prompt i."
             texts[i].finish()
-            texts[i].total_time = sum(texts[i].seconds)
+            texts[i].total_time = sum(texts[i].seconds) + clock.work()
             return self._result(running[i], each[i], plan, texts[i], clock.own(i), peak)
         try:
             rounds = speculate_batch(self.target, list(requests.values()), size, timer)

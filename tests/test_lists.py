@@ -1,5 +1,6 @@
 "Lists of prompts: what each text says is what it would say alone, and what is told of it is its own."
 import copy
+import time
 from functools import lru_cache
 from itertools import count
 
@@ -23,6 +24,7 @@ from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter, best_tree
+from specdec.engine.completion import StopChecker
 from specdec.errors import InputError, NumericalError
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair, load_config
@@ -153,6 +155,21 @@ def test_times_are_those_of_the_texts_own_stay(monkeypatch):
     spent = [r.prefill_time_ms + r.draft_time_total_ms + r.verify_time_total_ms + r.sampling_time_total_ms
              for r in found]
     assert all(0 < ms <= 1000 * r.total_time + 1 for ms, r in zip(spent, found))
+
+
+def test_a_batch_counts_the_decoding_of_its_texts_as_a_single_prompt_does(monkeypatch):
+    "A tokenizer that takes 50 ms a text makes each text, and the batch's totals, 50 ms slower, however it is asked."
+    real = StopChecker.finish
+    def slow(self, ids):
+        time.sleep(.05)
+        return real(self, ids)
+    pair, times = Pair(talker(), NGramDrafter()), {}
+    for name, finish in (("fast", real), ("slow", slow)):
+        monkeypatch.setattr(StopChecker, "finish", finish)
+        pair.reset_stats()
+        batch, alone = (pair.generate(prompts, max_new_tokens=6) for prompts in (["Hello", "a b c"], "Hello"))
+        times[name] = *(r.total_time - sum(r.round_latencies) for r in (*batch, alone)), pair.stats.seconds
+    assert max(times["fast"][:3]) < .03 and min(times["slow"][:3]) > .05 and times["slow"][3] > .15
 
 
 def test_totals_share_the_time():

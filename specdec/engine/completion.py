@@ -211,6 +211,11 @@ class BatchClock:
         self.last[i] = self.now
         return self.now - started
 
+    def work(self) -> float: # s
+        "Count what was done since the last tick for the sequence that ends: decoding its text."
+        before, self.now = self.now, time.perf_counter()
+        return self.now - before
+
     def own(self, i: int) -> PhaseTimer:
         "The phases since sequence i joined; it shares them with the rest of the batch."
         since = PhaseTimer(self.timer.device)
