@@ -589,6 +589,7 @@ def load_config(config: str | Path | Config, # or a .yaml, .yml or .toml file
         assert section.target is not None  # a section has a name or a target
         spec = PairSpec(section.target, section.draft, section.drafter, section.lookup,
                         tuple(section.skip), section.draft_dtype)
-    pair = load_spec(spec, section.device, section.dtype, config.decoding.settings()["method"], section.drafter)
+    method = config.decoding.settings()["method"]
+    pair = load_spec(spec, section.device, section.dtype, method, section.drafter)
     pair.origin = section
     return ConfiguredPair(pair, config)

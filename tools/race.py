@@ -37,7 +37,8 @@ def run(pair, drafter, ids: list[int], temperature: float, K: int) -> list[dict]
     guesses, and the guesses that were rejected or came after a rejected one. Exits if the text doesn't end."""
     noted, start = [], time.perf_counter()
     rounds = speculate(
-        pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(SEED), K, NEW_TOKENS, pair.target.eos_ids
+        pair.target, drafter, ids, SamplingParams(temperature), SeededRandom(SEED), K, NEW_TOKENS, pair.target.eos_ids,
+        draft_sampling=SamplingParams(),  # certain drafts: all lanes write plain decoding's text
     )
     for r in rounds:
         noted.append({
@@ -84,6 +85,7 @@ def main() -> None:
                 if not stalled(found): runs[name].append(found)
         if missing := [name for name in runs if len(runs[name]) < repeats]:
             sys.exit(f"Most runs of {', '.join(missing)} had a stall: is the machine quiet?")
+        assert len({"".join(w for r in found[0] for w in r["text"]) for found in runs.values()}) == 1
         races.append({"temperature": temperature, "lanes": {name: median_run(found) for name, found in runs.items()}})
     where = environment("cpu", "float32")
     data = {

@@ -406,7 +406,7 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
               method: str = "speculative",  # of `load_pair`, as are drafter and revision
               drafter: Path | None = None, target: str | None = None, draft: str | None = None,
               revision: str | None = None,
-              config=None): # a specdec.app.config.Config, in place of all that → a specdec.pair.Pair
+              config=None): # a Config, in place of all that → a specdec.pair.Pair
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
     from specdec.errors import check
     from specdec.pair import Pair, load_pair
@@ -489,7 +489,7 @@ def write_all(opened: Callable, # gives the pair
 
 # %% ../../nbs/use/07_cli.ipynb #a4a4e84a
 def with_options(path: Path, context: typer.Context, # of the command
-                 **options): # its values, by the names of `Pair.generate` → a specdec.app.config.Config
+                 **options): # its values, by the names of `Pair.generate` → a Config
     """A configuration file, with the options that were given besides it in place of what it says;
     raises `InputError` for one that names another pair."""
     from specdec.app.config import Config, decoding_of, read_config

@@ -375,7 +375,7 @@ def says_whose(about: dict | None) -> bool:
     return named and drafting and numbers
 
 def drafter_words(about: object) -> str: # "": it isn't said
-    "What drafts, as `specdec.drafters.costs.about_drafter` put it: its class, without what is around it."
+    "What drafts, by its class alone; see `specdec.drafters.costs.about_drafter`."
     if not isinstance(about, dict): return ""
     if "drafter" in about: return drafter_words(about["drafter"])
     kind = about.get("kind")

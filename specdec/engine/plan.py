@@ -181,7 +181,8 @@ def tree_if_it_pays(target: CausalLM, plan: Plan, options: Options, clocks: Cloc
     simple = not options.needs_logits and options.controller is None and options.verify is None
     if not (simple and watch and watch.clock.frozen and isinstance(hybrid, HybridDrafter)
             and gives_trees(target)): return plan
-    head, known = head_of(hybrid.members[-1]), watch.clock.told(most=min(longest_draft(target, options), MOST))
+    most = min(longest_draft(target, options), MOST)
+    head, known = head_of(hybrid.members[-1]), watch.clock.told(most=most)
     if head is None or not known: return plan
     *others, chain = map(tuple, known["c"])
     shape = paying_tree(chain, chain, known["verify"])
