@@ -291,7 +291,7 @@ def test_json_comes_back_without_loss(one_load):
     result = GenerationResult.from_json(done.stdout)
     assert result.to_json() == done.stdout.strip()
     assert result.settings == {
-        "K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_new_tokens": 9, "seed": 7,
+        "K": 3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": None, "max_new_tokens": 9, "seed": 7,
         "stop": ["dragon", "castle"], "ignore_eos": False,
     }
     assert (

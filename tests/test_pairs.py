@@ -502,10 +502,10 @@ def test_an_error_and_an_interrupt_leave_a_pair_as_it_was():
 # Numbers, whatever holds them
 
 NUMBERS = dict(
-    K=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(7), top_p=np.float64(0.9), seed=np.uint8(1),
-    max_new_tokens=torch.tensor(3),
+    K=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(7), top_p=np.float64(0.9), min_p=np.float32(0.25),
+    seed=np.uint8(1), max_new_tokens=torch.tensor(3),
 )
-PLAIN = dict(K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1)
+PLAIN = dict(K=3, temperature=0.5, top_k=7, top_p=0.9, min_p=0.25, max_new_tokens=3, seed=1)
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_numpy_and_torch_are_as_good_as_plain_ones(name):
@@ -536,7 +536,8 @@ def test_settings_are_recorded():
         "Hello", K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop="zzzz"
     )
     assert result.settings == dict(
-        K=3, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=3, seed=1, stop=["zzzz"], ignore_eos=False
+        K=3, temperature=0.5, top_k=7, top_p=0.9, min_p=None, max_new_tokens=3, seed=1, stop=["zzzz"],
+        ignore_eos=False,
     )
 
 
@@ -645,8 +646,9 @@ def test_a_keyword_that_there_is_not_is_named(name):
 
 
 def test_everything_after_the_prompt_is_named():
-    with pytest.raises(TypeError, match="positional"): Pair(Untouchable()).generate([1], 5)
-    with pytest.raises(TypeError, match="positional"): Pair(Untouchable()).stream([1], 5)
+    for call in (Pair(Untouchable()).generate, Pair(Untouchable()).stream):
+        with pytest.raises(InputError, match="must be an Options"): call([1], 5)
+        with pytest.raises(TypeError, match="positional"): call([1], None, 5)
 
 
 # What drafts where nobody says

@@ -32,6 +32,7 @@ NO_TEXT = ("Stop strings and streaming need text, and this model has no tokenize
 
 def check_for(target: CausalLM, eos_ids: Iterable, options: Options) -> None:
     "Raise `InputError` for options that this target can't serve."
+    is_lossless(options)  # raises for a rule that declares something else
     check(target.tokenizer is not None or not options.stop, NO_TEXT)
     check(options.grammar is None or bool(ends_of(eos_ids, options)), "A grammar needs an "
           "end-of-sequence token to end the text: leave out ignore_eos, or take a target that has "
