@@ -26,6 +26,7 @@ from helpers import Failing, Untouchable, assert_same_text, examples, greedy, ti
 from helpers_text import TOKENIZER, V, talker
 from specdec import pair as pairs
 from specdec.app.registry import get_pair
+from specdec.drafters import costs
 from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import HeadDrafter
@@ -665,7 +666,10 @@ def test_the_default_drafter_is_the_head_for_its_weights_only():
     assert pairs.drafter_name(best) == "lookup + head" and pairs.drafter_name(Pair(target).drafter) == "lookup"
 
 
-def test_the_default_looks_up_where_that_pays_and_only_there():
+def test_the_default_looks_up_where_that_pays_and_only_there(monkeypatch):
+    "At the same prices: a looked-up token costs nothing, and reading it a twentieth of a step."
+    steps = {1: .01, 3: .011, 9: .014}
+    monkeypatch.setattr(costs, "take_prices", lambda *given: costs.Prices(forwards=steps, drafts=[{1: 1e-6, 4: 1e-6}]))
     loop = [7, 8, 9] * 200
     def right(p, q, tokens, rng): return len(tokens), 7 + len(tokens) % 3  # as the loop goes on
     pair = Pair(talker(context=400))
