@@ -160,7 +160,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
     "The stop strings as a list; raises `InputError` unless they are strings and not empty."
     stops = [stop] if isinstance(stop, str) else stop if stop is not None else []
     check(isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops),
-          f"Stop strings must be text and not empty, not {stop!r}.")
+          f"Stop strings (stop) must be text and not empty, not {stop!r}.")
     for each in stops: check_whole(each, f"The stop string {each!r}")
     return list(stops)
 

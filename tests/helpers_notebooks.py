@@ -21,7 +21,7 @@ UNWRITTEN = "Not written yet."
 LONG = {
     "bench/07_run", "bench/09_report", "bench/01_methods", "drafters/03_model", "drafters/06_head", "drafters/25_trees",
     "engine/02_models", "engine/04_transformer", "engine/14_device_loop", "engine/15_gguf", "engine/17_prefill",
-    "engine/18_batches",
+    "engine/18_batches", "engine/19_batch_loop",
     "lossless/01_proof", "lossless/02_gallery", "lossless/07_check", "lossless/10_audit",
     "lossless/14_grammars", "use/01_pairs", "use/06_panel", "use/07_cli",
 }
