@@ -10,34 +10,36 @@ CHOSEN := $(if $(filter nightly,$(TIER)),,-m "not slow")
 TESTING := SPECDEC_TESTS=$(TIER) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(QUIET)
 NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
-.PHONY: demo test test-all setup model browser check check-site check-code check-texts test-pages test-waiting test-working notebooks badges record \
-        figures mutation gpu-rehearsal docs readme lab clean
+.PHONY: demo test test-package pages pages-waiting pages-working pages-unnumbered test-all setup model browser check check-site check-code \
+        check-texts notebooks badges record figures mutation gpu-rehearsal docs readme lab clean
 
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
-test: setup                 ## everything that must hold before a commit lands, in ten minutes
-	$(MAKE) --no-print-directory --jobs 3 test-waiting test-working
-	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) $(ALONE)
+test: setup                 ## the package: lint, types, and every distribution, model and command; eight minutes on two cores
+	$(MAKE) --no-print-directory --jobs 2 check-code test-package
 
-test-all:                   ## the same with every case, long statistics and long measurements
-	$(MAKE) --no-print-directory test TIER=nightly
+test-package: model         # what stands in tests/ itself, not in its folders
+	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 tests/test_*.py
 
-# Alone, for they ask how soon a click is answered: the live page, and the panel in JupyterLab.
-ALONE := tests/test_live_browser.py tests/test_playground_browser.py
-# One process beside all others: those that mostly wait for other processes to end, and those that share a browser's one
-# pass over the pages.
-WAITING := tests/test_bench_cluster.py tests/test_live_server.py tests/test_site_browser.py tests/test_recorded_browser.py \
-           tests/test_touch_browser.py tests/test_live_engine.py tests/test_wheel.py
-test-waiting: model
-	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) $(WAITING)
+pages: setup                ## what stands round it: notebooks, site, browsers, training, benchmarks, the wheel; after `make test`
+	$(MAKE) --no-print-directory --jobs 3 pages-waiting pages-working
+	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) tests/pages/alone
 
-test-working: check test-pages
+# In one process beside all others: tests that mostly wait for other processes to end, and those that share a browser's
+# one pass over the pages. Those of tests/pages/alone ask how soon a click is answered, and come last.
+pages-waiting: model
+	$(TESTING) $(BIN)/python -m pytest -p no:cacheprovider $(CHOSEN) tests/pages/waiting
+
+pages-working: check-site check-texts pages-unnumbered
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 \
-	  $(addprefix --ignore ,$(WAITING) $(ALONE))
+	  tests/bench tests/train tests/pages --ignore tests/pages/waiting --ignore tests/pages/alone
 
-test-pages: model           # the notebooks without a number; those with one are run with their solutions, by pytest
+pages-unnumbered: model     # the notebooks without a number; those with one are run with their solutions, by pytest
 	$(TESTING) $(BIN)/nbdev_test --n_workers 1 --timing --skip_file_re '^[0-9_.]'
+
+test-all:                   ## both, with every case, long statistics and long measurements
+	$(MAKE) --no-print-directory test pages TIER=nightly
 
 browser:                    ## a Chromium for the browser tests, from the system's packages where they have one
 	@for name in chromium chromium-browser google-chrome "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; \
@@ -54,17 +56,17 @@ check: check-site check-code check-texts  ## lint and types; notebooks, package,
 check-site: setup           # the longest first, so that `make --jobs 2` has two halves
 	$(BIN)/python tools/check_site.py
 
-check-code: setup
+check-code: setup           # each of these runs here only: no test asks them again
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/mutation.py --check
+	$(BIN)/python tools/check_export.py
 
 check-texts: setup
 	$(BIN)/python tools/reading.py --check
 	$(BIN)/python tools/figures.py --check
 	$(BIN)/python tools/badges.py --check
-	$(BIN)/python tools/check_export.py
 	$(BIN)/python tools/readme.py --check
 
 setup: .venv/ready

@@ -27,9 +27,10 @@ settings.load_profile(os.environ.get("SPECDEC_TESTS", "ci"))
 
 @pytest.fixture(scope="session", autouse=True)
 def prices_apart(tmp_path_factory):
-    "What tests take of prices is kept in a folder of theirs, not in the user's cache."
+    "What tests take of prices is kept in a folder of theirs, not in the user's cache: one for all processes of a run."
     from specdec.drafters import costs
-    folder = tmp_path_factory.mktemp("prices")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prices"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(costs, "cache_home", lambda: folder)
         yield

@@ -16,7 +16,7 @@ STUB = re.compile(r"\braise NotImplementedError\b")
 CHECK = re.compile(r"^\s*except NotImplementedError\b", re.M)
 SOLUTION = re.compile(r"<summary>Solution</summary>.*?```python\n(.*?)```", re.S)
 UNWRITTEN = "Not written yet."
-# Those that take most time or memory, of the tracks behind the path: `make test` sees that what they import is
+# Those that take most time or memory, of the tracks behind the path: `make pages` sees that what they import is
 # there and that each exercise has its check and its solution; `make test-all` runs them.
 LONG = {
     "bench/07_run", "bench/09_report", "bench/01_methods", "drafters/03_model", "drafters/06_head", "drafters/25_trees",
@@ -73,16 +73,13 @@ def solve(cells, shell) -> int: # how many exercises there were
     return len(todo)
 
 
-def having_stubs(*tracks: str) -> list[Path]:
-    "The notebooks of those folders that have exercises of this form."
-    paths = sorted(path for track in tracks for path in (NBS / track).glob("*.ipynb"))
-    return [path for path in paths if "raise NotImplementedError  # write it here" in path.read_text(encoding="utf-8")]
-
-
-def to_run(*tracks: str) -> list:
-    "The notebooks of those folders, as cases; those that take long are marked slow."
-    def marks(path): return [pytest.mark.slow] if f"{path.parent.name}/{path.stem}" in LONG else []
-    return [pytest.param(path, id=path.stem, marks=marks(path)) for path in having_stubs(*tracks)]
+def to_run() -> list:
+    "The notebooks that have exercises of this form, as cases; those that take long are marked slow."
+    def case(path):
+        name = path.relative_to(NBS).with_suffix("").as_posix()
+        return pytest.param(path, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+    return [case(path) for path in sorted(NBS.glob("*/*.ipynb"))
+            if "raise NotImplementedError  # write it here" in path.read_text(encoding="utf-8")]
 
 
 def missing(cells) -> list[str]:

@@ -349,11 +349,12 @@ def test_the_example_for_other_projects(tmp_path):
     cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/07_check.ipynb").read_text())["cells"]
     source = next("".join(c["source"]) for c in cells if "EXAMPLE = '''" in "".join(c["source"]))
     example = source.split("'''")[1]
-    (tmp_path / "test_example.py").write_text(example)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
-    (tmp_path / "test_example.py").write_text(example.replace("p = (logits(ids) / 0.7)", "p = (logits(ids) / 1.3)"))
-    assert subprocess.run([*command, "-k", "samples_from"], cwd=tmp_path, capture_output=True).returncode == 1
+    (tmp_path / "test_right.py").write_text(example)
+    (tmp_path / "test_wrong.py").write_text(example.replace("p = (logits(ids) / 0.7)", "p = (logits(ids) / 1.3)"))
+    name = "test_wrong.py::test_the_decoder_samples_from_the_target"
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "test_right.py", name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "1 failed, 3 passed" in done.stdout and f"FAILED {name}" in done.stdout
 
 
 # What a rule says of itself, and what is shown

@@ -750,7 +750,7 @@ def test_a_stopped_process_leaves_what_it_had_finished(one_load, tmp_path, numbe
     "A short answer waits behind a long one, and is on the disk before that ends."
     (tmp_path / "texts").write_text("Tell me a very long story.\nSay only: yes.\n")
     out = tmp_path / "answers"
-    words = ["generate", "--prompts", str(tmp_path / "texts"), "--out", str(out), "--max-new-tokens", "400"]
+    words = ["generate", "--prompts", str(tmp_path / "texts"), "--out", str(out), "--max-new-tokens", "150"]
     running = start(*words)
     while running.poll() is None and not (out.exists() and out.read_bytes().endswith(b"\n")): time.sleep(0.01)
     running.send_signal(number)

@@ -219,7 +219,7 @@ def test_leaving_early_frees_the_drafter():
 
 def test_a_configured_pair_answers_lists(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text('[pair]\nname = "smollm2"\ndtype = "bfloat16"\n[decoding]\nmax_new_tokens = 2\nseed = 5\n')
+    file.write_text('[pair]\nname = "smollm2"\ndtype = "float32"\n[decoding]\nmax_new_tokens = 2\nseed = 5\n')
     pair = load_config(file)
     results = pair.generate(["Hello", "Hi"])
     assert [(r.num_tokens, r.settings["seed"]) for r in results] == [(2, 5), (2, 6)]
@@ -332,7 +332,7 @@ def test_sequences_share_weights_and_nothing_else(parts):
 
 
 def test_sequences_of_the_usual_pair_share_the_head():
-    pair = pairs.load_pair("smollm2", dtype="bfloat16")
+    pair = pairs.load_pair("smollm2", "cpu", "float32")
     ids = [1, 2, 3]
     features = read(pair.target, torch.tensor([ids]), pair.drafter.layers)[0][:-1]
     one, two = (pair.drafter.start(ids, features, 40).states[1].inner for _ in range(2))

@@ -140,7 +140,7 @@ def sampled(pair, cycle: int, lengths, **more) -> None:
         pair.generate(prompt, temperature=0.8, seed=100 * cycle + n, K=1 + (n + cycle) % 6, **more)
 
 def test_generations_leave_no_objects_behind():
-    pair, counts = Pair(talker(), talker(seed=1)), []
+    pair, counts = Pair(talker(vocab=1000), talker(seed=1, vocab=1000)), []
     for cycle in range(6):
         sampled(pair, cycle, range(1, 21), max_new_tokens=12)
         gc.collect()
@@ -172,7 +172,7 @@ def answer_of(pair, prompt, prefilled, stop) -> tuple[list[int], str, int]:
                                   pytest.param("smollm2-skip", marks=pytest.mark.slow)])
 def test_a_pair_goes_to_another_process_by_its_names(name, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)  # of pytest-xdist, it has none
-    pair = load_pair(name, "cpu", "bfloat16")
+    pair = load_pair(name, "cpu", "float32")
     prefilled = pair.prefill("word " * 300)
     assert len(pickle.dumps(pair)) < 10_000
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

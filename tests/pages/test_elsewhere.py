@@ -1,0 +1,112 @@
+"""The page for people who come from elsewhere: each name that it gives as ours exists, and each test that it names."""
+import ast
+import inspect
+import json
+import re
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import specdec
+from specdec.app import cli
+from specdec.app.config import Decoding, PairSection
+from specdec.result import GenerationResult
+
+NOTEBOOK = Path(__file__).parents[2] / "nbs" / "use" / "elsewhere.ipynb"
+
+
+HELD = re.compile(r"\[(test_\w+)\]\(https://github\.com/specdec/specdec/blob/main/(tests/[\w/]+\.py)\)")
+
+
+def column(name: str, page: str) -> list[str]:
+    "The cells under that heading, of all tables of a page."
+    found, at = [], None
+    for line in page.splitlines():
+        parts = [part.strip() for part in line.split("|")[1:-1]] if line.startswith("|") else []
+        if not parts: at = None
+        elif at is None: at = parts.index(name) if name in parts else -1
+        elif at >= 0 and not re.fullmatch("-+", parts[at]): found.append(parts[at])
+    return found
+
+
+def page() -> str:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def ours() -> list[str]:
+    "The names in the columns headed `here`."
+    return [name for cell in column("here", page()) for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def exists(name: str) -> bool:
+    "An argument or a method of a pair, a figure of a result, a key of a configuration, an option, or a name."
+    arguments = inspect.signature(specdec.Pair.generate).parameters
+    figures = {field.name for field in fields(GenerationResult)} | set(dir(GenerationResult))
+    if name in {*arguments, *figures, *Decoding.model_fields, *PairSection.model_fields}: return True
+    if name.startswith("--"): return name in Path(cli.__file__).read_text(encoding="utf-8")
+    parts = name.split(".")
+    deepest = max((n for n in range(1, len(parts)) if parts[0] == "specdec" and is_module(parts[:n])), default=0)
+    found = import_module(".".join(parts[:deepest])) if deepest else specdec
+    for part in parts[deepest:]:
+        if not hasattr(found, part): return False
+        found = getattr(found, part)
+    return True
+
+
+def is_module(parts: list[str]) -> bool:
+    try: return bool(import_module(".".join(parts)))
+    except ImportError: return False
+
+
+@pytest.mark.parametrize("name", sorted(set(ours())))
+def test_a_name_of_ours_exists(name): assert exists(name), name
+
+
+def test_the_tables_are_read():
+    assert {"K", "alpha", "specdec.cache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
+    assert not exists("specdec.cache.KVCache.truncate") and not exists("speed") and not exists("--drafts")
+
+
+def lacking(page: str) -> list[str]:
+    "Rows that no test holds, and tests that are not there."
+    found = [cell for cell in column("held by", page) if not HELD.search(cell)]
+    for name, file in {test for cell in column("held by", page) for test in HELD.findall(cell)}:
+        path = NOTEBOOK.parents[2] / file
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
+        tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if name not in tests: found.append(f"{file}::{name}")
+    return found
+
+
+def test_every_row_is_held_by_tests_that_are_there():
+    assert len(column("held by", page())) > 50 and lacking(page()) == []
+
+
+@pytest.mark.parametrize("cell", [
+    "", "a test", "[test_fast](https://github.com/specdec/specdec/blob/main/tests/test_core.py)",
+    "[test_fast](https://github.com/specdec/specdec/blob/main/tests/test_none.py)",
+], ids=["nothing", "no link", "no such test", "no such file"])
+def test_a_row_without_a_test_is_noticed(cell):
+    assert lacking(f"| there | here | held by |\n|---|---|---|\n| a | b | {cell} |")
+
+
+OURS = re.compile(r"github\.com/specdec/specdec/(?:blob|tree)/main/([\w./-]*\w)")
+
+
+def dead(text: str) -> list[str]:
+    "Files of the repository that a text links to, and that are not there."
+    return [path for path in OURS.findall(text) if not (NOTEBOOK.parents[2] / path).exists()]
+
+
+def test_links_to_files_of_the_repository_are_alive():
+    "Of every notebook, of the README and of what a contributor reads; the site's own links: tools/check_site.py."
+    root = NOTEBOOK.parents[2]
+    pages = [*(root / "nbs").rglob("*.ipynb"), *root.glob("*.md"), *(root / "nbs").glob("*.md")]
+    found = {path.name: text for path in pages if OURS.search(text := path.read_text(encoding="utf-8"))}
+    assert {"elsewhere.ipynb", "promises.ipynb", "README.md"} <= set(found)
+    assert {name: dead(text) for name, text in found.items() if dead(text)} == {}
+    assert dead("https://github.com/specdec/specdec/blob/main/tests/test_core.py, and /tree/main/tests") == []
+    assert dead("(https://github.com/specdec/specdec/blob/main/settings.toml).") == ["settings.toml"]

@@ -1,0 +1,132 @@
+"""What surrounds a release: one version everywhere, a wheel that is tested before a person lets it go, and bounds from
+above that are watched."""
+import json
+import os
+import re
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+GITHUB = ROOT / ".github"
+
+
+def workflow(name: str) -> dict:
+    return yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def settings():
+    config = ConfigParser(delimiters=["="])
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    return config["DEFAULT"]
+
+
+def runs(job: dict) -> list[str]: return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_a_wheel_is_built_tested_and_then_approved_by_a_person():
+    jobs = workflow("release")["jobs"]
+    assert jobs["test"]["needs"] == "build" and jobs["publish"]["needs"] == "test"
+    assert "python -m build" in runs(jobs["build"])
+    tested = next(line for line in runs(jobs["test"]) if "pytest" in line)
+    assert 'SPECDEC_WHEEL="$(ls dist/*.whl)"' in tested and tested.endswith("pytest tests/pages/waiting/test_wheel.py")
+    assert {each.split("-")[0] for each in jobs["test"]["strategy"]["matrix"]["system"]} == {"ubuntu", "macos"}
+    publish = jobs["publish"]
+    assert publish["environment"]["name"] == "pypi" and publish["permissions"] == {"id-token": "write"}
+    assert [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})] == ["publish"]
+    triggers = workflow("release")[True]  # YAML reads `on` as a truth
+    assert triggers == {"push": {"tags": ["v*"]}}
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    handed_on = {step["with"]["name"] for step in steps if "artifact" in step.get("uses", "")}
+    assert handed_on == {"dist"}
+
+
+@pytest.mark.parametrize("tag, passes", [("v{}", True), ("v{}.1", False), ("v9{}", False), ("{}x", False)])
+def test_a_tag_that_is_not_the_version_ends_the_release(tag, passes, settings):
+    tag = tag.format(settings["version"])
+    line = next(line for line in runs(workflow("release")["jobs"]["build"]) if "GITHUB_REF_NAME" in line)
+    done = subprocess.run(["bash", "-e", "-c", line], cwd=ROOT, env=os.environ | {"GITHUB_REF_NAME": tag},
+                          capture_output=True, text=True)
+    assert (done.returncode == 0) is passes and (passes or f"another version than the tag {tag}" in done.stdout)
+
+
+def test_the_version_is_one(settings):
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == settings["version"] and cited["license"] == "Apache-2.0"
+    assert cited["repository-code"] == "https://github.com/specdec/specdec" and cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(cited) and cited["authors"] == [{"name": settings["author"]}]
+    written = (ROOT / "specdec" / "__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{settings["version"]}"' in written
+
+
+def test_conda_gets_what_pip_gets(settings):
+    found = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    python, = [each for each in found["dependencies"] if str(each).startswith("python=")]
+    wanted, least = ([int(n) for n in version.split(".")] for version in (python.split("=")[1], settings["min_python"]))
+    assert wanted >= least and "pip" in found["dependencies"]
+    line, = next(each for each in found["dependencies"] if isinstance(each, dict))["pip"]
+    extra = re.fullmatch(r"--editable \.\[(\w+)\]", line)[1]
+    assert f"{extra}_requirements" in settings
+
+
+def test_a_mac_is_there_and_a_gpu_only_where_one_is_named():
+    jobs = workflow("test")["jobs"]
+    systems = jobs["test"]["strategy"]["matrix"]
+    assert "macos-15" in {*systems["system"], *(each["system"] for each in systems["include"])}
+    assert jobs["test"]["runs-on"] == "${{ matrix.system }}"
+    gpu = jobs["gpu"]
+    assert gpu["if"] == "vars.GPU_RUNNER != ''" and gpu["runs-on"] == "${{ vars.GPU_RUNNER }}"
+    assert any(line.endswith("pytest -m cuda") for line in runs(gpu)) and "gpu" not in jobs["test"].get("needs", "")
+
+
+def bounded(settings) -> set[str]:
+    "Names of all requirements with an upper bound."
+    words = " ".join(value for name, value in settings.items() if name.endswith("requirements")).split()
+    return {re.match(r"[\w-]+", word)[0] for word in words if re.search(r"<\d", word.split(";")[0])}
+
+
+def test_every_bound_from_above_is_watched(settings):
+    renovate = json.loads((GITHUB / "renovate.json").read_text(encoding="utf-8"))
+    manager, = renovate["customManagers"]
+    pattern = manager["matchStrings"][0].replace("(?<", "(?P<", 1)
+    pattern = re.sub(r"\(\?<(?=current)", "(?P<", pattern)
+    files = [re.compile(each.strip("/")) for each in manager["managerFilePatterns"]]
+    assert any(file.search("settings.ini") for file in files)
+    text = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if "requirements" in line]
+    found = {match["depName"]: match["currentValue"] for match in re.finditer(pattern, "\n".join(lines))}
+    assert set(found) == bounded(settings) and {"torch", "transformers", "fastcore"} <= set(found)
+    assert found["torch"] in settings["requirements"] and "python_version" not in found
+    fixed = [re.compile(each.strip("/")) for each in renovate["pip_requirements"]["managerFilePatterns"]]
+    assert any(file.search(".github/constraints.txt") for file in fixed)
+
+
+WORKFLOWS = sorted(path.stem for path in (GITHUB / "workflows").glob("*.yml"))
+
+
+def loose(text: str) -> list[str]:
+    "Actions of a workflow that are not at a commit with its version said beside it."
+    fixed = r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
+    return [action for action in re.findall(r"uses: *(.*)", text) if not re.fullmatch(fixed, action)]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_each_action_is_at_a_commit(name):
+    "A tag can be moved; a commit can't. Renovate reads the version beside it."
+    text = (GITHUB / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    steps = [step for job in workflow(name)["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert loose(text) == [] and text.count("uses: ") == len(steps) > 1
+    for worse in (re.sub(r"@[0-9a-f]{40}", "@v4", text, count=1), re.sub(r" # v[\d.]+", "", text, count=1)):
+        assert len(loose(worse)) == 1
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_may_read(name):
+    "What writes is asked for by the one job that publishes, behind an environment."
+    assert workflow(name)["permissions"] == {"contents": "read"}
+    for title, job in workflow(name)["jobs"].items():
+        assert ("permissions" in job) == ("environment" in job) == (title == "publish")
