@@ -1,10 +1,12 @@
 """The script for a GPU: its parts in small on a CPU, the watch over its worker, what it carries, what pages say."""
 import json
+import sys
 import tarfile
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -141,6 +143,47 @@ def test_a_worker_that_cannot_start_says_why(tmp_path, monkeypatch, capsys):
     for name in ("ROOT", "WHEELS", "SITE"): monkeypatch.setattr(gpu, name, tmp_path / ("" if name == "ROOT" else name))
     assert gpu.main(["first", "--out", str(tmp_path / "gpu.json")]) == 1
     assert "no_such_module" in capsys.readouterr().out
+
+
+def test_wheels_are_unpacked_whole_or_it_says_why_not(tmp_path, monkeypatch, capfd):
+    "What an install that failed or was stopped left behind isn't taken for the packages."
+    for name in ("WHEELS", "SITE", "HOME"): monkeypatch.setattr(gpu, name, tmp_path / name)
+    gpu.WHEELS.mkdir()
+    wheel = gpu.WHEELS / "not_to_be_had-1-py3-none-any.whl"
+    wheel.write_bytes(b"torn")
+    (left := tmp_path / "SITE.new").mkdir()
+    (left / "half").write_text("")
+    with pytest.raises(SystemExit, match="for Python 3.12 on x86-64 Linux, and .* is Python 3"): gpu.prepare()
+    assert not gpu.SITE.exists()
+    with ZipFile(wheel, "w") as inside:
+        inside.writestr("not_to_be_had.py", "x = 1")
+        inside.writestr("not_to_be_had-1.dist-info/WHEEL",
+                        "Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        inside.writestr("not_to_be_had-1.dist-info/METADATA",
+                        "Metadata-Version: 2.1\nName: not_to_be_had\nVersion: 1\n")
+        inside.writestr("not_to_be_had-1.dist-info/RECORD", "")
+    assert str(gpu.SITE) in gpu.prepare()["PYTHONPATH"]
+    assert (gpu.SITE / "not_to_be_had.py").exists() and not (gpu.SITE / "half").exists() and not left.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stands in for programs by shell scripts")
+def test_the_rehearsal_finds_a_python_that_runs(tmp_path, monkeypatch, capsys):
+    "pyenv's command may refuse to run, though pyenv has that Python."
+    monkeypatch.syspath_prepend(str(TOOLS))
+    rehearsal = tool("gpu_rehearsal")
+    def program(path, said):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{said}\n")
+        path.chmod(0o755)
+        return str(path)
+    program(tmp_path / "bin" / "python3.12", "exit 127")
+    program(tmp_path / ".pyenv/versions/3.12.0/bin/python", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpu_rehearsal.py", "--folder", str(tmp_path / "new")])
+    with pytest.raises(SystemExit, match="python3.12 isn't a Python 3.12 that runs.* --python /path"): rehearsal.main()
+    works = program(tmp_path / ".pyenv/versions/3.12.1/bin/python", "echo 3.12")
+    assert rehearsal.python_312() == works
 
 
 def test_only_what_the_machine_lacks_is_carried():
