@@ -86,7 +86,7 @@ def generate(model, prompt: list[int], drafter=lookup, K: int = 5, temperature=0
     if len(prompt) == 0: raise ValueError("Empty prompt: give at least one token id.")
     if K < 1: raise ValueError(f"K, the guesses a round, must be 1 or more, not {K}.")
     text, target, limit = list(prompt), Reader(model), len(prompt) + max_new_tokens
-    rngs = RandomSource(seed), RandomSource(~seed)  # the target's, and the drafter's
+    rngs = RandomSource(seed), RandomSource(~seed % 2**64)  # target's, drafter's
     while len(text) < limit:
         room = limit - len(text) - 1  # the model adds one token of its own
         new = one_round(target, drafter, text, min(K, room), temperature, *rngs)

@@ -3,6 +3,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -82,6 +84,30 @@ def test_prices_are_those_of_the_loop(monkeypatch):
             assert prices.drafts[1] == pytest.approx({1: .25, 4: 1.0})
             price = show(prices, clock_for(target, both, True), size).prices(1, 4, size)[3]
             assert price == pytest.approx((.875 + .625 * size + size) / (.875 + .125 * size))
+
+
+class Screen(StringIO):
+    "Standard error where a person looks, or a pipe."
+    def __init__(self, looks): super().__init__(); self.looks = looks
+    def isatty(self): return self.looks
+
+
+@pytest.mark.parametrize("looks, slow", [(True, True), (False, True), (True, False)])
+def test_prices_that_take_longer_than_a_second_say_so_where_a_person_looks(monkeypatch, looks, slow):
+    monkeypatch.setattr(sys, "stderr", screen := Screen(looks))
+    monkeypatch.setattr(module, "ENOUGH", 0.0)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    target, compute = tiny_llama(context=4096), Llama.compute
+    def slowly(self, *given, **more):
+        time.sleep(.065 * slow)
+        return compute(self, *given, **more)
+    monkeypatch.setattr(Llama, "compute", slowly)
+    began = time.time()
+    assert take_prices(target, HybridDrafter(SuffixDrafter()), False).forwards
+    took, said = time.time() - began, screen.getvalue()
+    assert slow or took < 1 or pytest.skip(f"A busy machine: {took:.1f} s for what takes a tenth")
+    assert ("Timing what drafts cost here" in said) == (looks and slow) and "\n" not in said
+    assert not said or said.endswith("\r") and not said.split("\r")[-2].strip()  # the line is gone at the end
 
 
 def test_turns_have_plain_steps_between_them_and_equal_ones_where_rejections_are_read_again(tiny, monkeypatch):

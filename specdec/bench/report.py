@@ -1337,14 +1337,24 @@ def compare_reports(a: str | Path, b: str | Path, # files of results
 
 # %% ../../nbs/bench/09_report.ipynb #9a0b0002
 def gpu_lines(file: Path, # what `tools/gpu.py merge` wrote
-              about: str, # "tokens", "waits" or "batches"
+              about: str, # "best", "tokens", "waits" or "batches"
              ) -> str:
     "What was measured on a GPU, a line each; or that there is no such measurement."
     parts = from_json(file.read_bytes())["parts"] if file.exists() else {}
     def result(name: str) -> dict: return parts.get(name, {}).get("result") or {}
-    lines = []
+    lines, timed = [], result("default, tokens")
+    if about == "best": # of the drafters, greedy and at temperature 1
+        gains = {name: gain for name, gain in timed.get("over_plain", {}).items()
+                 if gain and not name.startswith("device, plain")}
+        for temperature in ("0", "1"):
+            each = [name for name in gains if name.endswith(f"temperature {temperature}")]
+            if not each: continue
+            name = max(each, key=gains.__getitem__)
+            speed = timed["methods"][name]["tokens_per_second"]["median"]
+            lines.append(f"{speed:.0f} tokens/s ({name.removeprefix('device, ')}),"
+                         f" {gains[name]:.2f} times as fast as plain decoding.")
     if about == "tokens":
-        for name, found in result("default, tokens").get("methods", {}).items():
+        for name, found in timed.get("methods", {}).items():
             if "tokens_per_second" not in found: continue  # it failed
             speed = found["tokens_per_second"]
             lines.append(f"{name:32}{speed['median']:8.0f} tokens/s ({speed['low']:.0f} to "

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, Field, JsonValue, ValidationError
+from tqdm import tqdm
 
 from ..sampling import RandomSource, SamplingParams, SeededRandom
 from .base import Draft, Drafter, DraftState, WrapperDrafter
@@ -165,7 +166,9 @@ def take_prices(target: CausalLM,
                     torch.randint(target.vocab_size, (size, held), generator=draw).tolist())]
     for request in requests: request.watch = drafter.watch
     began, rounds = time.perf_counter(), 0
-    for i, _ in speculate_batch(target, requests, size):
+    played_rounds = speculate_batch(target, requests, size)
+    for i, _ in tqdm(played_rounds, bar_format="Timing what drafts cost here, once: {elapsed}",
+                     delay=1, disable=None, leave=False):
         rounds += i == 0
         enough = time.perf_counter() - began > ENOUGH and rounds > REPEATS[0] * len(turns)
         if enough or rounds > len(both): break

@@ -1,10 +1,12 @@
 """The script for a GPU: its parts in small on a CPU, the watch over its worker, what it carries, what pages say."""
 import json
+import sys
 import tarfile
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -143,6 +145,47 @@ def test_a_worker_that_cannot_start_says_why(tmp_path, monkeypatch, capsys):
     assert "no_such_module" in capsys.readouterr().out
 
 
+def test_wheels_are_unpacked_whole_or_it_says_why_not(tmp_path, monkeypatch, capfd):
+    "What an install that failed or was stopped left behind isn't taken for the packages."
+    for name in ("WHEELS", "SITE", "HOME"): monkeypatch.setattr(gpu, name, tmp_path / name)
+    gpu.WHEELS.mkdir()
+    wheel = gpu.WHEELS / "not_to_be_had-1-py3-none-any.whl"
+    wheel.write_bytes(b"torn")
+    (left := tmp_path / "SITE.new").mkdir()
+    (left / "half").write_text("")
+    with pytest.raises(SystemExit, match="for Python 3.12 on x86-64 Linux, and .* is Python 3"): gpu.prepare()
+    assert not gpu.SITE.exists()
+    with ZipFile(wheel, "w") as inside:
+        inside.writestr("not_to_be_had.py", "x = 1")
+        inside.writestr("not_to_be_had-1.dist-info/WHEEL",
+                        "Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        inside.writestr("not_to_be_had-1.dist-info/METADATA",
+                        "Metadata-Version: 2.1\nName: not_to_be_had\nVersion: 1\n")
+        inside.writestr("not_to_be_had-1.dist-info/RECORD", "")
+    assert str(gpu.SITE) in gpu.prepare()["PYTHONPATH"]
+    assert (gpu.SITE / "not_to_be_had.py").exists() and not (gpu.SITE / "half").exists() and not left.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stands in for programs by shell scripts")
+def test_the_rehearsal_finds_a_python_that_runs(tmp_path, monkeypatch, capsys):
+    "pyenv's command may refuse to run, though pyenv has that Python."
+    monkeypatch.syspath_prepend(str(TOOLS))
+    rehearsal = tool("gpu_rehearsal")
+    def program(path, said):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{said}\n")
+        path.chmod(0o755)
+        return str(path)
+    program(tmp_path / "bin" / "python3.12", "exit 127")
+    program(tmp_path / ".pyenv/versions/3.12.0/bin/python", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpu_rehearsal.py", "--folder", str(tmp_path / "new")])
+    with pytest.raises(SystemExit, match="python3.12 isn't a Python 3.12 that runs.* --python /path"): rehearsal.main()
+    works = program(tmp_path / ".pyenv/versions/3.12.1/bin/python", "echo 3.12")
+    assert rehearsal.python_312() == works
+
+
 def test_only_what_the_machine_lacks_is_carried():
     has = {"torch": "2.11.0", "typing-extensions": "", "numpy": "1.0"}
     wanted = ["torch>=2.11,<2.14", "Typing_Extensions>=4", "gguf>=0.17", "numpy>=2", "tomli>=2;python_version<'3.11'",
@@ -179,16 +222,43 @@ def test_records_are_merged(tmp_path):
     with pytest.raises(SystemExit, match="no record"): gpu.main(["merge", str(a), str(b), "--out", str(out)])
 
 
+MEASURED = dict(parts={
+    "machine": dict(result=dict(name="A GPU")), "8B, batches": dict(failed="why"),
+    "default, tokens": dict(result=dict(
+        methods={"device, plain, temperature 0": dict(tokens_per_second=dict(median=400.4, low=399.0, high=402.0)),
+                 "device, head, temperature 0": dict(tokens_per_second=dict(median=812.4, low=790.0, high=820.0)),
+                 "device, tree, temperature 0": dict(tokens_per_second=dict(median=600.6, low=590.0, high=620.0)),
+                 "broken": dict(failed="why")},
+        over_plain={"device, plain, temperature 0": 1.0, "device, tree, temperature 0": 1.5,
+                    "device, head, temperature 0": 2.029, "device, head, temperature 1": None})),
+    "default, waits": dict(result=dict(head=dict(per_round=1.0))),
+    "1B, batches": dict(result=dict(pays_up_to=dict(captured={"0.8": 16})))})
+
+
 def test_pages_say_what_was_measured_or_that_nothing_was(tmp_path):
     file = tmp_path / "gpu.json"
-    for about in ("tokens", "waits", "batches"): assert gpu_lines(file, about).startswith("No GPU has run this yet")
-    speed = dict(tokens_per_second=dict(median=812.4, low=790.0, high=820.0))
-    file.write_text(json.dumps(dict(parts={
-        "machine": dict(result=dict(name="A GPU")), "8B, batches": dict(failed="why"),
-        "default, tokens": dict(result=dict(methods={"device, head": speed, "broken": dict(failed="why")})),
-        "default, waits": dict(result=dict(head=dict(per_round=1.0))),
-        "1B, batches": dict(result=dict(pays_up_to=dict(captured={"0.8": 16})))})))
+    for about in ("best", "tokens", "waits", "batches"):
+        assert gpu_lines(file, about).startswith("No GPU has run this yet")
+    file.write_text(json.dumps(MEASURED))
     assert "812 tokens/s (790 to 820)" in gpu_lines(file, "tokens") and "broken" not in gpu_lines(file, "tokens")
     assert "1.00 synchronisations a round" in gpu_lines(file, "waits")
     assert gpu_lines(file, "batches").splitlines() == [
         "Measured on A GPU:", "1B       α = 0.8: drafts that cost nothing pay up to B = 16"]
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_front_page_says_what_was_measured_or_that_nothing_was(tmp_path, shell, monkeypatch, measured):
+    pages = TOOLS.parent / "nbs"
+    (tmp_path / "data").mkdir()
+    for file in (pages / "data").glob("*.json"): (tmp_path / "data" / file.name).symlink_to(file)
+    (tmp_path / "data" / "gpu.json").unlink(missing_ok=True)
+    if measured: (tmp_path / "data" / "gpu.json").write_text(json.dumps(MEASURED))
+    monkeypatch.chdir(tmp_path)
+    cells = ["".join(cell["source"]) for cell in json.loads((pages / "index.ipynb").read_text("utf-8"))["cells"]]
+    reading, = (at for at, source in enumerate(cells) if "data/gpu.json" in source)
+    for source in cells[reading - 1:reading + 1]:  # its imports stand before it
+        found = shell.run(source)
+        assert shell.exc is None, shell.exc
+    text, nothing = "".join(found[-1]["data"]["text/markdown"]), "No GPU has run this yet"
+    said = "Measured on A GPU: 812 tokens/s (head, temperature 0), 2.03 times as fast as plain decoding.\n\n|"
+    assert (said in text, nothing in text) == (measured, not measured)
