@@ -8,6 +8,7 @@ __all__ = ['Round', 'GenerationResult', 'statuses', 'Event']
 # %% ../nbs/engine/01_result.ipynb #res00004
 import json
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import lru_cache
@@ -191,6 +192,11 @@ class GenerationResult:
     def num_speculation_rounds(self) -> int:
         "Rounds of draft and verify; 0 for plain decoding, whose rounds are plain steps."
         return len(self.rounds) if self.is_speculative else 0
+
+    @property
+    def rounds_by_K(self) -> dict[int, int]: # draft tokens of a round → how many rounds
+        "How many rounds drafted 0, 1, 2, … tokens, as far as there are any, in order."
+        return dict(sorted(Counter(len(r.drafted) for r in self.rounds).items()))
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -300,6 +300,12 @@ def test_acceptance_rate_and_alpha_differ():
     empty = statistics()
     assert (empty.acceptance_rate, empty.alpha, empty.tokens_per_step, empty.num_drafted) == (0, 0, 0, 0)
 
+def test_rounds_are_counted_by_the_tokens_they_drafted():
+    s = statistics(Round([1, 2, 3], 2, [1, 2, 9]), Round([], 0, [4]), Round([5], 1, [5, 6]), Round([7, 8, 9], 0, [3]))
+    assert list(s.rounds_by_K.items()) == [(0, 1), (1, 1), (3, 2)] and statistics().rounds_by_K == {}
+    assert sum(K * n for K, n in s.rounds_by_K.items()) == s.num_drafted
+    assert GenerationResult.from_json(s.to_json()).rounds_by_K == s.rounds_by_K
+
 def test_alpha_stays_where_the_acceptance_rate_falls_with_K():
     "E[accepted / drafted] = Σ αⁱ / K and τ = (1 - α^(K + 1)) / (1 - α) where each draft token is accepted with α."
     alpha, rng = 0.8, SeededRandom(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from helpers import examples
+from helpers import examples, tiny
 from specdec.app.cli import app
 from specdec.app.explain import (
     SUSPECTS,
@@ -29,7 +29,11 @@ from specdec.app.explain import (
 from specdec.bench import run as bench_run
 from specdec.bench.grid import BenchmarkConfig
 from specdec.bench.run import Record
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.clock import Clock
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError
+from specdec.pair import Pair
 from specdec.result import GenerationResult, Round
 from specdec.speedup import tokens_per_round
 
@@ -262,6 +266,63 @@ def test_a_result_is_counted_and_priced():
     assert (told.c, told.v, told.speedup) == pytest.approx((.05, 1.35, 2.5 / 1.5))
     assert tokens_per_round(told.break_even, 3) == pytest.approx(1.5)
     assert explain(result([3, 1, 0, 2])).v is None and explain(result([3, 1, 0, 2]), plain=50).v == pytest.approx(1.35)
+
+
+SEEN = {"step": .02, "verify": [1.1, 1.2, 1.35, 1.4], "c": [[.05, .05]], "origin": "clock"}
+
+
+@pytest.mark.parametrize("origin, words", [("clock", "the clock of the run"), ("frozen", "its frozen prices")])
+@pytest.mark.parametrize("busy", [1, 3])
+def test_a_run_without_a_plain_step_has_what_its_clock_saw(origin, words, busy):
+    "On a machine that is busier than the clock saw it S is the same; without costs nothing can be said."
+    ours = result([3, 1, 0, 2], seconds=.03 * busy, draft_ms=3 * busy, costs=SEEN | {"origin": origin})
+    told = explain(ours)
+    assert (told.v, told.c, told.speedup) == pytest.approx((1.35, .05, 2.5 / 1.5)) and told.suspect != "unknown"
+    assert f"cost in plain steps (by {words}, as no round was a plain step): v = 1.35" in str(told)
+    assert told.best_K == 2 and told.best_speedup == pytest.approx((1 + 3 / 4 + 3 / 4 * 2 / 3) / (1.2 + 2 * .05))
+    without = explain(replace(ours, costs=None))
+    assert without.speedup is None and without.suspect == "unknown" and "by " not in str(without).splitlines()[6]
+
+
+def test_what_was_measured_goes_before_the_clock():
+    dear = result([3, 1, 0, 2], costs=SEEN | {"step": 9.0, "verify": [50.0]})
+    for told in (explain([dear, plain()]), explain(dear, plain=50)):
+        assert told.v == pytest.approx(1.35) and "by " not in str(told).splitlines()[6]
+    steps = replace(dear, rounds=[*dear.rounds, Round([], 0, [8])], round_latencies=[*dear.round_latencies, .02])
+    assert explain(steps).v == pytest.approx(1.35) and "by " not in str(explain(steps)).splitlines()[6]
+
+
+def test_times_that_a_run_doesnt_tell_are_the_clocks():
+    "Of one drafter; of several it isn't known whose turn it was. A target laid out for drafting is slower at plain."
+    bare = replace(result([3, 1, 0, 2], draft_ms=0, costs=SEEN), round_latencies=[])
+    assert (explain(bare).v, explain(bare).c, explain(bare).speedup) == pytest.approx((1.35, .05, 2.5 / 1.5))
+    two = explain(replace(bare, costs=SEEN | {"c": [[0, 0], [.1, .1]]}))
+    assert two.speedup is None and explain(replace(bare, costs={"origin": "frozen"})).speedup is None
+    assert explain(replace(result([3, 1, 0, 2], costs=SEEN), plain_factor=1.1)).v == pytest.approx(1.1 * 1.35)
+    long = explain(result([9, 3], K=9, costs=SEEN))
+    assert long.v == pytest.approx(1.4 + 5 * .05)  # as steep as between the last two that were seen
+
+
+@pytest.mark.parametrize("wrong", [{"step": 0}, {"step": "x"}, {"verify": []}, {"verify": [-1.0]}, {"c": [[.1]]},
+                                   {"c": 3}, {"origin": "a table"}, {"step": 10**400}])
+def test_costs_that_no_clock_has_are_named(wrong):
+    with pytest.raises(InputError, match=f"costs: {next(iter(wrong))}"): explain(result([1], costs=SEEN | wrong))
+
+
+def test_a_real_run_says_S_without_its_plain_steps(monkeypatch):
+    "Its clock is told that drafts are cheap, so it drafts. The plain steps that it timed are taken out of the result."
+    read, drafted = Clock.read, Clock.drafted
+    monkeypatch.setattr(Clock, "read", lambda self, size, rows, seconds: read(self, size, rows, .01 + .001 * rows))
+    monkeypatch.setattr(Clock, "drafted", lambda self, index, n, seconds: drafted(self, index, n, .0001 * n))
+    target = tiny(context=512)
+    pair = Pair(target, HybridDrafter(ModelDrafter(target.skip([1]), target.vocab_size)))
+    ours = pair.generate([1, 2, 3], max_new_tokens=60, ignore_eos=True)
+    rounds, times = zip(*((r, t) for r, t in zip(ours.rounds, ours.round_latencies[1:]) if r.drafted))
+    only = replace(ours, rounds=[*rounds], round_latencies=[.1, *times])
+    told = explain(GenerationResult.from_json(only.to_json()))
+    n = only.num_drafted / len(rounds)
+    assert 1 <= told.v == pytest.approx(1 + n / 11, rel=.02) and told.speedup > 0
+    assert "by the clock of the run" in str(told)
 
 
 def test_a_plain_result_has_nothing_to_explain():

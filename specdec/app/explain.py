@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -84,6 +84,9 @@ class Acceptance:
     draft_seconds: float | None = None # of the drafter, a drafted token
     seconds_per_token: float | None = None # decoding, a sequence
     plain_seconds: float | None = None # a plain step
+    # v(1), v(2), … and whose they are, where no plain step was seen: a plain step follows from them
+    verify: tuple[float, ...] = ()
+    costs_from: str = ""
     lossy: bool = False           # the text isn't the target's
     notes: tuple[str, ...] = ()   # what was left out, and what can't be known
 
@@ -146,6 +149,7 @@ def of_results(results: Iterable[GenerationResult],
     steps = [r.plain_step for r in results if r.plain_step is not None]
     others = [t for result in plain for t in result.round_latencies[1:]]
     step = float(np.median(others or steps)) if others or steps else None
+    seen = None if step else seen_by_clock(results)
     spent = [t for result in results for r, t in zip(result.rounds, result.round_latencies[1:])
              if r.drafted]
     accepted = sum(r.accepted for r in rounds)
@@ -155,11 +159,19 @@ def of_results(results: Iterable[GenerationResult],
     same = type(told[0]) is int and 0 < told[0] <= MOST_K and all(K == told[0] for K in told)
     K = told[0] if same else max(len(r.drafted) for r in rounds)
     draft = draft_cost(results, 1.0) if any(r.draft_time_total_ms for r in results) else None
+    whole = float(np.mean(spent)) if spent else None
+    if seen:
+        n, step = drafted / len(rounds), seen.step
+        v, c = float(v_of(seen.verify, np.asarray(n))), seen.drafting(n)
+        if whole and draft and whole > draft * n:
+            step = (whole - draft * n) / v  # the machine may be busier than the clock saw it
+        elif c is not None: whole, draft = (v + c * n) * step, c * step
+        more |= dict(verify=tuple(seen.verify), costs_from=CLOCKS[seen.origin])
     return Acceptance(
         "specdec", form, len(results), K, len(rounds), drafted, accepted,
         sum(len(r.emitted) for r in rounds) / len(rounds), accepted / (accepted + rejected),
         positions=tuple(alpha_by_position(rounds)[0].tolist()), running=1,
-        round_seconds=float(np.mean(spent)) if spent else None, draft_seconds=draft,
+        round_seconds=whole, draft_seconds=draft,
         plain_seconds=step, lossy=any(r.is_lossless is False for r in results), **more)
 
 def of_records(records: Iterable[Record]) -> Iterator[Acceptance]:
@@ -205,6 +217,39 @@ class LlamaRequest(_Part):
     draft_n_accepted: Count
     predicted_n: Count | None = None
     predicted_ms: Length | None = None
+
+class SeenByClock(_Part):
+    "`costs` of a result: what forwards and drafts took, as its clock saw them."
+    step: Annotated[float, Field(gt=0, le=_MOST)] # s, a plain one
+    verify: list[Annotated[float, Field(gt=0, le=_MOST)]] = Field(min_length=1, max_length=MOST_K)
+    # of each drafter: the first token, each further one
+    c: list[Annotated[list[Length], Field(min_length=2, max_length=2)]] = Field(max_length=100)
+    origin: Literal["clock", "frozen"]
+
+    def drafting(self, n: float) -> float | None:
+        "c of n tokens, each; None: several drafters took turns."
+        if len(self.c) != 1: return None
+        [[first, further]] = self.c
+        return max(0.0, (first + (n - 1) * further) / n)
+
+CLOCKS = {"clock": "the clock of the run", "frozen": "its frozen prices"}
+
+def seen_by_clock(results: Sequence[GenerationResult]) -> SeenByClock | None:
+    "The last estimates of v, over a plain step in the fastest layout; None if there are none."
+    known = [(r.costs, r.plain_factor) for r in results if r.costs and "step" in r.costs]
+    if not known: return None
+    costs, factor = known[-1]
+    seen = as_part(SeenByClock, costs, "costs")
+    return seen.model_copy(update={"step": seen.step / factor,
+                                   "verify": [v * factor for v in seen.verify]})
+
+def v_of(verify: Sequence[float], # v(1), v(2), …
+         n: np.ndarray,           # draft tokens
+        ) -> np.ndarray:
+    "v between these and from 1 on, and beyond the last as steep as there."
+    known = np.asarray([1.0, *verify])
+    beyond = np.maximum(0, n - len(verify)) * max(0.0, known[-1] - known[-2])
+    return np.interp(n, np.arange(len(known)), known) + beyond
 
 def as_part(kind: type[_Part], data: dict, where: str) -> Any: # of that kind
     "The values, checked; raises `InputError` that names the first that is wrong."
@@ -662,7 +707,7 @@ def explain(found: Acceptance | GenerationResult | Iterable[GenerationResult],
     if plain is not None:
         check(1e-6 <= to_number(plain) <= 1e9, "The speed of plain decoding must be tokens/s above "
               f"0 (from 10⁻⁶ to 10⁹), not {plain!r}.")
-        found = replace(found, plain_seconds=1 / plain)
+        found = replace(found, plain_seconds=1 / plain, verify=(), costs_from="")
     terms = tuple(term for term in TERMS if term.engine == found.engine)
     step, K, tau = found.plain_seconds, found.K, found.tau
     e = Explanation(found, terms=terms)
@@ -678,7 +723,8 @@ def explain(found: Acceptance | GenerationResult | Iterable[GenerationResult],
         expected = tokens_for(found)
         if expected is not None and v > 0:
             ks = np.arange(1, LONGEST + 1)
-            costs = 1 + (v - 1) * ks / drafts if v > 1 else np.full(LONGEST, v)
+            if found.verify: costs = v_of(found.verify, ks)
+            else: costs = 1 + (v - 1) * ks / drafts if v > 1 else np.full(LONGEST, v)
             gains = expected / (costs + (c or 0.0) * ks)
             best = int(gains.argmax())
             pays = gains[best] > 1
@@ -711,6 +757,7 @@ def explanation_lines(e: Explanation) -> list[str]:
         f"{e.break_even:.2f} at this K, and it is {_shown(f.alpha)}")
     best = "unknown" if e.best_K is None else "0: plain decoding is faster" if e.best_K == 0 else (
         f"{e.best_K}, with {e.best_speedup:.2f} × expected")
+    source = f" (by {f.costs_from}, as no round was a plain step)" if f.costs_from else ""
     return [
         f"Read: {f.engine}, {f.form} ({f.parts}){counts}{'; lossy' if f.lossy else ''}",
         f"K, draft tokens a round: {K}",
@@ -719,8 +766,8 @@ def explanation_lines(e: Explanation) -> list[str]:
         f"α: {_shown(f.alpha)}{how}",
         f"α by position: {positions}",
         f"τ, tokens a round{_named(e, 'τ')}: {_shown(f.tau)}{drafts_only}",
-        f"cost in plain steps: v = {_shown(e.v)} a round, c = {_shown(e.c, '.3f')} a drafted "
-        f"token; {_shown(e.speedup)} × plain decoding",
+        f"cost in plain steps{source}: v = {_shown(e.v)} a round, c = {_shown(e.c, '.3f')} a "
+        f"drafted token; {_shown(e.speedup)} × plain decoding",
         f"break-even α: {even}",
         f"best K: {best}",
         f"Suspect first: {e.suspect}. {SUSPECTS[e.suspect]}",

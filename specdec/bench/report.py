@@ -28,7 +28,7 @@ from scipy.stats import bootstrap
 
 from .methods import PROBES
 from .grid import synthetic_rates
-from .run import ParsedRecord, parsed, read_lines
+from .run import ParsedRecord, frozen_words, parsed, read_lines
 from ..errors import InputError, ModelError, check
 from ..models.files import local_path, place_for, read_text, visible, written_whole
 from ..speedup import tokens_per_round
@@ -158,6 +158,7 @@ class Run:
     per_token: np.ndarray  # s, after the first token; empty: not known
     per_round: np.ndarray  # s, after the prompt; empty: not known
     parted: dict | None    # where a greedy sequence left the plain one, and the logit gap there
+    frozen: bool = False   # whether drafts were chosen by frozen prices
 
     @property
     def tokens_per_second(self) -> float:
@@ -200,6 +201,7 @@ def run_from(record: ParsedRecord) -> Run:
         config.repeat, record.environment.timed, len(result["generated_ids"]),
         seconds, first, draft, verify, sampling, drafted, accepted, emitted,
         per_token, per_round, parted.model_dump() if parted else None,
+        (result.get("costs") or {}).get("origin") == "frozen",
     )
 
 # %% ../../nbs/bench/09_report.ipynb #67fccab8
@@ -1135,6 +1137,7 @@ def measured_section(found: Runs, study: Study) -> Section:
     if found.torn: words.append("A last line that a kill cut short was left out.")
     if not all(run.timed for run in found.runs): words.append(
         "Some runs shared their machine with others: only their tokens count, not their times.")
+    words += frozen_words(run.method for run in found.runs if run.frozen)
     names = list(dict.fromkeys(name for machine in found.machines for name in machine))
     rows = [[name, *(str(machine.get(name, "–")) for machine in found.machines[:4])]
             for name in names]

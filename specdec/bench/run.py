@@ -571,6 +571,17 @@ def decoded(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationRes
         f"It made {result.num_tokens} tokens where {run.max_new_tokens} were asked for.")
     return result
 
+def measured(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
+    """One sequence, or probe, whose drafts no clock chose. The first one that a clock chooses shows
+    it what rounds take; then it is frozen, and the sequence is decoded again."""
+    result = decoded(bench, run, ids)
+    if (result.costs or {}).get("origin") != "clock": return result
+    # of all lengths that may pay: runs with another K choose by the same clock
+    decoded(bench, run.model_copy(update={"K": "adaptive"}), ids)
+    for clock in bench.pair(run.method).clocks.values(): clock.frozen = True
+    return decoded(bench, run, ids)
+
+
 # %% ../../nbs/bench/07_run.ipynb #75ab18cc
 def rounded(result: GenerationResult) -> GenerationResult:
     "Its times in whole microseconds, and without the texts of its tokens."
@@ -689,7 +700,7 @@ def recorded(bench: Bench, cell: Cell, run: BenchmarkConfig,
     startup = warmed_up(bench, run, ids) if cell.timed else {}
     machine = bench.environment | {"threads": run.threads, "timed": cell.timed} | moment()
     if startup: machine["startup"] = startup
-    result = rounded(decoded(bench, run, ids))
+    result = rounded(measured(bench, run, ids))
     record = Record(run, weights, machine, result)
     remember(bench, record)
     return replace(record, parted=where_parted(bench, run, result))
@@ -968,6 +979,14 @@ def run_line(*cells: str) -> str: # seven
     "Columns that stand below each other."
     return aligned(cells, ("<16", "<10", ">6", ">10", ">9", ">7", ">7"))
 
+def frozen_words(methods: Iterable[str], # of runs whose drafts were chosen by frozen prices
+                ) -> list[str]: # a sentence, or none
+    "How drafts were chosen, where the pair chooses them."
+    names = sorted({*methods})
+    if not names: return []
+    return [f"What to draft was chosen by frozen prices ({', '.join(names)}): what the machine did "
+            "meanwhile changed no choice."]
+
 def run_text(outcome: Measured) -> str: # several lines
     "The outcome for people."
     lines, before = [], None
@@ -985,6 +1004,9 @@ def run_text(outcome: Measured) -> str: # several lines
             f"{row['tokens_per_second']:.1f}" if timed else "-",
             shown(row["speedup"]) if timed else "-", shown(row["alpha"]), shown(row["tau"])))
     lines += synthetic_lines(outcome.records)
+    frozen = frozen_words(record.config.method for record in outcome.records
+                          if (record.result.costs or {}).get("origin") == "frozen")
+    lines += ["", *frozen] if frozen else []
     missing = [f"{name} is missing: {why}" for name, why in outcome.failed.items()]
     if outcome.torn: missing.append(
         "The last line of the file had been torn by a kill: it was cut off, and its run made anew.")

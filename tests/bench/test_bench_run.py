@@ -23,8 +23,11 @@ from specdec.app.cli import app
 from specdec.app.registry import get_pair
 from specdec.bench import run as r
 from specdec.bench.grid import Grid, GridPair, cells, read_grid
+from specdec.bench.report import read_runs, report_sections
 from specdec.bench.run import Record, Records, read_records
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.clock import Clock
+from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 
 
@@ -408,6 +411,53 @@ def test_acceptance_only_is_marked_and_not_warmed_up(grid, monkeypatch):
     r.put_away()
     records = r.bench_run(grid.model_copy(update={"timing": False})).records
     assert {record.environment["timed"] for record in records} == {False} and set(made) == {12}
+
+
+@pytest.mark.parametrize("timing", [True, False])
+@pytest.mark.parametrize("freezes", [True, False])
+def test_repeats_choose_alike_whatever_the_machine_did_meanwhile(folder, prompts, freezes, timing, tmp_path,
+                                                                 monkeypatch):
+    "From the second repeat on each row of a forward is dear. Without the freezing the rounds are others: the control."
+    row, read, drafted, decoded = [.02], Clock.read, Clock.drafted, r.decoded
+    monkeypatch.setattr(Clock, "read", lambda self, size, rows, seconds: read(
+        self, size, rows, .01 * (1 + row[0] * (rows - 1))))
+    monkeypatch.setattr(Clock, "drafted", lambda self, index, n, seconds: drafted(self, index, n, .001 * n))
+    def changing(bench, run, ids):
+        row[0] = 2.0 if run.repeat else .02
+        return decoded(bench, run, ids)
+    monkeypatch.setattr(r, "decoded", changing)
+    if not freezes: monkeypatch.setattr(r, "measured", changing)
+    r.put_away()
+    outcome = r.bench_run(grid_of(folder, prompts, methods=["plain", "model", "skip"], temperatures=[0], repeats=2,
+                                  domains=["code"], max_new_tokens=32, timing=timing), tmp_path / "runs.jsonl")
+    assert outcome.failed == {}
+    chosen = [x for x in outcome.records if x.config.K == "adaptive"]
+    alike = {}
+    for x in chosen: alike.setdefault((x.config.method, x.config.prompt), []).append(x.result)
+    assert len(alike) == 2 and {x.result.costs["origin"] for x in chosen} == {"frozen" if freezes else "clock"}
+    assert all((one.rounds == other.rounds and one.costs == other.costs) == freezes for one, other in alike.values())
+    assert any(result.num_drafted for result, _ in alike.values())
+    said = "What to draft was chosen by frozen prices (model, skip)"
+    report = report_sections(read_runs(tmp_path / "runs.jsonl"))[0].words
+    assert (said in r.run_text(outcome)) == any(said in words for words in report) == freezes
+    assert all(x.result.costs is None for x in outcome.records if x.config.K != "adaptive")  # nothing was chosen
+
+
+def test_prices_that_are_frozen_know_every_length(folder, prompts, monkeypatch):
+    "Runs of another K go by the same clock: the first may draft one token, and those that pay were timed as well."
+    read, drafted = Clock.read, Clock.drafted
+    monkeypatch.setattr(Clock, "read", lambda self, size, rows, seconds: read(self, size, rows, .01))
+    monkeypatch.setattr(Clock, "drafted", lambda self, index, n, seconds: drafted(self, index, n, 1e-4))
+    monkeypatch.setattr(r, "drafter_makers", lambda target, *_: {
+        "hybrid": lambda: HybridDrafter(ModelDrafter(target, target.vocab_size))})
+    monkeypatch.setattr(r, "weights_of", lambda spec, method: dict.fromkeys(("target", "drafter")))
+    r.put_away()
+    [cell, *_] = cells(grid_of(folder, prompts, methods=["hybrid"], K=[1, 8], temperatures=[0], max_new_tokens=64))
+    bench = r.bench_of(cell, "float32")
+    found = [r.recorded(bench, cell, run, {}).result for run in cell.runs]
+    clock, = bench.pair("hybrid").clocks.values()
+    assert max(clock.forwards[1].known) > 9 and found[0].costs == found[1].costs
+    assert max(found[0].rounds_by_K) == 1 and max(found[1].rounds_by_K) == 8
 
 
 def test_events_are_heard_only_by_those_who_asked(grid, capfd):
