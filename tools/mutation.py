@@ -37,14 +37,20 @@ OUT = ROOT / "nbs" / "data" / "mutation.json"
 COMMAND = "python tools/mutation.py"
 # For each module the test files that hold it, those that notice most for their time first.
 TESTS = {
-    "verify": ["rules", "block", "rejection", "acceptance", "trees"],
+    "verify": ["rules", "block", "rejection", "acceptance"],
+    "engine/block": ["block", "rules"],
+    "engine/lossy": ["rules"],
+    "engine/synthetic": ["acceptance"],
     "loop": ["requests", "speculative", "batches", "trees", "prefill"],
+    "engine/request": ["requests", "speculative", "prefill"],
+    "engine/prefix": ["prefill", "batches"],
+    "engine/batch": ["batches", "prefill"],
     "cache": ["kvcache"],
     "drafters/base": ["drafters_base", "prefill", "speculative", "trees", "drafters_colder"],
     "models/batch": ["batches", "trees"],
     "device/ops": ["device_loop"],
 }
-SAMPLES = {"verify": 80, "cache": 80}  # mutants of a module, at most; of the others, whose tests take longer, `FEW`
+SAMPLES = {"verify": 80, "cache": 80, "engine/block": 30, "engine/lossy": 30}  # mutants of a module, at most; of the others, whose tests take longer, `FEW`
 FEW = 16
 SLOWEST = 2.0   # seconds of a test, at most: slower ones are left out
 VERY_FAST = .1  # seconds of a test that is asked before the others
