@@ -50,7 +50,8 @@ TESTS = {
     "models/batch": ["batches", "trees"],
     "device/ops": ["device_loop"],
 }
-SAMPLES = {"verify": 80, "cache": 80, "engine/block": 30, "engine/lossy": 30}  # mutants of a module, at most; of the others, whose tests take longer, `FEW`
+# mutants of a module, at most; of the others, whose tests take longer, `FEW`
+SAMPLES = {"verify": 80, "cache": 80, "engine/block": 30, "engine/lossy": 30}
 FEW = 16
 SLOWEST = 2.0   # seconds of a test, at most: slower ones are left out
 VERY_FAST = .1  # seconds of a test that is asked before the others
