@@ -14,6 +14,8 @@ from helpers_text import TOKENIZER, talker
 from specdec.app.registry import PairSpec
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import COST, MOST, HybridDrafter, adaptive
+from specdec.drafters.clock import Clock, Watch
+from specdec.drafters.costs import with_watch
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
@@ -35,6 +37,7 @@ from specdec.panel.playground import (
     Worker,
     acceptance_html,
     bar_html,
+    chooser_html,
     drafter_menu,
     explain,
     look_at,
@@ -172,6 +175,29 @@ def test_adaptive_rounds_are_those_of_the_unwatched_loop(kind, temperature):
     assert session.rounds == list(speculate(target, drafter, PROMPT, sampling, SeededRandom(5), MOST, 40,
                                             verify=RULES[temperature > 0]))
     assert contradictions(session) == [] and K_MAX == MOST
+
+
+def test_where_a_chooser_decides_a_line_says_what_it_goes_by():
+    target = tiny()
+    assert chooser_html(None) == chooser_html(begun()) == chooser_html(written("itself", PanelSettings(3, .8))) == ""
+    session = written("itself", PanelSettings("adaptive", .8), target, count=40)
+    K, c = [len(r.drafted) for r in session.rounds if r.drafted][-1], session.drafter.chooser.c[0]
+    v = session.drafter.chooser.prices(0, K)[-1] - K * c
+    assert f"The chooser goes by v({K}) = {v:.2f}, c = {c:.3f} plain steps (assumed" in chooser_html(session)
+    session.settings = PanelSettings(2, .8)  # from the next round on, so these rounds are still the chooser's
+    assert "chooser" in chooser_html(session)
+    clock = Clock([0.0, .5])
+    for rows in (1, 3): clock.read(1, rows, .01 * rows)
+    clock.drafted(1, 2, .004)
+    for frozen, whose in ((False, "as its clock has seen them"), (True, "frozen prices")):
+        clock.frozen = frozen
+        both = with_watch(HybridDrafter(NGramDrafter(), ModelDrafter(target, target.vocab_size)), Watch(clock))
+        session = Session(target, both, TOKENIZER, PROMPT, PanelSettings(2, .8), max_new_tokens=30)
+        while len(session.rounds) < 20 and session.step():
+            if session.rounds[-1].drafted: K = len(session.rounds[-1].drafted)
+        said, told = chooser_html(session), clock.told()
+        assert f"v({K}) = {told['verify'][K - 1]:.2f}, c = {told['c'][0][0]:.3f}, {told['c'][1][0]:.3f}" in said
+        assert whose in said and said.count("<p") == 1
 
 
 def test_adaptive_may_begin_and_end_within_a_text():

@@ -30,7 +30,7 @@ from ..sampling import SamplingParams, SeededRandom
 from ..errors import ModelError, SpecdecError, check, to_number
 from ..engine.profiling import PhaseTimer
 from ..result import Round
-from ..drafters.choose import adaptive
+from ..drafters.choose import Chooser, adaptive, drafting
 from ..drafters.choose import HybridState
 from ..drafters.base import Draft, Drafter, DraftState, NoDrafter
 from ..models.loading import fits_plain, load
@@ -186,6 +186,12 @@ class LiveDrafter:
         self.commit = state.commit
         return self
 
+    @property
+    def chooser(self) -> Chooser | None:
+        "What decides in the round at hand; None: the slider alone, or another controller."
+        state = self.with_controller if self.settings().K == "adaptive" else self.alone
+        return state.chooser if isinstance(state, HybridState) else None
+
     def propose(self, K: int, sampling: SamplingParams, rng) -> Draft:
         "At most as many tokens as the slider says, or as many as pay."
         now = self.settings()
@@ -237,8 +243,9 @@ class Session:
         self.rng, self.timer = RecordingRandom(seed), PhaseTimer(target.device)
         self.tokenizer, self.stream = tokenizer, TextStream(tokenizer)
         self.sampling = LiveSampling(lambda: self.current)
+        self.drafter = LiveDrafter(drafter, lambda: self.current)
         self.loop = speculate(
-            target, LiveDrafter(drafter, lambda: self.current), self.prompt,
+            target, self.drafter, self.prompt,
             cast(SamplingParams, self.sampling),
             self.rng, K_MAX, max_new_tokens, eos_ids, self.verify, self.timer,
         )
@@ -517,6 +524,28 @@ def rounds_html(rounds: Sequence[Round],
     return (f"<p><b>{title}</b>: {words}; filled: accepted, outlined: the target's own</p>"
             f'<div class="sp-columns" role="img" aria-label="{title}: {words}">{"".join(columns)}'
             "</div>")
+
+# %% ../../nbs/use/06_panel.ipynb #ch00ser2
+WHOSE = {"clock": "as its clock has seen them", "frozen": "frozen prices",
+         "": "assumed, as the panel's rounds aren't timed for it"}
+
+def chooser_html(session: Session | None) -> str: # an HTML fragment; "" where no chooser decides
+    "What the chooser goes by: v of the last draft's length, and c of each drafter."
+    if session is None or not session.recent: return ""
+    chooser = session.drafter.chooser
+    if chooser is None: return ""
+    K = next((len(r.drafted) for r in session.recent[::-1] if r.drafted), 1)
+    told = chooser.watch.told() if chooser.watch else {}
+    if "verify" in told:
+        verify, first = told["verify"], [c for c, _ in told["c"]]
+        v = verify[min(K, len(verify)) - 1]
+    else:
+        v = chooser.prices(0, K)[-1] - drafting(chooser.c[0], K)
+        first = [drafting(c, 1) for c in chooser.c]
+    found = f"v({K}) = {v:.2f}, c = {', '.join(f'{c:.3f}' for c in first)}"
+    whose = WHOSE[told.get("origin", "")]
+    return f'<p class="sp-faint">The chooser goes by {found} plain steps ({whose}).</p>'
+
 
 # %% ../../nbs/use/06_panel.ipynb #bc040a15
 def promised(m: Measures,          # with α and c
@@ -1006,7 +1035,7 @@ class Playground:
         self.show("text", text_html(tokens, "Press Run, or Step for one round at a time."))
         self.show("tiles", measures_html(found))
         self.show("acceptance", acceptance_html(recent))
-        self.show("rounds", rounds_html(recent))
+        self.show("rounds", rounds_html(recent) + chooser_html(session))
         self.show("speedup", speedup_svg(K, found, v))
         self.show("made", made_html(engine.recipe, session) if session else "")
         old = self.what_is_old()
