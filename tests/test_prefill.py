@@ -429,10 +429,12 @@ def test_a_pair_continues_a_prompt(settings):
         assert alone.prompt_reused == 0 and again.prompt_reused == (300 if prompt is OLD and not wrapped else 256)
         if "grammar" in settings: assert all(token % 2 == 0 for token in again.generated_ids)
     *_, end = pair.stream(OLD, **settings, prefilled=state)
-    found = dict(pair.results([OLD, LONG], **settings, prefilled=state))
+    # drawn drafts of a batch go by a batch's prices, and may be others: with certain ones the texts are equal
+    listed = settings | {"same_text": True} if "temperature" in settings else settings
+    found = dict(pair.results([OLD, LONG], **listed, prefilled=state))
     assert end.result.generated_ids == pair.generate(OLD, **settings).generated_ids
     assert [found[i].generated_ids for i in (0, 1)] == [
-        pair.generate(prompt, **settings | {"seed": 3 + i}).generated_ids for i, prompt in enumerate((OLD, LONG))]
+        pair.generate(prompt, **listed | {"seed": 3 + i}).generated_ids for i, prompt in enumerate((OLD, LONG))]
 
 
 @exact_rows

@@ -38,7 +38,7 @@ ROWS = st.lists(st.integers(0, 50), min_size=6, max_size=6).filter(any).map(lamb
 DATA = json.loads((NBS / "data" / "touch.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["night", "little", "boats"])
+@pytest.mark.parametrize("name", ["doing", "little", "boats"])
 def test_a_real_place_is_a_recorded_one(name):
     place, recorded = PLACES[name], tool("record").unpacked(json.loads((NBS / "data" / "recorded.json").read_text()))
     wanted = {word: (p, q) for word, p, q in zip(place.words[:5], place.p, place.q)}
@@ -94,12 +94,12 @@ def test_the_distances_are_those_of_the_path(rule, off):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_throws_settle_at_the_law_and_nowhere_else(rule):
-    place, n = PLACES["night"], 200_000
+    place, n = PLACES["doing"], 200_000
     counts, kept = touch.touch_counts(rule, place.p, place.q, n)
     law = touch_law(rule, place.p, place.q).astype(float)
     assert total_variation(counts / n, law) < .004 and counts.sum() == n
     assert (total_variation(counts / n, fractions(place.p).astype(float)) < .004) == (rule == "exact")
-    if rule in ("exact", "no_residual", "epsilon"): assert abs(kept / n - .568) < .005
+    if rule in ("exact", "no_residual", "epsilon"): assert abs(kept / n - .530) < .005
 
 
 @given(ROWS, st.integers(0, 5), st.integers(0, 1000))
@@ -167,8 +167,8 @@ def test_a_row_that_costs_less_than_nothing_is_shown_as_it_was_measured():
 
 
 def test_the_widgets_keep_one_state():
-    figure = Touch("night")
-    assert [bar.value for bar in figure.bars] == list(PLACES["night"].q)
+    figure = Touch("doing")
+    assert [bar.value for bar in figure.bars] == list(PLACES["doing"].q)
     figure.more[2].click()
     figure.bars[3].value = 900
     assert (sum(figure.q), figure.q[3], figure.throws) == (1000, 900, 10_000)

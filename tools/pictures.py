@@ -235,7 +235,7 @@ def draw_map(found: dict[str, list[str]]) -> str:
 def draw_touch(throws: int = 10_000) -> str:
     "The first two panels of the figure that one can touch, as it opens and after so many throws."
     from specdec.panel.touch import PLACES, draw_drag, draw_throw
-    place = PLACES["night"]
+    place = PLACES["doing"]
     panels = [draw_drag(place, place.q), draw_throw(place, place.q, "exact", throws)]
     moved = [panel.replace("<svg ", f'<svg y="{270 * i}" ', 1) for i, panel in enumerate(panels)]
     title = f"p as outlines and q as bars over six words; below, {throws:,} thrown tokens fill the outlines of p."

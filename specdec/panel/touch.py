@@ -33,10 +33,10 @@ class Place:
     q: tuple[int, ...]      # the draft's, in thousandths, [6]
 
 PLACES = {place.name: place for place in [
-    Place("night", "driving at night, temperature 1",
-          "“… a popular trick where when we're driving at night, you put” …",
-          ("your", "the", "on", "a", "it", "others"),
-          (547, 97, 202, 124, 0, 30), (286, 289, 31, 125, 90, 179)),
+    Place("doing", "doing what, temperature 0.7",
+          "“Hey there, little buddy! Wow, that's cool! I've been doing a” …",
+          ("lot", "little", "bit", "few", "project", "others"),
+          (620, 203, 10, 0, 42, 125), (202, 192, 126, 49, 1, 430)),
     Place("little", "hey there, temperature 0.7", "“Hey there, little” …",
           ("buddy", "one", "friend", "friends", "guy", "others"),
           (535, 440, 9, 0, 3, 13), (610, 45, 189, 28, 26, 102)),
@@ -354,7 +354,7 @@ def draw_map(alpha: float, course: Course, points: Sequence[Measured] = ()) -> s
 class Touch:
     """The page's panels as widgets; show `.box`. Raises `ModelError` without ipywidgets, and
     `InputError` for a place that isn't there."""
-    def __init__(self, place: str = "night",              # one of `PLACES`
+    def __init__(self, place: str = "doing",              # one of `PLACES`
                  points: Sequence[Measured] = ()): # what lies on the map, and can be loaded
         check(place in PLACES, f"There is no place {place!r}: take one of {', '.join(PLACES)}.")
         try: import ipywidgets as w

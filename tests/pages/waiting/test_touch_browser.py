@@ -145,7 +145,7 @@ def test_a_pointer_drags_q(browser, site, how):
     tab.wait_for_selector(".touch[data-ready]")
     column = tab.locator(".touch-drag .touch-column").nth(3)
     column.scroll_into_view_if_needed()
-    box, q = column.bounding_box(), list(PLACES["night"].q)
+    box, q = column.bounding_box(), list(PLACES["doing"].q)
     x = box["x"] + box["width"] / 2
 
     def y(height): return box["y"] + box["height"] * (1 - height)
@@ -183,7 +183,7 @@ def test_the_histogram_settles_at_p_whatever_q_is(page, wrong):
 @pytest.mark.parametrize("rule", [name for name in RULES if name != "exact"])
 def test_a_broken_rule_settles_at_the_proofs_distance(page, rule):
     "The negative control: nothing brings it to p."
-    place = PLACES["night"]
+    place = PLACES["doing"]
     show(page, state(0, rule=rule, n=200000))
     off = float(total_variation(touch_law(rule, place.p, place.q), fractions(place.p)))
     found = values(page)
@@ -206,7 +206,7 @@ def test_each_throw_is_told(page):
     for n in range(1, 13):
         page.get_by_role("button", name="×1", exact=True).click()
         said.append(page.locator(".touch-throw [role=status]").inner_text())
-        place = PLACES["night"]
+        place = PLACES["doing"]
         before, after = (touch_counts("exact", place.p, place.q, k) for k in (n - 1, n))
         word = place.words[int((after[0] - before[0]).argmax())]
         assert said[-1].startswith(f"Throw {n}: the guess is “")
