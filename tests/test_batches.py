@@ -10,6 +10,7 @@ import torch
 from families import FAMILIES, random_model, stored
 from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import PayingLookahead, StepLookahead, random_head, take_turns
+from specdec import loop
 from specdec.cache import CacheFullError
 from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter
@@ -32,11 +33,12 @@ from specdec.lossless.proof import (
     distance as exact_distance,
 )
 from specdec.models.batch import BatchCache, read_batch
-from specdec.models.linear import is_batch_invariant
+from specdec.models.linear import can_be_batch_invariant
 from specdec.models.transformers import TransformersLM
 from specdec.sampling import SamplingParams, SeededRandom
 
-exact_rows = pytest.mark.skipif(not is_batch_invariant(CPU, torch.float32), reason="rows depend on their number here")
+exact_rows = pytest.mark.skipif(not can_be_batch_invariant(CPU, torch.float32),
+                                reason="rows depend on their number here")
 
 
 def filled(model):
@@ -407,3 +409,16 @@ def test_logits_that_are_no_numbers_are_named():
     target = Failing(tiny(), 6)
     texts = [Request(target, [1], NoDrafter(), SamplingParams(), SeededRandom(0)) for _ in range(2)]
     with pytest.raises(NumericalError, match="after 6 tokens"): decode(target, texts, 2)
+
+
+def test_two_sequences_share_a_forward_and_one_alone_does_not(monkeypatch):
+    read, sizes = loop.read_batch, []
+    def counted(target, new, *rest):
+        sizes.append(len(new))
+        return read(target, new, *rest)
+    monkeypatch.setattr(loop, "read_batch", counted)
+    target = tiny()
+    requests = [Request(target, [1, 2], NoDrafter(), SamplingParams(), SeededRandom(0), max_new_tokens=n)
+                for n in (4, 6)]
+    list(speculate_batch(target, requests, 2))
+    assert sizes == [2, 2, 2]  # three steps together, then one of them goes on alone

@@ -425,13 +425,13 @@ class Sociable(linear.Linear):
         return y * (1 + torch.finfo(y.dtype).eps) if len(x) > 4 else y
 
 
-def is_batch_invariant(): return linear.is_batch_invariant(torch.device("cpu"), torch.float32)
+def can_be_batch_invariant(): return linear.can_be_batch_invariant(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("wrong, says", [(Inexact, "weights are wrong by"), (Sociable, "other bits alone")])
 def test_packed_products_are_tried(quick, monkeypatch, wrong, says):
-    if not is_batch_invariant(): pytest.skip("this processor has no packed kernels for float32, so there are none to "
-                                             "break")
+    if not can_be_batch_invariant():
+        pytest.skip("this processor has no packed kernels for float32, so there are none to break")
     monkeypatch.setattr(linear, "Linear", wrong)
     is_ill(says)
 
@@ -495,7 +495,7 @@ def test_another_distribution_is_a_problem(quick, monkeypatch):
 @pytest.mark.parametrize("kind", ["lookup", "model"])
 def test_recordings_are_tried(monkeypatch, kind, fails):
     "With the double for CUDA's graphs, on a device that calls itself CUDA and computes on the CPU."
-    monkeypatch.setattr(checkpoint, "is_batch_invariant", lambda *given: False)  # on a GPU weights lie as they are
+    monkeypatch.setattr(checkpoint, "can_be_batch_invariant", lambda *given: False)  # on a GPU weights lie as they are
     findings, target = Findings(), doctor.tiny_model(torch.device("cpu"))
     drafter = doctor.tiny_drafters(target)[kind]
     FakeCuda().install(monkeypatch).fails = fails

@@ -22,6 +22,7 @@ from specdec.drafters.base import (
     WrapperState,
     apply_rule,
     ask,
+    check_state,
 )
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
@@ -360,3 +361,9 @@ def test_a_child_in_a_chain_is_the_next_token():
     draft = Draft([5, 6, 5])
     assert [draft.child(-1, 5), draft.child(0, 6), draft.child(1, 5)] == [0, 1, 2]
     assert [draft.child(-1, 6), draft.child(0, 5), draft.child(2, 5)] == [None] * 3
+
+
+@pytest.mark.parametrize("has", ["propose", "commit"])
+def test_half_a_state_is_none(has):
+    half = type("Half", (), {has: lambda self, *given: None})()
+    with pytest.raises(ModelError, match="expected the state of a sequence"): check_state(half, NoDrafter())

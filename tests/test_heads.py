@@ -31,7 +31,7 @@ from specdec.drafters.load import load_drafter
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError
 from specdec.models.hub import has_bfloat16, load_transformers
-from specdec.models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
+from specdec.models.linear import Int4Linear, Linear, can_be_batch_invariant, fits_four_bits
 from specdec.models.llama import positions, rope_frequencies
 from specdec.models.loading import load_model
 from specdec.models.protocol import CausalLM
@@ -88,7 +88,7 @@ def test_batched_and_incremental_agree_step_by_step(folder, name, dtype):
         few_bits = dtype == torch.bfloat16 and fits_four_bits(torch.empty(linear.outputs, linear.inputs))
         assert isinstance(linear, Int4Linear) == few_bits
         # packed in float32, which is faster there for a single row, too
-        assert few_bits or linear.packed == is_batch_invariant(CPU, dtype)
+        assert few_bits or linear.packed == can_be_batch_invariant(CPU, dtype)
     with torch.inference_mode():
         for n in (1, 2, 7, 20, 26):  # positions read with true features
             cache = KVCache(len(head.layers), 40)

@@ -30,9 +30,9 @@ from specdec.models.linear import (
     VECTOR,
     Linear,
     attention_plan,
+    can_be_batch_invariant,
     grouped_attention,
     has_layouts,
-    is_batch_invariant,
     processor_kind,
     release_workers,
 )
@@ -254,7 +254,7 @@ def test_the_tool_writes_what_the_loader_reads(tmp_path, monkeypatch):
 
 def onednn_keeps_rows():
     "Whether this processor's oneDNN does what we rely on; asked of the library itself, apart from our code."
-    if not is_batch_invariant(CPU, torch.float32): return False
+    if not can_be_batch_invariant(CPU, torch.float32): return False
     def keeps(outputs, inputs):
         weight, x = torch.ops.mkldnn._reorder_linear_weight(torch.randn(outputs, inputs), FEW), torch.randn(64, inputs)
         def product(rows): return torch.ops.mkldnn._linear_pointwise.default(rows, weight, None, "none", [], "")

@@ -25,12 +25,13 @@ from specdec.engine.profiling import PhaseTimer
 from specdec.engine.request import Request
 from specdec.errors import InputError
 from specdec.loop import serve, speculate
-from specdec.models.linear import is_batch_invariant
+from specdec.models.linear import can_be_batch_invariant
 from specdec.models.transformers import TransformersLM
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 
-exact_rows = pytest.mark.skipif(not is_batch_invariant(CPU, torch.float32), reason="rows depend on their number here")
+exact_rows = pytest.mark.skipif(not can_be_batch_invariant(CPU, torch.float32),
+                                reason="rows depend on their number here")
 V = 40
 TARGET = tiny(vocab=V, hidden=32, layers=4, context=512)
 HEAD = random_head(TARGET, torch.tensor([0, 3, 4, 9, 10, 15, 20, 23]))
@@ -530,3 +531,11 @@ def test_a_list_with_a_state_that_was_given_keeps_to_it():
     requests = [request(LONG, prefilled=known), request(OLD)]
     list(speculate_batch(TARGET, requests, 2))
     assert requests[0].prefilled is known and requests[1].prefilled is None
+
+
+def test_a_cache_that_cant_be_copied_is_refused():
+    class Odd(type(TARGET)):
+        def new_cache(self, capacity): return object()
+    target = copy.copy(TARGET)
+    target.__class__ = Odd
+    with pytest.raises(InputError, match="caches of a Odd can't be copied"): prefill(target, [1, 2])

@@ -31,7 +31,7 @@ from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import SpecdecError
 from specdec.loop import speculate
 from specdec.models.hub import STORED, fetch
-from specdec.models.linear import is_batch_invariant
+from specdec.models.linear import can_be_batch_invariant
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -50,7 +50,7 @@ def text(model, drafter, temperature):
                        max_new_tokens=16)
     return [token for r in rounds for token in r.emitted]
 
-wanted, said = read(exact, 40), {"invariant": is_batch_invariant(CPU, torch.float32),
+wanted, said = read(exact, 40), {"invariant": can_be_batch_invariant(CPU, torch.float32),
                                  "distance": [distribution_error(kind) for kind in ("lookup", "model")]}
 for dtype in dtypes:
     try: model = load_model(folder, CPU, STORED[dtype])

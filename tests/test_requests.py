@@ -3,13 +3,15 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import Untouchable
+from helpers import Untouchable, tiny
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import AdaptiveLookahead
-from specdec.engine.request import check_request, token_ids
+from specdec.engine.request import Request, check_request, longest_chain, token_ids
 from specdec.errors import InputError
-from specdec.loop import speculate
+from specdec.loop import keeps_text, speculate
+from specdec.models.linear import FEW
 from specdec.sampling import SamplingParams, SeededRandom
+from specdec.verify import greedy_match, sample_and_match, speculative_sampling
 
 
 def start(prompt, **options):
@@ -80,3 +82,25 @@ def test_token_ids_are_plain_numbers_whatever_held_them(form):
 @pytest.mark.parametrize("eos_ids", [2, None, "2", {"2"}, {2.0}, [True]], ids=repr)
 def test_ends_that_are_no_set(eos_ids):
     with pytest.raises(InputError, match="eos_ids"): start([1], eos_ids=eos_ids)
+
+
+# What a request takes for granted
+
+def test_a_request_has_the_loops_defaults():
+    target = tiny(context=400)
+    request = Request(target, [1, 2], NoDrafter(), SamplingParams(), SeededRandom(0))
+    assert (request.K, request.limit) == (5, 2 + 128)
+
+
+@pytest.mark.parametrize("invariant, most", [(True, FEW - 1), (False, 40)])
+def test_chains_are_cut_where_bits_are_kept_and_only_there(invariant, most):
+    target = tiny()
+    target.batch_invariant = invariant
+    assert longest_chain(target, 40) == most and longest_chain(target, 3) == 3
+
+
+@pytest.mark.parametrize("rule, greedy, warm", [
+    (greedy_match, True, False), (sample_and_match, True, True), (speculative_sampling, True, False),
+    (lambda *given: None, False, False)], ids=["greedy", "match", "ratio", "unknown"])
+def test_which_rules_keep_the_text_of_plain_decoding(rule, greedy, warm):
+    assert (keeps_text(rule, 0), keeps_text(rule, 1.0)) == (greedy, warm)

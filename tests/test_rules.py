@@ -486,3 +486,10 @@ def test_a_lenience_from_a_tensor_is_kept_as_a_number():
     assert type(rule.l) is float and str(rule) == str(LossyLenience(.5))
     typical = LossyTypical(torch.tensor(.25), torch.tensor(.5))
     assert [type(typical.epsilon), type(typical.delta)] == [float, float] and str(typical) == str(LossyTypical(.25, .5))
+
+
+@pytest.mark.parametrize("said", ["Always", True, ["always"]], ids=repr)
+def test_a_rule_that_declares_something_else_is_told(said):
+    def rule(p, q, tokens, rng): return 0, 0
+    rule.lossless = said
+    with pytest.raises(InputError, match="always.*greedy.*never"): is_promised(rule, 0)

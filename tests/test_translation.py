@@ -38,7 +38,7 @@ from specdec.errors import InputError, ModelError, NumericalError
 from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import AsIs, ExactModel, Language, loop_error
-from specdec.models.linear import is_batch_invariant
+from specdec.models.linear import can_be_batch_invariant
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -347,7 +347,7 @@ def test_they_say_what_they_are():
 
 # A prompt read once
 
-exact_rows = pytest.mark.skipif(not is_batch_invariant(torch.device("cpu"), torch.float32),
+exact_rows = pytest.mark.skipif(not can_be_batch_invariant(torch.device("cpu"), torch.float32),
                                 reason="rows depend on their number here")
 SAID = "The cat sat on the mat, naïvely. Translate: 'ein Igel' is a hedgehog. " * 24
 OLD = SAID[:1400]  # what is prefilled

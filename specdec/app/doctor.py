@@ -142,7 +142,7 @@ def processor(findings: Findings) -> dict:
     "What the CPU is, and what it can do for decoding."
     import torch
     from specdec.drafters.costs import processor_name
-    from specdec.models.linear import has_layouts, has_tiles, is_batch_invariant
+    from specdec.models.linear import has_layouts, has_tiles, can_be_batch_invariant
     from specdec.models.loading import layouts_used
     from specdec.models.hub import has_bfloat16, has_int8
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
@@ -150,7 +150,7 @@ def processor(findings: Findings) -> dict:
         f"torch computes with {threads} threads on {here} cores, and they will wait for each "
         f"other: set OMP_NUM_THREADS={here}.")
     library = torch.backends.mkldnn.is_available()
-    packed = {"float32": is_batch_invariant(cpu, torch.float32),
+    packed = {"float32": can_be_batch_invariant(cpu, torch.float32),
               "bfloat16": library and has_layouts(cpu, torch.bfloat16)}
     errors = [packed_error(getattr(torch, name)) for name, used in packed.items() if used]
     if has_int8(cpu): errors.append(int8_error())

@@ -27,7 +27,7 @@ from specdec.drafters.base import (
 )
 from .model import plain_weight
 from ..cache import KVCache
-from ..models.linear import Int4Linear, Linear, fits_four_bits, is_batch_invariant
+from ..models.linear import Int4Linear, Linear, fits_four_bits, can_be_batch_invariant
 from ..models.files import json_object, parse_json, place_for, written_together
 from ..models.hub import check_config, check_no_older_head, check_regular
 from ..models.protocol import CausalLM
@@ -695,7 +695,7 @@ def _joined(*linears: nn.Linear,
     weight = torch.cat([linear.weight.detach() for linear in linears])
     bfloat16 = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
     if bfloat16 and fits_four_bits(weight): return Int4Linear(weight, bias)
-    return Linear(weight, bias, pack or is_batch_invariant(weight.device, weight.dtype))
+    return Linear(weight, bias, pack or can_be_batch_invariant(weight.device, weight.dtype))
 
 def _fast_attention(module: HeadAttention) -> Attention:
     "A head's attention as an `Attention` of the decoder."

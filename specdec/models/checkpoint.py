@@ -22,7 +22,7 @@ from ..errors import ModelError
 from .files import parse_json
 from .int8 import Int8Linear
 from specdec.models.linear import (
-    Int4Linear, Levels, Linear, has_layouts, is_batch_invariant, stored_levels,
+    Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
 )
 from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, check_regular, working_dtype
 
@@ -126,7 +126,7 @@ class Checkpoint:
         self.int4, self.int8 = dtype == INT4, dtype == INT8
         self.dtype, self.device = working_dtype(dtype, device), device
         self.pack = pack and not self.int4 and (has_layouts(device, self.dtype)
-                                                or is_batch_invariant(device, self.dtype))
+                                                or can_be_batch_invariant(device, self.dtype))
         self.tensors: Mapping[str, Tensor] = {}  # in memory
         self.files: dict[str, Path] = {}         # tensor → the file that holds it
         self.kinds: dict[str, str] = {}          # see `_grid_of`

@@ -37,7 +37,7 @@ def processor_kind() -> str: # "amx", "avx512_bf16" or "other"
 # %% ../../nbs/engine/05_layouts.ipynb #dadb90f8
 FEW = 16  # new tokens that still count as few: for attention, and for what weights are packed for
 
-def is_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:
+def can_be_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a row of a product can be had that doesn't depend on how many rows there are: in
     float32 on an x86 processor (with AVX2), from the library oneDNN."""
     if device.type != "cpu" or dtype != torch.float32: return False
@@ -61,7 +61,7 @@ class Linear:
         device, dtype = weight.device, weight.dtype
         self.bias, (self.outputs, self.inputs) = bias, weight.shape
         self.half = has_layouts(device, dtype)
-        self.batch_invariant = pack and is_batch_invariant(device, dtype)
+        self.batch_invariant = pack and can_be_batch_invariant(device, dtype)
         self.packed = self.batch_invariant or pack and self.half
         self.product = torch.ops.mkldnn._linear_pointwise.default  # of packed weights
         self.weight = weight

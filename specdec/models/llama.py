@@ -24,7 +24,7 @@ from ..cache import KVCache
 from .int8 import Int8Linear
 from specdec.models.linear import (
     FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
-    is_batch_invariant,
+    can_be_batch_invariant,
 )
 from .protocol import CausalLM, check_ids, check_wanted
 
@@ -262,7 +262,7 @@ class Llama(CausalLM):
                  tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
         # a token's logits don't depend on how many are read
-        self.batch_invariant = tensor.pack and is_batch_invariant(self.device, self.dtype)
+        self.batch_invariant = tensor.pack and can_be_batch_invariant(self.device, self.dtype)
         # for one there may be a faster layout
         self.packed = tensor.pack and not self.batch_invariant
         self.int8, self.int4 = tensor.int8, tensor.int4

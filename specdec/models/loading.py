@@ -30,7 +30,7 @@ from specdec.errors import (
 )
 from ..drafters.model import NarrowLM, TOKENS_FILE
 from ..cache import cache_bytes
-from .linear import GROUP, Linear, has_layouts, is_batch_invariant, processor_kind
+from .linear import GROUP, Linear, has_layouts, can_be_batch_invariant, processor_kind
 from .files import first_line, local_path, parse_json, say
 from specdec.models.hub import (
     FOUR_BITS, INT4, INT8, STORED, check_config, check_no_older_head, find_config, find_model,
@@ -133,7 +133,7 @@ def layouts_used() -> str:
 
 def layout_for(config, device: torch.device, dtype: torch.dtype, use: str) -> Layout:
     "The layout of a model that is loaded for that use."
-    if is_batch_invariant(device, working_dtype(dtype, device)): return Layout(True,
+    if can_be_batch_invariant(device, working_dtype(dtype, device)): return Layout(True,
                                                         "a row's bits don't depend on the others")
     if not (has_layouts(device, dtype) and is_native(config)):
         return Layout(False, "there is one layout only")
