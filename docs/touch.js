@@ -1,6 +1,6 @@
 // One token, a thousand times: q is dragged, tokens are thrown, rounds are raced, over one state that the address keeps.
 // data/touch.json holds real rows and measured points (tools/touch.py wrote it); everything else is computed here, and
-// specdec/touch.py computes the same. Without this script a picture stays in its place.
+// specdec/panel/touch.py computes the same. Without this script a picture stays there.
 (() => {
   "use strict";
   const WHOLE = 1000;     // p and q are counted in thousandths, so that both sum to exactly one
