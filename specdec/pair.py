@@ -559,19 +559,23 @@ class ConfiguredPair:
         "Read a prompt once; see `Pair.prefill`."
         return self.pair.prefill(prompt, prefilled)
 
-    def generate(self, prompt, **settings): # of `Pair.generate`
+    def _asked(self, options: Options | None, given: dict) -> dict:
+        "The keywords of a call: an `Options` stands in place of the file's, keywords go before."
+        return given if options is not None else self.config.decoding.settings() | given
+
+    def generate(self, prompt, options: Options | None = None, **given): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."
-        return self.pair.generate(prompt, **(self.config.decoding.settings() | settings))
+        return self.pair.generate(prompt, options, **self._asked(options, given))
 
-    def results(self, prompts: Sequence, batch_size: int = BATCH,
-                **settings) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.generate`
+    def results(self, prompts: Sequence, batch_size: int = BATCH, options: Options | None = None,
+                **given) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.results`
         "Decode a list of prompts, and yield each result as it ends; see `Pair.results`."
-        settings = self.config.decoding.settings() | settings
-        return self.pair.results(prompts, batch_size, **settings)
+        return self.pair.results(prompts, batch_size, options, **self._asked(options, given))
 
-    def stream(self, prompt: Prompt, **settings) -> Generator[Event, None, None]: # of `Pair.stream`
+    def stream(self, prompt: Prompt, options: Options | None = None,
+               **given) -> Generator[Event, None, None]: # of `Pair.stream`
         "Decode a prompt, event by event; see `Pair.stream`."
-        return self.pair.stream(prompt, **(self.config.decoding.settings() | settings))
+        return self.pair.stream(prompt, options, **self._asked(options, given))
 
     def to_config(self, **settings) -> Config:
         "The configuration, with these settings in place of its settings."

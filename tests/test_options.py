@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from helpers import tiny
 from specdec.app.cli import app
-from specdec.app.config import Decoding, config_schema
+from specdec.app.config import Config, Decoding, config_schema
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import InputError
 from specdec.options import Options, in_files
-from specdec.pair import Pair
+from specdec.pair import ConfiguredPair, Pair
 from specdec.sampling import SamplingParams
 
 KEPT = {each.metadata.get("key", each.name) for each in in_files()}
@@ -83,3 +83,15 @@ def test_min_p_never_emits_what_it_cuts_and_keeps_the_text_of_plain_decoding(pai
         free = pair.generate([1, 2, 1, 2, 1], asked, seed=seed, K=K, min_p=None).generated_ids
         cut += free != texts[0]
     assert cut  # the control: without it, other tokens come
+
+
+def test_an_object_stands_in_place_of_what_a_file_says(pair):
+    "Keywords go before both; the control: without an object the file's settings hold."
+    of_file = ConfiguredPair(pair, Config(decoding=Decoding(temperature=1.0, max_new_tokens=3, seed=7)))
+    asked, prompt = Options(max_new_tokens=5, seed=2), [1, 2, 3]
+    (_, listed), = of_file.results([prompt], options=asked)
+    *_, end = of_file.stream(prompt, asked)
+    for result in (of_file.generate(prompt, asked), listed, end.result):
+        assert [result.settings[name] for name in ("temperature", "max_new_tokens", "seed")] == [0, 5, 2]
+    assert of_file.generate(prompt, asked, seed=9).settings["seed"] == 9
+    assert of_file.generate(prompt, seed=9).settings["temperature"] == 1.0

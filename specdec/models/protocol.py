@@ -141,7 +141,7 @@ def innermost(model: CausalLM) -> CausalLM:
     return model
 
 def is_batch_invariant(target: CausalLM) -> bool:
-    """Whether a token's logits don't depend on how many are read with it, up to `FEW` at once. A
+    """Whether a token's logits don't depend on how many are read with it, up to sixteen. A
     prompt is then read in blocks, so that reusing them changes no bit."""
     return getattr(innermost(target), "batch_invariant", False)
 
