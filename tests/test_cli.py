@@ -1221,7 +1221,7 @@ __main__.main()
 """
 # when Ctrl-C comes, s after the command has begun to listen: most of this time modules are imported
 MOMENTS = {"--help": [0, 0.05, 0.15, 0.3], "generate": [0, 0.3, 0.7, 1.2, 1.8, 2.5, 3.2, 4]}
-COMMAND = {"--help": ["--help"], "generate": ["generate", "Hi", "--max-new-tokens", "300"]}
+COMMAND = {"--help": ["--help"], "generate": ["generate", "Hi", "--max-new-tokens", "1000", "--ignore-eos"]}
 
 @pytest.mark.parametrize("name, delay", [
     *((name, delay) for name, delays in MOMENTS.items() for delay in delays),
@@ -1239,6 +1239,13 @@ def test_an_interrupt_at_any_time_is_one_quiet_line(name, delay):
     assert "Traceback" not in said and "Error" not in said and "ignored" not in said, said
     if running.returncode == 0: assert name == "--help"  # it had ended
     else: assert running.returncode == ExitCode.INTERRUPTED and (said == "Interrupted.\n" or "(interrupted)" in said)
+
+
+def test_an_interrupt_while_help_is_printed_gets_its_line(monkeypatch, capsys):
+    def printed(*given, **more): raise KeyboardInterrupt
+    monkeypatch.setattr("typer.rich_utils.rich_format_help", printed)
+    with pytest.raises(SystemExit) as ended: cli.app(["--help"])
+    assert ended.value.code == ExitCode.INTERRUPTED and capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_an_interrupt_while_transformers_reads_a_config_is_none_of_the_config(monkeypatch):

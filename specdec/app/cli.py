@@ -12,8 +12,8 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import Field, asdict, fields
 from enum import Enum, IntEnum
 from functools import partial
@@ -104,6 +104,14 @@ def not_empty(parameter: Any, process: Callable, context: Any, given: Any) -> An
                                  parameter)
     return process(context, given)
 
+@contextmanager
+def a_line_if_interrupted() -> Iterator[None]:
+    "An interrupt that a command doesn't answer itself gets a line."
+    try: yield
+    except KeyboardInterrupt:
+        typer.echo("Interrupted.", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
 class Commands(TyperGroup):
     """A group of commands that ends with one line and exit code 2 where specdec raises an error on
     purpose, where an option is wrong, and where the system refuses."""
@@ -112,12 +120,12 @@ class Commands(TyperGroup):
         shown_as_written(self)
         refuse_empty(self)
 
+    def make_context(self, *args, **more):
+        "Reads the words; help is printed here, too."
+        with a_line_if_interrupted(): return super().make_context(*args, **more)
+
     def invoke(self, ctx):
-        "The command; an interrupt that it doesn't answer itself gets a line."
-        try: return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("Interrupted.", err=True)
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        with a_line_if_interrupted(): return super().invoke(ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
         code: int | None = ExitCode.DONE
