@@ -6,9 +6,8 @@
 __all__ = ['Pair', 'load_pair', 'ConfiguredPair', 'load_config']
 
 # %% ../nbs/use/01_pairs.ipynb #ce416db3
-import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +23,7 @@ from .device.loop import DeviceDecoder
 from .device.ops import decides_by_match
 from .drafters.base import Drafter, DraftsTrees, NoDrafter
 from .drafters.choose import HybridDrafter
-from .drafters.clock import Clock, Watch
+from .drafters.clock import Clock
 from specdec.drafters.load import (
     best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter, model_drafter,
     named,
@@ -33,7 +32,7 @@ from .drafters.lookup import NGramDrafter, SuffixDrafter
 from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
 from .engine.batch import speculate_batch
-from .engine.completion import BatchClock, Completion, PairStats, StopChecker
+from .engine.completion import BatchClock, Completion, PairStats, StopChecker, follow
 from .engine.constraints import WatchedLM, fits_to_its_end
 from specdec.engine.plan import (
     NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
@@ -147,9 +146,10 @@ class Pair:
         if is_list(prompt):
             check(stream is None, "stream follows a single text, and this is a list of prompts: "
                   "leave it out, or use `results`, which yields each result as it ends.")
-            found = dict(self._list(prompt, batch_size, raise_interrupt, options))
+            found = dict(self.results(prompt, batch_size, options, raise_interrupt=raise_interrupt))
             return [found[i] for i in range(len(prompt))]
-        return last_result(self._one(prompt, options, stream, raise_interrupt, tell=False))
+        *_, (_, end) = self._decode([prompt], options, 1, stream, raise_interrupt, stream is not None)
+        return end.result
 
     @takes_options
     def results(self, prompts: Sequence, # as for `generate`
@@ -170,7 +170,12 @@ class Pair:
         An interrupt ends the sequences that have begun; the others have empty results. Prompts are
         decoded one by one with a grammar, log-probabilities, a tree, `loop="device"`, or a target
         that isn't a `Llama`."""
-        return self._list(prompts, batch_size, raise_interrupt, options_of(options, given))
+        check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
+              "There are no prompts: expected a list of at least one.")
+        size = require_int(batch_size, "batch_size, how many sequences share a forward,", 1)
+        events = self._decode(prompts, options_of(options, given), min(size, len(prompts)),
+                              raise_interrupt=raise_interrupt)
+        return ((i, event.result) for i, event in events if event.result)
 
     @takes_options
     def stream(self, prompt: Prompt,
@@ -181,7 +186,8 @@ class Pair:
         by round; the last event holds the `result` and the end of the text. Arguments are checked
         at once, as in `generate`. To stop early, break out of the loop or `close()` the generator;
         there is no result then."""
-        return self._one(prompt, options_of(options, given), None, raise_interrupt)
+        events = self._decode([prompt], options_of(options, given), 1, None, raise_interrupt, True)
+        return (event for _, event in events)
 
     def prefill(self, prompt: Prompt,
                 prefilled: Prefilled | None = None, # of an earlier prompt that begins like this one
@@ -216,17 +222,6 @@ class Pair:
         "Its token ids; raises `InputError` for one that can't be read, or can't fit."
         return encode(self.tokenizer, prompt, self.target.context_length)
 
-    def _request(self, prompt: Sequence[int], options: Options, target: CausalLM,
-                 drafter: Drafter, watch: Watch | None = None) -> Request:
-        "The `Request` of a prompt; raises `InputError` if it can't be served."
-        found = Request(target, prompt, drafter, SamplingParams.of(options),
-                        SeededRandom(options.seed), longest_draft(target, options),
-                        options.max_new_tokens, ends_of(self.eos_ids, options),
-                        verify_rule(options, drafter), options.prefilled,
-                        draft_sampling(options, drafter))
-        found.watch = watch
-        return found
-
     def _clock(self, key: tuple, make: Callable[[], Clock]) -> Clock:
         "The clock of this key, kept from call to call; threads share it."
         key = id(self.drafter), *key
@@ -239,159 +234,98 @@ class Pair:
         drafter = NOTHING if options.plain else self.drafter
         return make_plan(self.target, drafter, options, self._clock, size, self.priced)
 
-    def _one(self, prompt: Prompt, options: Options,
-             stream: Callable[[str], None] | None, raise_interrupt: bool,
-             tell: bool = True, # whether the caller looks at the events of tokens
-            ) -> Generator[Event, None, None]:
-        "Check a prompt; the generator that is returned decodes it."
+    def _decode(self, prompts: Sequence, options: Options,
+                size: int = 1,  # sequences that share a forward, at most
+                stream: Callable[[str], None] | None = None, raise_interrupt: bool = False,
+                tell: bool = False, # whether the caller looks at the events of tokens
+               ) -> Iterator[tuple[int, Event]]: # the prompt's number
+        "Check the prompts and what is asked; the generator that is returned decodes them."
         check(stream is None or self.tokenizer is not None, NO_TEXT)
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
         require_bool(raise_interrupt=raise_interrupt)
         check_for(self.target, self.eos_ids, options)
-        options = replace(options, seed=SeededRandom(options.seed).seed)
-        ids, target = self._encode(prompt), wrapped(self.target, options)
-        self._request(ids, options, target, NOTHING)  # checks it, before a drafter is loaded
-        plan, timer = self._plan(options), PhaseTimer(self.target.device)
-        request = self._request(ids, options, target, plan.drafter, plan.watch)
-        if plan.loop == "device": rounds = self._on_device(request, options, timer)
-        else: rounds = serve(target, request, timer)
-        completion = Completion(StopChecker(self.tokenizer, options.stop),
-                                tell or stream is not None,
-                                target if isinstance(target, WatchedLM) else None)
-        if options.prefilled: completion.reused = options.prefilled.shared_with(ids, target)
-        events = completion.follow(rounds, stream, raise_interrupt)
-        return self._decoded(request, options, plan, completion, events, timer)
+        # a random seed has room above it for the seeds of the other prompts
+        seed = SeededRandom(options.seed).seed >> (options.seed is None)
+        target, texts = wrapped(self.target, options), {}
+        for i, prompt in enumerate(prompts):
+            with place_named(i, len(prompts)):
+                texts[i] = self._text(prompt, replace(options, seed=seed + i), target, tell)
+        together = size > 1 and not options.needs_logits and options.loop != "device" and (
+            options.plain or not isinstance(self.drafter, DraftsTrees))
+        if not (together and isinstance(target, Llama)): size = 1
+        plan = self._plan(options, size)
+        for text in texts.values():
+            text.request.draft_with(plan.drafter, verify_rule(options, plan.drafter),
+                                    draft_sampling(options, plan.drafter), plan.watch)
+        return self._run(texts, plan, size, stream, raise_interrupt)
 
-    def _on_device(self, request: Request, options: Options,
-                   timer: PhaseTimer) -> Iterator[Round]:
+    def _text(self, prompt: Prompt, options: Options, target: CausalLM, tell: bool) -> Completion:
+        "What is to be decoded; raises `InputError` if it can't be. Its drafter comes later."
+        request = Request(target, self._encode(prompt), NOTHING, SamplingParams.of(options),
+                          SeededRandom(options.seed), longest_draft(target, options),
+                          options.max_new_tokens, ends_of(self.eos_ids, options),
+                          prefilled=options.prefilled)
+        return Completion(request, options, StopChecker(self.tokenizer, options.stop), tell,
+                          target if isinstance(target, WatchedLM) else None)
+
+    def _run(self, texts: dict[int, Completion], plan: Plan, size: int,
+             stream: Callable[[str], None] | None, raise_interrupt: bool,
+            ) -> Iterator[tuple[int, Event]]:
+        "Decode texts, `size` at a time; the last event of each has its result."
+        device = self.target.device
+        timer = PhaseTimer(device)
+        clock, rounds = BatchClock(timer), self._rounds(texts, plan, size, timer)
+        try:
+            resets = reset_peak_memory(device)
+            for i, event in follow(rounds, texts, clock, stream, raise_interrupt):
+                if isinstance(event, Completion): # it is over
+                    peak = peak_memory_mb(device) if resets else None
+                    result = self._result(event, plan, clock.own(i), peak)
+                    if result.num_tokens:
+                        with self.adding: self.stats.add(result, clock.share())
+                    event = Event(None, None, event.rest, result)
+                    with clock.away(): yield i, event
+                else: yield i, event
+        finally: release_workers()  # else they slow down a call in another thread
+
+    def _rounds(self, texts: dict[int, Completion], plan: Plan, size: int,
+                timer: PhaseTimer) -> Iterator[tuple[int, Round]]:
+        "The rounds of all texts, each with its text's number: in a batch, or one after another."
+        if size > 1:
+            requests = [text.request for text in texts.values()]
+            yield from speculate_batch(self.target, requests, size, timer)
+            return
+        for i in [*texts]:
+            request = texts[i].request
+            if plan.loop == "device": rounds = self._on_device(texts[i], timer)
+            else: rounds = serve(request.target, request, timer)
+            for r in rounds:
+                yield i, r
+                if request.ended: break
+
+    def _on_device(self, text: Completion, timer: PhaseTimer) -> Iterator[Round]:
         "Rounds on the device, by a decoder that is free, with its CUDA graphs; else by a new one."
         assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
-        drafter = request.drafter
+        request, seed = text.request, text.options.seed
+        drafter, room = request.drafter, request.limit - len(request.prompt)
         free = self.decoders.setdefault(id(drafter), [])
         try: decoder = free.pop()
         except IndexError: decoder = DeviceDecoder(self.target, drafter)
         request.same_text = decides_by_match(
             request.verify, request.sampling, request.draft_sampling)
         try:
-            yield from decoder.speculate(request.prompt, request.sampling, options.seed,
-                                         request.K, options.max_new_tokens, request.eos_ids,
-                                         timer, request.verify, request.draft_sampling)
+            for r in decoder.speculate(request.prompt, request.sampling, seed,
+                                       request.K, room, request.eos_ids,
+                                       timer, request.verify, request.draft_sampling):
+                request.tokens += r.emitted
+                yield r
         finally: free.append(decoder)
 
-    def _decoded(self, request: Request, options: Options, plan: Plan, completion: Completion,
-                 events: Iterator[Event], timer: PhaseTimer) -> Generator[Event, None, None]:
-        "Pass the events on, and add one with the result."
-        device, peak = self.target.device, None
-        try:
-            of_this_run = reset_peak_memory(device)
-            yield from events
-            if of_this_run: peak = peak_memory_mb(device)
-        finally: release_workers()  # else they slow down a call in another thread
-        result = self._result(request, options, plan, completion, timer, peak)
-        self._count(result)
-        yield Event(None, None, completion.rest, result)
-
-    def _list(self, prompts: Sequence, batch_size: int, raise_interrupt: bool,
-              options: Options,
-             ) -> Iterator[tuple[int, GenerationResult]]:
-        "Check a list of prompts; the iterator that is returned decodes it."
-        check(isinstance(prompts, (list, tuple)) and len(prompts) > 0,
-              "There are no prompts: expected a list of at least one.")
-        size = require_int(batch_size, "batch_size, how many sequences share a forward,", 1)
-        size = min(size, len(prompts))
-        require_bool(raise_interrupt=raise_interrupt)
-        check_for(self.target, self.eos_ids, options)
-        # a random seed with room above it for the seeds of the other prompts
-        seed = SeededRandom(options.seed).seed >> (options.seed is None)
-        first = replace(options, seed=seed)
-        ids: list[list[int]] = []
-        each: list[Options] = []
-        for i, prompt in enumerate(prompts):
-            with place_named(i, len(prompts)):
-                each.append(replace(first, seed=SeededRandom(seed + i).seed))
-                ids.append(self._encode(prompt))
-                self._request(ids[i], each[i], self.target, NOTHING)
-        wrapped(self.target, first)  # raises for log-probabilities or a grammar that can't be
-        alone = size == 1 or first.needs_logits or first.loop == "device"
-        alone = alone or not first.plain and isinstance(self.drafter, DraftsTrees)
-        if alone or not isinstance(self.target, Llama):
-            self._plan(first)  # raises for options that can't be combined
-            return self._one_by_one(ids, each, raise_interrupt)
-        return self._together(ids, each, self._plan(first, size), size, raise_interrupt)
-
-    def _one_by_one(self, ids: list[list[int]], each: list[Options],
-                    raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
-        "Decode the prompts one after another, up to an interrupt."
-        for i, options in enumerate(each):
-            result = last_result(self._one(ids[i], options, None, raise_interrupt, tell=False))
-            yield i, result
-            if result.finish_reason == "interrupted": break
-        for n in range(i + 1, len(each)): yield n, self._unbegun(ids[n], each[n], result)
-
-    def _unbegun(self, ids: list[int], options: Options,
-                 last: GenerationResult) -> GenerationResult:
-        "The empty result of a prompt that was not begun before an interrupt."
-        completion = Completion(StopChecker(self.tokenizer, options.stop))
-        completion.interrupted = True
-        plan = Plan(NOTHING, last.loop)
-        request = self._request(ids, options, self.target, NOTHING)
-        timer = PhaseTimer(self.target.device)
-        result = self._result(request, options, plan, completion, timer, None)
-        return replace(result, drafter=last.drafter, costs=last.costs,
-                       batch_invariant=last.batch_invariant)
-
-    def _together(self, ids: list[list[int]], each: list[Options], plan: Plan, size: int,
-                  raise_interrupt: bool) -> Iterator[tuple[int, GenerationResult]]:
-        "Decode the prompts in batches of `size`; yields each result when its sequence ends."
-        device, timer = self.target.device, PhaseTimer(self.target.device)
-        requests = {i: self._request(ids[i], options, self.target, plan.drafter, plan.watch)
-                    for i, options in enumerate(each)}
-        texts = [Completion(StopChecker(self.tokenizer, options.stop), tell=False)
-                 for options in each]
-        clock, peak = BatchClock(timer), None
-        running = dict(requests)
-        def result(i: int) -> GenerationResult:
-            "The result of prompt i."
-            texts[i].finish()
-            texts[i].total_time = sum(texts[i].seconds) + clock.work()
-            return self._result(running[i], each[i], plan, texts[i], clock.own(i), peak)
-        try:
-            rounds = speculate_batch(self.target, list(requests.values()), size, timer)
-            of_this_run, before = reset_peak_memory(device), clock.now
-            try:
-                for i, r in rounds:
-                    texts[i].add(r, clock.tick(i))
-                    texts[i].reused = requests[i].reused
-                    if texts[i].checker.end is None and not requests[i].is_over: continue
-                    requests.pop(i).ended = True  # a stop string may have ended it
-                    if of_this_run: peak = peak_memory_mb(device)
-                    found = result(i)
-                    self._count(found, clock.now - before)
-                    clock.leave(i)
-                    yield i, found
-                    clock.resume()
-                    before = clock.now
-            except KeyboardInterrupt:
-                if raise_interrupt: raise
-                # the time since the last result is counted once, with the first that has tokens
-                shared = time.perf_counter() - before
-                for i in list(requests):  # unfinished ones, and those that were not begun
-                    texts[i].interrupted = True
-                    found = result(i)
-                    if found.num_tokens:
-                        self._count(found, shared)
-                        shared = 0.0
-                    yield i, found
-        finally: release_workers()  # else they slow down a call in another thread
-
-    def _count(self, result: GenerationResult, seconds: float | None = None) -> None:
-        "Add a result to the totals; seconds: its share of the batch's time."
-        with self.adding: self.stats.add(result, seconds)
-
-    def _result(self, request: Request, options: Options, plan: Plan, completion: Completion,
-                timer: PhaseTimer, peak: float | None) -> GenerationResult:
+    def _result(self, completion: Completion, plan: Plan, timer: PhaseTimer,
+                peak: float | None) -> GenerationResult:
         "The result of a completion."
+        request, options = completion.request, completion.options
         generated, rounds = completion.ids, completion.rounds
         odds = completion.logprobs and completion.logprobs[:len(generated)]
         seen = {*generated, *(token for r in rounds for token in r.drafted)}
@@ -408,12 +342,12 @@ class Pair:
             is_lossless=is_lossless(options),
             prompt_ids=request.prompt,
             same_text_as_plain=request.same_text,
-            prompt_reused=completion.reused,
+            prompt_reused=request.reused,
             generated_ids=generated,
             tokens_before_stop=completion.checker.tokens_before,
             text=completion.checker.text,
             rounds=rounds[1:],
-            finish_reason=finish_reason(completion, request, options),
+            finish_reason=finish_reason(completion),
             per_token_latencies=completion.latencies,
             round_latencies=completion.seconds,
             time_to_first_token=sum(completion.seconds[:1]),
@@ -432,14 +366,9 @@ class Pair:
         )
 
 # %% ../nbs/use/01_pairs.ipynb #dcd769d8
-def last_result(events: Iterable[Event]) -> GenerationResult:
-    "Decode to the end; the result that the last event holds."
-    *_, end = events
-    assert end.result is not None
-    return end.result
-
-def finish_reason(completion: Completion, request: Request, options: Options) -> str:
+def finish_reason(completion: Completion) -> str:
     "Why a completion ended, in a word."
+    request, options = completion.request, completion.options
     if completion.interrupted: return "interrupted"
     if completion.checker.end is not None: return "stop"
     if completion.ids[-1] in request.eos_ids: return "eos"

@@ -7,11 +7,14 @@ __all__ = ['PairStats']
 
 # %% ../../nbs/use/00_completion.ipynb #c0mp0003
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .profiling import PhaseTimer
+from .request import Request
+from ..options import Options
 from ..result import Counts, Event, GenerationResult, Round
 from .constraints import WatchedLM
 from ..models.hub import TextStream
@@ -96,11 +99,14 @@ class StopChecker:
 # %% ../../nbs/use/00_completion.ipynb #e50ae492
 class Completion:
     "One completion while it grows: its rounds with their times, text and log-probabilities."
-    def __init__(self, checker: StopChecker, # decodes the text
+    def __init__(self, request: Request, # whose rounds they are
+                 options: Options,       # what was asked for
+                 checker: StopChecker,   # decodes the text
                  # False: no events, and without stop strings the text is decoded at the end
                  tell: bool = True,
                  watched: WatchedLM | None = None, # the target, if log-probabilities are wanted
                 ):
+        self.request, self.options = request, options
         self.checker, self.watched = checker, watched
         self.tell = tell or bool(checker.stops)
         # of each round, for each token: id → log-probability
@@ -108,8 +114,12 @@ class Completion:
         # rounds with their seconds: one list, so that an interrupt can't separate them
         self.timed: list[tuple[Round, float]] = []
         self.interrupted, self.total_time = False, 0.0
-        self.reused = 0 # tokens of the prompt that were copied, not read
         self.rest = ""  # the end of the text, which was held back
+
+    @property
+    def is_over(self) -> bool:
+        "Whether nothing can follow."
+        return self.checker.end is not None or self.request.is_over
 
     @property
     def rounds(self) -> list[Round]:
@@ -160,38 +170,12 @@ class Completion:
 
     def finish(self) -> str: # the text that was held back
         "End the completion."
+        self.request.ended = True  # a stop string, or an interrupt, may have ended it
+        self.add_logprobs()  # an interrupt may have come before them
         self.checker.finish(self.ids)
         piece = self.checker.new(final=True)
         self.rest += piece
         return piece
-
-    def follow(self, rounds: Iterator[Round],
-               stream: Callable[[str], None] | None = None, # called with each new piece of text
-               raise_interrupt: bool = False, # False: an interrupt ends the completion
-              ) -> Iterator[Event]:
-        """Add rounds until they end, a stop string appears or the user interrupts, and yield the
-        event of each token. The time that the caller spends on an event doesn't count, that of
-        `stream` counts in the next round."""
-        start = before = time.perf_counter()
-        try:
-            for r in rounds:
-                now = time.perf_counter()
-                events = self.add(r, now - before)
-                piece = "".join(event.text for event in events)
-                if piece and stream: stream(piece)
-                told = time.perf_counter()
-                yield from events
-                away = time.perf_counter() - told
-                start, before = start + away, now + away
-                if self.checker.end is not None: break
-            rest = self.finish()
-            if rest and stream: stream(rest)
-        except KeyboardInterrupt:
-            if raise_interrupt: raise
-            self.interrupted = True
-            self.add_logprobs()  # it may have come before them
-            self.finish()
-        self.total_time = time.perf_counter() - start
 
 # %% ../../nbs/use/00_completion.ipynb #5erve005
 class BatchClock:
@@ -201,6 +185,7 @@ class BatchClock:
         self.first: dict[int, int] = {}    # of each sequence: the first span after it joined
         self.last: dict[int, float] = {}   # when its last round ended
         self.now, self.span_count = time.perf_counter(), len(timer.spans)
+        self.shared = self.now             # up to when the time is counted in a sequence's share
 
     def tick(self, i: int) -> float: # s
         "The time of the round that sequence i has just finished."
@@ -211,9 +196,10 @@ class BatchClock:
         self.last[i] = self.now
         return self.now - started
 
-    def work(self) -> float: # s
-        "Count what was done since the last tick for the sequence that ends: decoding its text."
+    def leave(self, i: int) -> float: # s
+        "Sequence i has ended: what was done since the last tick, for it alone (decoding its text)."
         before, self.now = self.now, time.perf_counter()
+        self.last.pop(i, None)
         return self.now - before
 
     def own(self, i: int) -> PhaseTimer:
@@ -222,14 +208,50 @@ class BatchClock:
         since.spans = self.timer.spans[self.first.get(i, len(self.timer.spans)):]
         return since
 
-    def leave(self, i: int) -> None:
-        "Sequence i has ended."
-        self.last.pop(i)
+    def share(self) -> float: # s
+        "Of the time of all sequences, that since the last one's end: the share of this one's."
+        before, self.shared = self.shared, self.now
+        return self.shared - before
 
-    def resume(self) -> None:
-        "Leave out the time that the caller spent on a result, while nothing was decoded."
-        still, self.now = time.perf_counter() - self.now, time.perf_counter()
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        "Leave out the time that the caller spends on an event, while nothing is decoded."
+        left = time.perf_counter()
+        yield
+        still = time.perf_counter() - left
+        self.now, self.shared = self.now + still, self.shared + still
         self.last = {i: at + still for i, at in self.last.items()}
+
+# %% ../../nbs/use/00_completion.ipynb #f0110w02
+def follow(rounds: Iterable[tuple[int, Round]], # each with the number of its sequence
+           texts: dict[int, Completion], clock: BatchClock,
+           stream: Callable[[str], None] | None = None, # called with each new piece of text
+           raise_interrupt: bool = False, # False: an interrupt ends the completions
+          ) -> Iterator[tuple[int, Event | Completion]]:
+    """Add rounds to their completions, which leave `texts` when they end; yields the events of the
+    tokens, and each completion when it is over. What `stream` takes counts in the next round."""
+    def ended(i: int, text: Completion) -> tuple[int, Completion]:
+        text.total_time = sum(text.seconds) + clock.leave(i)
+        del texts[i]
+        return i, text
+    try:
+        for i, r in rounds:
+            text = texts[i]
+            events = text.add(r, clock.tick(i))
+            piece = "".join(event.text for event in events)
+            if piece and stream: stream(piece)
+            if events:
+                with clock.away(): yield from [(i, event) for event in events]
+            if not text.is_over: continue
+            rest = text.finish()
+            if rest and stream: stream(rest)
+            yield ended(i, text)
+    except KeyboardInterrupt:
+        if raise_interrupt: raise
+        for i, text in [*texts.items()]:  # unfinished ones, and those that were not begun
+            text.interrupted = True
+            text.finish()
+            yield ended(i, text)
 
 # %% ../../nbs/use/00_completion.ipynb #pa1rst01
 def ratio(a: float, b: float) -> float:

@@ -86,12 +86,11 @@ class Request:
     cache: KVCache     # the target's; set by `start`
     state: DraftState  # the drafter's; set by `start`
     started = False    # whether `start` has set both
-    reused: int        # tokens of the prompt that `start` has copied, not read
+    reused = 0         # tokens of the prompt that `start` has copied, not read
     draft: Draft | None = None # of the last round, with the q that it was drawn from
     # whether each token so far is the one that plain decoding draws with the same random numbers
     same_text = True
     ended = False      # set it between steps to end the sequence early
-    watch: Watch | None = None # times the rounds, where the drafter chooses by them
     def __init__(
         self,
         target: CausalLM,
@@ -108,31 +107,38 @@ class Request:
         # the drafter's logits → q; None: as the target's; `SamplingParams()`: its likeliest tokens
         draft_sampling: SamplingParams | None = None,
     ):
-        self.branches = isinstance(drafter, DraftsTrees) # its drafts may be trees
-        check(not self.branches or reads_trees(target),
-              "Only a Llama without a sliding window can read trees of draft tokens, and this "
-              f"target is a {type(target).__name__}. Draft chains for it (HeadDrafter).")
-        check(not self.branches or verify is None, "Trees have no verify rule: the target's "
-              "tokens are followed down the tree. Leave `verify` out, or draft chains.")
-        self.prompt = token_ids(prompt)
+        self.target, self.prompt = target, token_ids(prompt)
         checked = check_request(target, self.prompt, K, max_new_tokens, eos_ids)
-        self.K, max_new_tokens, self.eos_ids = checked
-        if not self.branches: self.K = longest_chain(target, self.K)
-        check_prefilled(prefilled, target, self.prompt, drafter.layers)
-        self.prefilled, self.reused = prefilled, 0
-        self.drafter, self.sampling, self.rng = drafter, sampling, rng
-        self.draft_sampling, self.verify = draft_sampling or sampling, verify
+        self.most, max_new_tokens, self.eos_ids = checked
+        self.sampling, self.rng, self.prefilled = sampling, rng, prefilled
         # a source without `spawn` serves both
         self.draft_rng = rng.spawn() if hasattr(rng, "spawn") else rng
         # tokens that the sequence can have in the end, prompt included
         self.limit = min(len(self.prompt) + max_new_tokens, target.context_length)
         self.vocab_size = target.vocab_size
+        self.draft_with(drafter, verify, draft_sampling)
+        self.tokens: list[int] = self.prompt.copy()
+
+    def draft_with(self, drafter: Drafter, verify: VerifyRule | None = None,
+                   draft_sampling: SamplingParams | None = None,
+                   watch: Watch | None = None, # times the rounds, where the drafter chooses by them
+                  ) -> None:
+        "Before it starts: the drafter, and what depends on it."
+        self.branches = isinstance(drafter, DraftsTrees) # its drafts may be trees
+        check(not self.branches or reads_trees(self.target),
+              "Only a Llama without a sliding window can read trees of draft tokens, and this "
+              f"target is a {type(self.target).__name__}. Draft chains for it (HeadDrafter).")
+        check(not self.branches or verify is None, "Trees have no verify rule: the target's "
+              "tokens are followed down the tree. Leave `verify` out, or draft chains.")
+        check_prefilled(self.prefilled, self.target, self.prompt, drafter.layers)
+        self.drafter, self.verify, self.watch = drafter, verify, watch
+        self.draft_sampling = draft_sampling or self.sampling
         self.capacity = self.limit  # positions that the target's cache needs
         if isinstance(drafter, DraftsTrees):
-            self.capacity += drafter.max_nodes(self.K)
+            self.capacity += drafter.max_nodes(self.most)
             # a larger K has no place: the cache's room already counts the nodes of this one
-            self.K = min(self.K, self.capacity)
-        self.tokens: list[int] = self.prompt.copy()
+            self.K = min(self.most, self.capacity)
+        else: self.K = longest_chain(self.target, self.most)
 
     @property
     def is_over(self) -> bool:
