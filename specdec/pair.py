@@ -61,9 +61,10 @@ def is_list(prompt: object) -> bool:
 
 @contextmanager
 def place_named(i: int, count: int) -> Iterator[None]:
-    "Put the prompt's number into the message of an `InputError`."
+    "Put the prompt's number into the message of an `InputError`, where there are several."
     try: yield
     except InputError as error:
+        if count == 1: raise
         raise InputError(f"Prompt {i + 1} of {count}: {error}") from error
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d

@@ -230,7 +230,7 @@ def test_a_configured_pair_answers_lists(tmp_path):
 
 @pytest.mark.parametrize("change, words", [
     (dict(prompts=[]), "^There are no prompts"), (dict(prompts="Hello"), "^There are no prompts"),
-    (dict(prompts=[[1], ""]), "^Prompt 2 of 2: The prompt is empty"), (dict(prompts=[[]]), "^Prompt 1 of 1: .* empty"),
+    (dict(prompts=[[1], ""]), "^Prompt 2 of 2: The prompt is empty"), (dict(prompts=[[]]), "^The prompt is empty"),
     (dict(prompts=[[1], [1], [24]]), "^Prompt 3 of 3: .*outside"), (dict(prompts=[[1], {}]), "^Prompt 2 of 2: .*dict"),
     (dict(prompts=[[1], [1] * 16]), "^Prompt 2 of 2: .*nothing could be added"),
     (dict(batch_size=0), "^batch_size"), (dict(batch_size=2.5), "^batch_size"), (dict(K=0), "^K, the number"),
