@@ -125,7 +125,7 @@ def test_a_real_difference_is_not_excused(float32_models, tokenizer):
 # Temperature 1, the machine's own dtype. One prompt, the joint law of three tokens; bins: the three likeliest tokens at
 # each of three positions, and a rest bin on each branch. N = 1800 texts; false alarms once in 10⁹; the power against
 # the negative control depends a little on the machine's bfloat16: it is computed exactly and asserted below (above
-# .99). Logits are computed once after each prefix of a bin; what a text says after it has left the bins changes nothing.
+# .99). Logits are computed once after each prefix of a bin; what a text says when its bin is decided changes nothing.
 
 COUNT, ALARM = 1800, 1e-9
 
