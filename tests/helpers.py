@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from specdec.models.llama import Llama
-from specdec.models.loading import load_model
+from specdec.models.loading import load, load_model
 from specdec.models.protocol import CausalLM
 from specdec.result import GenerationResult, Round
 
@@ -51,6 +51,12 @@ def tiny(vocab=24, hidden=16, layers=3, seed=0, context=48, noise=0.0) -> Llama:
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return load_model(Path(folder), CPU, torch.float32)
+
+
+@lru_cache
+def real():
+    "The default model in float32 on the CPU, one for all tests of a process: one that changes it takes a copy."
+    return load("smollm2", "cpu", "float32")
 
 
 def ids_of(rounds) -> list[int]:

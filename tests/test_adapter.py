@@ -150,6 +150,9 @@ def test_a_trial_reads_past_windows_that_are_short_and_no_large_model_reads_long
     model = TransformersLM(random_model(LlamaConfig(**SMALL)))
     model.config.sliding_window = 40
     assert home.trial_text(model).shape[1] == 48
+    model.config.sliding_window = model.config.max_position_embeddings = model.context_length = 10**5
+    assert home.trial_text(model).shape[1] == 12  # few parameters, and a score for each pair of tokens
+    model.config.sliding_window = 40
     model.model.num_parameters = lambda: 7 * 10**9
     assert home.trial_text(model).shape[1] == 12
     assert home.trial_text(model)[0, 1:6:2].tolist() == [0, 2, 1]  # padding, end, beginning

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import torch
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import specdec
+from helpers import examples as tries
 from specdec import errors
 from specdec import pair as pairs
 from specdec.app import answers, cli, registry
@@ -51,9 +53,21 @@ def process(*words: str, **more) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "specdec", *words], capture_output=True, text=True, env=PLAIN, **more)
 
 
+@lru_cache(maxsize=2)
+def model(name, device, dtype, use): return loading.load(name, device, dtype, use)
+
+
+def load_once(name, device="auto", dtype="auto", use="target", revision=None):
+    "A model that is asked for again, also by what `auto` means here, is the same; the last two are kept."
+    device = str(hub.pick_device(device))
+    dtype = str(hub.pick_dtype(dtype, torch.device(device), hub.STORED)).removeprefix("torch.")
+    return model(name, device, dtype, use)
+
+
 @pytest.fixture
-def one_load(monkeypatch, loaded=lru_cache(maxsize=2)(pairs.load_pair)):
-    "Load each pair once, and keep the two that were asked for last: `compare` loads two."
+def one_load(monkeypatch, loaded=lru_cache(maxsize=4)(pairs.load_pair)):
+    "Put each pair together once, of models that are loaded once: `compare` loads two."
+    monkeypatch.setattr(pairs, "load", load_once)
     monkeypatch.setattr(pairs, "load_pair", loaded)
     return loaded
 
@@ -81,16 +95,23 @@ COMMANDS = [
 ]
 
 
+@lru_cache
+def help_of(*words: str, columns: int = 80) -> str:
+    "A command's help, as wide as that."
+    done = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": str(columns)}, catch_exceptions=False)
+    assert done.exit_code == ExitCode.DONE
+    return done.stdout
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_is_there_for_both_spellings(words):
-    short, long = run(*words, "-h"), run(*words, "--help")
-    assert short.exit_code == long.exit_code == ExitCode.DONE and short.stdout == long.stdout
-    assert "Usage" in short.stdout
+    long = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    assert long.exit_code == ExitCode.DONE and long.stdout == help_of(*words) and "Usage" in long.stdout
 
 
 @pytest.mark.parametrize("words", [c for c in COMMANDS if c and c != ["bench"]], ids=" ".join)
 def test_help_of_each_command_shows_an_example(words):
-    assert f"specdec {' '.join(words)}" in run(*words, "-h").stdout.split("Examples:")[1]
+    assert f"specdec {' '.join(words)}" in help_of(*words).split("Examples:")[1]
 
 
 def examples(words: list[str]) -> list[list[str]]:
@@ -187,18 +208,16 @@ WRITTEN = list(written(app))
 
 
 @pytest.mark.parametrize("words, doc, helps", WRITTEN, ids=[" ".join(words) for words, *_ in WRITTEN])
-def test_a_help_page_says_what_its_source_says(words, doc, helps, monkeypatch):
+def test_a_help_page_says_what_its_source_says(words, doc, helps):
     "Each paragraph, with all its brackets, is one line where the terminal is wide enough; so is the first in a list."
-    monkeypatch.setenv("COLUMNS", "1200")
-    page = [line.strip("│ ") for line in run(*words, "-h").stdout.splitlines()]
+    page = [line.strip("│ ") for line in help_of(*words, columns=1200).splitlines()]
     assert [p for p in paragraphs(doc) if p not in page] == []
     assert [told for told in helps if not any(" ".join(told.split()) in line for line in page)] == []
-    assert any(paragraphs(doc)[0] in line for line in run(*words[:-1], "-h").stdout.splitlines())
+    assert any(paragraphs(doc)[0] in line for line in help_of(*words[:-1], columns=1200).splitlines())
 
 
-def test_the_help_of_all_commands_says_what_its_source_says(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1200")
-    page = [line.strip() for line in run("-h").stdout.splitlines()]
+def test_the_help_of_all_commands_says_what_its_source_says():
+    page = [line.strip() for line in help_of(columns=1200).splitlines()]
     assert [p for p in paragraphs(cli.HELP) if p not in page] == []
 
 
@@ -470,7 +489,7 @@ LINES = st.one_of(SILENT, st.recursive(
 
 
 @given(st.lists(LINES), st.sampled_from(["\n", "\r\n", "\n\n"]), st.sampled_from(["utf-8", "latin-1", "utf-16"]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_prompts_or_one_line(tmp_path, lines, end, encoding):
     file = tmp_path / "prompts"
     file.write_bytes(end.join(lines).encode(encoding, errors="replace"))
@@ -528,6 +547,19 @@ def test_answers_in_a_file_are_gone_on_with(answered, questions):
     assert "count was 3 and is 1" in answered(*sampled, "--seed", "4").stderr and out.read_bytes() == whole
 
 
+MADE: list[bytes] = []
+
+
+@pytest.fixture
+def held(answered):
+    "A file of answers with seed 4, which are made once."
+    if not MADE:
+        assert answered("--seed", "4").exit_code == ExitCode.DONE
+        MADE.append(answered.out.read_bytes())
+    answered.out.write_bytes(MADE[0])
+    return MADE[0]
+
+
 @pytest.mark.parametrize("more, name", [
     (["--seed", "5"], "seed was 4 and is 5"), (["--top-k", "3"], "top_k"), (["--raw"], "prompts"),
     (["--method", "plain"], "method was 'speculative' and is 'plain'"), (["-K", "2"], "K was 5 and is 2"),
@@ -535,20 +567,18 @@ def test_answers_in_a_file_are_gone_on_with(answered, questions):
     (["--pair", "smollm2-ngram"], "drafter was"), (["--json-schema", "schema.json"], "schema was None"),
     (["--max-new-tokens", "4"], "max_new_tokens was 3 and is 4"),
 ], ids=lambda value: value[0] if isinstance(value, list) else "")
-def test_a_file_of_another_run_is_refused_by_what_differs(answered, tmp_path, monkeypatch, more, name):
+def test_a_file_of_another_run_is_refused_by_what_differs(answered, held, tmp_path, monkeypatch, more, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "schema.json").write_text('{"enum": ["a"]}')
-    assert answered("--seed", "4").exit_code == ExitCode.DONE
-    before = answered.out.read_bytes()
     done = answered("--seed", "4", *more)
     assert done.exit_code == ExitCode.BAD_INPUT and name in done.stderr, done.stderr
     assert f"{answered.out} holds answers of another run: " in done.stderr
-    assert answered.out.read_bytes() == before
+    assert answered.out.read_bytes() == held
 
 
 def test_the_same_command_goes_on_with_a_schema_and_with_a_lenience(answered, tmp_path):
     (tmp_path / "schema.json").write_text('{"enum": ["a", "b"]}')
-    (tmp_path / "run.toml").write_text('[pair]\nname = "smollm2"\n[decoding]\nlenience = 0.5\nmax_new_tokens = 9\n')
+    (tmp_path / "run.toml").write_text('[pair]\nname = "smollm2"\n[decoding]\nlenience = 0.5\nmax_new_tokens = 3\n')
     for words in (["--json-schema", str(tmp_path / "schema.json"), "--logprobs", "1", "--max-new-tokens", "9"],
                   ["--config", str(tmp_path / "run.toml")]):
         answered.out.unlink(missing_ok=True)
@@ -601,7 +631,7 @@ def an_answer() -> bytes:
 
 
 @given(st.integers(0, 2), st.binary() | LINES.map(str.encode) | st.integers(0, 600), st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_answers_or_one_line_and_is_left_as_it_is(tmp_path, whole, rest, data):
     "After whole answers: what is anybody's, the beginning of one, or one with a byte changed."
     line = an_answer()
@@ -750,7 +780,7 @@ def test_a_stopped_process_leaves_what_it_had_finished(one_load, tmp_path, numbe
     "A short answer waits behind a long one, and is on the disk before that ends."
     (tmp_path / "texts").write_text("Tell me a very long story.\nSay only: yes.\n")
     out = tmp_path / "answers"
-    words = ["generate", "--prompts", str(tmp_path / "texts"), "--out", str(out), "--max-new-tokens", "150"]
+    words = ["generate", "--prompts", str(tmp_path / "texts"), "--out", str(out), "--max-new-tokens", "80"]
     running = start(*words)
     while running.poll() is None and not (out.exists() and out.read_bytes().endswith(b"\n")): time.sleep(0.01)
     running.send_signal(number)
@@ -832,7 +862,7 @@ def test_any_target_with_any_draft(loads, monkeypatch):
                          (folder, "draft", None)]
 
 
-def test_a_trained_drafter_alone_or_beside_lookup(monkeypatch):
+def test_a_trained_drafter_alone_or_beside_lookup(loads, monkeypatch):
     "With --target it drafts alone; the default pair looks up in the text as well."
     seen, small = drafted_by(monkeypatch), str(shipped("smollm2-draft"))
     for more in (["--target", "smollm2"], []):
@@ -1220,7 +1250,7 @@ sys.argv[0] = "specdec"
 __main__.main()
 """
 # when Ctrl-C comes, s after the command has begun to listen: most of this time modules are imported
-MOMENTS = {"--help": [0, 0.05, 0.15, 0.3], "generate": [0, 0.3, 0.7, 1.2, 1.8, 2.5, 3.2, 4]}
+MOMENTS = {"--help": [0, 0.15], "generate": [0, 0.7, 1.8, 3.2]}
 COMMAND = {"--help": ["--help"], "generate": ["generate", "Hi", "--max-new-tokens", "1000", "--ignore-eos"]}
 
 @pytest.mark.parametrize("name, delay", [

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from helpers import on_a_disk_of
+from helpers import examples, on_a_disk_of
 from specdec.app.cli import app
 from specdec.app.config import (
     ELSEWHERE,
@@ -402,7 +402,7 @@ words = st.sampled_from(["pair", "decoding", "pairs", "K", "seed", "target", "st
 @given(text=st.one_of(st.text(max_size=60), st.lists(words, max_size=20).map(" ".join),
                       st.lists(words, max_size=20).map("".join)),
        kind=st.sampled_from(["yaml", "toml"]))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_a_configuration_or_a_clear_error(text, kind, tmp_path):
     path = tmp_path / f"a.{kind}"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))

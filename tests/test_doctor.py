@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from helpers import examples
 from helpers_cuda import FakeCuda
 from specdec import pair as pairs
 from specdec import verify
@@ -143,7 +144,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
                     max_leaves=5)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(about=st.dictionaries(st.sampled_from(["target", "threads", "batch_size"]), JSON) | st.fixed_dictionaries(
     {"threads": JSON, "drafters": JSON, "batch_size": JSON,
      "target": st.fixed_dictionaries({"name": JSON, "dtype": JSON})}))

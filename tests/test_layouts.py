@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, Qwen2Config
 
 from families import CPU, FAMILIES, V, difference, in_two_threads, random_model, stored, tokens
-from helpers import NIGHTLY, ids_of, tool, workers_kept
+from helpers import NIGHTLY, examples, ids_of, tool, workers_kept
 from helpers_drafters import random_head
 from specdec.bench import methods
 from specdec.drafters.base import NoDrafter
@@ -219,7 +219,7 @@ FIELDS = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | 
                           ["kinds", "k", "bfloat16", "layer", "packed_to_plain"]), inner, max_size=3), max_leaves=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.one_of(st.binary(max_size=60), FIELDS.map(lambda value: json.dumps(value).encode()), st.sampled_from([
     b"[" * 100_000, b'{"kinds": ' * 5000, b" " * 1_100_000, b'{"kinds": {"k": {"bfloat16": []}}}',
     b'{"kinds": {"k": {"bfloat16": [{"layer": 1e999, "packed_to_plain": 1}]}}}',

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from helpers import examples
 from specdec.app import ollama
 from specdec.app.cli import app
 from specdec.app.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
@@ -205,7 +206,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
                         ["name", "size", "details", "models", "response", "version"]), inner, max_size=3), max_leaves=6)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(version=JSON | st.just({"version": "1"}), tags=JSON | JSON.map(lambda inner: {"models": [{"name": "m"} | (
     inner if isinstance(inner, dict) else {})]}),
        answer=JSON | JSON.map(lambda inner: {"response": "a", "eval_count": inner}))

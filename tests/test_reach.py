@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from helpers import ids_of, tiny
+from helpers import examples, ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
 from specdec.device.drafters import LONGEST_DRAFT
@@ -295,14 +295,14 @@ SCHEMAS = st.dictionaries(KEYS, st.recursive(LEAVES, lambda inner: st.one_of(
     st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)), max_leaves=12), max_size=4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(SCHEMAS)
 def test_any_schema_is_one_or_is_refused(schema):
     try: JSONSchema(schema).start(talker(eos=frozenset({2}))).allowed()
     except InputError: pass
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.one_of(st.text(max_size=12), st.text("ab()[]{}|*+?\\^$.-0123456789,:pPdwx\ud800", max_size=12)))
 def test_any_pattern_is_one_or_is_refused(pattern):
     try: Regex(pattern).start(talker(eos=frozenset({2}))).allowed()

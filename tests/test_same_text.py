@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from helpers import NIGHTLY, ids_of
+from helpers import NIGHTLY, ids_of, real
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
 from specdec.drafters.base import Draft, DrafterBase, NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
@@ -21,7 +21,6 @@ from specdec.engine.request import Request
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.models.hub import encode, prompts
-from specdec.models.loading import load
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import sample_and_match, speculative_sampling
@@ -52,7 +51,7 @@ def drafters():
     }
 
 
-def text_of(drafter, sampling=WARM["T = 1"], seed=0, K=4, count=40, prompt=PROMPT, target=None, **more):
+def text_of(drafter, sampling=WARM["T = 1"], seed=0, K=4, count=24, prompt=PROMPT, target=None, **more):
     target = target or head_target()
     more = dict(draft_sampling=LIKELIEST) | more
     return ids_of(speculate(target, drafter, prompt, sampling, SeededRandom(seed), K, count, **more))[:count]
@@ -68,9 +67,9 @@ def test_the_tokens_are_those_of_plain_decoding(name, sampling):
     "Eight of the 24 combinations in `make test`: 72 texts. Nightly all of them, with 8 seeds: 576."
     sampling, accepted = WARM[sampling], 0
     for seed, K in product(range(8 if NIGHTLY else 3), (1, 4, 15)):
-        found = list(speculate(head_target(), drafters()[name], PROMPT, sampling, SeededRandom(seed), K, 40,
+        found = list(speculate(head_target(), drafters()[name], PROMPT, sampling, SeededRandom(seed), K, 24,
                                draft_sampling=LIKELIEST))
-        assert ids_of(found)[:40] == plain(sampling, seed)
+        assert ids_of(found)[:24] == plain(sampling, seed)
         accepted += sum(r.accepted for r in found)
     assert accepted  # else nothing was tried
 
@@ -82,15 +81,15 @@ def test_so_are_those_of_a_tree(name):
     rounds = 0
     for seed, K in product(range(6), (1, 3, 8)):
         due = plain(WARM["T = 1"], seed)
-        found = list(speculate(target, drafters()[name], PROMPT, WARM["T = 1"], SeededRandom(seed), K, 40))
-        assert ids_of(found)[:40] == due
+        found = list(speculate(target, drafters()[name], PROMPT, WARM["T = 1"], SeededRandom(seed), K, 24))
+        assert ids_of(found)[:24] == due
         rounds += sum(r.accepted > 0 for r in found)
     assert rounds > 20
 
 
 def test_a_K_that_changes_and_a_batch_and_a_prefix_change_nothing():
     pair = Pair(head_target(), drafters()["hybrid"])
-    settings = dict(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=11, same_text=True)
+    settings = dict(temperature=1.0, max_new_tokens=16, ignore_eos=True, seed=11, same_text=True)
     alone = [pair.generate(prompt, method="plain", **settings | dict(seed=11 + i)) for i, prompt in enumerate(OTHERS)]
     due = [result.generated_ids for result in alone]
     for K in (2, 5, "adaptive", AdaptiveLookahead(3, 1, 6, cooldown_steps=1)):
@@ -107,8 +106,8 @@ def test_a_K_that_changes_and_a_batch_and_a_prefix_change_nothing():
 @pytest.mark.parametrize("name", ["n-gram", "suffix", "head", "model", "hybrid", "tree", "tree of one shape"])
 def test_the_devices_loop_writes_the_hosts_text(name):
     pair, rounds = Pair(head_target(), drafters()[name]), 0
-    for temperature, seed in product((.7, 1.0), range(4)):
-        settings = dict(temperature=temperature, seed=seed, max_new_tokens=24, ignore_eos=True, same_text=True)
+    for temperature, seed in product((.7, 1.0), range(4 if NIGHTLY else 2)):
+        settings = dict(temperature=temperature, seed=seed, max_new_tokens=16, ignore_eos=True, same_text=True)
         due = pair.generate(PROMPT, method="plain", **{**settings, "same_text": None})
         for loop in ("host", "device"):
             found = pair.generate(PROMPT, loop=loop, **settings)
@@ -208,7 +207,7 @@ def test_a_drafter_that_takes_one_of_the_targets_numbers_is_caught():
     def robbed(seed, own):
         rng = SeededRandom(seed)
         thief = Thief(rng.spawn() if own else rng)
-        return ids_of(speculate(head_target(), thief, PROMPT, WARM["T = 1"], rng, 4, 40))[:40]
+        return ids_of(speculate(head_target(), thief, PROMPT, WARM["T = 1"], rng, 4, 24))[:24]
     assert parts(lambda seed: robbed(seed, own=False)) and not parts(lambda seed: robbed(seed, own=True))
 
 
@@ -244,11 +243,11 @@ def test_a_drawn_draft_has_a_stream_of_its_own():
 
 @pytest.mark.parametrize("loop", ["host", pytest.param("device", marks=pytest.mark.slow)])
 def test_the_default_pair_writes_plain_decodings_text(loop):
-    target = load("smollm2", "cpu", "float32")
+    target = real()
     pair = Pair(target)
     chats = [encode(target.tokenizer, prompt.messages) for prompt in prompts()[:3]]
     for seed, temperature in ((1, .7), (2, 1.0)):
-        settings = dict(temperature=temperature, seed=seed, max_new_tokens=24, same_text=True)
+        settings = dict(temperature=temperature, seed=seed, max_new_tokens=12, same_text=True)
         due = [pair.generate(ids, method="plain", **settings | dict(seed=seed + i)) for i, ids in enumerate(chats)]
         for more in (dict(K=5), dict(K="adaptive"), dict(K=3, batch_size=2)):
             if loop == "device" and more["K"] == "adaptive": continue

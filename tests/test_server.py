@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from helpers import examples
 from specdec.app.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
 from specdec.lossless import check as module
@@ -411,7 +412,7 @@ def places(value, path=()):
     for key, part in inner: yield from places(part, (*path, key))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(form=st.sampled_from(["objects", "lists"]), data=st.data(), value=JSON)
 def test_any_answer_is_read_or_refused(form, data, value):
     answer = practice_answer(dict(prompt=[0], max_tokens=2, seed=1), RIGHT, P, form)
@@ -424,7 +425,7 @@ def test_any_answer_is_read_or_refused(form, data, value):
     assert all(0 <= i < 2**31 for i in said.ids) and all(0 <= w <= 1 for row in said.listed for w in row.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(head=st.sampled_from([b"", OK, OK + b"\r\n", OK + b"Content-Length: 9\r\n\r\n", b"HTTP/1.1 404 X\r\n\r\n"]),
        body=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()) | st.just(b"[" * 10**5)
        | st.just(b'{"a": ' + b"1" * 10**4 + b"}"))

@@ -123,10 +123,10 @@ def test_a_chain_is_read_as_one_also_where_trees_could_come(target, monkeypatch)
 
 def test_drawn_chains_beside_a_tree_keep_the_distribution(tmp_path):
     "A member that draws its tokens is judged by the rule, and the tree is walked: together they are exact."
-    target = random_target(tmp_path, V=4, depth=4)
-    head = random_head(target, torch.tensor([0, 1, 3]), num_layers=1)
+    target = random_target(tmp_path, V=3, depth=4)
+    head = random_head(target, torch.tensor([0, 2]), num_layers=1)
     tree, asked = TreeDrafter(head, target, shape=[(0,), (1,), (0, 1)]), set()
-    model = ModelDrafter(random_target(tmp_path / "draft", V=4, depth=2), 4)
+    model = ModelDrafter(random_target(tmp_path / "draft", V=3, depth=2), 3)
     class Turns:
         "The model drafts where the sequence has an even length, the tree where it is odd."
         layers = tree.layers

@@ -14,11 +14,6 @@ times), and what it gains on the first one, row against row:
 
 What is no setting of `specdec distill` is put in its place here, for the run.
 
-Where the time of a run goes, in processor time of one thread for 1,000 tokens, written and trained on with the
-defaults. With PYTHONPATH at another checkout, what it took there; in turns, and the least of all turns is kept:
-
-    python tools/distillation.py time --data SAMPLES --name before
-
 What two heads, each with its own vocabulary, are worth on the rows that `specdec distill` holds out of SAMPLES, and
 what the second gains, row against row:
 
@@ -236,58 +231,6 @@ def heads(data: Path, folders: dict[str, Path]) -> None:
                     "held_out": each.shape[-1], "drawn": DRAWN, "results": found})
 
 
-def time_of_parts(data: Path, name: str, batch: int, rows: int) -> None:
-    "Measure the parts one after the other, three times, and keep the least of what was found under this name."
-    from specdec.models.hub import find_model, load_tokenizer, pick_dtype
-    from specdec.models.loading import load_model
-    from specdec.train.data import answer_marks, draw, read_rows
-    from specdec.train.loop import Training, distillation_loss, rows_of_step
-    from specdec.train.student import DistillConfig
-    torch.set_num_threads(1)
-    device, found, length = torch.device("cpu"), {}, 448
-    target = load_model(find_model("smollm2"), device, pick_dtype("auto", device))
-    marks = answer_marks(load_tokenizer(find_model("smollm2")))
-
-    def spent(part: str, action, tokens: float):
-        "Milliseconds for 1,000 of so many tokens."
-        begun = time.thread_time()
-        result = action()
-        found.setdefault(part, []).append((time.thread_time() - begun) * 1e6 / tokens)
-        return result
-
-    cache, token = target.new_cache(length), torch.randint(0, target.vocab_size, (batch, 1))
-    target.forward(token.expand(-1, 24), cache, last=1)
-    generator = torch.Generator().manual_seed(0)
-    for at in (48, 236, 424) * 3:
-        cache.length = at
-        logits = spent(f"write, {at} tokens in", lambda: target.forward(token, cache, last=1)[:, -1], batch)
-        spent("draw", lambda: draw(logits, 0.7, generator), batch)
-    cache = logits = None
-    some = read_rows(data, target.vocab_size)[::20]
-    with tempfile.TemporaryDirectory() as out:
-        run = Training(DistillConfig(out=out, batch=rows, held_out=16), target, some, marks=marks)
-    for step in range(6):
-        picks = rows_of_step(step, rows, len(run.states.rows), 0)
-        ids, states = spent("the teacher reads", lambda: run.states(picks), rows * length)
-        where = run.counts[picks, run.start:]
-        def loss():
-            with run.autocast():
-                return distillation_loss(run.student, run.teacher, ids, states, run.config, run.start, where)
-        value = spent("forward and loss", loss, rows * length)
-        spent("backward", value.backward, rows * length)
-        for kind, optimizer in run.optimizers.items(): spent(kind, optimizer.step, rows * length)
-        for optimizer in run.optimizers.values(): optimizer.zero_grad()
-    # 16 rows every hundred steps
-    spent("evaluate", run.evaluate, len(run.held.ids) / 16 * 100 * rows * length)
-    least = {part: min(laps[1:] or laps) for part, laps in found.items()}
-    known = json.loads(DATA.read_text()).get("time", {})
-    before = known.get(name, {}).get("parts", least)
-    kept = {part: round(min(ms, before[part]), 1) for part, ms in least.items()}
-    print(name, kept, flush=True)
-    command = "python tools/distillation.py time --data SAMPLES"
-    store("time", known | {name: {"command": command, "batch": batch, "rows": rows, "parts": kept}})
-
-
 def coverage_of(data: Path) -> None:
     "Count on the rows to train on, and look at those held out as well."
     from specdec.train.data import count_tokens, coverage, frequent_tokens, read_rows, shared_prefix, split_rows
@@ -324,16 +267,10 @@ if __name__ == "__main__":
     five.add_argument("--data", type=Path, required=True)
     five.add_argument("--before", type=Path, required=True)
     five.add_argument("--after", type=Path, required=True)
-    four = commands.add_parser("time")
-    four.add_argument("--data", type=Path, required=True)
-    four.add_argument("--name", required=True)
-    four.add_argument("--batch", type=int, default=128, help="rows that are written at once")
-    four.add_argument("--rows", type=int, default=2, help="rows of a step")
     three = commands.add_parser("coverage")
     three.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
     if given.what == "coverage": coverage_of(given.data)
-    elif given.what == "time": time_of_parts(given.data, given.name, given.batch, given.rows)
     elif given.what == "heads": heads(given.data, {"before": given.before, "after": given.after})
     elif given.what == "curve": curve(given.folder, given.command, given.name, given.before)
     else: compare(given)

@@ -2,8 +2,8 @@
 
 `round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
 `recorded.svg` stands in for the sliders of the recorded runs where no script runs, `touch.svg` for the figure that one
-can touch, and `colab.svg` is the badge that opens a notebook there. `palette` writes the colours of
-`specdec/panel/palette.py` into the site's style sheet.
+can touch, `colab.svg` is the badge that opens a notebook there, and `card.png` goes with a link to the site where it is
+shared. `palette` writes the colours of `specdec/panel/palette.py` into the site's style sheet.
 """
 import argparse
 import json
@@ -253,6 +253,56 @@ def draw_badge(words: str) -> str:
     )
 
 
+def pieces(rounds: list[dict]) -> list[list[tuple[str, bool]]]:
+    "The text of a race, by line: each piece, and whether it was guessed."
+    lines: list[list[tuple[str, bool]]] = [[]]
+    for r in rounds:
+        for n, token in enumerate(r["text"]):
+            first, *more = token.split("\n")
+            if first: lines[-1].append((first, n < r["accepted"]))
+            for words in more: lines.append([(words, n < r["accepted"])] if words else [])
+    said = [line for line in lines if "".join(words for words, _ in line).strip()]
+    return [line for line in said if not line[0][0].startswith("```")]
+
+
+def draw_card(race: dict, K: str = "4"):
+    """What goes with a link to the site where it is shared, a figure of matplotlib: a title, what it is about, and the
+    first lines of the race, as the default model wrote it."""
+    import matplotlib
+    from matplotlib import font_manager
+    from matplotlib.figure import Figure
+    from matplotlib.patches import FancyBboxPatch
+    matplotlib.rcParams["font.family"] = "DejaVu Sans"
+    width, height, size, step, left, top, lines = 1200, 630, 30, 58, 80, 330, 4
+    ink, faint = "#1f2328", "#57606a"
+    plain, rounds = race["lanes"]["plain"], race["lanes"][K]
+    figure = Figure(figsize=(width / 100, height / 100), dpi=100, facecolor="#ffffff")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    axes.add_patch(FancyBboxPatch((0, 0), width, 12, boxstyle="square,pad=0", color="#0b5cad"))
+    axes.text(left, 130, "specdec", fontsize=62, fontweight="bold", color=ink)
+    axes.text(left, 196, "The same text, sooner: speculative decoding", fontsize=25, color=faint)
+    axes.text(left, 238, "from first principles, fast and provably lossless", fontsize=25, color=faint)
+    mono = font_manager.FontProperties(family="DejaVu Sans Mono", size=size)
+    letter = size * 100 / 72 * 1233 / 2048  # how wide that font draws each
+    for row, line in enumerate(pieces(rounds)[:lines]):
+        x, y = left, top + step * row
+        for words, guessed in line:
+            seen = words.strip()
+            start, wide = x + letter * words.index(seen), letter * len(seen)
+            if guessed and seen:
+                box = FancyBboxPatch((start + 1, y - 34), wide - 2, 46, boxstyle="round,pad=0,rounding_size=7")
+                axes.add_patch(box)
+                box.set(color=LOOKS["accepted"].fill, linewidth=0)
+            axes.text(x, y, words, fontproperties=mono, color=ink)
+            x += letter * len(words)
+    tokens = sum(len(r["text"]) for r in rounds)
+    said = f"{tokens} tokens: {len(rounds)} forwards instead of {len(plain)}. Green was guessed, and kept."
+    axes.text(left, 588, said, fontsize=20, color=faint)
+    return figure
+
+
 def with_palette(css: str) -> str:
     "The site's style sheet with the palette between its two marks."
     head, _, rest = css.partition("/* The palette: ")
@@ -261,11 +311,16 @@ def with_palette(css: str) -> str:
     return f"{head}/* The palette: {mark}\n{style_sheet()}{end}{tail}"
 
 
+def races() -> dict:
+    "What `tools/race.py` recorded."
+    return json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))
+
+
 PICTURES = {
     "round": lambda: draw_round(*real_round()),
     "map": lambda: draw_map(layers()),
     "colab": lambda: draw_badge("Open in Colab"),
-    "race": lambda: draw_race(json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))),
+    "race": lambda: draw_race(races()),
     "recorded": lambda: draw_recorded(real_runs()),
     "touch": draw_touch,
 }
@@ -273,11 +328,14 @@ PICTURES = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw the pictures in nbs/images.")
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"palette, {', '.join(PICTURES)}; all of them if none is named"
+        "names", nargs="*", metavar="name", help=f"palette, card, {', '.join(PICTURES)}; all of them if none is named"
     )
     IMAGES.mkdir(exist_ok=True)
-    for name in parser.parse_args().names or ["palette", *PICTURES]:
+    for name in parser.parse_args().names or ["palette", "card", *PICTURES]:
         if name == "palette":
             STYLES.write_text(with_palette(STYLES.read_text(encoding="utf-8")), encoding="utf-8")
-            continue
-        (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")
+        elif name == "card":
+            greedy = next(race for race in races()["races"] if not race["temperature"])
+            draw_card(greedy).savefig(IMAGES / "card.png", metadata={"Software": None})
+        else:
+            (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")

@@ -71,13 +71,10 @@ CHOICES = re.compile(r"<p>(?=(?:<strong><a [^>]*>[^<]*</a></strong>\s*){2,}</p>)
 CELL = re.compile(r'<td( style="[^"]*")?>((?:(?!</?td).){1,120})</td>', re.S)
 FIGURES = re.compile(r"[-+−~≈<>≤≥]?\s*\d(?:[^A-Za-z]|\b(?:to|of|ms|s|GB|MB|kB)\b)*")  # a number, a pair, an interval
 
-# A page that only shows how the package is built may keep code to itself by `#| export`, which is not rendered. None
-# does: on every page the text speaks of code that a reader then looks for.
-PACKAGE_PAGES: frozenset[str] = frozenset()
-
 layout.KATEX = KATEX  # where pages look for KaTeX; `finish_pages` leads them there from their own folder
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # two bytes too many in the icons' font are none of our business
 config.PAGE_KEYS.add("output-file")  # NbdevSite.read reads it, so smalldocs need not warn
+config.KNOWN["unlisted"] = None  # so does `page_titles` with the pages that the menu leaves out
 smalldocs_output = notebook.output_html
 
 
@@ -456,7 +453,7 @@ class NbdevSite(Site):
 
     def write_search(self):
         "Write the search index: the sections of every page in the sidebar's order, with the page's title for people."
-        titles = sidebar_titles(self.project.website["sidebar"]["contents"])
+        titles = page_titles(self.project.config)
         entries, pages = [], [self.pages[PurePosixPath(src)] for src in titles]
         having = Counter(name for page in pages for name in {n for part in page.env["search"] for n in part["code"]})
         for src, title in titles.items():
@@ -491,6 +488,12 @@ def sidebar_titles(contents: list) -> dict[str, str]:
     return titles
 
 
+def page_titles(said: dict) -> dict[str, str]:
+    """Every page of nbs/sidebar.yml with its title for people: those of the menu in reading order, then those that the
+    menu leaves out."""
+    return sidebar_titles([*said["website"]["sidebar"]["contents"], *said["unlisted"]])
+
+
 def check_sidebar(listed: list[str], present: set[str]) -> None:
     "Stop when the sidebar and the notebooks disagree: a link to nothing, or a page that nobody would find."
     problems = [f"nbs/sidebar.yml lists {name}, which does not exist" for name in listed if name not in present]
@@ -501,23 +504,20 @@ def check_sidebar(listed: list[str], present: set[str]) -> None:
 
 def unshown(name: str, cells: list[dict]) -> list[str]:
     "The exported cells of a notebook that its page would lack, each with what to do."
-    told = f"write `#| exports`, or list the page among PACKAGE_PAGES in {Path(__file__).name}"
-    lacking = [source for cell in cells if cell["cell_type"] == "code" and name not in PACKAGE_PAGES
+    lacking = [source for cell in cells if cell["cell_type"] == "code"
                and re.search(r"^#\|\s*export\b", source := "".join(cell["source"]), re.M)
                and not re.search(r"^#\|\s*hide\b", source, re.M)]
-    return [f"nbs/{name}: its page would lack the cell {source.splitlines()[-1].strip()!r} (`#| export`): {told}"
-            for source in lacking]
+    return [f"nbs/{name}: its page would lack the cell {source.splitlines()[-1].strip()!r} (`#| export`): "
+            "write `#| exports`" for source in lacking]
 
 
 def check_project(nbs: Path, package: str) -> None:
     """Stop when the pages would lack code, entries or links: a cell that is not rendered, an unlisted notebook, or a
     package that nbdev cannot look up."""
-    sidebar = yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    check_sidebar(
-        list(sidebar_titles(sidebar["contents"])),
-        {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts},
-    )
-    books = {name: json.loads((nbs / name).read_text(encoding="utf-8")) for name in sidebar_titles(sidebar["contents"])}
+    listed = list(page_titles(yaml.safe_load((nbs / "sidebar.yml").read_text(encoding="utf-8"))))
+    present = {p.relative_to(nbs).as_posix() for p in nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts}
+    check_sidebar(listed, present)
+    books = {name: json.loads((nbs / name).read_text(encoding="utf-8")) for name in listed}
     if lacking := [problem for name, book in books.items() for problem in unshown(name, book["cells"])]:
         sys.exit("\n".join(lacking))
     module = find_spec(package)

@@ -7,6 +7,7 @@ __all__ = ['TransformersLM']
 
 # %% ../../nbs/engine/07_adapter.ipynb #39b4d782
 import inspect
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -240,7 +241,8 @@ class TransformersLM(CausalLM):
 
 # %% ../../nbs/engine/07_adapter.ipynb #st4te002
 AGAIN = 16 # accepted tokens that a forward may have to read again, before new ones
-_WORK = 2e10 # a trial reads past a window if tokens × parameters stay below: half a second
+_WORK = 2e10 # a trial reads past a window if its work stays below: half a second
+_SCORE = 300 # parameters that take as long as one score of attention
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
@@ -260,8 +262,11 @@ def windows(config) -> list[int]: # tokens
 def trial_text(model: "TransformersLM", which: int = 0) -> Tensor: # ids, [1, n]
     """A dozen tokens, or as many as cross the module's windows with little work; padding, mask and
     end are among them. There are several such texts."""
-    n = max([12, *(w + 8 for w in windows(model.config)
-                   if (w + 8) * model.param_count < _WORK)])
+    counts = (getattr(model.config, f"num_{what}", 1) for what in ("hidden_layers",
+                                                                   "attention_heads"))
+    heads = math.prod(count for count in counts if isinstance(count, int))
+    def work(n: int) -> float: return n * (model.param_count + _SCORE * n * heads)
+    n = max([12, *(w + 8 for w in windows(model.config) if work(w + 8) < _WORK)])
     ids = (7 * torch.arange(min(n, model.context_length)) + 5 + 11 * which) % model.vocab_size
     places = (model.config, model.tokenizer)
     found = [getattr(place, f"{name}_token_id", None) for name in ("pad", "mask", "eos", "bos")

@@ -170,7 +170,7 @@ def test_notebooks_stand_in_the_sidebar_in_their_order():
         for folder in {name.parent for name in listed}:
             numbered = [name.name for name in listed if name.parent == folder and name.name[0].isdigit()]
             assert numbered == sorted(numbered), section["section"]
-    assert len(sections) == 11
+    assert len(sections) == 10
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,14 @@ def reference():
 def test_reference_lists_what_the_package_exports(reference):
     _, saved, now = reference
     assert saved == now, "nbs/use/reference.ipynb is stale: run it again"
+
+
+def test_reference_leads_to_the_pages_that_the_menu_leaves_out(reference):
+    "Each by its title, with its module, and what that says of itself."
+    unlisted = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["unlisted"]
+    lines = re.findall(r"^- \[(.+)\]\(\.\./(\S+)\) \(`([\w.]+)`\): \S.+$", reference[2], re.M)
+    assert len(lines) > 10 and [(entry["text"], entry["href"], site_tool().module_of(ROOT / "nbs" / entry["href"]))
+                                for entry in unlisted] == lines
 
 
 def test_reference_says_every_public_name_once(reference):
@@ -280,22 +288,21 @@ def bare(code: str) -> str:
     return "\n".join(line.rstrip() for line in code.splitlines() if not line.startswith("#|")).strip()
 
 
-def lacking(cells: list[dict], page: str, may_keep: bool = False) -> list[str]:
+def lacking(cells: list[dict], page: str) -> list[str]:
     "The code cells of a notebook that do not stand on its page, word for word."
     blocks = [bare(html.unescape(re.sub(r"<[^>]+>", "", block)))
               for block in re.findall(r"<code\b[^>]*>(.*?)</code>", page, re.S)]
     sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-    wanted = [bare(source) for source in sources if not UNSHOWN.search(source)
-              and not (may_keep and re.search(r"^#\|\s*export\b", source, re.M))]
+    wanted = [bare(source) for source in sources if not UNSHOWN.search(source)]
     return [code for code in wanted if not any(code in block for block in blocks)]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_all_code_of_a_notebook_stands_on_its_page(notebook):
-    "Exported code too; only a page about how the package is built may keep `#| export` cells to itself."
+    "Exported code too."
     cells = nbformat.read(ROOT / "nbs" / notebook, as_version=4).cells
     page = (ROOT / "docs" / page_of(notebook)).read_text(encoding="utf-8")
-    assert lacking(cells, page, notebook in site_tool().PACKAGE_PAGES) == []
+    assert lacking(cells, page) == []
 
 
 def test_a_lacking_cell_is_noticed():
@@ -303,17 +310,14 @@ def test_a_lacking_cell_is_noticed():
                                          "3 + 3", "#| slow\nif 4:\n    5")]
     page = "<code><span>def</span> f(x): return x &lt; 1</code> <code>if 4:\n  5</code> <p>3 + 3</p>"
     assert lacking(cells, page) == ["3 + 3", "if 4:\n    5"]
-    assert lacking(cells[:1], "") == ["def f(x): return x < 1"] and lacking(cells[:1], "", may_keep=True) == []
+    assert lacking(cells[:1], "") == ["def f(x): return x < 1"]
 
 
-def test_a_cell_that_a_page_would_lack_stops_the_build(monkeypatch):
-    site = site_tool()
+def test_a_cell_that_a_page_would_lack_stops_the_build():
     cells = [cell("#| export\ndef f(): ..."), cell("#| exports\n1"), cell("#| exporti\n2"),
              cell("#| hide\n#| export\n3"), {"cell_type": "markdown", "source": "#| export"}]
-    (told,) = site.unshown("path/00_tour.ipynb", cells)
+    (told,) = site_tool().unshown("path/00_tour.ipynb", cells)
     assert "nbs/path/00_tour.ipynb" in told and "def f(): ..." in told and "`#| exports`" in told
-    monkeypatch.setattr(site, "PACKAGE_PAGES", {"path/00_tour.ipynb"})
-    assert site.unshown("path/00_tour.ipynb", cells) == []
 
 
 def test_a_source_link_leads_to_the_file_of_its_page():
@@ -662,8 +666,7 @@ def test_a_heading_is_the_title_of_the_sidebar():
 
 def test_titles_are_those_of_the_sidebar():
     "Each is said once; an entry that waits as a comment is none."
-    sidebar = yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["website"]["sidebar"]
-    listed = site_tool().sidebar_titles(sidebar["contents"])
+    listed = site_tool().page_titles(yaml.safe_load((ROOT / "nbs" / "sidebar.yml").read_text(encoding="utf-8")))
     assert badges.titles() == {name: title for name, title in listed.items() if name != "index.ipynb"}
     assert len(set(listed.values())) == len(listed) == len(NOTEBOOKS)
 

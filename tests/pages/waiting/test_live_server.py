@@ -328,10 +328,8 @@ def test_a_command_that_ends_in_any_way_leaves_no_process(command, number):
 
 def test_the_workflow_puts_the_parts_beside_the_page_and_never_commits_them():
     workflow = (ROOT / ".github" / "workflows" / "site.yml").read_text(encoding="utf-8")
-    at = [
-        workflow.index(step)
-        for step in ("run: make check", "run: make docs", "tools/weights.py docs/live/weights", "upload-pages-artifact")
-    ]
+    steps = "run: make check", "run: make docs", "tools/live.py weights docs/live/weights", "upload-pages-artifact"
+    at = [workflow.index(step) for step in steps]
     assert at == sorted(at)
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert "docs/live/weights/" in ignored
@@ -342,8 +340,8 @@ def test_the_workflow_puts_the_parts_beside_the_page_and_never_commits_them():
 
 
 def test_the_tool_writes_them(tmp_path, small, capsys, monkeypatch):
-    module = tool("weights")
-    monkeypatch.setattr(sys, "argv", ["weights.py", str(tmp_path / "new")])
+    module = tool("live")
+    monkeypatch.setattr(sys, "argv", ["live.py", "weights", str(tmp_path / "new")])
     module.main()
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "head-00.bin",

@@ -33,7 +33,7 @@ from specdec.panel.touch import (
 from specdec.speedup import tokens_per_round
 from specdec.verify import speculative_sampling
 
-NBS = Path(__file__).parents[1] / "nbs"
+NBS = Path(__file__).parents[2] / "nbs"
 ROWS = st.lists(st.integers(0, 50), min_size=6, max_size=6).filter(any).map(lambda row: touch.shared(row, 1000))
 DATA = json.loads((NBS / "data" / "touch.json").read_text(encoding="utf-8"))
 
