@@ -155,6 +155,24 @@ def test_sglang_meta_info():
     assert (early.tau, early.K, early.alpha) == (2.5, None, None)
 
 
+@pytest.mark.parametrize("inside", [
+    lambda x: {"meta_info": {**x, "completion_tokens": 106}},
+    lambda x: {"choices": [], "sglext": {"spec_tokens_details": x}},
+], ids=["generate", "chat"])
+def test_sglang_under_its_names_of_late_2026(inside):
+    "Of DSpark with blocks of 5, from sglang 33518; what both names said is read once."
+    today = {"spec_accept_rate": 0.2930232558139535, "spec_accept_length": 2.4651162790697674,
+             "spec_num_correct_drafts": 63, "spec_num_proposed_drafts": 215, "spec_verify_ct": 43,
+             "spec_correct_drafts_histogram": [11, 14, 11, 4, 0, 3]}
+    between = today | {"spec_accepted_drafts": 63, "spec_proposed_drafts": 215,
+                       "spec_accept_histogram": today["spec_correct_drafts_histogram"]}
+    for answer in (today, between):
+        found = one(json.dumps(inside(answer)))
+        assert (found.K, found.rounds, found.drafted, found.accepted, found.alpha) == (5, 43, 215, 63, 63 / (63 + 40))
+        assert found.tau == pytest.approx(today["spec_accept_length"]) and not found.solved
+        assert found.positions == pytest.approx([32 / 43, 18 / 32, 7 / 18, 3 / 7, 1])
+
+
 def test_llama_log():
     found = one(LLAMA)
     assert (found.engine, found.K, found.rounds, found.drafted, found.accepted) == ("llama.cpp", 3, 87, 259, 167)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from specdec.bench.alpha import alpha_by_position, alpha_from, tokens_from_positions
 from specdec.bench.grid import MOST_K
@@ -41,8 +41,11 @@ TERMS = (
     Term("vLLM", "num_speculative_tokens", "K, without the target's own token"),
     Term("SGLang", "accept len", "τ, the target's own token counted: tokens / rounds"),
     Term("SGLang", "accept rate", "accepted / drafted; until April 2026 the log's was τ / (K + 1)"),
-    Term("SGLang", "spec_accept_token_num", "accepted draft tokens"),
-    Term("SGLang", "spec_draft_token_num", "drafted tokens: rounds × K"),
+    Term("SGLang", "spec_num_correct_drafts",
+         "accepted draft tokens; until April 2026 spec_accept_token_num"),
+    Term("SGLang", "spec_num_proposed_drafts",
+         "drafted tokens: rounds × K; until April 2026 spec_draft_token_num"),
+    Term("SGLang", "spec_correct_drafts_histogram", "rounds by accepted draft tokens: 0, 1, … K"),
     Term("SGLang", "speculative_num_draft_tokens", "K + 1 of a chain, the target's token counted"),
     Term("llama.cpp", "draft acceptance", "accepted / drafted: falls as K grows, unlike α"),
     Term("llama.cpp", "mean acceptance length", "τ, without the plain steps between drafts"),
@@ -203,13 +206,16 @@ class VLLMRequest(_Part):
     num_spec_tokens: Annotated[int, Field(ge=0, le=MOST_K)] | None = None
 
 class SGLangRequest(_Part):
-    "SGLang's `meta_info` of a request."
+    "SGLang's `meta_info` of a request; in April 2026 three of its names changed."
     spec_verify_ct: Count
     completion_tokens: Count | None = None
     spec_accept_length: Length | None = None
-    spec_accept_token_num: Count | None = None
-    spec_draft_token_num: Count | None = None
-    spec_accept_histogram: Histogram | None = None
+    spec_num_correct_drafts: Count | None = Field(None, validation_alias=AliasChoices(
+        "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"))
+    spec_num_proposed_drafts: Count | None = Field(None, validation_alias=AliasChoices(
+        "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"))
+    spec_correct_drafts_histogram: Histogram | None = Field(None, validation_alias=AliasChoices(
+        "spec_correct_drafts_histogram", "spec_accept_histogram"))
 
 class LlamaRequest(_Part):
     "llama.cpp's `timings` of a request."
@@ -291,18 +297,18 @@ def of_sglang(data: Sequence[dict], where: str) -> Acceptance:
     rounds = sum(part.spec_verify_ct for part in parts)
     check(rounds > 0, f"{where}: spec_verify_ct is 0, so nothing was drafted.")
     same: dict[str, Any] = dict(engine="SGLang", form="meta_info of requests", parts=len(parts))
-    told = all(p.spec_draft_token_num and p.spec_accept_token_num is not None for p in parts)
+    told = all(p.spec_num_proposed_drafts and p.spec_num_correct_drafts is not None for p in parts)
     if not told:
         tokens = [p.completion_tokens for p in parts]
-        check(None not in tokens, f"{where}: neither spec_draft_token_num nor completion_tokens "
-              "is there, and one of them would be read.")
+        check(None not in tokens, f"{where}: neither spec_num_proposed_drafts nor "
+              "completion_tokens is there, and one of them would be read.")
         return from_length(sum(filter(None, tokens)) / rounds, None, rounds=rounds, **same)
-    drafted = sum(p.spec_draft_token_num or 0 for p in parts)
-    accepted = sum(p.spec_accept_token_num or 0 for p in parts)
+    drafted = sum(p.spec_num_proposed_drafts or 0 for p in parts)
+    accepted = sum(p.spec_num_correct_drafts or 0 for p in parts)
     K, rest = divmod(drafted, rounds)
     check(K <= MOST_K and accepted <= drafted, f"{where}: {drafted} drafted tokens and {accepted} "
           f"accepted ones don't go with {rounds} rounds: a round drafts at most {MOST_K}.")
-    counts = [p.spec_accept_histogram for p in parts]
+    counts = [p.spec_correct_drafts_histogram for p in parts]
     if not rest and K and all(counts):
         total = [sum(n) for n in zip_longest(*filter(None, counts), fillvalue=0)]
         reached = (reached_in(total) + [0] * K)[:K]
@@ -552,7 +558,8 @@ READABLE = ("results and bench records of specdec; vLLM's metrics of requests, i
             "/metrics; llama.cpp's timings and log (draft acceptance, statistics)")
 
 PARTS = {"acceptance_histogram": of_vllm, "spec_verify_ct": of_sglang, "draft_n": of_llama}
-INSIDE = ("metrics", "speculative_decoding", "meta_info", "timings", "data", "choices", "result")
+INSIDE = ("metrics", "speculative_decoding", "meta_info", "sglext", "spec_tokens_details",
+          "timings", "data", "choices", "result")
 
 def parts_of(data: Any,
             ) -> Iterator[tuple[str, dict]]: # a key of `PARTS` or "rounds", and its values
