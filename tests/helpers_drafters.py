@@ -4,9 +4,10 @@ from pathlib import Path
 from random import Random
 
 import torch
+from specdec.drafters.adaptive import MOST
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specdec.drafters.choose import COST, MOST, PRIOR, VERIFY, Chooser, drafting
+from specdec.drafters.choose import COST, PRIOR, VERIFY, Chooser, drafting
 from specdec.drafters.head import HeadDrafter, init_from_target
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom

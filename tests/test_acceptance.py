@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specdec.lossless.black_box import check_decoder
 
 from helpers import examples
 from helpers_bench import record
@@ -19,7 +20,7 @@ from specdec.bench.run import Record
 from specdec.drafters.lookup import NGramDrafter
 from specdec.engine.synthetic import SyntheticAcceptance
 from specdec.errors import InputError
-from specdec.lossless.check import check_decoder, check_verify
+from specdec.lossless.check import check_verify
 from specdec.lossless.enumerate import exact_distribution
 from specdec.models.loading import load
 from specdec.pair import Pair

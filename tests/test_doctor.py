@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specdec.drafters.colder import TemperatureScaledDrafter
 from typer.testing import CliRunner
 
 from helpers_cuda import FakeCuda
@@ -25,7 +26,6 @@ from specdec.app.cli import ExitCode, app
 from specdec.app.doctor import Findings, ask, examine, report_text
 from specdec.device import ops
 from specdec.drafters import costs
-from specdec.drafters.base import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.engine import profiling
 from specdec.errors import ModelError

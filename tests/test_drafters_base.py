@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from specdec.drafters.colder import TemperatureScaledDrafter
 
 import specdec.drafters
 from helpers import Failing, greedy, ids_of, tiny
@@ -17,7 +18,6 @@ from specdec.drafters.base import (
     DrafterBase,
     NoDrafter,
     NotStarted,
-    TemperatureScaledDrafter,
     WrapperDrafter,
     WrapperState,
     apply_rule,

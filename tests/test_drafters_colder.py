@@ -4,14 +4,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from specdec.drafters.colder import TemperatureScaledDrafter, TemperatureScaledState
 
 from helpers_drafters import packable_llama
-from specdec.drafters.base import (
-    Draft,
-    NoDrafter,
-    TemperatureScaledDrafter,
-    TemperatureScaledState,
-)
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from specdec.lossless.black_box import check_decoder
 
 from families import CPU, FAMILIES, LOOKALIKES, V, random_model, stored, tokens
 from helpers import ids_of
@@ -11,7 +12,6 @@ from specdec.drafters.base import NoDrafter
 from specdec.drafters.model import ModelDrafter, plain_weight, quantised
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
-from specdec.lossless.check import check_decoder
 from specdec.models import hub
 from specdec.models.hub import INT8, STORED, fetch, has_int8, pick_dtype
 from specdec.models.int8 import BLOCK, Int8Linear, hadamard, turned

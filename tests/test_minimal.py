@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from specdec.lossless.black_box import check_decoder
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
 import specdec.minimal as minimal
 from families import STATES
 from families import random_model as family
-from specdec.lossless.check import check_decoder, check_verify
+from specdec.lossless.check import check_verify
 from specdec.minimal import RandomSource, Reader, generate, lookup, one_round, probabilities, verify
 from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers, prompts
 from specdec.sampling import SamplingParams

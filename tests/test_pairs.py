@@ -21,13 +21,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from specdec.drafters.colder import TemperatureScaledDrafter
 
 from helpers import Failing, Untouchable, assert_same_text, examples, greedy, tiny, workers_kept
 from helpers_text import TOKENIZER, V, talker
 from specdec import pair as pairs
 from specdec.app.registry import get_pair
 from specdec.drafters import costs
-from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.load import load_drafter, shipped

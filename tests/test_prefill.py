@@ -6,14 +6,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
+from specdec.drafters.colder import TemperatureScaledDrafter
 
 from families import STATES, random_model
 from helpers import CPU, greedy, ids_of, tiny
 from helpers_drafters import Noting, random_head, random_target
 from helpers_text import talker
 from specdec.cache import CacheFullError
-from specdec.drafters.base import BLOCK, DraftPrefix, NoDrafter, TemperatureScaledDrafter
-from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
+from specdec.drafters.base import BLOCK, DraftPrefix, NoDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, quantised

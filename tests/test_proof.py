@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 
 from helpers import examples
 from specdec.drafters.base import Draft, NoDrafter
@@ -37,8 +38,6 @@ from specdec.lossless.proof import (
     completed,
     distance,
     distribution_of_rounds,
-    draw_distinct,
-    draw_independent,
     language_pairs,
     loop_error,
     memory_of,
@@ -48,11 +47,9 @@ from specdec.lossless.proof import (
     prove_loop,
     prove_rule,
     prove_trees,
-    recursive_rejection,
     round_error,
     sampled,
     sure,
-    take_likeliest,
     target_distribution,
 )
 from specdec.models.batch import keep_rows, read_tree

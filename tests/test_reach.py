@@ -7,16 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specdec.drafters.adaptive import MOST, AdaptiveDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid
 from typer.testing import CliRunner
 
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec.device.drafters import LONGEST_DRAFT
-from specdec.device.loop import DeviceDecoder
+from specdec.device.loop import LONGEST_DRAFT, DeviceDecoder
 from specdec.drafters import costs
-from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
-from specdec.drafters.choose import MOST, AdaptiveDrafter, HybridDrafter, TreeHybrid
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.costs import Prices
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState

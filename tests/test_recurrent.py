@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from specdec.lossless.black_box import check_decoder
 from transformers import LlamaConfig
 
 import specdec.models.transformers as home
@@ -21,7 +22,6 @@ from specdec.drafters.model import ModelDrafter
 from specdec.engine.prefix import prefill
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
-from specdec.lossless.check import check_decoder
 from specdec.lossless.proof import (
     AsIs,
     ExactModel,

@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 import torch
+from specdec.drafters.adaptive import AdaptiveLookahead
 
 from helpers import Untouchable, tiny
 from specdec.drafters.base import NoDrafter
-from specdec.drafters.choose import AdaptiveLookahead
 from specdec.engine.request import Request, check_request, longest_chain, token_ids
 from specdec.errors import InputError
 from specdec.loop import keeps_text, speculate

@@ -5,12 +5,15 @@ import random
 import time
 
 import pytest
+from specdec.drafters.adaptive import AdaptiveLookahead
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid
 
 from helpers_drafters import StepLookahead, random_head, random_target
 from helpers_text import talker
 from specdec.drafters import costs as costs_module
-from specdec.drafters.base import Draft, TemperatureScaledDrafter
-from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter, TreeHybrid
+from specdec.drafters.base import Draft
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.load import best_drafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter

@@ -14,15 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
-
-from specdec.app.cli import ExitCode, app
-from specdec.errors import InputError, ModelError
-from specdec.lossless import check as module
-from specdec.lossless.check import (
+from specdec.lossless.black_box import BrokenDecoder
+from specdec.lossless.server import (
     LISTED,
-    BrokenDecoder,
-    NotLossless,
     Ranks,
     ask_server,
     check_server,
@@ -32,6 +26,12 @@ from specdec.lossless.check import (
     read_answer,
     server_url,
 )
+from typer.testing import CliRunner
+
+from specdec.app.cli import ExitCode, app
+from specdec.errors import InputError, ModelError
+from specdec.lossless import server as module
+from specdec.lossless.check import NotLossless
 from specdec.lossless.gallery import GALLERY
 from specdec.lossless.proof import Language, target_distribution
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 import transformers
+from specdec.lossless.black_box import check_decoder
 
 from specdec.drafters.model import ModelDrafter
 from specdec.loop import speculate
-from specdec.lossless.check import check_decoder
 from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom

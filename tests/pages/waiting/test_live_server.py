@@ -19,12 +19,12 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load, load_file
+from specdec.lossless.server import is_local, practice_server
 
 from helpers import tool
 from specdec.app import live_server
 from specdec.app.live_server import HEAD, LISTING, PART, REFUSED, content, open_live, serve_live, weights, write_weights
 from specdec.errors import InputError, ModelError
-from specdec.lossless.check import is_local, practice_server
 from specdec.lossless.proof import target_distribution
 from specdec.models.hub import GGUF_SHA256
 
