@@ -22,18 +22,18 @@ from ..models.transformers import TransformersLM, check_sizes, is_native
 from ..models.checkpoint import Checkpoint
 from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
 from ..errors import InputError, ModelError, check, require_int, to_number
-from specdec.drafters.base import (
-    Draft, DrafterBase, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
-)
-from .model import plain_weight
+from .base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
+                                   in_blocks, whole_blocks)
+from ..device.ops import (Decided, DeviceDraft, DeviceSequence, StaticCache,
+                                static_positions)
+from .model import ChainBuilder, plain_weight
 from ..cache import KVCache
 from ..models.linear import Int4Linear, Linear, fits_four_bits, can_be_batch_invariant
 from ..models.files import json_object, parse_json, place_for, written_together
 from ..models.hub import check_config, check_no_older_head, check_regular
 from ..models.protocol import CausalLM
-from specdec.models.llama import (
-    MLP, Attention, Llama, Positions, head_size, positions, rms_norm, rope_frequencies, rotate,
-)
+from ..models.llama import (MLP, Attention, Llama, Positions, head_size, positions, rms_norm,
+                                  rope_frequencies, rotate)
 
 # %% ../../nbs/drafters/06_head.ipynb #7e5c0d1f
 # for editors and type checkers; nothing runs
@@ -946,3 +946,63 @@ class HeadDrafter(DrafterBase):
               eos_ids: Set[int] = frozenset()) -> HeadState:
         "An empty cache; the first proposal reads the prompt."
         return self.State(self, tokens, features, limit, eos_ids)
+
+    def on_device(self, target: Llama, K: int, capacity: int) -> "HeadOnDevice":
+        "The same with fixed shapes."
+        return HeadOnDevice(self, capacity)
+
+# %% ../../nbs/drafters/06_head.ipynb #929e7be5
+class HeadOnDevice:
+    "`HeadDrafter`: K tokens, or fewer where the head's context ends."
+    def __init__(self, drafter, # as for `HeadReader`, with `layers` and `vocab_size`
+                 capacity: int): # of its cache
+        head = self.head = drafter.head
+        self.layers, self.vocab_size = drafter.layers, drafter.vocab_size
+        self.context_length, self.ids = drafter.context_length, head.tokens
+        self.cache = StaticCache(head, capacity, head.config.decoder)
+        size = head.norm.shape[-1]
+        self.state = torch.zeros(1, 1, size, dtype=head.dtype, device=head.device)
+        self.logits = torch.zeros(len(head.tokens), dtype=head.dtype, device=head.device)
+
+    def catch_up(self, tokens: Tensor,   # of the sequence, [T]
+                 at: Tensor,             # their places in it, [T]
+                 features: Tensor,       # of the positions before them, [T, F]
+                 last: Tensor) -> None:  # which of them is the last, [1]
+        "Read tokens with the target's features: what a draft begins with."
+        states = self.read(tokens, self.head.fuse(features), at - 1)
+        logits, state = self.head.say(states.index_select(1, last))
+        self.logits.copy_(logits)
+        self.state.copy_(state)
+
+    def read(self, tokens: Tensor, x: Tensor, at: Tensor) -> Tensor: # [1, T, hidden]
+        "One forward of the head, whose shapes depend on T alone."
+        self.cache.at = at
+        where = static_positions(self.head.where, at, self.cache.capacity)
+        return self.head.read(tokens, x, where, self.cache)
+
+    def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
+        "Read the prompt, but for its first token, and the token after it."
+        assert features is not None  # the loop gives those of `layers`
+        self.cache.clear()
+        at = torch.arange(1, len(prompt) + 1, device=prompt.device)
+        self.catch_up(sequence.tokens.index_select(0, at), at, features, at[-1:] - 1)
+
+    def commit(self, sequence: DeviceSequence, draft: DeviceDraft, decided: Decided,
+               features: Tensor | None) -> None:
+        "Read all that may have been emitted."
+        assert features is not None
+        places = torch.arange(len(decided.emitted), device=features.device)
+        start = sequence.length - decided.num_accepted - 1
+        self.catch_up(decided.emitted, start + places, features, decided.num_accepted)
+
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
+                generator: torch.Generator | None) -> DeviceDraft:
+        "K tokens, each after the one before."
+        logits, state, at = self.logits, self.state, sequence.length - 1
+        chain = ChainBuilder(self.ids, self.vocab_size)
+        for i in range(K):
+            token = chain.add(logits[None], sampling, generator)
+            if i == K - 1: break
+            logits, state = self.head.say(self.read(token, state, at))
+            at = at + 1
+        return chain.draft(self.context_length - sequence.length + 2)

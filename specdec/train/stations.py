@@ -26,7 +26,7 @@ from torch import Tensor
 from specdec.bench.alpha import alpha_by_position
 from specdec.bench.methods import LlamaCpp, llamacpp_missing
 from specdec.bench.prompts import PromptDataset
-from specdec.drafters.choose import head_of
+from specdec.drafters.tree_hybrid import head_of
 from specdec.drafters.head import (
     FastHead, Head, HeadConfig, HeadDrafter, as_head_config, check_fit, check_stored, load_head,
     save_head, share_embedding, stored_config, target_embedding,
