@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
     from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
     from specdec.drafters.choose import HybridDrafter
-    from specdec.drafters.head import HeadDrafter
+    from specdec.drafters.head_drafter import HeadDrafter
     from specdec.app.generate import transformers_generate
     from specdec.models.loading import load
     from specdec.engine.block import block_verification
@@ -53,7 +53,7 @@ _HOMES = {
     "HybridDrafter": "drafters.choose",
     "AdaptiveDrafter": "drafters.adaptive",
     "AdaptiveLookahead": "drafters.adaptive",
-    "HeadDrafter": "drafters.head",
+    "HeadDrafter": "drafters.head_drafter",
     "block_verification": "engine.block",
     "check_verify": "lossless.check",
     "check_decoder": "lossless.black_box",

@@ -4,11 +4,12 @@ from pathlib import Path
 from random import Random
 
 import torch
-from specdec.drafters.adaptive import MOST
+from specdec.drafters.head_drafter import HeadDrafter
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from specdec.drafters.adaptive import MOST
 from specdec.drafters.choose import COST, PRIOR, VERIFY, Chooser, drafting
-from specdec.drafters.head import HeadDrafter, init_from_target
+from specdec.drafters.head import init_from_target
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter, fast_head
 
 from helpers import ids_of, tiny
 from helpers_drafters import random_head
 from specdec.device.loop import DeviceDecoder
 from specdec.drafters.base import Draft
-from specdec.drafters.head import HeadDrafter, fast_head
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter

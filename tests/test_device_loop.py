@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
@@ -55,7 +55,8 @@ from specdec.device.ops import (
 )
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import Head, HeadDrafter, head_config
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head import Head, head_config
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter, lookup_on_device
 from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.drafters.tree import TreeDrafter, best_tree, tree_positions

@@ -2,6 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
@@ -9,10 +10,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from specdec.cache import KVCache
 from specdec.drafters.head import (
-    FastHead,
     Head,
     HeadConfig,
-    HeadDrafter,
     HeadLayer,
     copy_layer,
     feature_layers,

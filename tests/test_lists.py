@@ -6,22 +6,22 @@ from itertools import count
 
 import pytest
 import torch
-from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
-from specdec.drafters.colder import TemperatureScaledDrafter
-from specdec.drafters.tree_hybrid import TreeHybrid
+from specdec.drafters.head_drafter import HeadDrafter
 
 from helpers import Untouchable, tiny
 from helpers_drafters import PayingLookahead, StepLookahead, check_sequences_apart, random_head, random_target, read
 from helpers_text import TOKENIZER, talker
 from specdec import pair as pairs
 from specdec.drafters import costs as module
+from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.costs import Prices
-from specdec.drafters.head import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter, best_tree
+from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.engine.completion import StopChecker
 from specdec.errors import InputError, NumericalError
 from specdec.models.transformers import TransformersLM

@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 
 from helpers import Failing, Untouchable, assert_same_text, examples, greedy, tiny, workers_kept
 from helpers_text import TOKENIZER, V, talker
@@ -30,7 +30,7 @@ from specdec.app.registry import get_pair
 from specdec.drafters import costs
 from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.load import load_drafter, shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter

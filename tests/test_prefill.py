@@ -6,17 +6,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
-from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 
 from families import STATES, random_model
 from helpers import CPU, greedy, ids_of, tiny
 from helpers_drafters import Noting, random_head, random_target
 from helpers_text import talker
 from specdec.cache import CacheFullError
+from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
 from specdec.drafters.base import BLOCK, DraftPrefix, NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, quantised
 from specdec.drafters.tree import TreeDrafter

@@ -5,15 +5,15 @@ from itertools import product
 
 import pytest
 import torch
-from specdec.drafters.adaptive import AdaptiveLookahead
-from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 
 from helpers import NIGHTLY, ids_of
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
+from specdec.drafters.adaptive import AdaptiveLookahead
 from specdec.drafters.base import Draft, DrafterBase, NoDrafter, WrapperDrafter, WrapperState
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.translate import TokenIntersectionDrafter

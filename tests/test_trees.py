@@ -6,6 +6,7 @@ from math import prod
 
 import pytest
 import torch
+from specdec.drafters.head_drafter import HeadDrafter
 
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
@@ -13,7 +14,6 @@ from specdec.cache import KVCache
 from specdec.device.loop import ancestors, walk_on_device
 from specdec.device.ops import DeviceDraft
 from specdec.drafters.base import Draft, NoDrafter, walk
-from specdec.drafters.head import HeadDrafter
 from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree, paying_shape
 from specdec.engine.request import Request
 from specdec.errors import InputError

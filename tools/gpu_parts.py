@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import transformers
 from scipy.stats import chi2
-from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter, HeadOnDevice
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.app.answers import first_difference
@@ -35,7 +35,8 @@ from specdec.device.loop import DeviceDecoder, DeviceLoop
 from specdec.device.ops import as_llama
 from specdec.drafters.base import Drafter, NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import Head, HeadDrafter, HeadOnDevice, head_config, load_head
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head import Head, head_config, load_head
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter

@@ -19,7 +19,8 @@ from ..sampling import RandomSource, SamplingParams, check_logits
 from ..device.ops import DeviceDraft, DeviceSequence, not_finite, static_positions
 from .base import Draft, DrafterBase
 from .choose import Cost, drafting
-from .head import FastHead, Head, HeadOnDevice, HeadReader, fast_head
+from .head import Head
+from .head_drafter import FastHead, HeadOnDevice, HeadReader, fast_head
 from ..errors import check, require_int
 from ..cache import KVCache
 from ..models.linear import hidden_places

@@ -17,7 +17,7 @@ from ..models.batch import reads_trees
 from .base import Drafter, DrafterBase, WrapperDrafter
 from .choose import (Chooser, Cost, HybridState, default_prior, drafting, layers_of,
                                      start_all)
-from .head import FastHead, HeadDrafter
+from .head_drafter import FastHead, HeadDrafter
 from .tree import Ranks, TreeDrafter, paying_shape
 from ..errors import InputError
 from ..models.protocol import CausalLM

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from specdec.drafters.head_drafter import HeadDrafter
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
-from specdec.drafters.head import HeadDrafter, load_head
+from specdec.drafters.head import load_head
 from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
