@@ -14,7 +14,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import numpy as np
 import torch
 
-from specdec.lossless.check import DecoderReport, Generate, check_decoder, distribution_after, e_processes, power_of
+from specdec.lossless.black_box import DecoderReport, Generate, check_decoder, distribution_after, e_processes, power_of
 from specdec.models.gguf import export_gguf
 from specdec.models.loading import load
 from specdec.sampling import SamplingParams

@@ -18,12 +18,14 @@ if TYPE_CHECKING:  # for editors and type checkers; nothing runs
     from specdec.result import GenerationResult
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
-    from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
-    from specdec.drafters.head import HeadDrafter
+    from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
+    from specdec.drafters.choose import HybridDrafter
+    from specdec.drafters.head_drafter import HeadDrafter
     from specdec.app.generate import transformers_generate
     from specdec.models.loading import load
     from specdec.engine.block import block_verification
-    from specdec.lossless.check import check_decoder, check_verify
+    from specdec.lossless.black_box import check_decoder
+    from specdec.lossless.check import check_verify
     from specdec.models.hub import prompts
     from specdec.pair import Pair, load_pair
     from specdec.app.registry import PairSpec, get_pair, list_pairs
@@ -49,12 +51,12 @@ _HOMES = {
     "ModelDrafter": "drafters.model",
     "SuffixDrafter": "drafters.lookup",
     "HybridDrafter": "drafters.choose",
-    "AdaptiveDrafter": "drafters.choose",
-    "AdaptiveLookahead": "drafters.choose",
-    "HeadDrafter": "drafters.head",
+    "AdaptiveDrafter": "drafters.adaptive",
+    "AdaptiveLookahead": "drafters.adaptive",
+    "HeadDrafter": "drafters.head_drafter",
     "block_verification": "engine.block",
     "check_verify": "lossless.check",
-    "check_decoder": "lossless.check",
+    "check_decoder": "lossless.black_box",
     "transformers_generate": "app.generate",
 }  # name → the module that defines it
 _all_ = [

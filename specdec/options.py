@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import check, check_whole, require_bool, require_int, to_number
 
 if TYPE_CHECKING:  # the command line reads this module before it imports torch
-    from specdec.drafters.choose import Lookahead
+    from specdec.drafters.adaptive import Lookahead
     from specdec.engine.constraints import Grammar
     from specdec.engine.prefix import Prefilled
     from specdec.verify import VerifyRule
@@ -88,7 +88,7 @@ class Options(SamplingOptions):
     # None: `default_rule`, which is lossless; the result says whether the rule is
     verify: "VerifyRule | None" = None
     # "host" or "device"; None: the device's on a GPU, where this pair and these options can use it
-    # (experimental), else the host's
+    # (no GPU has run it yet), else the host's
     loop: str | None = None
     # log-probabilities in the result: of each token, and of so many of the likeliest ones
     logprobs: int | None = None

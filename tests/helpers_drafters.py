@@ -6,8 +6,10 @@ from random import Random
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specdec.drafters.choose import COST, MOST, PRIOR, VERIFY, Chooser, drafting
-from specdec.drafters.head import HeadDrafter, init_from_target
+from specdec.drafters.adaptive import MOST
+from specdec.drafters.choose import COST, PRIOR, VERIFY, Chooser, drafting
+from specdec.drafters.head import init_from_target
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 

@@ -19,7 +19,8 @@ from specdec.bench.run import Record
 from specdec.drafters.lookup import NGramDrafter
 from specdec.engine.synthetic import SyntheticAcceptance
 from specdec.errors import InputError
-from specdec.lossless.check import check_decoder, check_verify
+from specdec.lossless.black_box import check_decoder
+from specdec.lossless.check import check_verify
 from specdec.lossless.enumerate import exact_distribution
 from specdec.models.loading import load
 from specdec.pair import Pair

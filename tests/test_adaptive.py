@@ -7,18 +7,9 @@ import pytest
 import specdec
 from helpers_drafters import PayingLookahead, StepLookahead, packable_llama
 from specdec.drafters import costs
+from specdec.drafters.adaptive import MOST, AdaptiveDrafter, AdaptiveLookahead, AdaptiveState, adaptive, play
 from specdec.drafters.base import Draft
-from specdec.drafters.choose import (
-    MOST,
-    SUFFIX_PRIOR,
-    AdaptiveDrafter,
-    AdaptiveLookahead,
-    AdaptiveState,
-    Chooser,
-    HybridDrafter,
-    adaptive,
-    play,
-)
+from specdec.drafters.choose import SUFFIX_PRIOR, Chooser, HybridDrafter
 from specdec.drafters.clock import PROBE
 from specdec.drafters.costs import Prices
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter, replay

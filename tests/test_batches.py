@@ -12,9 +12,11 @@ from helpers import CPU, Failing, Untouchable, greedy, ids_of, tiny
 from helpers_drafters import PayingLookahead, StepLookahead, random_head, take_turns
 from specdec import loop
 from specdec.cache import CacheFullError
-from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
-from specdec.drafters.choose import AdaptiveDrafter, HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.adaptive import AdaptiveDrafter
+from specdec.drafters.base import NoDrafter, WrapperDrafter, WrapperState
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.engine.batch import speculate_batch

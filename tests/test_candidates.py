@@ -10,15 +10,15 @@ import torch
 from scipy.optimize import linprog
 
 from specdec.errors import InputError
-from specdec.lossless.enumerate import Enumerator, exact_distribution
-from specdec.lossless.proof import (
+from specdec.lossless.candidates import (
     best_acceptance,
     draw_distinct,
     draw_independent,
-    language_pairs,
     recursive_rejection,
     take_likeliest,
 )
+from specdec.lossless.enumerate import Enumerator, exact_distribution
+from specdec.lossless.proof import language_pairs
 from specdec.sampling import SeededRandom
 from specdec.verify import acceptance_probability, residual, speculative_sampling
 

@@ -10,23 +10,21 @@ import pytest
 import torch
 
 from specdec.errors import InputError, NumericalError
-from specdec.lossless.check import (
+from specdec.lossless.black_box import (
     Bins,
     BrokenDecoder,
-    NotLossless,
     check_decoder,
-    check_verify,
     distribution_after,
     e_processes,
     flaw,
     log_e_value,
-    pick_route,
     power_of,
     rank,
     samples_needed,
     tempered,
     tv_interval,
 )
+from specdec.lossless.check import NotLossless, check_verify, pick_route
 from specdec.lossless.gallery import GALLERY, Broken
 from specdec.lossless.proof import Language, distance, target_distribution
 from specdec.sampling import SamplingParams, SeededRandom
@@ -346,7 +344,7 @@ def test_weak_tests_say_so():
 def test_the_example_for_other_projects(tmp_path):
     import json
     from pathlib import Path
-    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/07_check.ipynb").read_text())["cells"]
+    cells = json.loads((Path(__file__).parents[1] / "nbs/lossless/08_black_box.ipynb").read_text())["cells"]
     source = next("".join(c["source"]) for c in cells if "EXAMPLE = '''" in "".join(c["source"]))
     example = source.split("'''")[1]
     (tmp_path / "test_right.py").write_text(example)

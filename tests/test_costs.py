@@ -16,8 +16,9 @@ from helpers import tiny as tiny_llama
 from helpers import tool
 from helpers_drafters import packable_llama
 from specdec.drafters import costs as module
+from specdec.drafters.adaptive import AdaptiveLookahead
 from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.costs import (
     Prices,
     clock_for,

@@ -9,8 +9,9 @@ import torch
 from helpers import ids_of, tiny
 from helpers_drafters import random_head
 from specdec.device.loop import DeviceDecoder
-from specdec.drafters.base import Draft, TemperatureScaledDrafter
-from specdec.drafters.head import HeadDrafter, fast_head
+from specdec.drafters.base import Draft
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter, fast_head
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter

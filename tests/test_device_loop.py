@@ -22,28 +22,23 @@ from helpers_cuda import FakeCuda
 from specdec.cache import CacheFullError
 from specdec.device import loop as device_loop
 from specdec.device import ops
-from specdec.device.drafters import (
-    LONGEST_DRAFT,
-    Decided,
-    lookup_on_device,
-    tree_positions,
-    unsupported_reason,
-)
 from specdec.device.graphs import Outbox, count_synchronisations, host_synchronisations
 from specdec.device.loop import (
+    LONGEST_DRAFT,
     DeviceDecoder,
     DeviceLoop,
     ancestors,
     as_report,
     as_round,
     commit,
-    compile_layers,
     decide,
     draft,
     play_round,
+    unsupported_reason,
     walk_on_device,
 )
 from specdec.device.ops import (
+    Decided,
     StaticCache,
     as_llama,
     block_on_device,
@@ -57,12 +52,14 @@ from specdec.device.ops import (
     static_positions,
     verify_on_device,
 )
-from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import Head, HeadDrafter, head_config
-from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head import Head, head_config
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter, lookup_on_device
 from specdec.drafters.model import ModelDrafter, NarrowLM
-from specdec.drafters.tree import TreeDrafter, best_tree
+from specdec.drafters.tree import TreeDrafter, best_tree, tree_positions
 from specdec.engine import plan
 from specdec.engine.block import block_verification, block_weights
 from specdec.engine.profiling import PhaseTimer
@@ -84,6 +81,7 @@ from specdec.models.checkpoint import Checkpoint
 from specdec.models.hub import encode, fetch, load_tokenizer
 from specdec.models.llama import Positions
 from specdec.models.loading import load_model
+from specdec.options import Options
 from specdec.pair import Pair
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
@@ -538,6 +536,11 @@ def test_a_loop_refuses_a_drafter_of_the_host():
         assert "works on the host" in unsupported_reason(tiny(), own)
         with pytest.raises(InputError, match="works on the host"): DeviceDecoder(tiny(), own)
     with pytest.raises(InputError, match="works on the host"): DeviceLoop(tiny(), object(), SamplingParams(), 3, 256)
+
+
+def test_a_call_on_a_cpu_asks_nothing_of_the_device(monkeypatch):
+    monkeypatch.setattr(plan, "unsupported_reason", lambda *_: pytest.fail("asked whether the device could"))
+    assert plan.chosen_loop(Options(), tiny(), NGramDrafter()) == "host"
 
 
 def test_a_model_with_a_sliding_window_decodes_past_it(monkeypatch):
@@ -1182,20 +1185,6 @@ def test_synchronisations_are_counted_inside_the_range_only():
     with pytest.raises(InputError, match="no range"): host_synchronisations(events, "other")
     rounds = DeviceDecoder(tiny(), NGramDrafter()).speculate(PROMPT, SamplingParams(), 0)
     if not torch.cuda.is_available(): assert count_synchronisations(rounds, 3) == (Counter(), 3)
-
-
-def test_fused_layers_are_compiled_once_for_each_number_of_tokens():
-    sizes = []
-    def backend(module, inputs):
-        sizes.append(1)
-        return module.forward
-    torch._dynamo.reset()
-    light = compile_layers(tiny(), backend=backend)
-    draft = compile_layers(tiny(noise=.05), backend=backend)
-    assert decode(light, ModelDrafter(draft, 24)) == decode(tiny(), ModelDrafter(tiny(noise=.05), 24))
-    assert len(sizes) <= 4  # the target's 4 tokens; the draft's 2 and 1; not one for each layer
-    prompt = torch.tensor([PROMPT])
-    assert torch.equal(light.forward(prompt, light.new_cache(8)), tiny().forward(prompt, tiny().new_cache(8)))
 
 
 def test_weights_in_memory_are_checked():

@@ -26,7 +26,7 @@ from specdec.app.cli import ExitCode, app
 from specdec.app.doctor import Findings, ask, examine, report_text
 from specdec.device import ops
 from specdec.drafters import costs
-from specdec.drafters.base import TemperatureScaledDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.engine import profiling
 from specdec.errors import ModelError

@@ -17,13 +17,13 @@ from specdec.drafters.base import (
     DrafterBase,
     NoDrafter,
     NotStarted,
-    TemperatureScaledDrafter,
     WrapperDrafter,
     WrapperState,
     apply_rule,
     ask,
     check_state,
 )
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.errors import InputError, ModelError, NumericalError

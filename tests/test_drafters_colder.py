@@ -6,13 +6,9 @@ import pytest
 import torch
 
 from helpers_drafters import packable_llama
-from specdec.drafters.base import (
-    Draft,
-    NoDrafter,
-    TemperatureScaledDrafter,
-    TemperatureScaledState,
-)
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter, TemperatureScaledState
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError

@@ -9,6 +9,7 @@ import torch
 from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, NumericalError
 from specdec.loop import speculate
+from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.gallery import (
     CANDIDATES,
@@ -26,13 +27,9 @@ from specdec.lossless.proof import (
     Language,
     Proven,
     candidates_error,
-    draw_distinct,
-    draw_independent,
     loop_error,
     one_round,
-    recursive_rejection,
     round_error,
-    take_likeliest,
 )
 from specdec.sampling import SeededRandom
 from specdec.verify import delta, residual, speculative_sampling

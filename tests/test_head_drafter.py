@@ -18,7 +18,7 @@ from helpers_drafters import (
     random_target,
     read,
 )
-from specdec.drafters.head import FastHead, HeadDrafter, HeadState
+from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution

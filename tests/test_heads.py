@@ -9,10 +9,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
 from specdec.cache import KVCache
 from specdec.drafters.head import (
-    FastHead,
     Head,
     HeadConfig,
-    HeadDrafter,
     HeadLayer,
     copy_layer,
     feature_layers,
@@ -27,6 +25,7 @@ from specdec.drafters.head import (
     why_no_copy,
     with_vocabulary,
 )
+from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError

@@ -11,7 +11,7 @@ from specdec.drafters.base import NoDrafter
 from specdec.drafters.model import ModelDrafter, plain_weight, quantised
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
-from specdec.lossless.check import check_decoder
+from specdec.lossless.black_box import check_decoder
 from specdec.models import hub
 from specdec.models.hub import INT8, STORED, fetch, has_int8, pick_dtype
 from specdec.models.int8 import BLOCK, Int8Linear, hadamard, turned

@@ -15,9 +15,9 @@ from families import CPU, FAMILIES, V, difference, in_two_threads, random_model,
 from helpers import NIGHTLY, examples, ids_of, tool, workers_kept
 from helpers_drafters import random_head
 from specdec.bench import methods
+from specdec.drafters.adaptive import AdaptiveLookahead
 from specdec.drafters.base import NoDrafter
-from specdec.drafters.choose import AdaptiveLookahead
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter

@@ -12,18 +12,16 @@ from helpers_drafters import PayingLookahead, StepLookahead, check_sequences_apa
 from helpers_text import TOKENIZER, talker
 from specdec import pair as pairs
 from specdec.drafters import costs as module
-from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
-from specdec.drafters.choose import (
-    AdaptiveDrafter,
-    AdaptiveLookahead,
-    HybridDrafter,
-    TreeHybrid,
-)
+from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.costs import Prices
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter, best_tree
+from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.engine.completion import StopChecker
 from specdec.errors import InputError, NumericalError
 from specdec.models.transformers import TransformersLM

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralC
 import specdec.minimal as minimal
 from families import STATES
 from families import random_model as family
-from specdec.lossless.check import check_decoder, check_verify
+from specdec.lossless.black_box import check_decoder
+from specdec.lossless.check import check_verify
 from specdec.minimal import RandomSource, Reader, generate, lookup, one_round, probabilities, verify
 from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers, prompts
 from specdec.sampling import SamplingParams

@@ -15,7 +15,7 @@ from specdec.app import ollama
 from specdec.app.cli import app
 from specdec.app.ollama import WHY_NOT, ollama_generate, ollama_status, ollama_url
 from specdec.errors import InputError, ModelError
-from specdec.lossless import check
+from specdec.lossless import server as asking
 
 
 @contextmanager
@@ -213,7 +213,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 def test_any_answers_are_read_or_refused(monkeypatch, version, tags, answer):
     bodies = {"/api/version": version, "/api/tags": tags, "/api/generate": answer}
     def exchange(url, path, question, seconds): return 200, json.dumps(bodies[path]).encode(), ""
-    monkeypatch.setattr(check, "exchange", exchange)
+    monkeypatch.setattr(asking, "exchange", exchange)
     try: found = ollama_generate("Hello", url="here")
     except (ModelError, InputError) as error: assert str(error).isprintable()
     else:

@@ -27,9 +27,10 @@ from helpers_text import TOKENIZER, V, talker
 from specdec import pair as pairs
 from specdec.app.registry import get_pair
 from specdec.drafters import costs
-from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import Draft, NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import load_drafter, shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter

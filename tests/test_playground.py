@@ -12,8 +12,9 @@ import torch
 from helpers import tiny
 from helpers_text import TOKENIZER, talker
 from specdec.app.registry import PairSpec
+from specdec.drafters.adaptive import MOST, adaptive
 from specdec.drafters.base import NoDrafter
-from specdec.drafters.choose import COST, MOST, HybridDrafter, adaptive
+from specdec.drafters.choose import COST, HybridDrafter
 from specdec.drafters.clock import Clock, Watch
 from specdec.drafters.costs import with_watch
 from specdec.drafters.lookup import NGramDrafter

@@ -12,9 +12,11 @@ from helpers import CPU, greedy, ids_of, tiny
 from helpers_drafters import Noting, random_head, random_target
 from helpers_text import talker
 from specdec.cache import CacheFullError
-from specdec.drafters.base import BLOCK, DraftPrefix, NoDrafter, TemperatureScaledDrafter
-from specdec.drafters.choose import AdaptiveDrafter, AdaptiveLookahead, HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.adaptive import AdaptiveDrafter, AdaptiveLookahead
+from specdec.drafters.base import BLOCK, DraftPrefix, NoDrafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, quantised
 from specdec.drafters.tree import TreeDrafter

@@ -21,6 +21,7 @@ from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.engine.batch import speculate_batch
 from specdec.errors import InputError
 from specdec.loop import speculate
+from specdec.lossless.candidates import draw_distinct, draw_independent, recursive_rejection, take_likeliest
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import (
     SIZES,
@@ -37,8 +38,6 @@ from specdec.lossless.proof import (
     completed,
     distance,
     distribution_of_rounds,
-    draw_distinct,
-    draw_independent,
     language_pairs,
     loop_error,
     memory_of,
@@ -48,11 +47,9 @@ from specdec.lossless.proof import (
     prove_loop,
     prove_rule,
     prove_trees,
-    recursive_rejection,
     round_error,
     sampled,
     sure,
-    take_likeliest,
     target_distribution,
 )
 from specdec.models.batch import keep_rows, read_tree

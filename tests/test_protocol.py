@@ -40,5 +40,8 @@ def test_copies_of_empty_caches_and_impossible_lengths():
     cache = KVCache(1, 8)
     cache.append(0, torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 5))
     assert truncate_cache(cache, 3).values[0].shape == (1, 2, 8, 5)
+    wider = truncate_cache(cache, 2, 20)
+    assert (wider.capacity, wider.values[0].shape) == (20, (1, 2, 20, 5)) and cache.capacity == 8
     for wrong in (-1, 4, 1.5, None):
         with pytest.raises(InputError, match="length to keep"): truncate_cache(cache, wrong)
+    with pytest.raises(InputError, match="The copy's capacity"): truncate_cache(cache, 3, 2)

@@ -12,16 +12,18 @@ from typer.testing import CliRunner
 from helpers import examples, ids_of, tiny
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec.device.drafters import LONGEST_DRAFT
-from specdec.device.loop import DeviceDecoder
+from specdec.device.loop import LONGEST_DRAFT, DeviceDecoder
 from specdec.drafters import costs
-from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter
-from specdec.drafters.choose import MOST, AdaptiveDrafter, HybridDrafter, TreeHybrid
+from specdec.drafters.adaptive import MOST, AdaptiveDrafter
+from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.costs import Prices
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.engine.constraints import JSONSchema, Regex, WatchedLM
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate

@@ -21,7 +21,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.engine.prefix import prefill
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
-from specdec.lossless.check import check_decoder
+from specdec.lossless.black_box import check_decoder
 from specdec.lossless.proof import (
     AsIs,
     ExactModel,

@@ -27,7 +27,8 @@ from specdec.app.registry import (
     too_large,
     weights_mb,
 )
-from specdec.drafters.head import HeadDrafter, init_from_target, save_head
+from specdec.drafters.head import init_from_target, save_head
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.engine.lossy import LossyLenience
 from specdec.errors import InputError, ModelError

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from helpers import Untouchable, tiny
+from specdec.drafters.adaptive import AdaptiveLookahead
 from specdec.drafters.base import NoDrafter
-from specdec.drafters.choose import AdaptiveLookahead
 from specdec.engine.request import Request, check_request, longest_chain, token_ids
 from specdec.errors import InputError
 from specdec.loop import keeps_text, speculate

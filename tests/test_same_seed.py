@@ -9,13 +9,16 @@ import pytest
 from helpers_drafters import StepLookahead, random_head, random_target
 from helpers_text import talker
 from specdec.drafters import costs as costs_module
-from specdec.drafters.base import Draft, TemperatureScaledDrafter
-from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter, TreeHybrid
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.adaptive import AdaptiveLookahead
+from specdec.drafters.base import Draft
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import best_drafter
 from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid
 from specdec.engine.plan import is_best_certain
 from specdec.models.loading import load
 from specdec.pair import Pair

@@ -9,9 +9,11 @@ import torch
 from helpers import NIGHTLY, ids_of, real
 from helpers_drafters import random_head, random_target
 from helpers_text import talker
-from specdec.drafters.base import Draft, DrafterBase, NoDrafter, TemperatureScaledDrafter, WrapperDrafter, WrapperState
-from specdec.drafters.choose import AdaptiveLookahead, HybridDrafter
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.adaptive import AdaptiveLookahead
+from specdec.drafters.base import Draft, DrafterBase, NoDrafter, WrapperDrafter, WrapperState
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.translate import TokenIntersectionDrafter

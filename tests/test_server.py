@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 from helpers import examples
 from specdec.app.cli import ExitCode, app
 from specdec.errors import InputError, ModelError
-from specdec.lossless import check as module
-from specdec.lossless.check import (
+from specdec.lossless import server as module
+from specdec.lossless.black_box import BrokenDecoder
+from specdec.lossless.check import NotLossless
+from specdec.lossless.gallery import GALLERY
+from specdec.lossless.proof import Language, target_distribution
+from specdec.lossless.server import (
     LISTED,
-    BrokenDecoder,
-    NotLossless,
     Ranks,
     ask_server,
     check_server,
@@ -33,8 +35,6 @@ from specdec.lossless.check import (
     read_answer,
     server_url,
 )
-from specdec.lossless.gallery import GALLERY
-from specdec.lossless.proof import Language, target_distribution
 
 V, FEW = 3, dict(length=2, samples=300, distance=.3, progress=False)
 BY_NAME = {broken.name: broken for broken in GALLERY}

@@ -13,7 +13,8 @@ import torch
 from specdec.errors import InputError, NumericalError
 from specdec.lossless.enumerate import exact_distribution
 from specdec.lossless.proof import completed, distance, language_pairs, one_round, target_distribution
-from specdec.lossless.torch_rng import SymbolicTensor, drawn_from, torch_distribution, uniform_distribution
+from specdec.lossless.symbolic import uniform_distribution
+from specdec.lossless.torch_rng import SymbolicTensor, drawn_from, torch_distribution
 from specdec.sampling import SeededRandom
 
 HALF, QUARTER = F(1, 2), F(1, 4)

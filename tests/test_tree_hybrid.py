@@ -8,23 +8,15 @@ import torch
 from helpers import ids_of
 from helpers_drafters import random_head, random_target
 from specdec.drafters import costs as costs_module
-from specdec.drafters.base import Draft, NoDrafter, TemperatureScaledDrafter, WrapperDrafter
-from specdec.drafters.choose import (
-    CHANCES,
-    CLEARLY,
-    HybridDrafter,
-    HybridState,
-    Promise,
-    TreeHybrid,
-    head_of,
-    paying_shape,
-    paying_tree,
-)
+from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter
+from specdec.drafters.choose import HybridDrafter, HybridState
+from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.costs import Prices, clock_for, frozen_clock, show, tree_level
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import SuffixDrafter
 from specdec.drafters.model import ModelDrafter
-from specdec.drafters.tree import TreeDrafter
+from specdec.drafters.tree import TreeDrafter, paying_shape
+from specdec.drafters.tree_hybrid import CHANCES, CLEARLY, Promise, TreeHybrid, head_of, paying_tree
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.lossless.enumerate import exact_distribution

@@ -10,12 +10,11 @@ import torch
 from helpers import ids_of, tiny
 from helpers_drafters import random_head, random_target
 from specdec.cache import KVCache
-from specdec.device.drafters import DeviceDraft
 from specdec.device.loop import ancestors, walk_on_device
+from specdec.device.ops import DeviceDraft
 from specdec.drafters.base import Draft, NoDrafter, walk
-from specdec.drafters.choose import paying_shape
-from specdec.drafters.head import HeadDrafter
-from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.tree import GrowingTree, TreeDrafter, TreeState, best_tree, paying_shape
 from specdec.engine.request import Request
 from specdec.errors import InputError
 from specdec.loop import decide, speculate

@@ -157,10 +157,11 @@ SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (0, 0, 0)]
 def drafter(name: str, target, model: str, dtype: str):
     "What drafts for a target, by the name that it has here; a model or None for what `Pair` makes of these."
     from specdec import AdaptiveDrafter, AdaptiveLookahead, HeadDrafter, HybridDrafter, NGramDrafter, SuffixDrafter
-    from specdec.drafters.base import NoDrafter, TemperatureScaledDrafter
-    from specdec.drafters.choose import TreeHybrid
+    from specdec.drafters.base import NoDrafter
+    from specdec.drafters.colder import TemperatureScaledDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.tree import TreeDrafter
+    from specdec.drafters.tree_hybrid import TreeHybrid
     is_tiny = model == "tiny"
     def small(): return tiny("relative", dtype)
     def head(): return random_head(target)

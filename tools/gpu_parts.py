@@ -29,13 +29,14 @@ from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.app.answers import first_difference
-from specdec.device.drafters import HeadOnDevice
 from specdec.device.graphs import captured, count_synchronisations, is_capturable
-from specdec.device.loop import DeviceDecoder, DeviceLoop, compile_layers
+from specdec.device.loop import DeviceDecoder, DeviceLoop
 from specdec.device.ops import as_llama
-from specdec.drafters.base import Drafter, NoDrafter, TemperatureScaledDrafter
+from specdec.drafters.base import Drafter, NoDrafter
 from specdec.drafters.choose import HybridDrafter
-from specdec.drafters.head import Head, HeadDrafter, head_config, load_head
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.head import Head, head_config, load_head
+from specdec.drafters.head_drafter import HeadDrafter, HeadOnDevice
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
@@ -371,15 +372,12 @@ def tokens(default: Default) -> dict:
 
 
 def plain(default: Default) -> dict:
-    "Plain greedy decoding by our loop in its stages; how much is due to graphs, to the round ahead, to fusing."
+    "Plain greedy decoding by our loop in its stages; how much is due to graphs, to the round ahead."
     stages = {"captured": {}, "captured, no round ahead": dict(ahead=0), "step by step": dict(graphs=False, ahead=0)}
     methods = {}
     for name, settings in stages.items():
         decoder = DeviceDecoder(default.ours, NoDrafter(), **settings)
         methods[name] = partial(default.device_loop, decoder, SamplingParams(), 1)
-    if default.machine.on_gpu:  # compiles for a minute on a CPU, where it is of no use
-        fused = DeviceDecoder(compile_layers(default.ours), NoDrafter())
-        methods["fused and captured"] = partial(default.device_loop, fused, SamplingParams(), 1)
     return default.with_floor(default.compare(methods))
 
 

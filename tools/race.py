@@ -53,7 +53,7 @@ def run(pair, drafter, ids: list[int], temperature: float, K: int) -> list[dict]
 
 
 def stalled(rounds: list[dict]) -> bool:
-    "Whether rounds after the first, which reads the prompt, that took far longer than the others make up more than a bit."
+    "Whether too much of the time went to rounds (after the first, which reads the prompt) that took far too long."
     times = [end - before for before, end in pairwise(r["end"] for r in rounds)]
     usual = statistics.median(times)
     return sum(time - usual for time in times if time > STALL * usual) > LOST * sum(times)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from huggingface_hub import save_torch_state_dict
 
-from specdec.drafters.head import HeadDrafter, load_head, no_other_model, save_head
+from specdec.drafters.head import load_head, no_other_model, save_head
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import TOKENS_FILE, ModelDrafter
 from specdec.errors import check

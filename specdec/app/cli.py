@@ -1611,7 +1611,7 @@ def check_served(
 
     specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
     from specdec.errors import ModelError
-    from specdec.lossless.check import check_server
+    from specdec.lossless.server import check_server
     report = check_server(url, prompt, model=model, samples=samples, distance=distance,
                           false_positive_rate=alarm, ends=frozenset(ends or ()))
     found = report.found

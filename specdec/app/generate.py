@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..cache import KVCache
-from specdec.drafters.base import (
-    Draft, Drafter, DrafterBase, DraftState, TemperatureScaledState, WrapperDrafter, WrapperState,
-)
+from ..drafters.base import (Draft, Drafter, DrafterBase, DraftState, WrapperDrafter,
+                                   WrapperState)
+from ..drafters.colder import TemperatureScaledState
 from ..drafters.load import is_drafter, model_drafter, named
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
 from ..errors import check, require_int

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save
 
 from ..errors import InputError
 from ..models.files import parse_json, read_text
-from ..lossless.check import is_local
+from ..lossless.server import is_local
 from ..models.gguf import original_gguf
 from ..panel.palette import style_sheet
 

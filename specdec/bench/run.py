@@ -53,7 +53,8 @@ from ..errors import InputError, ModelError, check, preserve_interrupts
 from ..result import Counts, GenerationResult, result_from_data
 from ..drafters.costs import code_digest, processor_name
 from ..drafters.base import Drafter, NoDrafter
-from ..drafters.head import Head, HeadDrafter, head_config, share_embedding
+from ..drafters.head import Head, head_config, share_embedding
+from ..drafters.head_drafter import HeadDrafter
 from ..models.linear import GROUP
 from ..models.loading import load, read_config
 from ..pair import Pair

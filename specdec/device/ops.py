@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/08_device.ipynb #1f06d83a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,10 @@ from ..models.checkpoint import Checkpoint
 from ..cache import KVCache
 from ..models.linear import AttentionPlan, hidden_places
 from ..engine.block import block_residual, block_verification
-from specdec.verify import (
-    VerifyRule, default_rule, greedy_match, sample_and_match, speculative_sampling,
-)
+from ..verify import (VerifyRule, default_rule, greedy_match, sample_and_match,
+                            speculative_sampling)
 from ..sampling import SamplingParams
+from ..errors import InputError
 from ..models.llama import Llama, Positions, head_size, rotation
 
 # %% ../../nbs/engine/08_device.ipynb #fe61ceef
@@ -319,3 +319,97 @@ def rule_problem(rule: VerifyRule | None) -> str: # empty: it can
     known = None, greedy_match, sample_and_match, *DEVICE_RULES
     if any(rule is one for one in known): return ""
     return "a rule of one's own works on the host"
+
+# %% ../../nbs/engine/08_device.ipynb #4fc56cfd
+@dataclass
+class DeviceDraft:
+    "K places for draft tokens, a chain or a tree; all tensors lie on the device."
+    tokens: Tensor    # [K], int64
+    q: Tensor | None  # what each was drawn from, [K, V]; None: each was certain (a delta)
+    count: Tensor     # how many of the places hold a draft token, [1]
+    broken: Tensor    # whether a NaN or an infinity was met on the way, [1], bool
+    evidence: Tensor | None = None # what a hybrid knows of each, [K]; None: its place
+    chosen: Tensor | None = None   # which member of a hybrid made it, [1]
+    parents: Tensor | None = None  # of a tree: what each follows, [K]; 0 is the sequence, i + 1
+                                   # the place i
+    valid: Tensor | None = None    # of a tree: which places hold a draft token, [K], bool
+
+@dataclass
+class Decided:
+    "The verdict on a draft."
+    num_accepted: Tensor # how many draft tokens are kept, [1]
+    next_token: Tensor   # the token after them, [1]
+    emitted: Tensor      # all that is appended, [K + 1]; num_accepted + 1 of them count
+    report: Tensor       # the round in numbers, for the host, [K + 5]
+    path: Tensor | None = None   # of a tree: the rows that were passed, [K + 1]
+
+def not_finite(logits: Tensor, # [n, V]
+              ) -> Tensor: # [1], bool
+    "Whether a row is no distribution; what `check_logits` looks for, sync-free."
+    return ~torch.isfinite(logits.amax(-1)).all().view(1)
+
+# %% ../../nbs/engine/08_device.ipynb #667478d9
+class DeviceDrafter(Protocol):
+    "A drafter whose every step has fixed shapes, works in place, and is sync-free."
+    @property
+    def layers(self) -> Sequence[int]: "After which of the target's layers it wants the features."
+
+    def prefill(self, sequence: DeviceSequence, # prompt and first token
+                prompt: Tensor,              # token ids, [n]
+                features: Tensor | None,     # of the prompt, [n, F]
+               ) -> None:
+        "Begin a sequence; this step alone may have another shape each time."
+
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
+                generator: torch.Generator | None, # all randomness
+               ) -> DeviceDraft:
+        "Tokens that may follow the sequence."
+
+    def commit(self, sequence: DeviceSequence, # what was emitted is in it already
+               draft: DeviceDraft, decided: Decided,
+               features: Tensor | None, # before each of `decided.emitted`, [K + 1, F]
+              ) -> None:
+        "Learn what was emitted."
+
+# %% ../../nbs/engine/08_device.ipynb #f0rm0002
+def no_draft(sequence: DeviceSequence, K: int = 0) -> DeviceDraft:
+    "An empty draft, in K places, whose logits were all finite."
+    tokens = sequence.tokens[:K]
+    return DeviceDraft(tokens, None, torch.zeros_like(sequence.length), all_finite(tokens.device))
+
+def all_finite(device: torch.device) -> Tensor: # [1], bool
+    "`broken` of a draft that met no NaN and no infinity."
+    return torch.zeros(1, dtype=torch.bool, device=device)
+
+class NothingOnDevice:
+    """Drafts nothing, and remembers nothing: plain decoding. A base class for forms that need only
+    the sequence, which is on the device already."""
+    layers: Sequence[int] = ()
+
+    def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
+        "Nothing to prepare."
+
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
+                generator: torch.Generator | None) -> DeviceDraft:
+        "An empty draft, in as many places as there are."
+        return no_draft(sequence, K)
+
+    def commit(self, sequence: DeviceSequence, draft: DeviceDraft, decided: Decided,
+               features: Tensor | None) -> None:
+        "Nothing to remember."
+
+def form_problem(drafter: Any, target: Llama) -> str: # empty: there is none
+    "Why a drafter has no form on the device, or none beside this target."
+    if "on_device" not in vars(type(drafter)):  # a class that inherits it may differ
+        return f"the drafter ({type(drafter).__name__}) works on the host"
+    problem = getattr(drafter, "device_problem", None)  # most can draft beside any target
+    return problem(target) if problem else ""
+
+def form_of(drafter: Any, target: Llama,
+            K: int,        # places in a round
+            capacity: int, # positions of the caches
+           ) -> DeviceDrafter:
+    "The drafter's form on the device; raises `InputError` if its class has none of its own."
+    if "on_device" in vars(type(drafter)): return drafter.on_device(target, K, capacity)
+    raise InputError(f"The drafter ({type(drafter).__name__}) works on the host: use "
+                     "specdec.loop.speculate.")

@@ -27,9 +27,9 @@ from tqdm import tqdm
 
 from ..sampling import RandomSource, SamplingParams, SeededRandom
 from .base import Draft, Drafter, DraftState, WrapperDrafter
-from specdec.drafters.choose import (
-    MOST, HybridDrafter, HybridState, TreeHybrid, default_cost, layers_of,
-)
+from .adaptive import MOST
+from .choose import HybridDrafter, HybridState, default_cost, layers_of
+from .tree_hybrid import TreeHybrid
 from .clock import Clock, Times, Watch
 from ..errors import InputError, ModelError, SpecdecError
 from ..engine.batch import speculate_batch

@@ -16,9 +16,9 @@ import torch
 
 from ..errors import InputError, ModelError, check
 from .base import Drafter, NoDrafter
-from .base import TemperatureScaledDrafter
+from .colder import TemperatureScaledDrafter
 from .model import ModelDrafter
-from .head import HeadDrafter
+from .head_drafter import HeadDrafter
 from .head import load_head
 from .choose import HybridDrafter
 from .lookup import SuffixDrafter

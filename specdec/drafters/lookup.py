@@ -8,12 +8,15 @@ __all__ = ['NGramDrafter', 'SuffixDrafter', 'replay']
 # %% ../../nbs/drafters/02_lookup.ipynb #011b30e1
 from collections.abc import Sequence, Set
 
+import torch
 from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, SeededRandom
 from ..errors import check, require_int, to_number
 from ..result import Round
+from ..device.ops import DeviceDraft, DeviceSequence, NothingOnDevice, all_finite
 from .base import Draft, Drafter, DrafterBase
+from ..models.llama import Llama
 
 # %% ../../nbs/drafters/02_lookup.ipynb #32915aa3
 class NGramState:
@@ -52,6 +55,10 @@ class NGramDrafter(DrafterBase):
               eos_ids: Set[int] = frozenset()) -> NGramState:
         "An index of the prompt's n-grams."
         return NGramState(self.longest, tokens)
+
+    def on_device(self, target: Llama, K: int, capacity: int) -> "NGramOnDevice":
+        "The same without an index."
+        return NGramOnDevice(self.longest)
 
 # %% ../../nbs/drafters/02_lookup.ipynb #27d01ab5
 class SuffixIndex:
@@ -160,6 +167,10 @@ class SuffixDrafter(DrafterBase):
         "An index of the prompt."
         return SuffixState(self.per_match, SuffixIndex(), tokens)
 
+    def on_device(self, target: Llama, K: int, capacity: int) -> "SuffixOnDevice":
+        "The same without an index."
+        return SuffixOnDevice(self.per_match)
+
 # %% ../../nbs/drafters/02_lookup.ipynb #3f7d5864
 def outcome(drafted: Sequence[int], # the draft tokens
             tokens: Sequence[int],  # that joined the sequence
@@ -194,3 +205,48 @@ def replay(drafter: Drafter,  # its drafts have no q
         rounds.append(Round(draft.tokens, accepted, emitted))
         at += len(emitted)
     return rounds
+
+# %% ../../nbs/drafters/02_lookup.ipynb #91ff6f48
+def lookup_on_device(tokens: Tensor, length: Tensor, # of a `DeviceSequence`, [capacity] and [1]
+                     K: int,
+                     longest: int = 3,               # tokens in the longest ending looked for
+                    ) -> tuple[Tensor, Tensor]: # draft tokens, [K]; length of the match, [1]
+    """What followed the longest recent ending of the sequence earlier in it (Saxena 2023),
+    sync-free and without an index."""
+    places = torch.arange(len(tokens), device=tokens.device)
+    back = torch.arange(1, longest + 1, device=tokens.device)[:, None]
+    there, here = places - back, length - back  # [longest, capacity] and [longest, 1]
+    equal = tokens[there.clamp(min=0)] == tokens[here.clamp(min=0)]
+    inside = (there >= 0) & (here >= 0)
+    agreement = (equal & inside).long().cumprod(0).sum(0)  # [capacity]
+
+    rank = agreement * len(tokens) + places  # the longest ending first, of equals the newest
+    start = torch.where(places < length, rank, -1).argmax(0, keepdim=True)
+    steps = torch.arange(K, device=tokens.device) % (length - start)
+    return tokens.index_select(0, start + steps), agreement.index_select(0, start)
+
+class NGramOnDevice(NothingOnDevice):
+    "`NGramDrafter`: K tokens, where anything matches."
+    def __init__(self, longest: int): self.longest = longest
+
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
+                generator: torch.Generator | None) -> DeviceDraft:
+        "What followed the longest ending that occurred before."
+        tokens, match = lookup_on_device(sequence.tokens, sequence.length, K, self.longest)
+        return DeviceDraft(tokens, None, K * match.clamp(max=1), all_finite(tokens.device))
+
+class SuffixOnDevice(NothingOnDevice):
+    "`SuffixDrafter`: the longer the match, the more tokens."
+    LONGEST = 64  # tokens; longer matches count as so long
+
+    def __init__(self, per_match: float): self.per_match = per_match
+
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
+                generator: torch.Generator | None) -> DeviceDraft:
+        "What followed the longest ending that occurred before, and how long that was."
+        longest = min(self.LONGEST, len(sequence.tokens))
+        tokens, match = lookup_on_device(sequence.tokens, sequence.length, K, longest)
+        wanted = (self.per_match * match.double()).clamp(max=K).long()
+        count = torch.where(match > 0, wanted.clamp(min=1), 0)
+        evidence = (match + torch.arange(K, device=tokens.device)).clamp(max=8)
+        return DeviceDraft(tokens, None, count, all_finite(tokens.device), evidence)

@@ -8,16 +8,18 @@ __all__ = ['ModelDrafter', 'expected_acceptance', 'search_layers', 'quantised']
 # %% ../../nbs/drafters/03_model.ipynb #9055de92
 import copy
 from collections.abc import Sequence, Set
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, check_logits
+from ..device.ops import (Decided, DeviceDraft, DeviceSequence, StaticCache,
+                                exponential_sample, not_finite, read_at)
 from ..errors import check, require_int
-from specdec.drafters.base import (
-    Draft, DrafterBase, DraftPrefix, common_length, copy_blocks, in_blocks, whole_blocks,
-)
+from .base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
+                                   in_blocks, whole_blocks)
 from ..cache import KVCache
 from ..models.checkpoint import AnyLinear, JoinedLinear
 from ..models.int8 import Int8Linear
@@ -94,6 +96,18 @@ class ModelDrafter(DrafterBase):
               eos_ids: Set[int] = frozenset()) -> ModelState:
         "An empty cache; the model reads the prompt with the first proposal."
         return self.State(self.model, self.vocab_size, tokens, limit, eos_ids)
+
+    def device_problem(self, target: Llama) -> str: # empty: there is none
+        "Why a draft model can't run on the target's device with fixed shapes."
+        draft = self.model.model if isinstance(self.model, NarrowLM) else self.model
+        if not isinstance(draft, Llama):
+            return f"the draft, a {type(draft).__name__}, chooses its own shapes"
+        if draft.device == target.device: return ""
+        return f"the draft is on {draft.device} and the target on {target.device}"
+
+    def on_device(self, target: Llama, K: int, capacity: int) -> "ModelOnDevice":
+        "The same with fixed shapes."
+        return ModelOnDevice(self.model, target.vocab_size, capacity)
 
 # %% ../../nbs/drafters/03_model.ipynb #48dbd2ec
 # beside the weights: which of the target's tokens they know
@@ -210,3 +224,82 @@ def quantised(target: Llama) -> Llama: # it shares all else with the target, the
     light.int4_share = light.four_bits().share
     light.source = quantised, (target,)
     return light
+
+# %% ../../nbs/drafters/03_model.ipynb #06965893
+def spread(rows: Tensor,       # distributions over the tokens that the draft model knows, [n, D]
+           ids: Tensor | None, # the target's ids of these, [D]; None: the first D of the target's
+           V: int,             # the target's vocabulary size
+          ) -> Tensor: # [n, V]
+    "The same over the target's vocabulary: 0 for all that the draft model doesn't know."
+    if ids is None: return F.pad(rows, (0, V - rows.shape[-1]))
+    wide = torch.zeros(len(rows), V, device=rows.device)
+    return wide.index_copy_(1, ids, rows)
+
+class ChainBuilder:
+    "Draft tokens that are drawn one after another."
+    def __init__(self, ids: Tensor | None, # the target's ids of the draft model's tokens, [D]
+                 vocab_size: int):         # the target's V
+        self.ids, self.vocab_size = ids, vocab_size
+        self.tokens: list[Tensor] = []
+        self.rows: list[Tensor] = []
+        self.broken: list[Tensor] = []
+
+    def add(self, logits: Tensor, # [1, D]
+            sampling: SamplingParams, generator: torch.Generator | None) -> Tensor: # a token, [1]
+        "Draw one more."
+        self.broken.append(not_finite(logits))
+        if sampling.temperature == 0: choice = logits.argmax(-1)  # it is certain
+        else:
+            self.rows.append(sampling.probs(logits))
+            choice = exponential_sample(self.rows[-1], generator)
+        self.tokens.append(choice if self.ids is None else self.ids.index_select(0, choice))
+        return self.tokens[-1]
+
+    def draft(self, room: Tensor, # places up to the end of the draft model's context, [1]
+             ) -> DeviceDraft:
+        "All of them."
+        q = spread(torch.cat(self.rows), self.ids, self.vocab_size) if self.rows else None
+        broken, K = torch.cat(self.broken).any(0, keepdim=True), len(self.tokens)
+        return DeviceDraft(torch.cat(self.tokens), q, room.clamp(0, K), broken)
+
+# %% ../../nbs/drafters/03_model.ipynb #86b4824a
+class ModelOnDevice:
+    "`ModelDrafter`: K tokens, or fewer where the draft model's own context ends."
+    layers: Sequence[int] = ()
+    def __init__(self, model: CausalLM,
+                 vocab_size: int,  # the target's V
+                 capacity: int):   # of its cache
+        self.vocab_size = vocab_size
+        self.ids: Tensor | None = None
+        self.narrow: Tensor | None = None
+        inner: CausalLM = model
+        if isinstance(model, NarrowLM):
+            self.ids, self.narrow = model.tokens, model.narrow.to(model.device)
+            inner = model.model
+        self.model = cast(Llama, inner)  # see `device_problem`
+        self.cache = StaticCache(inner, capacity)
+        self.known = min(inner.vocab_size, vocab_size) if self.ids is None else len(self.ids)
+
+    def prefill(self, sequence: DeviceSequence, prompt: Tensor, features: Tensor | None) -> None:
+        "Read the prompt."
+        self.cache.clear()
+        self.model.forward(self.draft_ids(prompt)[None], self.cache, last=1)
+
+    def draft_ids(self, ids: Tensor) -> Tensor:
+        "The draft model's ids; for a token that only the target has, the draft model's last."
+        if self.narrow is not None: return self.narrow.index_select(0, ids)
+        return ids.clamp(max=self.model.vocab_size - 1)
+
+    def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
+                generator: torch.Generator | None) -> DeviceDraft:
+        "Sample K tokens, one after another."
+        unread, at = sequence.ending(2)
+        chain = ChainBuilder(self.ids, self.vocab_size)
+        for _ in range(K):
+            logits, _ = read_at(self.model, self.draft_ids(unread), at, self.cache, last=1)
+            unread, at = chain.add(logits[:, :self.known], sampling, generator), at[-1:] + 1
+        return chain.draft(self.model.context_length - sequence.length + 1)
+
+    def commit(self, sequence: DeviceSequence, draft: DeviceDraft, decided: Decided,
+               features: Tensor | None) -> None:
+        "What the cache lacks is read with the next proposal."

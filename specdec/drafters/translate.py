@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams, check_logits
 from ..errors import InputError, check
-from specdec.drafters.base import (
-    Draft, DrafterBase, DraftPrefix, copy_blocks, in_blocks, whole_blocks,
-)
+from .base import (Draft, DrafterBase, DraftPrefix, copy_blocks, in_blocks,
+                                   whole_blocks)
 from ..models.protocol import CausalLM
 
 # %% ../../nbs/drafters/24_translation.ipynb #329c733f

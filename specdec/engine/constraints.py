@@ -18,9 +18,7 @@ from torch import Tensor
 
 from ..sampling import RandomSource, SamplingParams
 from ..errors import InputError, ModelError, check
-from specdec.drafters.base import (
-    Draft, Drafter, DraftState, WrapperDrafter, WrapperState,
-)
+from ..drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
 from ..cache import KVCache
 from ..models.protocol import CausalLM, WrapperLM
 

@@ -9,12 +9,12 @@ __all__ = []
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..device.drafters import unsupported_reason
+from ..device.loop import unsupported_reason
 from ..device.graphs import is_capturable
 from ..drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
-from specdec.drafters.choose import (
-    MOST, AdaptiveDrafter, HybridDrafter, TreeHybrid, adaptive, gives_trees, head_of, paying_tree,
-)
+from ..drafters.adaptive import MOST, AdaptiveDrafter, adaptive
+from ..drafters.choose import HybridDrafter
+from ..drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from ..drafters.clock import Clock, Watch
 from ..drafters.costs import clock_for, frozen_clock, tree_level, with_watch
 from ..drafters.tree import TreeDrafter
@@ -86,6 +86,7 @@ def chosen_loop(options: Options, target: CausalLM, drafter: Drafter) -> str: # 
     """The loop of `options`, if it names one; else the device's loop on a GPU, where the pair has
     no `unsupported_reason`, and the host's loop on a CPU. Raises `InputError` if the options name
     the device's loop and the pair can't use it."""
+    if not (options.loop or is_capturable(target.device)): return "host"
     on_host = unsupported_reason(target, drafter, options.verify)
     if options.adapts: on_host = "a K that changes would need a CUDA graph for each"
     if options.needs_logits:
@@ -93,8 +94,7 @@ def chosen_loop(options: Options, target: CausalLM, drafter: Drafter) -> str: # 
     if options.prefilled is not None: on_host = "a prefilled prompt is continued on the host"
     check(not (options.loop == "device" and on_host),
           f"This pair can't decode with the loop on the device: {on_host}. Leave `loop` out.")
-    if options.loop: return options.loop
-    return "host" if on_host or not is_capturable(target.device) else "device"
+    return options.loop or ("host" if on_host else "device")
 
 def holds_trees(drafter: object) -> bool:
     "Whether a drafter, or one inside it, drafts trees."

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from ..cache import KVCache
 from ..errors import check, require_int
-from specdec.drafters.base import (
-    BLOCK, Drafter, DraftPrefix, common_length, readers_of, resume, whole_blocks,
-)
+from ..drafters.base import (BLOCK, Drafter, DraftPrefix, common_length, readers_of, resume,
+                                   whole_blocks)
 from .request import check_prefilled, check_prompt, token_ids
-from specdec.models.protocol import (
-    CausalLM, WrapperLM, copy_prefix, innermost, is_batch_invariant, read_tokens,
-)
+from ..models.protocol import (CausalLM, WrapperLM, copy_prefix, innermost,
+                                     is_batch_invariant, read_tokens, truncate_cache)
 
 # %% ../../nbs/engine/17_prefill.ipynb #pf000008
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,9 +52,8 @@ class Prefilled:
             ) -> KVCache:
         "A copy of its cache with so much room behind it. Raises `InputError`, `CacheFullError`."
         length = len(self.tokens)
-        cache = self.target.new_cache(length + require_int(room, "room, the new positions,", 1))
-        copy_prefix(self.cache, cache, length)
-        return cache
+        room = require_int(room, "room, the new positions,", 1)
+        return truncate_cache(self.cache, length, length + room)
 
     def is_of(self, target: CausalLM) -> bool:
         "Whether it was read by this model, or by the one inside this wrapper."

@@ -21,11 +21,11 @@ from ..sampling import RandomSource
 from ..errors import InputError, require_int
 from ..cache import KVCache
 from ..models.linear import hidden_places
-from specdec.lossless.proof import (
-    Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel, Language, Loop, Next, Pages,
-    Proven, batch_error, candidates_error, draw_distinct, draw_independent, loop_error,
-    recursive_rejection, round_error, sampled, take_likeliest,
-)
+from .candidates import (draw_distinct, draw_independent, recursive_rejection,
+                                         take_likeliest)
+from .proof import (Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel,
+                                    Language, Loop, Next, Pages, Proven, batch_error,
+                                    candidates_error, loop_error, round_error, sampled)
 from ..verify import VerifyRule, delta, residual, speculative_sampling
 from ..models.llama import Positions, rotation
 
@@ -34,7 +34,7 @@ from ..models.llama import Positions, rotation
 class Broken:
     """A decoder with one mistake: in its verify rule, in how it drafts, or in what its target's
     cache remembers. One with `candidates` drafts several tokens for one place, and `verify` judges
-    those: see `specdec.lossless.proof.recursive_rejection`."""
+    those: see `specdec.lossless.candidates.recursive_rejection`."""
     name: str
     does: str                                 # what it does wrong
     # the project and the thread where it was seen; "our own" if we know of none

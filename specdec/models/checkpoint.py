@@ -21,9 +21,8 @@ from torch import Tensor
 from ..errors import ModelError
 from .files import parse_json
 from .int8 import Int8Linear
-from specdec.models.linear import (
-    Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
-)
+from .linear import (Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant,
+                                   stored_levels)
 from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, check_regular, working_dtype
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83

@@ -25,10 +25,8 @@ from ..drafters.head import Head, load_head
 from ..drafters.model import TOKENS_FILE
 from .loading import read_config
 from .files import local_path, locked, parse_json, place_for, written_whole
-from specdec.models.hub import (
-    DTYPES, GGUF_NAME, cache_home, check_gguf, cuts, download_gguf, find_model, installed_gguf,
-    load_tokenizer, pieces,
-)
+from .hub import (DTYPES, GGUF_NAME, cache_home, check_gguf, cuts, download_gguf,
+                                find_model, installed_gguf, load_tokenizer, pieces)
 from .protocol import CausalLM
 from .llama import head_size, rope_frequencies, sliding_window
 

@@ -16,16 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.checkpoint import (
-    Checkpoint, JoinedLinear, read_linear, read_vocabulary,
-)
+from .checkpoint import Checkpoint, JoinedLinear, read_linear, read_vocabulary
 from ..errors import check
 from ..cache import KVCache
 from .int8 import Int8Linear
-from specdec.models.linear import (
-    FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
-    can_be_batch_invariant,
-)
+from .linear import (FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan,
+                                   grouped_attention, can_be_batch_invariant)
 from .protocol import CausalLM, check_ids, check_wanted
 
 # %% ../../nbs/engine/04_transformer.ipynb #78ea4c31

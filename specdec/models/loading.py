@@ -20,23 +20,16 @@ from safetensors import SafetensorError, safe_open
 
 from .transformers import TransformersLM, check_sizes, context_length, is_native
 from .checkpoint import Checkpoint, finer_numbers
-from specdec.errors import (
-    InputError,
-    ModelError,
-    SpecdecError,
-    check,
-    preserve_interrupts,
-    require_int,
-)
+from ..errors import (InputError, ModelError, SpecdecError, check, preserve_interrupts,
+                            require_int)
 from ..drafters.model import NarrowLM, TOKENS_FILE
 from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, can_be_batch_invariant, processor_kind
 from .files import first_line, local_path, parse_json, say
-from specdec.models.hub import (
-    FOUR_BITS, INT4, INT8, STORED, check_config, check_no_older_head, find_config, find_model,
-    has_int4, load_tokenizer, load_transformers, pick_device, pick_dtype, weights_digest,
-    working_dtype,
-)
+from .hub import (FOUR_BITS, INT4, INT8, STORED, check_config, check_no_older_head,
+                                find_config, find_model, has_int4, load_tokenizer,
+                                load_transformers, pick_device, pick_dtype, weights_digest,
+                                working_dtype)
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
 

@@ -176,13 +176,15 @@ def copy_prefix(source: KVCache, cache: KVCache, # the first is read, the second
 # %% ../../nbs/engine/03_protocol.ipynb #2ff1d9e0
 def truncate_cache(cache: KVCache,
                    keep_length: int, # positions to keep, 0…cache.length
-                  ) -> KVCache: # of the same capacity
+                   capacity: int | None = None, # of the copy, no less; None: the cache's
+                  ) -> KVCache:
     """A copy of the cache's first positions; the cache itself stays as it is. (`KVCache.rollback`
     forgets in place, and copies nothing.) Raises `InputError` for a length out of range."""
     name = f"The length to keep, of a cache that holds {cache.length},"
     length = require_int(keep_length, name, 0, cache.length)
-    kept = KVCache(len(cache.keys), cache.capacity, cache.multiple)
-    if isinstance(cache, StateCache): kept = StateCache(cache.make, cache.capacity, cache.cuts)
+    room = require_int(capacity or cache.capacity, "The copy's capacity", length)
+    kept = KVCache(len(cache.keys), room, cache.multiple)
+    if isinstance(cache, StateCache): kept = StateCache(cache.make, room, cache.cuts)
     copy_prefix(cache, kept, length)
     return kept
 

@@ -17,13 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from specdec.errors import (
-    ModelError, SpecdecError, check, require_bool, require_int, to_int, to_number,
-)
+from ..errors import (ModelError, SpecdecError, check, require_bool, require_int, to_int,
+                            to_number)
 from ..cache import KVCache
-from specdec.models.recurrent import (
-    StateCache, activate, kept_whole, records, unknown_kinds,
-)
+from .recurrent import StateCache, activate, kept_whole, records, unknown_kinds
 from .protocol import CausalLM, check_ids, check_wanted
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds

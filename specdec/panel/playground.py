@@ -30,7 +30,8 @@ from ..sampling import SamplingParams, SeededRandom
 from ..errors import ModelError, SpecdecError, check, to_number
 from ..engine.profiling import PhaseTimer
 from ..result import Round
-from ..drafters.choose import Chooser, adaptive, drafting
+from ..drafters.adaptive import adaptive
+from ..drafters.choose import Chooser, drafting
 from ..drafters.choose import HybridState
 from ..drafters.base import Draft, Drafter, DraftState, NoDrafter
 from ..models.loading import fits_plain, load

@@ -26,11 +26,11 @@ from torch import Tensor
 from specdec.bench.alpha import alpha_by_position
 from specdec.bench.methods import LlamaCpp, llamacpp_missing
 from specdec.bench.prompts import PromptDataset
-from specdec.drafters.choose import head_of
-from specdec.drafters.head import (
-    FastHead, Head, HeadConfig, HeadDrafter, as_head_config, check_fit, check_stored, load_head,
-    save_head, share_embedding, stored_config, target_embedding,
-)
+from specdec.drafters.tree_hybrid import head_of
+from specdec.drafters.head import (Head, HeadConfig, as_head_config, check_fit, check_stored,
+                                   load_head, save_head, share_embedding, stored_config,
+                                   target_embedding)
+from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError, check, require_int
 from specdec.models.files import first_line, local_path, parse_json, read_text

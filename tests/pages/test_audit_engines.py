@@ -8,8 +8,8 @@ import torch
 
 from audits import engines as module
 from audits.engines import DRAFTED, ENGINES, LETTERS, PROMPT_TEXT, Engine, judge_engine
-from specdec.lossless import check
-from specdec.lossless.check import distribution_after
+from specdec.lossless import black_box
+from specdec.lossless.black_box import distribution_after
 from specdec.models.loading import load
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import residual, speculative_sampling
@@ -70,7 +70,7 @@ def test_writing_models_leaves_the_callers_randomness_alone(tmp_path):
 def quick(files, monkeypatch):
     "The models are written already; how many samples would be enough is check's to find out, and tested there."
     monkeypatch.setattr(module, "write_checkpoints", lambda folder, heads: files)
-    monkeypatch.setattr(check, "_powers", lambda *_: (1.0, 1))
+    monkeypatch.setattr(black_box, "_powers", lambda *_: (1.0, 1))
     monkeypatch.setattr(module, "smallest_seen", lambda processes, samples: .2)
 
 
@@ -154,7 +154,7 @@ def test_runs_have_seeds_of_their_own(quick, distributions):
 
 
 def test_more_texts_see_smaller_errors(distributions):
-    processes = check.e_processes(check.Bins(distributions[0], 2, 2), distributions[0])
+    processes = black_box.e_processes(black_box.Bins(distributions[0], 2, 2), distributions[0])
     few, some, many = (module.smallest_seen(processes, samples) for samples in (50, 800, 4000))
     assert many < some < .3 < few == 1
 

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from families import FAMILIES, random_model
 from specdec.bench import methods as e
-from specdec.drafters.head import Head, HeadDrafter, head_config, load_head, save_head
+from specdec.drafters.head import Head, head_config, load_head, save_head
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
 from specdec.models.gguf import check_head, cut_of, export_gguf, export_head, original_gguf

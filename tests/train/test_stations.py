@@ -15,7 +15,8 @@ from helpers_drafters import random_head, random_target, read
 from specdec.app import cli
 from specdec.bench.methods import llamacpp_missing
 from specdec.drafters.base import Draft, NoDrafter
-from specdec.drafters.head import FastHead, HeadDrafter, HeadState, load_head, save_head
+from specdec.drafters.head import load_head, save_head
+from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
-from specdec.drafters.head import HeadDrafter, load_head
+from specdec.drafters.head import load_head
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.model import ModelDrafter, NarrowLM
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate

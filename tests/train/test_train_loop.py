@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.errors import InputError, ModelError
 from specdec.models.files import written_whole
 from specdec.models.loading import load_model

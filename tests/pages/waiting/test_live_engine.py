@@ -15,7 +15,8 @@ from scipy.stats import chisquare
 
 from helpers_live import ENGINE, LIVE, Engine, file_at, served, weights
 from specdec.drafters.base import NoDrafter
-from specdec.drafters.head import HeadDrafter, load_head
+from specdec.drafters.head import load_head
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import NumericalError

@@ -24,8 +24,8 @@ from helpers import tool
 from specdec.app import live_server
 from specdec.app.live_server import HEAD, LISTING, PART, REFUSED, content, open_live, serve_live, weights, write_weights
 from specdec.errors import InputError, ModelError
-from specdec.lossless.check import is_local, practice_server
 from specdec.lossless.proof import target_distribution
+from specdec.lossless.server import is_local, practice_server
 from specdec.models.hub import GGUF_SHA256
 
 ROOT = Path(__file__).parents[3]
