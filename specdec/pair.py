@@ -44,7 +44,8 @@ from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .engine.request import Request
 from .errors import InputError, ModelError, check, require_bool, require_int
 from .loop import serve
-from .models.hub import encode, find_model, pick_device
+from .models.devices import pick_device
+from .models.hub import encode, find_model
 from .models.linear import release_workers
 from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed

@@ -144,7 +144,7 @@ def processor(findings: Findings) -> dict:
     from specdec.drafters.costs import processor_name
     from specdec.models.linear import has_layouts, has_tiles, can_be_batch_invariant
     from specdec.models.loading import layouts_used
-    from specdec.models.hub import has_bfloat16, has_int8
+    from specdec.models.devices import has_bfloat16, has_int8
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
     if threads > here: findings.warnings.append(
         f"torch computes with {threads} threads on {here} cores, and they will wait for each "
@@ -172,7 +172,7 @@ def seconds(product: Callable, x: "torch.Tensor") -> float: # the least of five
 def products(findings: Findings) -> dict[str, dict[str, float]]: # dtype → rows → time
     "What products of one and of eight rows cost in each dtype; one row costs 1 in float32."
     import torch
-    from specdec.models.hub import INT4, INT8, STORED, has_int4, has_int8
+    from specdec.models.devices import INT4, INT8, STORED, has_int4, has_int8
     from specdec.models.int8 import Int8Linear
     from specdec.models.linear import Int4Linear, Linear
     cpu, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
@@ -244,7 +244,7 @@ def check_pages(findings: Findings, given: str | None) -> bool: # given: of `hug
 
 def memory(findings: Findings) -> dict:
     "What is free, whether the default model fits, and which programs get huge pages."
-    from specdec.models.hub import pick_dtype
+    from specdec.models.devices import pick_dtype
     free, needs, pages = free_memory(), needed(pick_dtype()), huge_pages()
     check_room(findings, free, needs, "for the CPU")
     return {"free_bytes": free, "needed_bytes": needs,
@@ -286,7 +286,7 @@ def device_facts(device: "torch.device") -> dict:
     "What there is to know about a device."
     import torch
     from specdec.drafters.costs import processor_name
-    from specdec.models.hub import has_bfloat16, pick_dtype
+    from specdec.models.devices import has_bfloat16, pick_dtype
     from specdec.engine.profiling import memory_bandwidth
     cuda, free = device.type == "cuda", free_memory(device)
     # 13000 is 13.0; PyTorch's types leave it out
@@ -306,7 +306,7 @@ def device_facts(device: "torch.device") -> dict:
 def devices(findings: Findings) -> list[dict]:
     "The devices that PyTorch can use, the one that `auto` takes first."
     import torch
-    from specdec.models.hub import pick_device
+    from specdec.models.devices import pick_device
     found = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available(): found.append(torch.device("mps"))
     facts = [device_facts(device) for device in [*found, torch.device("cpu")]]

@@ -24,7 +24,8 @@ from .int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
 )
-from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, check_regular, working_dtype
+from .devices import INT4, INT8, working_dtype
+from .hub import FOUR_BITS, GRID, MANIFEST, check_regular
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it

@@ -25,8 +25,9 @@ from ..drafters.head import Head, load_head
 from ..drafters.model import TOKENS_FILE
 from .loading import read_config
 from .files import local_path, locked, parse_json, place_for, written_whole
+from .devices import DTYPES
 from specdec.models.hub import (
-    DTYPES, GGUF_NAME, cache_home, check_gguf, cuts, download_gguf, find_model, installed_gguf,
+    GGUF_NAME, cache_home, check_gguf, cuts, download_gguf, find_model, installed_gguf,
     load_tokenizer, pieces,
 )
 from .protocol import CausalLM

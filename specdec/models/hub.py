@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -19,7 +18,6 @@ import sys
 import stat
 import struct
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,142 +38,6 @@ from ..errors import InputError, ModelError, SpecdecError, check, preserve_inter
 from .files import (
     first_line, local_path, locked, parse_json, place_for, read_bytes, say)
 from .sandbox import Ended, NotStarted, Refused, run_apart
-
-# %% ../../nbs/engine/02_models.ipynb #f38c8168
-INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INT8 = torch.int8
-STORED = DTYPES | {"int8": INT8, "int4": INT4}  # what a model's weights can be kept in
-
-def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
-               ) -> torch.device:
-    "The device asked for, or the best one there is; raises `InputError` if it isn't here."
-    has_mps = torch.backends.mps.is_available()
-    if device == "auto":
-        if torch.cuda.is_available(): return torch.device("cuda")
-        return torch.device("mps" if has_mps else "cpu")
-    kind, colon, index = str(device).partition(":")
-    known = kind in ("cpu", "cuda", "mps") and (index.isdecimal() or not colon)
-    check(known, f"Unknown device {str(device)!r}: expected auto, cpu, cuda, cuda:1, … or mps.")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}[kind]
-    check(int(index or 0) < there, f"Device {str(device)!r} isn't available to PyTorch on this "
-          "machine: use device='auto' or 'cpu'.")
-    return torch.device(device)
-
-# %% ../../nbs/engine/02_models.ipynb #eb4e62de
-def has_bfloat16(device: torch.device) -> bool:
-    "Whether the device multiplies bfloat16 matrices in hardware."
-    if device.type == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu": return False
-    if platform.machine() in ("x86_64", "AMD64"): return torch.cpu._is_avx512_bf16_supported()
-    asks_the_hardware = torch.backends.mkldnn.is_available()  # on Arm
-    return asks_the_hardware and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-def has_int4(device: torch.device) -> bool:
-    "Whether PyTorch multiplies by weights of four bits there."
-    if device.type == "cuda": return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu"
-
-def check_int4(device: torch.device) -> None:
-    "Raise `InputError` where it doesn't."
-    check(has_int4(device), f"int4 has no kernel on {device}: it needs a CPU, or an NVIDIA GPU "
-          "from Ampere on. Take bfloat16 or float32 there.")
-
-Form = Callable[[Tensor, Callable, Tensor], Tensor] # (x, product, steps) → x · levels · steps
-
-def unsigned(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
-    "Counted from 128 on, as VNNI wants them; the operator takes the 128 off again."
-    return product(x + 128, torch.uint8, 128, steps)
-
-def signed(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
-    "As they are. Tiles (AMX) multiply them so; other processors run oneDNN's reference code."
-    return product(x, torch.int8, 0, steps)
-
-def halves(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
-    """x = 2 · high + low, in twice as many rows. From 64 on they have seven bits, so that the sum
-    of two products fits into the 16 bits in which processors without VNNI keep it."""
-    high = (x / 2).floor()
-    rows = torch.cat((high, x - 2 * high)) + 64
-    high, low = product(rows, torch.uint8, 64, torch.ones_like(steps)).chunk(2)
-    return (2 * high + low) * steps
-
-def int8_product(levels: Tensor,           # int8, [out, in]
-                 steps: Tensor,            # float32, [out]
-                 form: Form | None = None, # None: the one for this processor, see `int8_form`
-                ) -> Callable[[Tensor], Tensor]: # x [rows, in] → [rows, out], in float32
-    """oneDNN's product with weights of eight bits, `levels · steps`. It rounds x to whole numbers,
-    which must lie in -127…127, and adds up exactly, in 32 bits."""
-    packed = torch.ops.onednn.qlinear_prepack(levels, None)
-    zeros = torch.zeros(len(levels), dtype=torch.int32)
-    operator = torch.ops.onednn.qlinear_pointwise.default
-
-    def product(x: Tensor, dtype: torch.dtype, zero: int, steps: Tensor) -> Tensor:
-        return operator(x.to(dtype), 1.0, zero, packed, steps, zeros, None, 1.0, 0,
-                        torch.float32, "none", [], "")
-    chosen = form or int8_form()
-    assert chosen is not None  # `check_int8` refuses where there is none
-    return lambda x: chosen(x.round(), product, steps)
-
-def adds_up(form: Form, length: int) -> bool: # of a sum
-    "Whether products are exact here: random numbers, and the largest, whose sum is the largest."
-    generator = torch.Generator().manual_seed(0)
-    levels, x = (torch.randint(-127, 128, (rows, length), generator=generator) for rows in (64, 5))
-    levels[0] = x[0] = 127
-    exact = (x @ levels.T).float()
-    product = int8_product(levels.to(torch.int8), torch.ones(64), form)
-    return all(torch.equal(product(x[:rows].float()), exact[:rows]) for rows in (1, 5))
-
-def row_time(form: Form) -> float: # seconds
-    "How long the product with one row takes; the least of three."
-    product = int8_product(torch.ones(1024, 1536, dtype=torch.int8), torch.ones(1024), form)
-    x, took = torch.ones(1, 1536), []
-    for _ in range(4): # the first prepares the operator
-        start = time.perf_counter()
-        product(x)
-        took.append(time.perf_counter() - start)
-    return min(took)
-
-@lru_cache
-def int8_form() -> Form | None: # None: there is no exact one
-    """How numbers of eight bits are multiplied here. Signed and unsigned give the same bits, also
-    where a sum is too long for float32, so the clock may choose between them."""
-    x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    if not x86 or not torch.backends.mkldnn.is_available(): return None
-    exact = [form for form in (unsigned, signed) if adds_up(form, length=9216)]
-    if exact: return min(exact, key=row_time)
-    return halves if adds_up(halves, length=512) else None
-
-def has_int8(device: torch.device) -> bool:
-    "Whether PyTorch multiplies numbers of eight bits there, and right: on an x86 CPU with AVX2."
-    return device.type == "cpu" and int8_form() is not None
-
-def check_int8(device: torch.device) -> None:
-    "Raise `InputError` where it doesn't."
-    check(has_int8(device), f"int8 has no exact kernel on {device}: it needs an x86 CPU with AVX2. "
-          "Take float32, bfloat16 or int4 there.")
-
-def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
-               device: torch.device = torch.device("cpu"),
-               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int8 and int4 will do as well
-              ) -> torch.dtype:
-    """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
-    `InputError` for any other, and for int8 and int4 where there is no kernel for it."""
-    if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    found = known.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in known.values():
-        names = ", ".join(known)
-        raise InputError(f"Unknown dtype {str(dtype)!r} here: expected auto, {names}.")
-    if found == INT4: check_int4(device)
-    if found == INT8: check_int8(device)
-    return found
-
-# %% ../../nbs/engine/02_models.ipynb #e19b0002
-def working_dtype(dtype: torch.dtype, # that a model is loaded in
-                  device: torch.device) -> torch.dtype:
-    """What all but the matrices is in: that dtype; beside four bits what `auto` is, beside eight
-    float32."""
-    if dtype == INT8: return torch.float32
-    return pick_dtype("auto", device) if dtype == INT4 else dtype
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
 def cache_home() -> Path:

@@ -33,9 +33,9 @@ from ..models.loading import load_model, memory_free_mb
 from ..app.answers import as_chat, read_prompts
 from ..options import Prompt
 from ..models.files import first_line, parse_json, write_json, written_whole
+from ..models.devices import pick_device, pick_dtype
 from specdec.models.hub import (
-    characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, pick_device,
-    pick_dtype, text_ids,
+    characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, text_ids,
 )
 from ..models.protocol import CausalLM
 from ..models.llama import Llama

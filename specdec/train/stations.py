@@ -38,7 +38,8 @@ from specdec.models.files import first_line, local_path, parse_json, read_text
 from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, paired
-from specdec.models.hub import DTYPES, encode, read_gguf
+from specdec.models.devices import DTYPES
+from specdec.models.hub import encode, read_gguf
 from specdec.models.llama import Llama, rotation
 from specdec.models.transformers import check_sizes
 from specdec.options import Prompt
