@@ -25,13 +25,12 @@ from helpers_hub import write_gguf
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError, ModelError
 from specdec.models import devices, files, hub
+from specdec.models.convert import FOUR_BITS, GRID
 from specdec.models.devices import INT4, STORED, pick_device, pick_dtype
 from specdec.models.files import locked
 from specdec.models.gguf import cut_of
 from specdec.models.hub import (
-    FOUR_BITS,
     GGUF_SHA256,
-    GRID,
     INSTALL,
     MANIFEST,
     TextStream,

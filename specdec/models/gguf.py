@@ -26,9 +26,9 @@ from ..drafters.model import TOKENS_FILE
 from .loading import read_config
 from .files import local_path, locked, parse_json, place_for, written_whole
 from .devices import DTYPES
+from .convert import cuts, pieces
 from specdec.models.hub import (
-    GGUF_NAME, cache_home, check_gguf, cuts, download_gguf, find_model, installed_gguf,
-    load_tokenizer, pieces,
+    GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf, load_tokenizer,
 )
 from .protocol import CausalLM
 from .llama import head_size, rope_frequencies, sliding_window

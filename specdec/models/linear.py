@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import check
 from .devices import check_int4
-from .hub import four_bit_groups
+from .convert import four_bit_groups
 
 # %% ../../nbs/engine/05_layouts.ipynb #ea6f1c1a
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:

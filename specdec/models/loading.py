@@ -35,9 +35,10 @@ from .files import first_line, local_path, parse_json, say
 from specdec.models.devices import (
     INT4, INT8, STORED, has_int4, pick_device, pick_dtype, working_dtype,
 )
+from .convert import FOUR_BITS
 from specdec.models.hub import (
-    FOUR_BITS, check_config, check_no_older_head, find_config, find_model, load_tokenizer,
-    load_transformers, weights_digest,
+    check_config, check_no_older_head, find_config, find_model, load_tokenizer, load_transformers,
+    weights_digest,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts

@@ -39,7 +39,8 @@ from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, paired
 from specdec.models.devices import DTYPES
-from specdec.models.hub import encode, read_gguf
+from specdec.models.convert import read_gguf
+from specdec.models.hub import encode
 from specdec.models.llama import Llama, rotation
 from specdec.models.transformers import check_sizes
 from specdec.options import Prompt
