@@ -830,8 +830,9 @@ def last_logged(folder: Path) -> tuple[float, ...]: # (): there is no log
         check(text.endswith("\n"), "it breaks off")
         return tuple(Measurement.model_validate(parse_json(text.splitlines()[-1])).greedy)
     except ValueError as error:
-        raise InputError(f"The last line of {path} is no measurement ({first_mistake(error)}): train"
-                         " on, which mends what a kill has torn, or delete that line.") from error
+        raise InputError(
+            f"The last line of {path} is no measurement ({first_mistake(error)}): train on, which"
+            " mends what a kill has torn, or delete that line.") from error
 
 def signatures_of(head: Head, target: Llama, prompts: Sequence[Prompt], texts: Sequence[Text],
                   K: int, most: int) -> dict[str, tuple[float, ...]]:
