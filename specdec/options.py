@@ -20,11 +20,12 @@ if TYPE_CHECKING:  # the command line reads this module before it imports torch
     from specdec.verify import VerifyRule
 
 # %% ../nbs/use/00_options.ipynb #0pti0007
+Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
+
 def option(default, help: str, # a sentence, for the command line and a file's schema
            **more) -> Any:     # limits: ge, gt, le; and key, its name in a file, if it has another
     "A field that can be asked for in a file and on the command line, too."
     return field(default=default, metadata={"help": help, **more})
-
 
 # %% ../nbs/use/00_options.ipynb #0pti0009
 @dataclass(frozen=True)

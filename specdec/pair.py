@@ -43,13 +43,14 @@ from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
 from .engine.request import Request
 from .errors import InputError, ModelError, check, require_bool, require_int
 from .loop import serve
-from .models.hub import encode, find_model, pick_device
+from .models.devices import pick_device
+from .models.hub import encode, find_model
 from .models.linear import release_workers
 from .models.llama import Llama
 from .models.loading import load, memory_free_mb, memory_needed
 from .models.protocol import CausalLM, is_batch_invariant
 from .models.transformers import own_settings
-from .options import METHODS, Options, options_of, takes_options
+from .options import METHODS, Options, Prompt, options_of, takes_options
 from .result import Event, GenerationResult, Round
 from .sampling import SamplingParams, SeededRandom
 
@@ -69,8 +70,6 @@ def place_named(i: int, count: int) -> Iterator[None]:
 
 # %% ../nbs/use/01_pairs.ipynb #85b3717d
 BATCH = 16 # sequences that share a forward, unless told otherwise
-Prompt = str | list[dict] | list[int] # raw text, chat messages, token ids
-
 
 # %% ../nbs/use/01_pairs.ipynb #ca52724c
 class Pair:

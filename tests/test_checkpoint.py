@@ -23,8 +23,9 @@ from helpers import on_a_disk_of
 from specdec.app.cli import export_original
 from specdec.errors import ModelError
 from specdec.models.checkpoint import Checkpoint, StoredRows, finer_numbers
+from specdec.models.convert import GRID
+from specdec.models.devices import INT4
 from specdec.models.gguf import planned
-from specdec.models.hub import GRID, INT4
 from specdec.models.loading import end_tokens, load_model
 
 

@@ -31,7 +31,7 @@ from specdec.app.cli import ExitCode, app
 from specdec.drafters.load import shipped
 from specdec.lossless import gallery
 from specdec.lossless.proof import prove_rule
-from specdec.models import hub, loading
+from specdec.models import devices, hub, loading
 from specdec.result import GenerationResult
 from specdec.verify import speculative_sampling
 
@@ -1539,7 +1539,7 @@ def test_load_says_what_a_model_is(monkeypatch):
     assert report["dtype"] == "int4 (79 % of the weights)"
     four = report["int4"]
     assert (four["matrices"], four["of"]) == (120, 121) and .78 < four["share"] < .80
-    beside = hub.pick_dtype().itemsize  # what isn't in four bits
+    beside = devices.pick_dtype().itemsize  # what isn't in four bits
     assert four["step_mb"] == pytest.approx(66.4 + 28.3 * beside, rel=.02)
     assert report["memory_footprint_mb"] == pytest.approx(four["step_mb"], rel=.02)
     assert report["param_count"] == 134_515_008

@@ -30,7 +30,7 @@ from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.engine import profiling
 from specdec.errors import ModelError
-from specdec.models import checkpoint, hub, linear, loading
+from specdec.models import checkpoint, devices, hub, linear, loading
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_same_for_a_person(quick):
               "loops", "playground")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
     # 30 GB/s over the bytes of the weights
-    assert f"at most {3e10 / (doctor.WEIGHTS * hub.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
+    assert f"at most {3e10 / (doctor.WEIGHTS * devices.pick_dtype().itemsize):.0f} tokens/s" in done.stdout
 
 
 KEPT = costs.Prices(forwards={1 + n: .01 + n / 1000 for n in range(17)}, drafts=[{}, {1: .003, 4: .009}])

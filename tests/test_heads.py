@@ -29,7 +29,8 @@ from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError
-from specdec.models.hub import has_bfloat16, load_transformers
+from specdec.models.devices import has_bfloat16
+from specdec.models.hub import load_transformers
 from specdec.models.linear import Int4Linear, Linear, can_be_batch_invariant, fits_four_bits
 from specdec.models.llama import positions, rope_frequencies
 from specdec.models.loading import load_model

@@ -12,8 +12,9 @@ from specdec.drafters.model import ModelDrafter, plain_weight, quantised
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.lossless.black_box import check_decoder
-from specdec.models import hub
-from specdec.models.hub import INT8, STORED, fetch, has_int8, pick_dtype
+from specdec.models import devices
+from specdec.models.devices import INT8, STORED, has_int8, pick_dtype
+from specdec.models.hub import fetch
 from specdec.models.int8 import BLOCK, Int8Linear, hadamard, turned
 from specdec.models.loading import load, load_model, memory_needed
 from specdec.pair import load_pair
@@ -205,9 +206,9 @@ def test_one_step_for_all_rows_is_caught(tmp_path, monkeypatch):
 @pytest.fixture
 def forget_form():
     "What this processor multiplies by is found out again, before and after."
-    hub.int8_form.cache_clear()
+    devices.int8_form.cache_clear()
     yield
-    hub.int8_form.cache_clear()
+    devices.int8_form.cache_clear()
 
 
 def saturating(x, product, steps):
@@ -220,14 +221,14 @@ def saturating(x, product, steps):
 @eight_bits
 def test_where_sums_saturate_rows_are_multiplied_in_halves(monkeypatch, forget_form):
     "On any processor with AVX2: exactly, with bits that don't depend on other rows, and the same as in another form."
-    assert not hub.adds_up(saturating, 64) and hub.adds_up(hub.halves, 512)
-    found = hub.int8_form()
+    assert not devices.adds_up(saturating, 64) and devices.adds_up(devices.halves, 512)
+    found = devices.int8_form()
     torch.manual_seed(0)
     weight, x = torch.randn(96, 1536), torch.randn(40, 1536)
     usual = Int8Linear(weight)(x)
-    for form in ("unsigned", "signed"): monkeypatch.setattr(hub, form, saturating)
-    hub.int8_form.cache_clear()
-    assert hub.int8_form() is hub.halves
+    for form in ("unsigned", "signed"): monkeypatch.setattr(devices, form, saturating)
+    devices.int8_form.cache_clear()
+    assert devices.int8_form() is devices.halves
     layer = Int8Linear(weight)
     rows = layer(x)
     assert torch.equal(rows, usual), f"{found.__name__} has other bits than halves"
@@ -238,16 +239,16 @@ def test_where_sums_saturate_rows_are_multiplied_in_halves(monkeypatch, forget_f
 @pytest.mark.parametrize("slow", ["unsigned", "signed"])
 def test_the_clock_chooses_among_exact_forms(slow, monkeypatch, forget_form):
     "Signed numbers take minutes a token without AMX: a form that is slow here is not taken."
-    def exact(x, product, steps): return hub.halves(x, product, steps)
+    def exact(x, product, steps): return devices.halves(x, product, steps)
     def slowly(x, product, steps):
         time.sleep(.02)
-        return hub.halves(x, product, steps)
-    for form in ("unsigned", "signed"): monkeypatch.setattr(hub, form, slowly if form == slow else exact)
-    assert hub.int8_form() is exact
+        return devices.halves(x, product, steps)
+    for form in ("unsigned", "signed"): monkeypatch.setattr(devices, form, slowly if form == slow else exact)
+    assert devices.int8_form() is exact
 
 
 def test_a_processor_where_no_sum_is_right_is_refused(monkeypatch, forget_form, tmp_path):
-    monkeypatch.setattr(hub, "adds_up", lambda form, length: False)
+    monkeypatch.setattr(devices, "adds_up", lambda form, length: False)
     assert not has_int8(CPU)
     stored(random_model(FAMILIES["tinyllama"]), tmp_path)
     for ask in (lambda: load("smollm2", "cpu", "int8"), lambda: memory_needed("smollm2", "cpu", "int8"),

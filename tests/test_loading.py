@@ -22,7 +22,9 @@ from specdec.drafters.model import TOKENS_FILE, NarrowLM
 from specdec.errors import InputError, ModelError
 from specdec.models import loading
 from specdec.models.checkpoint import StoredRows, finer_numbers
-from specdec.models.hub import GRID, INT4, STORED, fetch, load_tokenizer, load_transformers, pick_dtype
+from specdec.models.convert import GRID
+from specdec.models.devices import INT4, STORED, pick_dtype
+from specdec.models.hub import fetch, load_tokenizer, load_transformers
 from specdec.models.linear import Int4Linear, Linear
 from specdec.models.llama import Llama
 from specdec.models.loading import (

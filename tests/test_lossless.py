@@ -11,7 +11,8 @@ from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
 from specdec.loop import speculate
-from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers, pick_dtype, prompts
+from specdec.models.devices import pick_dtype
+from specdec.models.hub import encode, fetch, load_tokenizer, load_transformers, prompts
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 

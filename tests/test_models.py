@@ -24,17 +24,15 @@ from helpers import examples, on_a_disk_of
 from helpers_hub import write_gguf
 from specdec.drafters.model import plain_weight
 from specdec.errors import InputError, ModelError
-from specdec.models import files, hub
+from specdec.models import devices, files, hub
+from specdec.models.convert import FOUR_BITS, GRID
+from specdec.models.devices import INT4, STORED, pick_device, pick_dtype
 from specdec.models.files import locked
 from specdec.models.gguf import cut_of
 from specdec.models.hub import (
-    FOUR_BITS,
     GGUF_SHA256,
-    GRID,
     INSTALL,
-    INT4,
     MANIFEST,
-    STORED,
     TextStream,
     all_or_nothing,
     cache_home,
@@ -47,8 +45,6 @@ from specdec.models.hub import (
     installed_gguf,
     load_tokenizer,
     load_transformers,
-    pick_device,
-    pick_dtype,
     prompts,
     vocabulary_difference,
     weights_digest,
@@ -110,7 +106,7 @@ def test_four_bits_are_for_who_asks_for_them():
 
 def test_auto_dtype_follows_the_hardware(monkeypatch):
     for hardware, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(hub, "has_bfloat16", lambda device: hardware)
+        monkeypatch.setattr(devices, "has_bfloat16", lambda device: hardware)
         assert pick_dtype("auto") == dtype
 
 

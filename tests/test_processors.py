@@ -30,7 +30,8 @@ from specdec.drafters.base import NoDrafter
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import SpecdecError
 from specdec.loop import speculate
-from specdec.models.hub import STORED, fetch
+from specdec.models.devices import STORED
+from specdec.models.hub import fetch
 from specdec.models.linear import can_be_batch_invariant
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom

@@ -24,8 +24,9 @@ from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError
 from specdec.models import hub
 from specdec.models.checkpoint import Checkpoint
+from specdec.models.convert import check_gguf_sizes
 from specdec.models.files import locked
-from specdec.models.hub import all_or_nothing, check_gguf_sizes, find_model, load_transformers, sweep
+from specdec.models.hub import all_or_nothing, find_model, load_transformers, sweep
 from specdec.models.loading import load_model, memory_needed
 
 HUGE = (10**5, 10**8, 2**32, 10**12, 2**63, 10**400)

@@ -165,7 +165,8 @@ def command_of(given: argparse.Namespace, names: list[str]) -> str:
 
 def compare(given: argparse.Namespace) -> None:
     "Train with each change on the same rows, and keep the last measurement."
-    from specdec.models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
+    from specdec.models.devices import pick_dtype
+    from specdec.models.hub import find_model, load_tokenizer, weights_digest
     from specdec.models.loading import load_model
     from specdec.train.data import answer_marks, read_rows
     from specdec.train.loop import Training
@@ -208,7 +209,8 @@ def compare(given: argparse.Namespace) -> None:
 def heads(data: Path, folders: dict[str, Path]) -> None:
     "Measure heads that are trained, each with its own vocabulary."
     from specdec.drafters.head import load_head, share_embedding
-    from specdec.models.hub import find_model, load_tokenizer, pick_dtype
+    from specdec.models.devices import pick_dtype
+    from specdec.models.hub import find_model, load_tokenizer
     from specdec.models.loading import load_model
     from specdec.train import student
     from specdec.train.data import answer_marks, read_rows

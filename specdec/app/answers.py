@@ -26,11 +26,9 @@ from specdec.models.files import (
 from ..models.hub import encode, find_model, folder_digest
 from ..drafters.load import drafter_name, find_drafter
 from ..pair import Pair, place_named
-from ..options import rule_name
+from ..options import Prompt, rule_name
 
 # %% ../../nbs/use/07_answers.ipynb #9086b691
-Asked = str | list[dict] # a text, or the messages of a chat
-
 def text_of(found: dict) -> str: # of a line
     "The text named prompt or text; raises `ValueError` that says what is wrong with it."
     if {"prompt", "text"} <= found.keys(): raise ValueError("has both a prompt and a text")
@@ -56,9 +54,9 @@ def object_of(line: str) -> dict:
     if not isinstance(found, dict): raise ValueError("is no JSON object")
     return found
 
-def prompt_of(found: dict) -> Asked: # of `object_of`
+def prompt_of(found: dict) -> Prompt: # of `object_of`
     "The prompt of a line; raises `ValueError` that says what is wrong with it."
-    if "messages" not in found: asked: Asked = text_of(found)
+    if "messages" not in found: asked: Prompt = text_of(found)
     elif {"prompt", "text"} & found.keys(): raise ValueError("has messages and a text besides")
     else: asked = chat_of(found["messages"])
     try: json.dumps(asked, ensure_ascii=False).encode()
@@ -73,11 +71,11 @@ def is_json(line: str) -> bool: # of a file whose first line is text
     try: return isinstance(parse_json(line), list)
     except InputError: return line.startswith("[{")
 
-def as_chat(prompt: str | list[dict]) -> list[dict]:
+def as_chat(prompt: Prompt) -> list:
     "A text as the one message of a chat; a chat as it is."
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
-def taken_for(asked: list[str | list[dict]]) -> str:
+def taken_for(asked: list[Prompt]) -> str:
     "What the lines of a file were taken for, such as `2 texts, 1 chat`."
     texts = sum(isinstance(each, str) for each in asked)
     counts = (texts, "text"), (len(asked) - texts, "chat")
@@ -89,11 +87,11 @@ FORM = ('expected {"prompt": "…"}, {"text": "…"} or '
 # %% ../../nbs/use/07_answers.ipynb #fc9843e4
 def read_prompts(file: Path,
                  raw: bool = True, # False: a text becomes the message of a chat
-                ) -> list[str | list[dict]]:
+                ) -> list[Prompt]:
     """The prompts in a file, one a line, as `Pair.generate` takes them: JSON objects where the
     first line begins like one, else texts. Raises `InputError` with the number of a line that is
     neither."""
-    found: list[Asked] = []
+    found: list[Prompt] = []
     lines = numbered_lines(file)
     as_text = not is_json(lines[0][1])
     for n, line in lines:

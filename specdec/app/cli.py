@@ -10,20 +10,28 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import Field, asdict, fields
-from enum import Enum, IntEnum
+from enum import IntEnum
+from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, Optional, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
+
+import specdec
+from specdec.errors import InputError, ModelError, SpecdecError, check
+from specdec.options import METHODS, Options, Prompt, SamplingOptions, in_files
 
 # %% ../../nbs/use/07_cli.ipynb #f06d5c13
 class ExitCode(IntEnum):
@@ -40,8 +48,8 @@ UsageError: Any = typer.BadParameter.__base__
 
 def shown(words: object) -> str:
     "What comes from outside, as a terminal may have it: see `specdec.models.files.visible`."
-    files = sys.modules.get("specdec.models.files")  # not imported yet: then no file has been read
-    return files.visible(str(words)) if files else str(words)
+    from specdec.models.files import visible
+    return visible(str(words))
 
 def in_one_line(words: object) -> str:
     "A message without line breaks, and without its middle: a name may have 5,000 characters."
@@ -50,7 +58,6 @@ def in_one_line(words: object) -> str:
 
 def to_tell(error: BaseException) -> str | None: # None: it is a bug
     "What to tell the user about an error: one line, and one for each thing that it lists."
-    errors = sys.modules.get("specdec.errors")  # not imported yet: then it can't be one of ours
     more: Iterable[object] = ()
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "specdec"
@@ -59,8 +66,7 @@ def to_tell(error: BaseException) -> str | None: # None: it is a bug
         where = f"{error.filename} can't be read or written" if error.filename else (
             "The system refused, and doesn't say which file or connection it means")
         words = f"{where}: {error.strerror or error}."
-    elif errors is not None and isinstance(error, errors.SpecdecError):
-        words, *more = error.args or ("",)
+    elif isinstance(error, SpecdecError): words, *more = error.args or ("",)
     else: return None
     return "\n".join(map(in_one_line, (f"Error: {words}", *more)))
 
@@ -77,25 +83,19 @@ def ended_by(error: BaseException) -> int | None: # the exit code; None: it is a
     return ExitCode.BAD_INPUT
 
 # %% ../../nbs/use/07_cli.ipynb #868c1b2a
-def shown_as_written(command: TyperCommand | TyperGroup) -> None:
-    """Prepare the help of a command, and of those in it, for the library that prints it: brackets
-    are text and no markup, and lines are as long as the terminal is wide."""
-    each: Any
-    for each in (command, *command.params):
-        words = getattr(each, "help", None)
-        if words is None: continue
-        paragraphs = cleandoc(words).split("\n\n")
-        each.help = "\n\n".join(escape(" ".join(p.split())) for p in paragraphs)
-    for one in getattr(command, "commands", {}).values(): shown_as_written(one)
-
-def refuse_empty(command: TyperCommand | TyperGroup) -> None:
-    """Let no option or argument of a command, and of those in it, be an empty string, as a variable
+def prepare(command: TyperCommand | TyperGroup) -> None:
+    """Prepare a command, and those in it. In help, brackets are text and no markup, and lines are
+    as long as the terminal is wide. No option or argument may be an empty string, as a variable
     gives that isn't set: it would count as not given, or as this folder."""
     each: Any
+    for each in (command, *command.params):
+        if getattr(each, "help", None) is not None:
+            paragraphs = cleandoc(each.help).split("\n\n")
+            each.help = "\n\n".join(escape(" ".join(p.split())) for p in paragraphs)
     for each in command.params:
         if each.name not in ("prompt", "stop", "ray"): # which say it in their own words
             each.process_value = partial(not_empty, each, each.process_value)
-    for one in getattr(command, "commands", {}).values(): refuse_empty(one)
+    for one in getattr(command, "commands", {}).values(): prepare(one)
 
 def not_empty(parameter: Any, process: Callable, context: Any, given: Any) -> Any: # processed
     "The value, if no part of it is an empty string; raises `typer.BadParameter`."
@@ -117,8 +117,7 @@ class Commands(TyperGroup):
     purpose, where an option is wrong, and where the system refuses."""
     def __init__(self, *args, **more):
         super().__init__(*args, **more)
-        shown_as_written(self)
-        refuse_empty(self)
+        prepare(self)
 
     def make_context(self, *args, **more):
         "Reads the words; help is printed here, too."
@@ -164,144 +163,108 @@ app.add_typer(bench, name="bench")
 # %% ../../nbs/use/07_cli.ipynb #b9ac3b53
 def _version(show: bool) -> None:
     "Print the version and stop."
-    if show:
-        import specdec
-        typer.echo(f"specdec {specdec.__version__}")
-        raise typer.Exit
-
+    if not show: return
+    typer.echo(f"specdec {specdec.__version__}")
+    raise typer.Exit
 
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
+def _root(version: Annotated[bool, typer.Option(
+        "--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
     "What comes before a command."
 
+def examples(*lines: str) -> Callable:
+    "A decorator that puts command lines at the end of a command's help."
+    def with_examples(command: Callable) -> Callable:
+        command.__doc__ = "\n\n".join([cleandoc(command.__doc__ or ""), "Examples:", *lines])
+        return command
+    return with_examples
+
 # %% ../../nbs/use/07_cli.ipynb #2526c0c9
-def _option(panel: str, *names: str, help: str, **more):
-    "An option under a heading of the help page."
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+def _under(heading: str) -> Callable: # as `typer.Option`
+    "What makes options under a heading of the help page."
+    return partial(typer.Option, rich_help_panel=heading)
 
-PromptText = Annotated[str, typer.Argument(
-    metavar="PROMPT", help="What to answer; - reads it from standard input.", show_default=False)]
-PromptOrNone = Annotated[Optional[str], typer.Argument(
-    metavar="PROMPT", help="What to answer; - reads it from standard input.",
-    show_default=False)]
-PromptFile = Annotated[Optional[Path], typer.Option(
-    "--prompts", exists=True, dir_okay=False, show_default=False,
-    help="In place of PROMPT: a file with one a line. If its first line begins with {, each is a "
-         "JSON object with a text named prompt or text, or a chat named messages; else each is "
-         "text.")]
-AnswerFile = Annotated[Optional[Path], typer.Option(
-    "--out", dir_okay=False, show_default=False,
-    help="With --prompts: a file for the answers, JSON lines. Each is written when it is done, and "
-         "the file put in the order of the prompts when the command ends, also by Ctrl-C. Stopped, "
-         "even by kill -9, the same command goes on with it; another one is refused.")]
-BatchSize = Annotated[int, typer.Option(
-    "--batch-size", min=1, help="With --prompts: how many texts share a forward.")]
-PairName = Annotated[Optional[str], _option(
-    "Model", "--pair", show_default="smollm2",
-    help="A registered pair; specdec pairs lists them.")]
-AnyTarget = Annotated[Optional[str], _option(
-    "Model", "--target", show_default=False,
+_model, _decoding, _sampling = map(_under, ("Model", "Decoding", "Sampling"))
+_drafter, _training = map(_under, ("Drafter", "Training"))
+A_FILE: dict = dict(exists=True, dir_okay=False)
+A_FOLDER: dict = dict(exists=True, file_okay=False)
+
+_prompt: Any = typer.Argument(
+    metavar="PROMPT", help="What to answer; - reads it from standard input.")
+PromptText = Annotated[str, _prompt]
+PromptOrNone = Annotated[str | None, _prompt]
+PairName = Annotated[str | None, _model(
+    show_default="smollm2", help="A registered pair; specdec pairs lists them.")]
+AnyTarget = Annotated[str | None, _model(
     help="In place of a pair, any model: smollm2, a folder, a .gguf file, or org/name on the hub.")]
-AnyDraft = Annotated[Optional[str], _option(
-    "Model", "--draft", show_default="the best that is there",
+AnyDraft = Annotated[str | None, _model(
+    show_default="the best that is there",
     help="What drafts for --target: any model, or the words lookup or none.")]
-Revision = Annotated[Optional[str], _option(
-    "Model", "--revision", show_default=False,
+Revision = Annotated[str | None, _model(
     help="Of a target on the hub: a branch, a tag or a commit.")]
-DrafterFolder = Annotated[Optional[Path], _option(
-    "Model", "--drafter", exists=True, file_okay=False, show_default=False,
+DrafterFolder = Annotated[Path | None, _model(
     help="A folder that specdec distill wrote: it drafts, and not the pair's own draft. Where the"
-         " pair also looks up in the text, it still does; with --target NAME this drafts alone.")]
-
-# %% ../../nbs/use/07_cli.ipynb #1319aad8
-Device = Annotated[str, _option("Model", "--device", help="auto, cpu, cuda or mps.")]
-Dtype = Annotated[str, _option(
-    "Model", "--dtype",
+         " pair also looks up in the text, it still does; with --target NAME this drafts alone.",
+    **A_FOLDER)]
+Device = Annotated[str, _model(help="auto, cpu, cuda or mps.")]
+Dtype = Annotated[str, _model(
     help="auto, float32, bfloat16, float16, int8 or int4; auto: bfloat16 where hardware has it.")]
-Raw = Annotated[bool, _option(
-    "Model", "--raw", help="Continue the prompt as it is, without the chat template.")]
+Raw = Annotated[bool, _model(
+    "--raw", help="Continue the prompt as it is, without the chat template.")]
+MaxNewTokens = Annotated[int, _decoding(min=1, help="Where to stop at the latest.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
-# %% ../../nbs/use/07_cli.ipynb #ef0f986f
-class Method(str, Enum):
-    "How to decode."
-    speculative = "speculative"
-    plain = "plain"
-
+# %% ../../nbs/use/07_cli.ipynb #ae987f76
 def round_length(said: str) -> int | str:
     "A number of draft tokens, or the word `adaptive`."
     if said == "adaptive": return said
     if str(said).isdecimal() and int(said) > 0: return int(said)
     raise typer.BadParameter(f"Expected a whole number of at least 1, or adaptive, not {said}.")
 
-MaxNewTokens = Annotated[int, _option(
-    "Decoding", "--max-new-tokens", min=1, help="Where to stop at the latest.")]
-
-
-# %% ../../nbs/use/07_cli.ipynb #ae987f76
 _FLAGS: dict[str, dict] = { # of the options whose flag says more than their field
     "K": dict(names=("-K", "--draft-tokens"), kind=str, parser=round_length,
               metavar="N|adaptive"),
-    "stop": dict(kind=Optional[list[str]], metavar="TEXT",
-                 also="; may be given several times"),
-    "method": dict(kind=Method),
+    "stop": dict(kind=list[str] | None, metavar="TEXT", also="; may be given several times"),
+    "method": dict(kind=Literal[METHODS]),
     "same_text": dict(names=("--same-text/--any-text",)),
 }
 
 def _flag(each: Field, # of specdec.options.Options
-          panel: str) -> Parameter:
+          under: Callable) -> Parameter: # of `_under`
     "An option of the command line, from the option's field."
     more, note = dict(_FLAGS.get(each.name, {})), each.metadata["help"]
-    names = more.pop("names", (f"--{each.name.replace('_', '-')}",))
-    kind, default = more.pop("kind", each.type), each.default
-    if "|" in str(kind): kind = Optional[get_args(kind)[0]]
+    names = more.pop("names", (f"--{each.name.replace('_', '-')}",)) # of a bool, no --no-…
+    kind = more.pop("kind", each.type)
+    if "|" in str(each.type) and kind is each.type: kind = get_args(kind)[0] | None
     if also := more.pop("also", ""): note = note.removesuffix(".") + also + "."
-    if default in (None, ()): default, more["show_default"] = None, False
+    default = None if each.default == () else each.default
     if each.name == "K": default = str(default)
-    if each.name == "method": default = Method(default)
     limits = {"min": each.metadata.get("ge"), "max": each.metadata.get("le")}
-    said = _option(panel, *names, help=note, **limits, **more)
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default,
-                     annotation=Annotated[kind, said])
+                     annotation=Annotated[kind, under(*names, help=note, **limits, **more)])
 
 def decoding_flags(*left_out: str) -> Callable: # options that the command has no flag for
     "A decorator that gives a command a flag for each option, in place of its `**asked`."
+    drawn = {each.name for each in fields(SamplingOptions)} | {"seed", "same_text"}
+    asked = [each for each in in_files() if each.name not in left_out]
+    flags = [*(_flag(each, _decoding) for each in asked if each.name not in drawn),
+             *(_flag(each, _sampling) for each in asked if each.name in drawn)]
     def with_flags(command: Callable) -> Callable:
-        from specdec.options import SamplingOptions, in_files
-        drawn = {each.name for each in fields(SamplingOptions)} | {"seed", "same_text"}
         own = [each.replace(kind=Parameter.KEYWORD_ONLY)
                for each in signature(command).parameters.values()
                if each.kind is not Parameter.VAR_KEYWORD]
-        asked = [each for each in in_files() if each.name not in left_out]
-        flags = [*(_flag(each, "Decoding") for each in asked if each.name not in drawn),
-                 *(_flag(each, "Sampling") for each in asked if each.name in drawn)]
         place = [each.name for each in own].index("dtype") + 1
         vars(command)["__signature__"] = Signature([*own[:place], *flags, *own[place:]])
         return command
     return with_flags
 
-Logprobs = Annotated[Optional[int], _option(
-    "Sampling", "--logprobs", min=0, metavar="N", show_default=False,
-    help="With --json: how likely each token was, and the N likeliest in its place.")]
-SchemaFile = Annotated[Optional[Path], _option(
-    "Sampling", "--json-schema", exists=True, dir_okay=False, show_default=False,
-    help="A file with a JSON schema: the answer is JSON that fits it.")]
-ConfigFile = Annotated[Optional[Path], _option(
-    "Model", "--config", exists=True, dir_okay=False, show_default=False,
-    help="A YAML or TOML file with a pair and its settings; options given besides go before it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
-
 # %% ../../nbs/use/07_cli.ipynb #9658d33a
 def read_prompt(text: str,  # the argument; "-" is standard input
                 raw: bool,  # text as it is, or one message of a chat
-               ) -> str | list[dict]:
+               ) -> Prompt:
     """The prompt as `Pair.generate` takes it; raises `InputError` if there is nothing in it or if
     it isn't text."""
     from specdec.app.answers import as_chat
-    from specdec.errors import InputError, check
     from specdec.models.files import MOST_BYTES
     try:
         if text == "-":
@@ -321,10 +284,9 @@ def read_prompts(text: str | None,  # the argument
                  file: Path | None, # of --prompts
                  raw: bool,
                  told: bool = False, # standard error says what the file's lines were taken for
-                ) -> list[str | list[dict]]:
+                ) -> list[Prompt]:
     "All prompts, from the one place or from the other; raises `InputError`."
     from specdec.app import answers
-    from specdec.errors import check
     check((text is None) != (file is None),
           "Give a prompt, or --prompts FILE with a line for each: one of the two.")
     if file is None: return [read_prompt(text or "", raw)]
@@ -335,23 +297,18 @@ def read_prompts(text: str | None,  # the argument
 # %% ../../nbs/use/07_cli.ipynb #479730c9
 def read_settings(asked: dict) -> dict: # of the options' flags
     "Arguments for `Pair.generate`, checked before any model is loaded; raises `InputError`."
-    from specdec.options import Options
     from specdec.sampling import SeededRandom
     found = asked | {"stop": asked["stop"] or []}
-    if "method" in found: found["method"] = found["method"].value
     Options(**found)
     SeededRandom(found["seed"])
     return found
 
-
-# %% ../../nbs/use/07_cli.ipynb #l0gpr0b5
 def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dict:
     "More arguments for `Pair.generate`; raises `InputError` for a file that is no schema."
-    from specdec.errors import check
     check(logprobs is None or as_json, "--logprobs are a part of what --json prints: add --json.")
     if schema is None: return dict(logprobs=logprobs)
-    from specdec.models.files import parse_json, read_bytes
     from specdec.engine.constraints import JSONSchema
+    from specdec.models.files import parse_json, read_bytes
     data = parse_json(read_bytes(schema, most=10**7), str(schema))
     return dict(logprobs=logprobs, grammar=JSONSchema(data))
 
@@ -359,7 +316,6 @@ def read_wanted(logprobs: int | None, schema: Path | None, as_json: bool) -> dic
 def check_models(pair: str | None, target: str | None, draft: str | None, drafter: Path | None,
                 ) -> None:
     "Raise `InputError` for names that exclude each other."
-    from specdec.errors import check
     check(pair is None or target is None, "--pair names a target and what drafts for it, and "
           "--target names a target: give one of the two.")
     check(draft is None or target is not None, "--draft says what drafts for --target, and there "
@@ -370,36 +326,34 @@ def check_models(pair: str | None, target: str | None, draft: str | None, drafte
 # %% ../../nbs/use/07_cli.ipynb #241a4a92
 REBUILD = "specdec fetch --rebuild"
 
-def or_rebuild(action: Callable[[], object]): # what needs the default model
-    """Do it; where the stored model turns out to be damaged and a person is there to answer, offer
-    to rebuild it and do it again."""
-    from specdec.errors import ModelError
-    from specdec.models.hub import fetch as fetch_model
-    try:
-        return action()
-    except ModelError as error:
-        if REBUILD not in str(error) or not sys.stdin.isatty():
-            raise
-        typer.echo(f"Error: {in_one_line(error)}", err=True)
-        if not typer.confirm("Rebuild it now (about 20 s)?", err=True):
-            raise typer.Exit(ExitCode.BAD_INPUT) from None
-        fetch_model(rebuild=True)
-        return action()
-
-# %% ../../nbs/use/07_cli.ipynb #5e8e463a
 def announce_conversion(rebuild: bool = False) -> None:
     "Say so on standard error if the default model is about to be converted."
     from specdec.models.hub import cache_home
     if rebuild or not (cache_home() / "smollm2").exists():
         typer.echo("Getting the default model ready, once; this takes about 20 s.", err=True)
 
+def or_rebuild(action: Callable[[], Any], *models: str | None): # what it loads, by name
+    """Do it; where the stored default model turns out to be damaged and a person is there to
+    answer, offer to rebuild it and do it again."""
+    from specdec.models.hub import fetch as fetch_model
+    if "smollm2" in models: announce_conversion()
+    try: return action()
+    except ModelError as error:
+        if REBUILD not in str(error) or not sys.stdin.isatty(): raise
+        typer.echo(f"Error: {in_one_line(error)}", err=True)
+        if not typer.confirm("Rebuild it now (about 20 s)?", err=True):
+            raise typer.Exit(ExitCode.BAD_INPUT) from None
+        fetch_model(rebuild=True)
+        return action()
+
+# %% ../../nbs/use/07_cli.ipynb #ebbb8664
 def any_pair(target: str, draft: str | None, device: str, dtype: str, method: str,
              drafter: Path | None, revision: str | None): # a specdec.pair.Pair
     "A pair of any two models; raises `InputError` or `ModelError`."
+    from specdec.app.registry import PairSpec
     from specdec.drafters.lookup import SuffixDrafter
     from specdec.models.hub import find_model
     from specdec.pair import Pair, load_spec
-    from specdec.app.registry import PairSpec
     lookup, plain = draft == "lookup", method == "plain"
     if draft and not (lookup or plain): find_model(draft)  # sooner than the target is looked at
     spec = PairSpec(target, None if lookup else draft, lookup=lookup)
@@ -407,7 +361,6 @@ def any_pair(target: str, draft: str | None, device: str, dtype: str, method: st
     drafter_of_text: Any = SuffixDrafter()
     return Pair(pair.target, drafter_of_text) if lookup and not plain else pair
 
-# %% ../../nbs/use/07_cli.ipynb #ebbb8664
 def open_pair(name: str | None,      # of a registered pair; None: the default one, or `target`
               device: str, dtype: str,
               raw: bool,             # whether the prompt is used without a chat template
@@ -416,9 +369,8 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
               revision: str | None = None,
               config=None): # a Config, in place of all that → a specdec.pair.Pair
     "Load a pair for prompts of one kind; raises `InputError` or `ModelError`."
-    from specdec.errors import check
-    from specdec.pair import Pair, load_pair
     from specdec.app.registry import SlowerWarning, list_pairs
+    from specdec.pair import Pair, load_pair
     check_models(name, target, draft, drafter)
     def opened():
         if config: return Pair.from_config(config)
@@ -427,10 +379,9 @@ def open_pair(name: str | None,      # of a registered pair; None: the default o
                          revision=revision)
     if config: name, target, draft = config.pair.name, config.pair.target, config.pair.draft
     registered = list_pairs().get(name or "smollm2")
-    if "smollm2" in (target or registered and registered.target, draft): announce_conversion()
     with warnings.catch_warnings(record=True) as noticed:
         warnings.simplefilter("always", SlowerWarning)
-        pair = or_rebuild(opened)
+        pair = or_rebuild(opened, target or (registered.target if registered else None), draft)
     for each in noticed:
         if each.category is SlowerWarning:
             typer.echo(f"Warning: {in_one_line(each.message)}", err=True)
@@ -444,11 +395,19 @@ def emit(piece: str) -> None: # new text
     sys.stdout.write(shown(piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
-# %% ../../nbs/use/07_cli.ipynb #c0072334
+def tell(found: Any, words: Callable[[Any], object], as_json: bool, **layout) -> None:
+    "A command's answer: JSON, in a layout of `json.dumps`, or the words for a person."
+    typer.echo(json.dumps(found, **layout) if as_json else shown(words(found)))
+
 def stop_if(interrupted: bool) -> None:
     "End with the exit code of Ctrl-C, once what there is has been printed."
     if interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
 
+def fail_unless(right: bool) -> None:
+    "End with the exit code of what must not happen, once it has been printed."
+    if not right: raise typer.Exit(ExitCode.UNEXPECTED)
+
+# %% ../../nbs/use/07_cli.ipynb #c0072334
 def print_answer(pair, prompt, as_json: bool, **settings) -> None: # of `Pair.generate`
     "Print an answer as it comes, or as JSON."
     from specdec.app.answers import check_fits
@@ -501,7 +460,6 @@ def with_options(path: Path, context: typer.Context, # of the command
     """A configuration file, with the options that were given besides it in place of what it says;
     raises `InputError` for one that names another pair."""
     from specdec.app.config import Config, decoding_of, read_config
-    from specdec.errors import check
     def given(name: str) -> bool:
         source = context.get_parameter_source(name)
         return source is not None and source.name == "COMMANDLINE"
@@ -518,41 +476,47 @@ def with_options(path: Path, context: typer.Context, # of the command
 # %% ../../nbs/use/07_cli.ipynb #5a1d605e
 @app.command()
 @decoding_flags()
+@examples(
+    'specdec generate "What is the capital of France?"',
+    'specdec generate "Once upon a time" --raw --temperature 0.8 --seed 1',
+    "cat notes.txt | specdec generate - --max-new-tokens 300 > answer.txt",
+    "specdec generate --prompts questions.jsonl --json > answers.jsonl",
+    "specdec generate --prompts questions.jsonl --out answers.jsonl --batch-size 32",
+    'specdec generate "Why?" --target Qwen/Qwen2.5-1.5B-Instruct'
+    " --draft Qwen/Qwen2.5-0.5B-Instruct",
+    'specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool',
+    'specdec generate "Why?" --logprobs 3 --json',
+    'specdec generate "Describe Paris as JSON." --json-schema city.json',
+    'specdec generate "Why?" --config run.toml --seed 2')
 def generate(
-    context: typer.Context, prompt: PromptOrNone = None, prompts: PromptFile = None,
-    out: AnswerFile = None, batch_size: BatchSize = 16,
-    pair: PairName = None,
-    target: AnyTarget = None, draft: AnyDraft = None, drafter: DrafterFolder = None,
-    revision: Revision = None, raw: Raw = False, device: Device = "auto", dtype: Dtype = "auto",
-    logprobs: Logprobs = None,
-    json_schema: SchemaFile = None, config: ConfigFile = None, as_json: AsJson = False,
-    **asked: Any, # by the options
+    context: typer.Context, prompt: PromptOrNone = None,
+    prompts: Annotated[Path | None, typer.Option(
+        help="In place of PROMPT: a file with one a line. If its first line begins with {, each is"
+             " a JSON object with a text named prompt or text, or a chat named messages; else each"
+             " is text.", **A_FILE)] = None,
+    out: Annotated[Path | None, typer.Option(
+        dir_okay=False,
+        help="With --prompts: a file for the answers, JSON lines. Each is written when it is done,"
+             " and the file put in the order of the prompts when the command ends, also by Ctrl-C."
+             " Stopped, even by kill -9, the same command goes on with it; another one is"
+             " refused.")] = None,
+    batch_size: Annotated[int, typer.Option(
+        min=1, help="With --prompts: how many texts share a forward.")] = 16,
+    pair: PairName = None, target: AnyTarget = None, draft: AnyDraft = None,
+    drafter: DrafterFolder = None, revision: Revision = None, raw: Raw = False,
+    device: Device = "auto", dtype: Dtype = "auto",
+    logprobs: Annotated[int | None, _sampling(
+        min=0, metavar="N",
+        help="With --json: how likely each token was, and the N likeliest in its place.")] = None,
+    json_schema: Annotated[Path | None, _sampling(
+        help="A file with a JSON schema: the answer is JSON that fits it.", **A_FILE)] = None,
+    config: Annotated[Path | None, _model(
+        help="A YAML or TOML file with a pair and its settings; options given besides go before"
+             " it.", **A_FILE)] = None,
+    as_json: AsJson = False, **asked: Any, # by the options
 ) -> None:
     """Answer a prompt, or a file of them: the text on standard output as it comes, a summary on
-    standard error.
-
-    Examples:
-
-    specdec generate "What is the capital of France?"
-
-    specdec generate "Once upon a time" --raw --temperature 0.8 --seed 1
-
-    cat notes.txt | specdec generate - --max-new-tokens 300 > answer.txt
-
-    specdec generate --prompts questions.jsonl --json > answers.jsonl
-
-    specdec generate --prompts questions.jsonl --out answers.jsonl --batch-size 32
-
-    specdec generate "Why?" --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
-
-    specdec generate "Why?" --target smollm2 --draft lookup --json | python -m json.tool
-
-    specdec generate "Why?" --logprobs 3 --json
-
-    specdec generate "Describe Paris as JSON." --json-schema city.json
-
-    specdec generate "Why?" --config run.toml --seed 2"""
-    from specdec.errors import check
+    standard error."""
     check(out is None or prompts is not None, "--out is for the answers to --prompts FILE: send the"
           " answer to one prompt to a file by > FILE.")
     if out and prompts:
@@ -612,52 +576,38 @@ WARM_UP = 8  # tokens; the first forwards of a process are slower than the rest
 
 def decode_both(pairs: dict, # method, "plain" or "speculative" → Pair
                 text, settings: dict, as_json: bool) -> dict: # method → GenerationResult
-    """The same prompt by plain and by speculative decoding, each streamed under a heading; ends
-    early where it is interrupted."""
+    """The same prompt by plain and by speculative decoding, each streamed under a heading. An
+    interrupt prints what there is so far, and ends the command."""
     short = settings | {"max_new_tokens": min(WARM_UP, settings["max_new_tokens"])}
     for method, pair in pairs.items():
-        warm = pair.generate(text, method=method, **short)
-        if warm.finish_reason == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+        stop_if(pair.generate(text, method=method, **short).finish_reason == "interrupted")
     results, stream = {}, None if as_json else emit
     for method, pair in pairs.items():
         if not as_json: typer.secho(f"── {method} decoding ──", bold=True)
         results[method] = pair.generate(text, method=method, stream=stream, **settings)
         if not as_json: typer.echo("\n")
-        if results[method].finish_reason == "interrupted": break
+        if results[method].finish_reason != "interrupted": continue
+        if as_json: typer.echo(json.dumps({name: asdict(r) for name, r in results.items()},
+                                          ensure_ascii=False))
+        else: typer.echo("\n".join(r.summary() for r in results.values()), err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     return results
-
-# %% ../../nbs/use/07_cli.ipynb #2900e538
-def cut_short(results: dict, # GenerationResult, by method
-              as_json: bool) -> None:
-    "Print what an interrupted comparison has so far, and exit."
-    if as_json:
-        known = {method: asdict(r) for method, r in results.items()}
-        typer.echo(json.dumps(known, ensure_ascii=False))
-    else:
-        typer.echo("\n".join(r.summary() for r in results.values()), err=True)
-    raise typer.Exit(ExitCode.INTERRUPTED)
 
 # %% ../../nbs/use/07_cli.ipynb #262637f1
 @app.command()
 @decoding_flags("method")
+@examples(
+    'specdec compare "Why is the sky blue?"',
+    'specdec compare "Why is the sky blue?" --dtype float32 -K 8',
+    'specdec compare "Why is the sky blue?" --target smollm2 --draft lookup',
+    "specdec compare - --json < prompt.txt | python -m json.tool")
 def compare(
     prompt: PromptText, pair: PairName = None, target: AnyTarget = None, draft: AnyDraft = None,
     drafter: DrafterFolder = None, revision: Revision = None, raw: Raw = False,
     device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False, **asked: Any,
 ) -> None:
-    """Answer a prompt by plain and by speculative decoding, side by side: both texts, then a table.
-
-    Examples:
-
-    specdec compare "Why is the sky blue?"
-
-    specdec compare "Why is the sky blue?" --dtype float32 -K 8
-
-    specdec compare "Why is the sky blue?" --target smollm2 --draft lookup
-
-    specdec compare - --json < prompt.txt | python -m json.tool"""
+    "Answer a prompt by plain and by speculative decoding, side by side: both texts, then a table."
     from specdec.app.answers import comparison, verdict
-    from specdec.errors import check
     from specdec.models.loading import fits_plain
     from specdec.sampling import SeededRandom
     text = read_prompt(prompt, raw)
@@ -670,7 +620,6 @@ def compare(
     if not fits_plain(opened.target):  # a speed-up is over plain decoding at its best
         alone = open_pair(pair, device, dtype, raw, "plain", **models)
     results = decode_both({"plain": alone, "speculative": opened}, text, settings, as_json)
-    if any(r.finish_reason == "interrupted" for r in results.values()): cut_short(results, as_json)
     found = comparison(**results, pair=opened)
     if as_json: return typer.echo(json.dumps(found, ensure_ascii=False))
     identical = found["texts_identical"]
@@ -689,98 +638,79 @@ def pair_rows(found: dict) -> list[list[str]]: # name → specdec.app.registry.P
         rows.append([name, models, size, str(spec.K), "yes" if spec.to_ask_for else ""])
     return rows
 
-def print_facts(facts: dict) -> None: # of `known_about`
+def fact_lines(facts: dict) -> str: # of `known_about`
     "What is known about a pair, a line for each fact."
-    def line(name: str, words) -> None: typer.echo(shown(f"{name:12} {words}"))
-    for part, name in (("target", facts["target"]), ("draft", facts["drafts"])):
+    def sized(part: str, name: str) -> tuple[str, str]:
         number = facts["parameters"][part]
-        line(part, name if number is None else f"{name}, {number:,} parameters")
-    for dtype, needed in facts["memory_mb"].items():
-        if needed: line(f"in {dtype}", f"{needed['total'] / 1000:.1f} GB for the weights of both")
-    for model, licence in facts["licences"].items(): line("licence", f"{licence}: {model}")
-    for model, page in facts["to_ask_for"].items(): line("to ask for", f"{model}, at {page}")
-    if facts["translates"]: line("vocabulary", "two different ones: drafts are translated")
-    if facts["dtype"] != "auto": line("dtype", f"{facts['dtype']}, on a GPU")
-    line("K", f"{facts['K']} to start from")
-    line("tested with", facts["tested"] or "nothing that is recorded")
-    line("note", facts["note"])
+        return part, name if number is None else f"{name}, {number:,} parameters"
+
+    lines = [sized("target", facts["target"]), sized("draft", facts["drafts"])]
+    lines += [(f"in {dtype}", f"{needed['total'] / 1000:.1f} GB for the weights of both")
+              for dtype, needed in facts["memory_mb"].items() if needed]
+    lines += [("licence", f"{licence}: {model}") for model, licence in facts["licences"].items()]
+    lines += [("to ask for", f"{model}, at {page}") for model, page in facts["to_ask_for"].items()]
+    if facts["translates"]: lines.append(
+        ("vocabulary", "two different ones: drafts are translated"))
+    if facts["dtype"] != "auto": lines.append(("dtype", f"{facts['dtype']}, on a GPU"))
+    lines += [("K", f"{facts['K']} to start from"),
+              ("tested with", facts["tested"] or "nothing that is recorded"),
+              ("note", facts["note"])]
+    return "\n".join(f"{name:12} {words}" for name, words in lines)
 
 # %% ../../nbs/use/07_cli.ipynb #bea058a6
 @app.command()
+@examples("specdec pairs", "specdec pairs llama3.1-eagle3",
+          'specdec generate "What is the capital of France?" --pair smollm2-skip')
 def pairs(
-    name: Annotated[Optional[str], typer.Argument(
-        help="One of them, with all that is known about it.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(
+        help="One of them, with all that is known about it.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the registered pairs: a target model, and what drafts for it. With a name: its licences,
     where to ask for access, parameters, memory, and what it was tested with.
 
     Any two models: specdec generate PROMPT --target MODEL --draft MODEL, or in Python
-    specdec.Pair(target, draft).
-
-    Examples:
-
-    specdec pairs
-
-    specdec pairs llama3.1-eagle3
-
-    specdec generate "What is the capital of France?" --pair smollm2-skip"""
+    specdec.Pair(target, draft)."""
     from specdec.app.registry import get_pair, known_about, list_pairs
     found = {name: get_pair(name)} if name else list_pairs()
     if as_json:
         return typer.echo(json.dumps({n: known_about(spec) for n, spec in found.items()}))
-    if name: return print_facts(known_about(found[name]))
+    if name: return typer.echo(shown(fact_lines(known_about(found[name]))))
     print_table(["pair", "target and draft", "GB", "K", "ask"], pair_rows(found))
     typer.echo("GB: weights in bfloat16. ask: a model has to be asked for. specdec pairs NAME says"
                " where, and all else.", err=True)
 
 # %% ../../nbs/use/07_cli.ipynb #50c0d4fe
 @app.command()
+@examples("specdec fetch", "specdec fetch --rebuild")
 def fetch(
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Throw away what is there and convert again.")
-    ] = False,
+    rebuild: Annotated[bool, typer.Option(
+        "--rebuild", help="Throw away what is there and convert again.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Get the default model ready and check it: fetched, checked and converted once, then only
     checked.
 
-    It lies in the folder that SPECDEC_HOME names, else in the platform's cache folder.
-
-    Examples:
-
-    specdec fetch
-
-    specdec fetch --rebuild"""
+    It lies in the folder that SPECDEC_HOME names, else in the platform's cache folder."""
     from specdec.models.hub import check_folder, fetch as fetch_model
     announce_conversion(rebuild)
     folder = fetch_model(rebuild)
     digest = or_rebuild(lambda: check_folder(folder))
     size = sum(f.stat().st_size for f in folder.iterdir())
-    if as_json:
-        typer.echo(
-            json.dumps({"model": "smollm2", "folder": str(folder), "bytes": size, "digest": digest})
-        )
-    else:
-        typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
+    if as_json: return typer.echo(json.dumps(
+        {"model": "smollm2", "folder": str(folder), "bytes": size, "digest": digest}))
+    typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")
 
 # %% ../../nbs/use/07_cli.ipynb #288ef662
 @app.command()
-def doctor(
-    as_json: AsJson = False,
-) -> None:
+@examples("specdec doctor", "specdec doctor --json > machine.json")
+def doctor(as_json: AsJson = False) -> None:
     """Say what this machine is, whether decoding works on it, and what to expect of it.
 
     It questions libraries, processor, memory, devices and the default model, fetching nothing, and
     tests itself on a tiny model: is the loop lossless, and do host and device write the same greedy
     text? That takes some seconds. Exit code 2 says that something is wrong, with a line for each
-    problem. No GPU is no problem.
-
-    Examples:
-
-    specdec doctor
-
-    specdec doctor --json > machine.json"""
+    problem. No GPU is no problem."""
     from specdec.app.doctor import examine, report_text
     found = examine()
     typer.echo(json.dumps(found.as_dict()) if as_json else shown(report_text(found)))
@@ -789,12 +719,14 @@ def doctor(
 
 # %% ../../nbs/use/07_cli.ipynb #3xp1a1n1
 @app.command("explain")
+@examples("specdec explain vllm.log", "specdec explain answer.json --plain 41",
+          "specdec explain table.jsonl --json")
 def explain_file(
     file: Annotated[Path, typer.Argument(
         help="Results or bench records of specdec; metrics, /metrics or a log of vLLM, SGLang or "
-             "llama.cpp.", show_default=False)],
-    plain: Annotated[Optional[float], typer.Option(
-        "--plain", metavar="TOKENS/S", show_default=False,
+             "llama.cpp.")],
+    plain: Annotated[float | None, typer.Option(
+        metavar="TOKENS/S",
         help="The speed of plain decoding on the same machine, where the file doesn't tell.",
     )] = None,
     as_json: AsJson = False,
@@ -803,15 +735,7 @@ def explain_file(
     suspect first.
 
     It reads what specdec, vLLM, SGLang and llama.cpp write about their drafts. Whether drafting
-    pays takes the speed of plain decoding too: bench records hold it, for others give --plain.
-
-    Examples:
-
-    specdec explain vllm.log
-
-    specdec explain answer.json --plain 41
-
-    specdec explain table.jsonl --json"""
+    pays takes the speed of plain decoding too: bench records hold it, for others give --plain."""
     from specdec.app.explain import explain, read_acceptance
     found = [explain(each, plain) for each in read_acceptance(file)]
     if as_json: typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
@@ -819,23 +743,25 @@ def explain_file(
 
 # %% ../../nbs/use/07_cli.ipynb #f0110w01
 @app.command()
+@examples("specdec follow smollm2-head",
+          "specdec follow drafter --served head.gguf --prompts questions.jsonl",
+          "specdec follow drafter --target org/name --served my-head --json")
 def follow(
     drafter: Annotated[str, typer.Argument(
-        metavar="DRAFTER", help="The folder of a trained head, or smollm2-head.",
-        show_default=False)],
+        metavar="DRAFTER", help="The folder of a trained head, or smollm2-head.")],
     target: Annotated[str, typer.Option(
-        "--target", help="What it drafts for: smollm2, a folder, or org/name.")] = "smollm2",
-    served: Annotated[Optional[Path], typer.Option(
-        "--served", metavar="PATH", show_default="made anew",
+        help="What it drafts for: smollm2, a folder, or org/name.")] = "smollm2",
+    served: Annotated[Path | None, typer.Option(
+        metavar="PATH", show_default="made anew",
         help="What the server loads: a folder in the format of speculators, or a .gguf file."
     )] = None,
-    prompts: Annotated[Optional[Path], typer.Option(
-        "--prompts", exists=True, dir_okay=False, show_default="six held-out ones",
-        help="A file of questions, as specdec generate takes it.")] = None,
+    prompts: Annotated[Path | None, typer.Option(
+        show_default="six held-out ones",
+        help="A file of questions, as specdec generate takes it.", **A_FILE)] = None,
     K: Annotated[int, typer.Option(
         "-K", "--draft-tokens", min=1, help="Draft tokens per round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(
-        "--max-new-tokens", min=3, help="Of each answer, at most.")] = 64,
+        min=3, help="Of each answer, at most.")] = 64,
     suspects: Annotated[bool, typer.Option(
         "--suspects", help="Also what each usual fault would do to this head's acceptance, to "
                            "compare with your engine's log.")] = False,
@@ -846,43 +772,30 @@ def follow(
 
     It shows α by position at each, finds the first tensor that differs, and names the fault if it
     is a usual one: layers, norms, places and positions, chat template, d2t. It takes some
-    minutes. Exit code 1 if a station departs from training.
-
-    Examples:
-
-    specdec follow smollm2-head
-
-    specdec follow drafter --served head.gguf --prompts questions.jsonl
-
-    specdec follow drafter --target org/name --served my-head --json"""
-    from specdec.app.answers import read_prompts as lines_of
+    minutes. Exit code 1 if a station departs from training."""
+    from specdec.app import answers
     from specdec.drafters.load import find_drafter
     from specdec.models.loading import load as load_by_name
     from specdec.train.stations import follow_head, served_path
     folder, copy = find_drafter(drafter), served_path(served)
-    asked = None if prompts is None else lines_of(prompts, raw=False)
-    if target == "smollm2": announce_conversion()
+    asked = None if prompts is None else answers.read_prompts(prompts, raw=False)
     found = or_rebuild(lambda: follow_head(
         folder, load_by_name(target, "cpu", "float32"), asked, copy, K, max_new_tokens,
-        suspects))
+        suspects), target)
     typer.echo(json.dumps(found.as_dict()) if as_json else shown(found))
-    if not found.intact: raise typer.Exit(ExitCode.UNEXPECTED)
+    fail_unless(found.intact)
 
 # %% ../../nbs/use/07_cli.ipynb #f543b85b
 def proven_rows(lines: list[dict]) -> list[list[str]]:
     "The upper table of `specdec prove`: rule or loop, K, vocabulary, cases, sequences, error."
-    from fractions import Fraction
     groups: dict[tuple, list[dict]] = {}
     for line in lines: groups.setdefault((line["what"], line["K"], line["V"]), []).append(line)
-    def row(key: tuple, group: list[dict]) -> list[str]:
-        sequences = sum(line["texts"] for line in group)
-        error = max(Fraction(line["error"]) for line in group)
-        return [str(entry) for entry in (*key, len(group), sequences, error)]
-    return [row(key, group) for key, group in groups.items()]
+    return [[str(entry) for entry in (
+        *key, len(group), sum(line["texts"] for line in group),
+        max(Fraction(line["error"]) for line in group))] for key, group in groups.items()]
 
 def mutant_rows(mutants: list[dict]) -> list[list[str]]:
     "The lower table: name, where it was seen, the first case that shows it, the error there."
-    from fractions import Fraction
     def error(mutant: dict) -> str:
         if mutant.get("error"): return f"{float(Fraction(mutant['error'])):.2g}"
         return mutant["raised"] or "not caught"
@@ -894,22 +807,16 @@ def mutant_rows(mutants: list[dict]) -> list[list[str]]:
 
 # %% ../../nbs/use/07_cli.ipynb #00a3626c
 @app.command()
+@examples("specdec prove", "specdec prove --json | python -m json.tool")
 def prove(as_json: AsJson = False) -> None:
     """Prove by exact enumeration that rules, loop, trees and batches are lossless, and that broken
     decoders are caught.
 
     Every branch of the production code is walked with its exact weight, in fractions. Exit code 1
-    if any distribution differs from the target's, or if a broken decoder gets through.
-
-    Examples:
-
-    specdec prove
-
-    specdec prove --json | python -m json.tool"""
+    if any distribution differs from the target's, or if a broken decoder gets through."""
     from specdec.lossless.gallery import prove_everything
     found = prove_everything()
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
+    if as_json: typer.echo(json.dumps(found, indent=1))
     else:
         lines, mutants = found["lines"], found["mutants"]
         print_table(["rule or loop", "K", "vocabulary", "cases", "sequences", "exact error"],
@@ -920,58 +827,53 @@ def prove(as_json: AsJson = False) -> None:
         caught = sum(mutant["caught"] for mutant in mutants)
         typer.echo(f"{len(lines)} distributions compared, {differ} differ. {caught} of "
                    f"{len(mutants)} broken decoders caught. {found['seconds']:.0f} s.")
-    if not found["holds"]: raise typer.Exit(ExitCode.UNEXPECTED)
+    fail_unless(found["holds"])
 
 # %% ../../nbs/use/07_cli.ipynb #16c31295
+_TokensPerRun = Annotated[int, typer.Option(min=2, help="Tokens that every run makes.")]
+_Repeats = Annotated[int, typer.Option(
+    min=1, help="Runs of each method on each prompt, interleaved.")]
 _HowManyPrompts = Annotated[int, typer.Option(
     "--count", min=1, max=15, help="How many of the fifteen prompts, domains in turn.")]
-_TokensPerRun = Annotated[int, typer.Option(
-    "--max-new-tokens", min=2, help="Tokens that every run makes.")]
-_Repeats = Annotated[int, typer.Option(
-    "--repeats", min=1, help="Runs of each method on each prompt, interleaved.")]
-_PeersK = Annotated[int, typer.Option(
-    "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")]
-_Measured = Annotated[Optional[Path], typer.Option(
-    "--out", help="Keep measurements in this JSON Lines file, and skip those it holds.",
-    show_default=False)]
+_Measured = Annotated[Path | None, typer.Option(
+    help="Keep measurements in this JSON Lines file, and skip those it holds.")]
 
 # %% ../../nbs/use/07_cli.ipynb #2d6cec7f
 @bench.command()
+@examples("specdec bench peers --count 3 --max-new-tokens 16 --repeats 1",
+          "specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json")
 def peers(
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
-    K: _PeersK = 5, device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None,
-    as_json: AsJson = False,
+    K: Annotated[int, typer.Option(
+        "-K", "--draft-tokens", min=1, help="Draft tokens per round, at most.")] = 5,
+    device: Device = "auto", dtype: Dtype = "auto", out: _Measured = None, as_json: AsJson = False,
 ) -> None:
     """Compare with transformers, llama.cpp, and what the memory allows, on this machine: wins
     and losses alike.
 
     All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
-    minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]".
-
-    Examples:
-
-    specdec bench peers --count 3 --max-new-tokens 16 --repeats 1
-
-    specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
+    minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]"."""
     from specdec.bench.run import check_installed
     check_installed("pandas")
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
-    announce_conversion()
     config = PeersConfig(
         prompts=prompts, max_new_tokens=max_new_tokens, repeats=repeats, K=K, device=device,
         dtype=dtype,
     )
-    report = or_rebuild(lambda: bench_peers(config, out))
-    typer.echo(json.dumps(report, indent=1) if as_json else shown(report_text(report)))
-    if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
+    report = or_rebuild(lambda: bench_peers(config, out), "smollm2")
+    tell(report, report_text, as_json, indent=1)
+    stop_if(not report["complete"])
 
 # %% ../../nbs/use/07_cli.ipynb #target08
 @bench.command()
+@examples(
+    "specdec bench target qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --count 3 --repeats 1",
+    "specdec bench target --out target.jsonl --json > target.json")
 def target(
-    file: Annotated[Optional[Path], typer.Argument(
+    file: Annotated[Path | None, typer.Argument(
         show_default="where the hub's client keeps it", help="The second target's file.")] = None,
-    sibling: Annotated[Optional[Path], typer.Option(
-        "--sibling", show_default="where the hub's client keeps it",
+    sibling: Annotated[Path | None, typer.Option(
+        show_default="where the hub's client keeps it",
         help="The file of the model a third as large, which drafts; without it, others draft.",
     )] = None,
     prompts: _HowManyPrompts = 15, max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2,
@@ -982,49 +884,41 @@ def target(
 
     The file: hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF
     qwen2.5-coder-1.5b-instruct-q4_k_m.gguf (1.1 GB), and likewise the sibling's, in which 0.5b
-    stands for 1.5b. Hours on two CPU cores; half an hour as in the first example.
-
-    Examples:
-
-    specdec bench target qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --count 3 --repeats 1
-
-    specdec bench target --out target.jsonl --json > target.json"""
+    stands for 1.5b. Hours on two CPU cores; half an hour as in the first example."""
     from specdec.bench.run import check_installed
     check_installed("pandas")
     from specdec.bench.peers import TargetConfig, bench_target, target_text
     def place(path: Path | None) -> str | None: return None if path is None else str(path)
     config = TargetConfig(place(file), place(sibling), prompts, max_new_tokens, repeats)
     report = bench_target(config, out)
-    typer.echo(json.dumps(report, indent=1) if as_json else shown(target_text(report)))
-    if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
-
-# %% ../../nbs/use/07_cli.ipynb #711ed6fe
-Trained = dict(show_default=False, exists=True, file_okay=False)
-_Only = Annotated[Optional[list[str]], typer.Option(
-    "--only", metavar="NAME", show_default=False,
-    help="ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All that "
-         "can be had, if not.")]
-_Ks = Annotated[Optional[list[int]], typer.Option(
-    "-K", "--draft-tokens", min=1, show_default="2, 4 and 6",
-    help="Draft tokens per round, at most; may be given several times.")]
-_Temperatures = Annotated[Optional[list[float]], typer.Option(
-    "--temperature", min=0, show_default="0 and 1", help="May be given several times.")]
-_Head = Annotated[Optional[Path], typer.Option(
-    "--head", help="The folder of a trained head.", **Trained)]
-_Draft = Annotated[Optional[Path], typer.Option(
-    "--draft", help="The folder of a small model with the target's vocabulary.", **Trained)]
-
-# %% ../../nbs/use/07_cli.ipynb #1f54ff21
-_AnyPrompts = Annotated[int, typer.Option(
-    "--count", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")]
-_HeldOut = Annotated[int, typer.Option(
-    "--held-out", min=0, max=15, help="How many of the fifteen held-out prompts.")]
+    tell(report, target_text, as_json, indent=1)
+    stop_if(not report["complete"])
 
 # %% ../../nbs/use/07_cli.ipynb #a81d846d
 @bench.command()
+@examples(
+    "specdec bench drafters --only suffix --only int4 --count 3 --held-out 3 --max-new-tokens 32"
+    " --repeats 1",
+    "specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json")
 def drafters(
-    only: _Only = None, Ks: _Ks = None, temperatures: _Temperatures = None, head: _Head = None,
-    draft: _Draft = None, prompts: _AnyPrompts = 15, held_out: _HeldOut = 15,
+    only: Annotated[list[str] | None, typer.Option(
+        metavar="NAME",
+        help="ngram, suffix, model, skip, int4, head or hybrid; may be given several times. All"
+             " that can be had, if not.")] = None,
+    Ks: Annotated[list[int] | None, typer.Option(
+        "-K", "--draft-tokens", min=1, show_default="2, 4 and 6",
+        help="Draft tokens per round, at most; may be given several times.")] = None,
+    temperatures: Annotated[list[float] | None, typer.Option(
+        "--temperature", min=0, show_default="0 and 1",
+        help="May be given several times.")] = None,
+    head: Annotated[Path | None, typer.Option(
+        help="The folder of a trained head.", **A_FOLDER)] = None,
+    draft: Annotated[Path | None, typer.Option(
+        help="The folder of a small model with the target's vocabulary.", **A_FOLDER)] = None,
+    prompts: Annotated[int, typer.Option(
+        "--count", min=0, max=15, help="How many of the fifteen prompts, domains in turn.")] = 15,
+    held_out: Annotated[int, typer.Option(
+        min=0, max=15, help="How many of the fifteen held-out prompts.")] = 15,
     max_new_tokens: _TokensPerRun = 128, repeats: _Repeats = 2, device: Device = "auto",
     dtype: Dtype = "auto", out: _Measured = None, as_json: AsJson = False,
 ) -> None:
@@ -1032,45 +926,19 @@ def drafters(
     decoding and transformers.
 
     That is many runs, and takes long on a CPU; with --out an interrupted one goes on where it
-    stopped.
-
-    Examples:
-
-    specdec bench drafters --only suffix --only int4 --count 3 --held-out 3 --max-new-tokens 32
-    --repeats 1
-
-    specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""
+    stopped."""
     from specdec.bench.run import check_installed
     check_installed("pandas")
     from specdec.bench.peers import DraftersConfig, bench_drafters, drafters_text
-    announce_conversion()
     config = DraftersConfig(
         drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)),
         temperatures=tuple(temperatures or (0.0, 1.0)), head=None if head is None else str(head),
         draft=None if draft is None else str(draft), prompts=prompts, held_out=held_out,
         max_new_tokens=max_new_tokens, repeats=repeats, device=device, dtype=dtype,
     )
-    report = or_rebuild(lambda: bench_drafters(config, out))
-    typer.echo(json.dumps(report, indent=1) if as_json else shown(drafters_text(report)))
-    if not report["complete"]: raise typer.Exit(ExitCode.INTERRUPTED)
-
-# %% ../../nbs/use/07_cli.ipynb #3a64fefc
-class Kind(str, Enum):
-    "What is trained."
-    head = "head"
-    lm = "lm"
-
-class LossName(str, Enum):
-    "What is made small."
-    kl = "kl"
-    tv = "tv"
-    lk = "lk"
-    hard = "hard"
-
-class OptimizerName(str, Enum):
-    "How weights are changed."
-    muon = "muon"
-    adamw = "adamw"
+    report = or_rebuild(lambda: bench_drafters(config, out), "smollm2")
+    tell(report, drafters_text, as_json, indent=1)
+    stop_if(not report["complete"])
 
 # %% ../../nbs/use/07_cli.ipynb #ba40a13c
 def decoded_with(folder: Path, target: str) -> str: # a command line
@@ -1081,116 +949,78 @@ def decoded_with(folder: Path, target: str) -> str: # a command line
     name = next((name for name, spec in list_pairs().items() if spec.target == target), None)
     return f"{command} --pair {name}" if name else f"{command} --target {shlex.quote(target)}"
 
-# %% ../../nbs/use/07_cli.ipynb #b4b376ee
-_DrafterOut = Annotated[Path, _option(
-    "Drafter", "--out",
-    help="The drafter's folder; training keeps its checkpoint there, and goes on from it.",
-    show_default=False)]
-_Target = Annotated[str, _option(
-    "Drafter", "--target", help="The model to draft for: smollm2, a folder, or org/name.")]
-_Kind = Annotated[Kind, _option(
-    "Drafter", "--kind",
-    help="A head that reads the target's features, or a small model of its own.")]
-_Layers = Annotated[int, _option("Drafter", "--layers", min=1, help="Decoder layers.")]
-_Hidden = Annotated[int, _option(
-    "Drafter", "--hidden", help="Numbers per position (lm only); a multiple of 64.")]
-_Vocab = Annotated[int, _option(
-    "Drafter", "--vocab", min=0,
-    help="How many of the target's most frequent tokens it can propose; 0: all.")]
-_Tokens = Annotated[int, _option("Training", "--tokens", min=1, help="Tokens to train on, in all.")]
+# %% ../../nbs/use/07_cli.ipynb #f7a1df82
+@app.command()
+@examples(
+    "specdec distill --out drafter --tokens 300000",
+    "specdec distill --kind lm --layers 4 --out small --data samples --tokens 3000000",
+    "specdec distill --from drafter --out adapted --prompts questions.jsonl --tokens 300000",
+    "accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens"
+    " 50000000 --batch 256")
+def distill(
+    out: Annotated[Path, _drafter(
+        help="The drafter's folder; training keeps its checkpoint there, and goes on from it.")],
+    target: Annotated[str, _drafter(
+        help="The model to draft for: smollm2, a folder, or org/name.")] = "smollm2",
+    kind: Annotated[Literal["head", "lm"], _drafter(
+        help="A head that reads the target's features, or a small model of its own.")] = "head",
+    layers: Annotated[int, _drafter(min=1, help="Decoder layers.")] = 1,
+    hidden: Annotated[int, _drafter(
+        help="Numbers per position (lm only); a multiple of 64.")] = 256,
+    vocab: Annotated[int, _drafter(
+        min=0, help="How many of the target's most frequent tokens it can propose; 0: all.",
+    )] = 8192,
+    tokens: Annotated[int, _training(min=1, help="Tokens to train on, in all.")] = 1_000_000,
+    data: Annotated[Path | None, _training(
+        help="A folder of .npy shards of the target's own words; without it the target writes"
+             " some.", **A_FOLDER)] = None,
+    prompts: Annotated[Path | None, _training(
+        help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it '
+             "asks itself.", **A_FILE)] = None,
+    weights: Annotated[Path | None, _training(
+        "--from", help="A drafter's folder to go on from, with its shape.", **A_FOLDER)] = None,
+    loss: Annotated[Literal["kl", "tv", "lk", "hard"], _training(
+        help="Soft targets by KL, total variation or log acceptance (lk), or the sampled token.",
+    )] = "kl",
+    optimizer: Annotated[Literal["muon", "adamw"], _training(
+        help="Muon for the matrices and AdamW for the rest, or AdamW for all.")] = "muon",
+    batch: Annotated[int, _training(
+        min=1, help="Rows of a step, over all processes together.")] = 2,
+    lr: Annotated[float, _training(help="AdamW's learning rate.")] = 2e-3,
+    matrix_lr: Annotated[float, _training(help="Muon's learning rate.")] = 0.04,
+    keep_states: Annotated[Path | None, _training(
+        help="A folder for the target's states (several kB a token), which makes later epochs"
+             " faster.")] = None,
+    seed: Annotated[int, _training(min=0, help="The same seed, the same drafter.")] = 0,
+    device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False,
+) -> None:
+    """Train a drafter on the target's own words. The same command goes on where an earlier one was
+    stopped, even by kill -9.
 
-# %% ../../nbs/use/07_cli.ipynb #a58a95d7
-_Data = Annotated[Optional[Path], _option(
-    "Training", "--data", exists=True, file_okay=False, show_default=False,
-    help="A folder of .npy shards of the target's own words; without it the target writes some.")]
-_Questions = Annotated[Optional[Path], _option(
-    "Training", "--prompts", exists=True, dir_okay=False, show_default=False,
-    help='Questions that the target shall answer, JSON lines of {"prompt": …}; without them it '
-         "asks itself.")]
-_GoOnFrom = Annotated[Optional[Path], _option(
-    "Training", "--from", exists=True, file_okay=False, show_default=False,
-    help="A drafter's folder to go on from, with its shape.")]
-
-# %% ../../nbs/use/07_cli.ipynb #ea864125
-_Loss = Annotated[LossName, _option(
-    "Training", "--loss",
-    help="Soft targets by KL, total variation or log acceptance (lk), or the sampled token.")]
-_Optimizer = Annotated[OptimizerName, _option(
-    "Training", "--optimizer",
-    help="Muon for the matrices and AdamW for the rest, or AdamW for all.")]
-_Batch = Annotated[int, _option(
-    "Training", "--batch", min=1, help="Rows of a step, over all processes together.")]
-_Lr = Annotated[float, _option("Training", "--lr", help="AdamW's learning rate.")]
-_MatrixLr = Annotated[float, _option("Training", "--matrix-lr", help="Muon's learning rate.")]
-_KeepStates = Annotated[Optional[Path], _option(
-    "Training", "--keep-states", show_default=False,
-    help="A folder for the target's states (several kB a token), which makes later epochs faster.")]
-
-# %% ../../nbs/use/07_cli.ipynb #a92fe9ce
-_Seed = Annotated[
-    int, _option("Training", "--seed", min=0, help="The same seed, the same drafter.")
-]
-
-# %% ../../nbs/use/07_cli.ipynb #ee977666
-def train(config, # specdec.train.training.DistillConfig
-          as_json: bool) -> None:
-    "Train a drafter, and say where it is and how to use it."
+    To end sooner, or to go on, change --tokens: the learning rate falls over the last fifth."""
     from specdec.train import export as training
-    if config.target == "smollm2": announce_conversion()
-    try: folder = or_rebuild(lambda: training.distill(config))
+    def told(path: Path | None) -> str | None: return str(path) if path else None
+    config = training.DistillConfig(
+        target=target, kind=kind, out=str(out), tokens=tokens, seed=seed, layers=layers,
+        hidden=hidden, vocab=vocab, loss=loss, optimizer=optimizer, lr=lr, matrix_lr=matrix_lr,
+        batch=batch, device=device, dtype=dtype, data=told(data), prompts=told(prompts),
+        weights=told(weights), keep_states=told(keep_states),
+    )
+    try: folder = or_rebuild(lambda: training.distill(config), target)
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     if not training.is_first_process(): return
     command = training.served_by(folder, config)
     if as_json: return typer.echo(json.dumps({"folder": str(folder), "vllm": command}))
-    use = decoded_with(folder, config.target)
-    typer.echo(f"The drafter is in {folder}. To decode with it: {use}")
+    typer.echo(f"The drafter is in {folder}. To decode with it: {decoded_with(folder, target)}")
     if command: typer.echo(f"To serve the target with it: {command}")
-
-# %% ../../nbs/use/07_cli.ipynb #f7a1df82
-@app.command()
-def distill(
-    out: _DrafterOut, target: _Target = "smollm2", kind: _Kind = Kind.head, layers: _Layers = 1,
-    hidden: _Hidden = 256, vocab: _Vocab = 8192, tokens: _Tokens = 1_000_000, data: _Data = None,
-    prompts: _Questions = None, weights: _GoOnFrom = None, loss: _Loss = LossName.kl,
-    optimizer: _Optimizer = OptimizerName.muon, batch: _Batch = 2, lr: _Lr = 2e-3,
-    matrix_lr: _MatrixLr = 0.04, keep_states: _KeepStates = None, seed: _Seed = 0,
-    device: Device = "auto", dtype: Dtype = "auto", as_json: AsJson = False,
-) -> None:
-    """Train a drafter on the target's own words. The same command goes on where an earlier one was
-    stopped, even by kill -9.
-
-    To end sooner, or to go on, change --tokens: the learning rate falls over the last fifth.
-
-    Examples:
-
-    specdec distill --out drafter --tokens 300000
-
-    specdec distill --kind lm --layers 4 --out small --data samples --tokens 3000000
-
-    specdec distill --from drafter --out adapted --prompts questions.jsonl --tokens 300000
-
-    accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens
-    50000000 --batch 256"""
-    from specdec.train import export as training
-    def told(path: Path | None) -> str | None: return str(path) if path else None
-
-    config = training.DistillConfig(
-        target=target, kind=kind.value, out=str(out), tokens=tokens, seed=seed, layers=layers,
-        hidden=hidden, vocab=vocab, loss=loss.value, optimizer=optimizer.value, lr=lr,
-        matrix_lr=matrix_lr, batch=batch, device=device, dtype=dtype, data=told(data),
-        prompts=told(prompts), weights=told(weights), keep_states=told(keep_states),
-    )
-    train(config, as_json)
 
 # %% ../../nbs/use/07_cli.ipynb #9ac4f585
 SMOKE = "The capital of France is"  # a base model can go on with it, too
 
 def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
     "What `specdec load --json` prints; MB are 10⁶ bytes."
-    import time
-
     from specdec.models.loading import load as load_by_name, memory_needed
     from specdec.pair import Pair
     start = time.perf_counter()
@@ -1212,14 +1042,13 @@ def load_report(name: str, device: str, dtype: str, n_tokens: int) -> dict:
         "tokens_per_second": result.tokens_per_second, "finish_reason": result.finish_reason,
     }
 
-# %% ../../nbs/use/07_cli.ipynb #5edfd23b
-def load_lines(report: dict) -> list[str]: # of `load_report`
+def load_lines(report: dict) -> str: # of `load_report`
     "What `specdec load` says to people."
     size, memory = report["param_count"] / 1e6, report["memory_footprint_mb"]
     four, layout = report["int4"], f"its weights lie {report['layout']}"
     if four: layout = (f"{four['matrices']} of {four['of']} matrices are in four bits; a step reads"
                        f" {four['step_mb']:,.0f} MB")
-    return [
+    return "\n".join([
         f"{report['model']}: {size:,.1f} M parameters in {report['dtype']} on {report['device']}, "
         f"computed by {report['kind']}; loaded in {report['load_seconds']:.1f} s",
         f"weights {memory:,.0f} MB; keys and values of {report['cache_context']:,} tokens "
@@ -1227,64 +1056,51 @@ def load_lines(report: dict) -> list[str]: # of `load_report`
         f"vocabulary of {report['vocab_size']:,} tokens, {report['context_length']:,} positions",
         f"{report['num_tokens']} tokens as a test, {report['tokens_per_second']:.1f} a second:",
         f"{report['prompt']}{report['text']}",
-    ]
+    ])
 
+# %% ../../nbs/use/07_cli.ipynb #5edfd23b
 @app.command()
+@examples("specdec load smollm2", "specdec load smollm2 --dtype int4 --n-tokens 32",
+          "specdec load Qwen/Qwen2.5-0.5B-Instruct --json")
 def load(
     model: Annotated[str, typer.Argument(
         metavar="MODEL", help="smollm2, a folder, a .gguf file, or org/name on the hub.")],
     device: Device = "auto", dtype: Dtype = "auto",
     n_tokens: Annotated[int, typer.Option(
-        "--n-tokens", min=1, help="How many tokens it shall write as a test.")] = 16,
+        min=1, help="How many tokens it shall write as a test.")] = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Load a model and see whether it works: its parameters, the memory they take, a few tokens.
-
-    Examples:
-
-    specdec load smollm2
-
-    specdec load smollm2 --dtype int4 --n-tokens 32
-
-    specdec load Qwen/Qwen2.5-0.5B-Instruct --json"""
-    if model == "smollm2": announce_conversion()
-    report = or_rebuild(lambda: load_report(model, device, dtype, n_tokens))
-    typer.echo(json.dumps(report) if as_json else shown("\n".join(load_lines(report))))
-    if report["finish_reason"] == "interrupted": raise typer.Exit(ExitCode.INTERRUPTED)
+    "Load a model and see whether it works: its parameters, the memory they take, a few tokens."
+    report = or_rebuild(lambda: load_report(model, device, dtype, n_tokens), model)
+    tell(report, load_lines, as_json)
+    stop_if(report["finish_reason"] == "interrupted")
 
 # %% ../../nbs/use/07_cli.ipynb #a9caa53e
 config_commands = typer.Typer(help="Configuration files.", no_args_is_help=True)
 app.add_typer(config_commands, name="config")
 
 @config_commands.command()
+@examples("specdec config schema > specdec.schema.json")
 def schema() -> None:
-    """Print the JSON schema of a configuration file, by which an editor completes and checks one.
-
-    Examples:
-
-    specdec config schema > specdec.schema.json"""
+    "Print the JSON schema of a configuration file, by which an editor completes and checks one."
     from specdec.app.config import config_schema
     typer.echo(json.dumps(config_schema(), indent=1))
 
 # %% ../../nbs/use/07_cli.ipynb #c7d3340c
 @app.command()
+@examples("specdec ollama",
+          'specdec ollama "Why is the sky blue?" --model llama3.2 --max-new-tokens 32')
 def ollama(
-    prompt: Annotated[Optional[str], typer.Argument(
-        help="Answer this, once; without it, only say what is there.", show_default=False)] = None,
-    model: Annotated[Optional[str], typer.Option(
-        "--model", help="Which of its models.", show_default="the first")] = None,
-    url: Annotated[Optional[str], typer.Option(
-        "--url", help="Where it listens.", show_default="OLLAMA_HOST, or 127.0.0.1:11434")] = None,
+    prompt: Annotated[str | None, typer.Argument(
+        help="Answer this, once; without it, only say what is there.")] = None,
+    model: Annotated[str | None, typer.Option(
+        help="Which of its models.", show_default="the first")] = None,
+    url: Annotated[str | None, typer.Option(
+        help="Where it listens.", show_default="OLLAMA_HOST, or 127.0.0.1:11434")] = None,
     max_new_tokens: MaxNewTokens = 128, as_json: AsJson = False,
 ) -> None:
     """Ask a local Ollama server: is it up, which models has it, and what does one say? And say why
-    it can't be measured here.
-
-    Examples:
-
-    specdec ollama
-
-    specdec ollama "Why is the sky blue?" --model llama3.2 --max-new-tokens 32"""
+    it can't be measured here."""
     from specdec.app.ollama import WHY_NOT, ollama_generate, ollama_status
     found = ollama_status(url)
     answer = ollama_generate(prompt, model, max_new_tokens, url) if prompt is not None else None
@@ -1302,69 +1118,48 @@ def ollama(
                    err=True)
     typer.echo(WHY_NOT, err=True)
 
-# %% ../../nbs/use/07_cli.ipynb #p04pr002
-_Source = Annotated[str, typer.Option(
-    "--source", help="builtin, quick, held_out, work, public (HumanEval, Alpaca and "
-                     "CNN/DailyMail, where they can be read), or a file of JSON lines.")]
-_Counted = Annotated[str, typer.Option(
-    "--target", help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")]
-_PromptsOut = Annotated[Optional[Path], typer.Option(
-    "--out", help="Write them to this file: JSON lines with id, domain, tokens and text.",
-    show_default=False)]
-
-def prompt_lines(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
+# %% ../../nbs/use/07_cli.ipynb #p04pr003
+def prompt_rows(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
     "The table of `specdec prompts`."
-    def shown(lengths: dict) -> str:
+    def spread(lengths: dict) -> str:
         return f"{lengths['least']} … {lengths['median']:g} … {lengths['most']}"
     parts = statistics["domains"] | {"all": statistics}
-    return [[name, str(part["prompts"]), shown(part["words"]), shown(part["tokens"])]
+    return [[name, str(part["prompts"]), spread(part["words"]), spread(part["tokens"])]
             for name, part in parts.items()]
 
-# %% ../../nbs/use/07_cli.ipynb #p04pr003
 @app.command()
+@examples(
+    "specdec prompts",
+    "specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl",
+    "specdec prompts --source questions.jsonl --json")
 def prompts(
-    source: _Source = "builtin", target: _Counted = "smollm2", out: _PromptsOut = None,
+    source: Annotated[str, typer.Option(
+        help="builtin, quick, held_out, work, public (HumanEval, Alpaca and CNN/DailyMail, where"
+             " they can be read), or a file of JSON lines.")] = "builtin",
+    target: Annotated[str, typer.Option(
+        help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")] = "smollm2",
+    out: Annotated[Path | None, typer.Option(
+        help="Write them to this file: JSON lines with id, domain, tokens and text.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count the prompts to measure on, and write them to a file: 150 in three domains, those of
     public sets, or your own.
 
     A file of your own has one line of JSON for each prompt, such as
-    {"text": "Why is the sky blue?", "domain": "science"}.
-
-    Examples:
-
-    specdec prompts
-
-    specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl
-
-    specdec prompts --source questions.jsonl --json"""
+    {"text": "Why is the sky blue?", "domain": "science"}."""
     from specdec.bench.prompts import PromptDataset, prompt_statistics, prompts_place, save_prompts
     from specdec.models.hub import find_tokenizer, load_tokenizer
     if out: prompts_place(out)
-    if target == "smollm2": announce_conversion()
-    tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)))
+    tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)), target)
     dataset = PromptDataset.load(source, tokenizer)
     if out: save_prompts(dataset, out, tokenizer)
     found = prompt_statistics(dataset, tokenizer)
     if as_json: return typer.echo(json.dumps(found))
     titles = ["domain", "prompts", "words: least … median … most", "tokens"]
-    print_table(titles, prompt_lines(found))
+    print_table(titles, prompt_rows(found))
     for domain, where in dataset.sources.items(): typer.echo(shown(f"{domain}: {where}"), err=True)
 
 # %% ../../nbs/use/07_cli.ipynb #b3nrun02
-_GridFile = Annotated[Path, typer.Argument(
-    metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.",
-    show_default=False)]
-_Records = Annotated[Optional[Path], typer.Option(
-    "--out", help="Keep each run as a line of this file, and skip those it holds.",
-    show_default=False)]
-_LogJson = Annotated[bool, typer.Option(
-    "--log-json", help="What happens, as JSON lines on standard error.")]
-_Ray = Annotated[Optional[str], typer.Option(
-    "--ray", metavar="[ADDRESS]", show_default=False,
-    help="Spread it over the machines of a Ray cluster: this machine's, or the one at HOST:PORT.")]
-
 class RayCommand(TyperCommand):
     "A command whose option `--ray` may stand alone: the cluster of this machine."
     def parse_args(self, ctx, args):
@@ -1386,52 +1181,49 @@ def bench_json(outcome) -> str: # a specdec.bench.run.Measured
 
 # %% ../../nbs/use/07_cli.ipynb #b3nrun03
 @bench.command(cls=RayCommand)
-def run(config: _GridFile, out: _Records = None, log_json: _LogJson = False,
-        ray: _Ray = None, as_json: AsJson = False) -> None:
-    """Measure a grid: pairs, drafters and peers, K, temperatures, precisions, each with each.
-
-    Examples:
-
-    specdec bench run configs/quick.yaml --out quick.jsonl
-
-    specdec bench run configs/table.yaml --out table.jsonl --log-json
-
-    specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379"""
+@examples("specdec bench run configs/quick.yaml --out quick.jsonl",
+          "specdec bench run configs/table.yaml --out table.jsonl --log-json",
+          "specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379")
+def run(
+    config: Annotated[Path, typer.Argument(
+        metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.")],
+    out: Annotated[Path | None, typer.Option(
+        help="Keep each run as a line of this file, and skip those it holds.")] = None,
+    log_json: Annotated[bool, typer.Option(
+        "--log-json", help="What happens, as JSON lines on standard error.")] = False,
+    ray: Annotated[str | None, typer.Option(
+        metavar="[ADDRESS]",
+        help="Spread it over the machines of a Ray cluster: this machine's, or the one at"
+             " HOST:PORT.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    "Measure a grid: pairs, drafters and peers, K, temperatures, precisions, each with each."
     from specdec.bench.grid import read_grid
     from specdec.bench.run import bench_run, in_turn, json_logs, over_ray, run_text
-    from specdec.errors import ModelError
     grid = read_grid(config)
-    announce_conversion()
     spread = in_turn if ray is None else over_ray(ray)
     if ray and not grid.timing: typer.echo("Only acceptance is measured, so cells share machines.",
                                            err=True)
     def measured():
         with json_logs() if log_json else nullcontext(): return bench_run(grid, out, spread)
-    outcome = or_rebuild(measured)
+    outcome = or_rebuild(measured, "smollm2")
     typer.echo(bench_json(outcome) if as_json else shown(run_text(outcome)))
-    if not outcome.complete: raise typer.Exit(ExitCode.INTERRUPTED)
+    stop_if(not outcome.complete)
     if outcome.failed and not outcome.records:
         raise ModelError("Every run failed, so nothing was measured: above is why.")
 
 @bench.command(name="schema")
+@examples("specdec bench schema > grid.schema.json")
 def grid_schema_command() -> None:
-    """Print the JSON schema of a grid, by which an editor completes and checks one.
-
-    Examples:
-
-    specdec bench schema > grid.schema.json"""
+    "Print the JSON schema of a grid, by which an editor completes and checks one."
     from specdec.bench.grid import grid_schema
     typer.echo(json.dumps(grid_schema(), indent=1))
 
 # %% ../../nbs/use/07_cli.ipynb #92d062b9
-class Format(str, Enum):
-    "Of files for other engines."
-    gguf = "gguf"
-
 def is_head(name: str) -> bool:
     "Whether that is the folder of a trained head, or one that comes with the package."
-    from specdec.models.files import local_path
     from specdec.drafters.load import shipped
+    from specdec.models.files import local_path
     for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
         if config.is_file(): return "speculators_model_type" in config.read_text("utf-8", "replace")
     return False
@@ -1441,8 +1233,8 @@ def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a
     from specdec.models.gguf import export_gguf, export_head, gguf_path, original_gguf
     if is_head(name):
         gguf_path(out)  # before the target is loaded
-        from specdec.models.loading import load as load_by_name
         from specdec.drafters.load import find_drafter
+        from specdec.models.loading import load as load_by_name
         export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
         serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
     else:
@@ -1454,66 +1246,51 @@ def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a
 
 def export_original(file: Path, out: Path) -> None:
     "A copy of the file that a model comes from."
-    import shutil
-
-    from specdec.models.gguf import gguf_path
     from specdec.models.files import written_whole
+    from specdec.models.gguf import gguf_path
     with written_whole(gguf_path(out, file)) as partial: shutil.copyfile(file, partial)
 
 # %% ../../nbs/use/07_cli.ipynb #052e7f48
 @app.command()
+@examples("specdec export smollm2 --format gguf --out smollm2.gguf",
+          "specdec export smollm2-head --format gguf --out head.gguf")
 def export(
     name: Annotated[str, typer.Argument(
         metavar="MODEL|DRAFTER",
         help="A model as load takes it, or the folder of a trained head.")],
-    out: Annotated[Path, typer.Option("--out", help="The file to write: something.gguf.")],
-    format: Annotated[Format, typer.Option("--format", help="For which engine.")] = Format.gguf,
+    out: Annotated[Path, typer.Option(help="The file to write: something.gguf.")],
+    format: Annotated[Literal["gguf"], typer.Option(help="For which engine.")] = "gguf",
     dtype: Annotated[str, typer.Option(
-        "--dtype", help="bfloat16, float32 or float16; or int4: the very file of four bits that "
-                        "the model comes from.")] = "bfloat16",
+        help="bfloat16, float32 or float16; or int4: the very file of four bits that the model"
+             " comes from.")] = "bfloat16",
     target: Annotated[str, typer.Option(
-        "--target", help="What a head drafts for; its tokenizer goes into the file.")] = "smollm2",
+        help="What a head drafts for; its tokenizer goes into the file.")] = "smollm2",
     as_json: AsJson = False,
 ) -> None:
-    """Write a model, or a trained EAGLE-3 head, as a GGUF file that llama.cpp loads.
-
-    Examples:
-
-    specdec export smollm2 --format gguf --out smollm2.gguf
-
-    specdec export smollm2-head --format gguf --out head.gguf"""
-    if "smollm2" in (name, target): announce_conversion()
-    found = or_rebuild(lambda: exported(name, out, dtype, target))
+    "Write a model, or a trained EAGLE-3 head, as a GGUF file that llama.cpp loads."
+    found = or_rebuild(lambda: exported(name, out, dtype, target), name, target)
     if as_json: return typer.echo(json.dumps(found))
     typer.echo(f"{found['file']}  {found['megabytes']:,.0f} MB")
     typer.echo(f"Serve it with: {found['serve']}", err=True)
 
-# %% ../../nbs/use/07_cli.ipynb #be9c0r02
-_Results = Annotated[Optional[Path], typer.Argument(
-    metavar="[RESULTS]", help="A file that specdec bench run wrote.", show_default=False)]
-_Compared = Annotated[Optional[tuple[Path, Path]], typer.Option(
-    "--compare", metavar="A B", show_default=False,
-    help="In place of RESULTS: two such files, side by side.")]
-_ReportFolder = Annotated[Path, typer.Option(
-    "--out", help="A folder for report.html and report.md; made where it is missing.")]
-
 # %% ../../nbs/use/07_cli.ipynb #be9c0r03
 @bench.command()
+@examples("specdec bench report results.jsonl --out report",
+          "specdec bench report --compare before.jsonl after.jsonl --out report")
 def report(
-    results: _Results = None, compare: _Compared = None, out: _ReportFolder = Path("report"),
+    results: Annotated[Path | None, typer.Argument(
+        metavar="[RESULTS]", help="A file that specdec bench run wrote.")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(
+        metavar="A B", help="In place of RESULTS: two such files, side by side.")] = None,
+    out: Annotated[Path, typer.Option(
+        help="A folder for report.html and report.md; made where it is missing.",
+    )] = Path("report"),
 ) -> None:
     """Make a page and a summary of what specdec bench run measured: speed-ups, acceptance,
     latencies, where the time goes, predicted against measured, each with its interval.
 
-    With --compare: what changed between two measurements, beyond noise.
-
-    Examples:
-
-    specdec bench report results.jsonl --out report
-
-    specdec bench report --compare before.jsonl after.jsonl --out report"""
+    With --compare: what changed between two measurements, beyond noise."""
     from specdec.bench.run import check_installed
-    from specdec.errors import check
     check((results is None) != (compare is None),
           "Give a file of results, or --compare A B with two of them: one of the two.")
     check_installed("matplotlib", "pandas", "jinja2", "scipy")
@@ -1522,31 +1299,34 @@ def report(
     typer.echo(f"The page is {page}; the same without pictures is {page.with_suffix('.md')}.")
 
 # %% ../../nbs/use/07_cli.ipynb #p24au002
+def _audited(verdicts: list[dict]) -> dict: # for JSON
+    return {"command": "specdec audit", "verdicts": verdicts}
+
+def _audits(): # the module `audits.run`
+    """The adapters to other people's packages, which are in the repository and not in the installed
+    package. Raises `InputError` where they are missing."""
+    checkout = Path(specdec.__file__).parents[1]
+    check((checkout / "audits" / "run.py").is_file(),
+          "The audits are not part of the installed package: clone "
+          "https://github.com/specdec/specdec, and run `python -m audits` there.")
+    if str(checkout) not in sys.path: sys.path.append(str(checkout))
+    return import_module("audits.run")
+
 @app.command()
+@examples("specdec audit", "specdec audit rotalabs-accel", "specdec audit --out audit.json")
 def audit(
-    names: Annotated[Optional[list[str]], typer.Argument(
-        metavar="[NAME]...", help="Packages; all that are audited, if none is named.",
-        show_default=False)] = None,
-    out: Annotated[Optional[Path], typer.Option(
-        "--out", help="Keep the verdicts in this file; what it knows is not asked again.",
-        show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(
+        metavar="[NAME]...", help="Packages; all that are audited, if none is named.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        help="Keep the verdicts in this file; what it knows is not asked again.")] = None,
     runs: Annotated[int, typer.Option(
-        "--runs", help="How often each is asked, with other seeds where anything is drawn.")] = 1,
+        help="How often each is asked, with other seeds where anything is drawn.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Say what public decoders really sample: install each as it is published, walk its rule by
     exact enumeration or test its texts, and compare the distribution with the target's. All take
     some five minutes; each package is fetched from the package index once, 2 GB in all, and kept
-    in the cache (SPECDEC_HOME, folder audit). It needs a checkout of the repository.
-
-    Examples:
-
-    specdec audit
-
-    specdec audit rotalabs-accel
-
-    specdec audit --out audit.json"""
-    from specdec.errors import ModelError
+    in the cache (SPECDEC_HOME, folder audit). It needs a checkout of the repository."""
     from specdec.models.files import write_json
     audits = _audits()
     known = audits.kept_verdicts(out) if out else []
@@ -1557,60 +1337,34 @@ def audit(
         typer.echo(shown(f"{each['name']}: {audits.audit_row(each)[2]}{why}"), err=True)
         if out: write_json(out, _audited(audits.in_order([*known, *found])))
     if as_json: typer.echo(json.dumps(_audited(found)))
-    else:
-        titles = ["package", "version", "verdict", "TV at most", "s"]
-        print_table(titles, [audits.audit_row(each) for each in found])
+    else: print_table(["package", "version", "verdict", "TV at most", "s"],
+                      [audits.audit_row(each) for each in found])
     silent = [each["name"] for each in found if each["lossless"] is None]
     if silent: raise ModelError(f"There is no verdict on {', '.join(silent)}; above is why.")
 
-# %% ../../nbs/use/07_cli.ipynb #p24au004
-def _audited(verdicts: list[dict]) -> dict: # for JSON
-    return {"command": "specdec audit", "verdicts": verdicts}
-
-def _audits(): # the module `audits.run`
-    """The adapters to other people's packages, which are in the repository and not in the installed
-    package. Raises `InputError` where they are missing."""
-    from importlib import import_module
-
-    import specdec
-    from specdec.errors import check
-    checkout = Path(specdec.__file__).parents[1]
-    check((checkout / "audits" / "run.py").is_file(),
-          "The audits are not part of the installed package: clone "
-          "https://github.com/specdec/specdec, and run `python -m audits` there.")
-    if str(checkout) not in sys.path: sys.path.append(str(checkout))
-    return import_module("audits.run")
-
 # %% ../../nbs/use/07_cli.ipynb #k1tsrv02
-_ServerPrompt = Annotated[str, typer.Option(
-    "--prompt", help="What is continued; choose one after which something is drafted.")]
-_Ends = Annotated[Optional[list[int]], typer.Option(
-    "--end", help="The id of a token that ends a text; may be given several times.",
-    show_default=False)]
-
 @app.command("check-server")
+@examples(
+    'specdec check-server http://127.0.0.1:8080 --prompt "one two one two one" --distance 0.2',
+    'specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json')
 def check_served(
     url: Annotated[str, typer.Argument(help="Where it listens, such as http://127.0.0.1:8080.")],
-    prompt: _ServerPrompt,
-    model: Annotated[Optional[str], typer.Option(
-        "--model", help="Its name there, where a server has several.", show_default=False)] = None,
+    prompt: Annotated[str, typer.Option(
+        help="What is continued; choose one after which something is drafted.")],
+    model: Annotated[str | None, typer.Option(
+        help="Its name there, where a server has several.")] = None,
     samples: Annotated[int, typer.Option(
-        "--samples", min=1, help="Answers that are asked for, at most.")] = 3000,
+        min=1, help="Answers that are asked for, at most.")] = 3000,
     distance: Annotated[float, typer.Option(
-        "--distance", help="The total variation to catch with probability 0.9.")] = 0.1,
+        help="The total variation to catch with probability 0.9.")] = 0.1,
     alarm: Annotated[float, typer.Option(
-        "--alarm", help="The probability of a bad verdict on a right server, at most.")] = 1e-6,
-    ends: _Ends = None, as_json: AsJson = False,
+        help="The probability of a bad verdict on a right server, at most.")] = 1e-6,
+    ends: Annotated[list[int] | None, typer.Option(
+        "--end", help="The id of a token that ends a text; may be given several times.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Test an OpenAI-compatible server from outside, at temperature 1: does what it drafts change
-    what it says? Exit code 1 if it does.
-
-    Examples:
-
-    specdec check-server http://127.0.0.1:8080 --prompt "one two one two one" --distance 0.2
-
-    specdec check-server localhost:8000 --model my-model --prompt "ha ha ha ha" --json"""
-    from specdec.errors import ModelError
+    what it says? Exit code 1 if it does."""
     from specdec.lossless.server import check_server
     report = check_server(url, prompt, model=model, samples=samples, distance=distance,
                           false_positive_rate=alarm, ends=frozenset(ends or ()))
@@ -1625,29 +1379,23 @@ def check_served(
         "looks_like": [suspect.name for suspect in found.suspects[:3]]}))
     else: typer.echo(shown(report.summary()))
     if report.failure and not found.rejected: raise ModelError(report.failure)
-    if found.interrupted: raise typer.Exit(ExitCode.INTERRUPTED)
-    if not report.lossless: raise typer.Exit(ExitCode.UNEXPECTED)
+    stop_if(found.interrupted)
+    fail_unless(report.lossless)
 
 # %% ../../nbs/use/07_cli.ipynb #d810f16e
 @app.command("playground")
 @app.command("live")
+@examples("specdec live", "specdec playground --port 8866 --no-browser")
 def live(
-    port: Annotated[Optional[int], typer.Option(
-        "--port", min=1, max=65535, help="Where on this machine to serve it.",
+    port: Annotated[int | None, typer.Option(
+        min=1, max=65535, help="Where on this machine to serve it.",
         show_default="a free one")] = None,
-    browser: Annotated[bool, typer.Option(
-        "--browser/--no-browser", help="Open it in the default browser.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open it in the default browser.")] = True,
 ) -> None:
     """Open the live page in a browser: the default model writes there, with drafts and without,
     and shows p, q, u and the residual of each token.
 
-    It is served to this machine alone, with the model beside it. Ctrl-C ends it.
-
-    Examples:
-
-    specdec live
-
-    specdec playground --port 8866 --no-browser"""
+    It is served to this machine alone, with the model beside it. Ctrl-C ends it."""
     from specdec.app.live_server import open_live
     open_live(port, browser)
 

@@ -8,9 +8,8 @@ __all__ = ['examine']
 # %% ../../nbs/use/10_doctor.ipynb #14a79bdd
 import os
 import platform
-import sys
 import tempfile
-import time
+import timeit
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError, SpecdecError
 
 if TYPE_CHECKING:  # for type checkers only: a doctor doesn't stand on what may be ill
     import torch
@@ -47,9 +48,7 @@ Question = Callable[[Findings], object]  # its name is the subject; it may add f
 def one_line(error: Exception) -> str:
     "What an error says; of an error that isn't ours, its kind as well."
     words = " ".join(str(error).split()) or "no reason given"
-    errors = sys.modules.get("specdec.errors")  # not imported yet: then it can't be one of ours
-    ours = errors is not None and isinstance(error, errors.SpecdecError)
-    return words if ours else f"{type(error).__name__}: {words}"
+    return words if isinstance(error, SpecdecError) else f"{type(error).__name__}: {words}"
 
 def ask(findings: Findings, question: Question) -> None:
     "Write down the answer; that there is none, because of an error, is a problem."
@@ -106,36 +105,37 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 # %% ../../nbs/use/10_doctor.ipynb #dbff8dfb
+def product_error(layer: Callable, x: "torch.Tensor", weight: "torch.Tensor", most: float,
+                  name: str,    # of the numbers
+                  alone: bool,  # whether a row should have the same bits alone and among others
+                 ) -> str:      # empty: there is nothing wrong
+    "What is wrong with a layer's products on this CPU."
+    import torch
+    rows, exact = layer(x), x.double() @ weight.double().T
+    error = ((rows.double() - exact).norm() / exact.norm()).item()
+    if not error < most: return (
+        f"Products of {name} weights are wrong by {error:.1g} on this processor.")
+    if alone and not all(torch.equal(layer(x[:n]), rows[:n]) for n in range(1, len(x))):
+        return f"A row of {name} has other bits alone than among others, on this processor."
+    return ""
+
 def int8_error() -> str: # empty: there is none
     "What is wrong with products of eight bits by eight on this CPU, which `has_int8` let pass."
     import torch
     from specdec.models.int8 import Int8Linear
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 192, generator=generator) for rows in (96, 9))
-    layer, exact = Int8Linear(weight), x.double() @ weight.double().T
-    rows = layer(x)
-    error = ((rows.double() - exact).norm() / exact.norm()).item()
-    if not error < .03: return f"Products in int8 are off by {error:.1g} on this processor."
-    if not all(torch.equal(layer(x[:n]), rows[:n]) for n in range(1, 9)):
-        return "An int8 row has other bits alone than among others, on this processor."
-    return ""
+    return product_error(Int8Linear(weight), x, weight, .03, "int8", alone=True)
 
 def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
     "What is wrong with packed products of this dtype on this CPU."
     import torch
-    import torch.nn.functional as F
     from specdec.models.linear import Linear
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 64, generator=generator).to(dtype) for rows in (96, 8))
-    packed, exact = Linear(weight.clone()), F.linear(x.double(), weight.double())
-    rows = packed(x)
-    error = ((rows.double() - exact).abs().max() / exact.abs().max()).item()
-    name = str(dtype).removeprefix("torch.")
-    if not error < 8 * torch.finfo(dtype).eps:
-        return f"Products of packed {name} weights are wrong by {error:.1g} on this processor."
-    if packed.batch_invariant and not torch.equal(packed(x[:1])[0], rows[0]):
-        return f"A {name} row has other bits alone than among others, on this processor."
-    return ""
+    packed, name = Linear(weight.clone()), str(dtype).removeprefix("torch.")
+    return product_error(packed, x, weight, 8 * torch.finfo(dtype).eps, f"packed {name}",
+                         packed.batch_invariant)
 
 # %% ../../nbs/use/10_doctor.ipynb #74666b3a
 def processor(findings: Findings) -> dict:
@@ -144,7 +144,7 @@ def processor(findings: Findings) -> dict:
     from specdec.drafters.costs import processor_name
     from specdec.models.linear import has_layouts, has_tiles, can_be_batch_invariant
     from specdec.models.loading import layouts_used
-    from specdec.models.hub import has_bfloat16, has_int8
+    from specdec.models.devices import has_bfloat16, has_int8
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
     if threads > here: findings.warnings.append(
         f"torch computes with {threads} threads on {here} cores, and they will wait for each "
@@ -167,17 +167,12 @@ SLOW = 2.5 # times as long as in float32: a dtype that takes longer is warned of
 
 def seconds(product: Callable, x: "torch.Tensor") -> float: # the least of five
     "How long a product takes, once it was prepared."
-    took = []
-    for _ in range(6):
-        start = time.perf_counter()
-        product(x)
-        took.append(time.perf_counter() - start)
-    return min(took[1:])
+    return min(timeit.repeat(lambda: product(x), number=1, repeat=6)[1:])
 
 def products(findings: Findings) -> dict[str, dict[str, float]]: # dtype → rows → time
     "What products of one and of eight rows cost in each dtype; one row costs 1 in float32."
     import torch
-    from specdec.models.hub import INT4, INT8, STORED, has_int4, has_int8
+    from specdec.models.devices import INT4, INT8, STORED, has_int4, has_int8
     from specdec.models.int8 import Int8Linear
     from specdec.models.linear import Int4Linear, Linear
     cpu, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
@@ -249,7 +244,7 @@ def check_pages(findings: Findings, given: str | None) -> bool: # given: of `hug
 
 def memory(findings: Findings) -> dict:
     "What is free, whether the default model fits, and which programs get huge pages."
-    from specdec.models.hub import pick_dtype
+    from specdec.models.devices import pick_dtype
     free, needs, pages = free_memory(), needed(pick_dtype()), huge_pages()
     check_room(findings, free, needs, "for the CPU")
     return {"free_bytes": free, "needed_bytes": needs,
@@ -291,7 +286,7 @@ def device_facts(device: "torch.device") -> dict:
     "What there is to know about a device."
     import torch
     from specdec.drafters.costs import processor_name
-    from specdec.models.hub import has_bfloat16, pick_dtype
+    from specdec.models.devices import has_bfloat16, pick_dtype
     from specdec.engine.profiling import memory_bandwidth
     cuda, free = device.type == "cuda", free_memory(device)
     # 13000 is 13.0; PyTorch's types leave it out
@@ -311,7 +306,7 @@ def device_facts(device: "torch.device") -> dict:
 def devices(findings: Findings) -> list[dict]:
     "The devices that PyTorch can use, the one that `auto` takes first."
     import torch
-    from specdec.models.hub import pick_device
+    from specdec.models.devices import pick_device
     found = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available(): found.append(torch.device("mps"))
     facts = [device_facts(device) for device in [*found, torch.device("cpu")]]
@@ -332,7 +327,6 @@ def unwritable(folder: Path) -> str: # empty: it can be written
 
 def model(findings: Findings) -> dict:
     "The default model: ready, absent or damaged; and whether there is a place for it."
-    from specdec.errors import ModelError
     from specdec.models.hub import cache_home, check_folder
     folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
     here, state, held = folder.exists(), "absent", None

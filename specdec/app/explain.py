@@ -9,10 +9,10 @@ __all__ = ['Acceptance', 'read_acceptance', 'Explanation', 'explain']
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
@@ -22,7 +22,7 @@ from specdec.bench.grid import MOST_K
 from specdec.bench.run import Record, read_records
 from specdec.errors import InputError, check, to_number
 from specdec.models.files import local_path, parse_json, read_text, split_lines
-from specdec.result import GenerationResult, result_from_data
+from specdec.result import Counts, GenerationResult, result_from_data
 from specdec.speedup import draft_cost, tokens_per_round
 
 # %% ../../nbs/use/explain.ipynb #1394b0ed
@@ -155,24 +155,22 @@ def of_results(results: Iterable[GenerationResult],
     seen = None if step else seen_by_clock(results)
     spent = [t for result in results for r, t in zip(result.rounds, result.round_latencies[1:])
              if r.drafted]
-    accepted = sum(r.accepted for r in rounds)
-    rejected = sum(r.accepted < len(r.drafted) for r in rounds)
-    drafted = sum(len(r.drafted) for r in rounds)
+    counts = Counts.of(rounds)
     told: list[Any] = [result.settings.get("K") for result in results]
     same = type(told[0]) is int and 0 < told[0] <= MOST_K and all(K == told[0] for K in told)
     K = told[0] if same else max(len(r.drafted) for r in rounds)
     draft = draft_cost(results, 1.0) if any(r.draft_time_total_ms for r in results) else None
     whole = float(np.mean(spent)) if spent else None
     if seen:
-        n, step = drafted / len(rounds), seen.step
+        n, step = counts.drafted / counts.rounds, seen.step
         v, c = float(v_of(seen.verify, np.asarray(n))), seen.drafting(n)
         if whole and draft and whole > draft * n:
             step = (whole - draft * n) / v  # the machine may be busier than the clock saw it
         elif c is not None: whole, draft = (v + c * n) * step, c * step
         more |= dict(verify=tuple(seen.verify), costs_from=CLOCKS[seen.origin])
     return Acceptance(
-        "specdec", form, len(results), K, len(rounds), drafted, accepted,
-        sum(len(r.emitted) for r in rounds) / len(rounds), accepted / (accepted + rejected),
+        "specdec", form, len(results), K, counts.rounds, counts.drafted, counts.accepted,
+        counts.tau, counts.alpha,
         positions=tuple(alpha_by_position(rounds)[0].tolist()), running=1,
         round_seconds=whole, draft_seconds=draft,
         plain_seconds=step, lossy=any(r.is_lossless is False for r in results), **more)
@@ -257,7 +255,9 @@ def v_of(verify: Sequence[float], # v(1), v(2), …
     beyond = np.maximum(0, n - len(verify)) * max(0.0, known[-1] - known[-2])
     return np.interp(n, np.arange(len(known)), known) + beyond
 
-def as_part(kind: type[_Part], data: dict, where: str) -> Any: # of that kind
+Part = TypeVar("Part", bound=_Part)
+
+def as_part(kind: type[Part], data: dict, where: str) -> Part:
     "The values, checked; raises `InputError` that names the first that is wrong."
     try: return kind.model_validate(data)
     except ValidationError as error:
@@ -333,58 +333,61 @@ def of_llama(data: Sequence[dict], where: str) -> Acceptance:
 # %% ../../nbs/use/explain.ipynb #013c913c
 ANY = r"(?<![0-9.])[0-9]{1,15}(?:\.[0-9]+)?(?![0-9.])"
 NUMBER, WHOLE = f"({ANY})", r"([0-9]{1,15})(?![0-9])"
+Lines = Sequence[tuple[int, str]] # numbered
 
 def _numbers(words: str) -> list[float]: return [float(n) for n in re.findall(NUMBER, words)]
 
-@dataclass
-class Read:
-    "What the lines of one engine tell, and the lines that couldn't be read."
-    lines: list[tuple[float, ...]] = field(default_factory=list)
-    running: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+def leave_out(notes: list[str], n: int, why: str) -> None:
+    "Line n can't be read; the first three such lines are named."
+    if len(notes) < 3: notes.append(f"line {n} was left out: {why}.")
 
-    def leave_out(self, n: int, why: str) -> None:
-        "Line n can't be read."
-        if len(self.notes) < 3: self.notes.append(f"line {n} was left out: {why}.")
+def begun(mark: str, lines: Lines) -> Lines:
+    "The lines that have these words in them."
+    return [(n, line) for n, line in lines if mark in line]
+
+def found_in(lines: Lines, pattern: re.Pattern, read: str, notes: list[str]) -> list[re.Match]:
+    "What lines of one kind tell; one that doesn't go on as it should is left out, and noted."
+    found = []
+    for n, line in lines:
+        if match := pattern.search(line): found.append(match)
+        else: leave_out(notes, n, f"it breaks off, or is of another version; {read}")
+    return found
+
+def _nothing(engine: str, notes: list[str]) -> Acceptance | None:
+    "Where lines were begun and none could be read, that is all there is to say."
+    if notes: raise InputError(f"{engine}'s log can't be read: {' '.join(notes)}")
+    return None
+
+def by_shares(rounds: Sequence[float], # of each line
+              shares: Sequence[Sequence[float]], # of them, that accepted at least 1, 2, … K tokens
+             ) -> list[float]: # rounds that did
+    "Added up over the lines."
+    return [sum(n * share for n, share in zip(rounds, column))
+            for column in zip_longest(*shares, fillvalue=0.0)]
 
 # no pattern here looks at a character of a line more than a few times
 VLLM_LINE = re.compile(
     rf"Accepted: {NUMBER} tokens, Drafted: {NUMBER} tokens, "
-    rf"Per-position acceptance rate: ({ANY}(?:, {ANY})*), ?(?:Avg|$)")
+    rf"Per-position acceptance rate: ({ANY}(?:, {ANY})*)(?:, ?Avg|,?$)")
 
-def of_vllm_log(lines: Iterable[tuple[int, str]]) -> Acceptance | None:
+def of_vllm_log(lines: Lines) -> Acceptance | None:
     "vLLM's log: each line is of the seconds since the one before, so they add up."
-    read, old = Read(), "Speculative metrics: Draft acceptance rate"
-    reached: list[float] = []
-    rounds = 0.0
-    for n, line in lines:
-        if found := re.search(f"Running: {WHOLE} reqs", line): read.running.append(float(found[1]))
-        if old in line: read.leave_out(n, "it is of vLLM's version 0, which counts otherwise; "
-                                       "lines with SpecDecoding metrics: are read")
-        if "SpecDecoding metrics:" not in line: continue
-        found = VLLM_LINE.search(line + ("," if "Avg" not in line else ""))
-        if not found:
-            read.leave_out(n, "it breaks off, or is of another version; Accepted, Drafted and "
-                           "Per-position acceptance rate are read")
-            continue
-        shares = _numbers(found[3])
-        made = float(found[2]) / len(shares)
-        rounds += made
-        reached += [0.0] * (len(shares) - len(reached))
-        for i, share in enumerate(shares): reached[i] += share * made
-        read.lines.append((float(found[1]), float(found[2])))
-    if not read.lines or not rounds: return _nothing("vLLM", read)
-    busy = [r for r in read.running if r]
-    found_in = from_reached(
-        reached, rounds, engine="vLLM", form="log", parts=len(read.lines),
-        running=float(np.mean(busy)) if busy else None, notes=tuple(read.notes))
-    accepted, drafted = (sum(line[i] for line in read.lines) for i in (0, 1))
-    return replace(found_in, accepted=accepted, drafted=drafted, tau=1 + accepted / rounds)
-
-def _nothing(engine: str, read: Read) -> Acceptance | None:
-    "Where lines were begun and none could be read, that is all there is to say."
-    if read.notes: raise InputError(f"{engine}'s log can't be read: {' '.join(read.notes)}")
-    return None
+    notes: list[str] = []
+    for n, _ in begun("Speculative metrics: Draft acceptance rate", lines):
+        leave_out(notes, n, "it is of vLLM's version 0, which counts otherwise; lines with "
+                  "SpecDecoding metrics: are read")
+    said = found_in(begun("SpecDecoding metrics:", lines), VLLM_LINE, "Accepted, Drafted and "
+                    "Per-position acceptance rate are read", notes)
+    shares = [_numbers(line[3]) for line in said]
+    rounds = [float(line[2]) / len(each) for line, each in zip(said, shares)]
+    if not sum(rounds): return _nothing("vLLM", notes)
+    running = [re.search(f"Running: {WHOLE} reqs", line) for _, line in lines]
+    busy = [n for n in (float(found[1]) for found in running if found) if n]
+    found_all = from_reached(
+        by_shares(rounds, shares), sum(rounds), engine="vLLM", form="log", parts=len(said),
+        running=float(np.mean(busy)) if busy else None, notes=tuple(notes))
+    accepted, drafted = (sum(float(line[i]) for line in said) for i in (1, 2))
+    return replace(found_all, accepted=accepted, drafted=drafted, tau=1 + accepted / sum(rounds))
 
 # %% ../../nbs/use/explain.ipynb #8c606f47
 def whole_K(lines: Sequence[tuple[float, float]], # accept len, accept rate
@@ -404,25 +407,21 @@ def whole_K(lines: Sequence[tuple[float, float]], # accept len, accept rate
 
 SGLANG_LINE = re.compile(rf"accept len: {NUMBER}, accept rate: {NUMBER},")
 
-def of_sglang_log(lines: Iterable[tuple[int, str]]) -> Acceptance | None:
+def of_sglang_log(lines: Lines) -> Acceptance | None:
     "SGLang's log: averages over the steps since the line before, of all running sequences."
-    read = Read()
-    for n, line in lines:
-        if "Decode batch" not in line or "accept len" not in line: continue
-        found, running = SGLANG_LINE.search(line), re.search(f"#running-req: {WHOLE}", line)
-        if not (found and running):
-            read.leave_out(n, "it breaks off, or is of another version; #running-req, accept len "
-                           "and accept rate are read")
-            continue
-        read.lines.append((float(found[1]), float(found[2])))
-        read.running.append(float(running[1]))
-    if not read.lines: return _nothing("SGLang", read)
-    weights = [max(1.0, r) for r in read.running]
-    tau = float(np.average([length for length, _ in read.lines], weights=weights))
-    K, note = whole_K([(line[0], line[1]) for line in read.lines])
-    notes = (*read.notes, note, "a log line has averages, no counts.")
-    return from_length(tau, K, engine="SGLang", form="log", parts=len(read.lines),
-                       running=float(np.mean(read.running)), notes=tuple(filter(None, notes)))
+    notes: list[str] = []
+    said = found_in(begun("accept len", begun("Decode batch", lines)), SGLANG_LINE,
+                    "#running-req, accept len and accept rate are read", notes)
+    if not said: return _nothing("SGLang", notes)
+    pairs = [(float(line[1]), float(line[2])) for line in said]
+    found = [re.search(f"#running-req: {WHOLE}", line.string) for line in said]
+    running = [float(each[1]) if each else 1.0 for each in found]
+    weights = [max(1.0, n) for n in running]
+    tau = float(np.average([length for length, _ in pairs], weights=weights))
+    K, note = whole_K(pairs)
+    told = (*notes, note, "a log line has averages, no counts.")
+    return from_length(tau, K, engine="SGLang", form="log", parts=len(said),
+                       running=float(np.mean(running)), notes=tuple(filter(None, told)))
 
 # %% ../../nbs/use/explain.ipynb #a99d264d
 TASK = re.compile(
@@ -437,52 +436,41 @@ DURATIONS = re.compile(rf"dur\(b,g,a\) =\s*{NUMBER},\s*{NUMBER},\s*{NUMBER} ms")
 PER_POSITION = re.compile(r"#acc rate/pos = \(([^()]*)\)")
 EVAL = re.compile(rf"(?<!prompt )\beval time =\s*{NUMBER} ms /\s*{WHOLE} tokens")
 
-def of_llama_log(lines: Iterable[tuple[int, str]]) -> Acceptance | None:
+def of_llama_log(lines: Lines) -> Acceptance | None:
     """llama.cpp's log: a line for each task, and statistics since the server started, of which
     the last of each kind of speculation count."""
-    read = Read()
-    kinds: dict[str, tuple[list[float], str]] = {}
-    tasks: list[tuple[float, float, float, list[float]]] = []
-    spent = 0.0
-    tokens = 0.0
-    for n, line in lines:
-        if found := EVAL.search(line):
-            spent, tokens = spent + float(found[1]) / 1000, tokens + float(found[2])
-        if found := TASK.search(line):
-            more = TASK_LENGTH.search(line)
-            tasks.append((float(found[2]), float(found[3]), float(more[1]) if more else 0.0,
-                          _numbers(more[2] or "") if more else []))
-        elif "draft acceptance" in line:
-            read.leave_out(n, "it breaks off, or is of another version; N accepted / N generated "
-                           "is read")
-        if not (kind := KIND.search(line)): continue
-        if found := STATISTICS.search(line, kind.end()):
-            kinds[kind[1]] = [float(found[i]) for i in range(1, 5)], line
-        else:
-            read.leave_out(n, "it breaks off, or is of another version; #gen drafts, #gen tokens "
-                           "and #acc tokens are read")
-    if not (tasks or kinds): return _nothing("llama.cpp", read)
-    more_known: dict[str, Any] = dict(
-        engine="llama.cpp", form="log", parts=max(1, len(tasks)), notes=tuple(read.notes),
+    notes: list[str] = []
+    timed = [found for _, line in lines if (found := EVAL.search(line))]
+    spent, tokens = sum(float(t[1]) for t in timed) / 1000, sum(float(t[2]) for t in timed)
+    tasks = found_in(begun("draft acceptance", lines), TASK, "N accepted / N generated is read",
+                     notes)
+    statistics = [(n, line) for n, line in lines if KIND.search(line)]
+    kinds = {KIND.findall(line.string)[0]: line for line in found_in(
+        statistics, STATISTICS, "#gen drafts, #gen tokens and #acc tokens are read", notes)}
+    if not (tasks or kinds): return _nothing("llama.cpp", notes)
+    known: dict[str, Any] = dict(
+        engine="llama.cpp", form="log", parts=max(1, len(tasks)), notes=tuple(notes),
         seconds_per_token=spent / tokens if tokens else None)
-    steps = tokens - sum(task[0] for task in tasks) # of the target; those without a draft included
+    accepted, drafted = (sum(float(task[i]) for task in tasks) for i in (2, 3))
+    steps = tokens - accepted  # of the target; those without a draft included
     if kinds:
-        counts = np.sum([numbers for numbers, _ in kinds.values()], 0).tolist()
-        shares = [PER_POSITION.search(line) for _, line in kinds.values()]
-        times = [DURATIONS.search(line) for _, line in kinds.values()]
+        texts = [line.string for line in kinds.values()]
+        drafts, _, made, kept = (sum(float(line[i]) for line in kinds.values())
+                                 for i in (1, 2, 3, 4))
+        share, times = PER_POSITION.search(texts[0]), [DURATIONS.search(text) for text in texts]
         drafting = sum(float(t[2]) for t in times if t) / 1000 if all(times) else None
-        one = _numbers(shares[0][1]) if len(shares) == 1 and shares[0] else []
-        return _of_rounds(counts[0], counts[2], counts[3], one, drafting, steps, more_known)
-    accepted, drafted = sum(task[0] for task in tasks), sum(task[1] for task in tasks)
-    rounds = [task[0] / (task[2] - 1) if task[2] > 1 else 0.0 for task in tasks]
+        one = _numbers(share[1]) if len(texts) == 1 and share else []
+        return _of_rounds(drafts, made, kept, one, drafting, steps, known)
+    lengths = [TASK_LENGTH.search(task.string) for task in tasks]
+    rounds = [float(task[2]) / (float(length[1]) - 1) if length and float(length[1]) > 1 else 0.0
+              for task, length in zip(tasks, lengths)]
     if not all(rounds):
-        return Acceptance(drafted=drafted, accepted=accepted, **more_known | {"notes": (
-            *read.notes, "these lines tell no rounds, so neither τ nor α is known: those that begin"
+        return Acceptance(drafted=drafted, accepted=accepted, **known | {"notes": (
+            *notes, "these lines tell no rounds, so neither τ nor α is known: those that begin"
             " with statistics do.")})
-    width = max(len(task[3]) for task in tasks)
-    shares_of_all = [sum(m * task[3][i] for m, task in zip(rounds, tasks) if i < len(task[3]))
-                     / sum(rounds) for i in range(width)]
-    return _of_rounds(sum(rounds), drafted, accepted, shares_of_all, None, steps, more_known)
+    shares = [_numbers(length[2] or "") for length in lengths if length]
+    return _of_rounds(sum(rounds), drafted, accepted,
+                      [n / sum(rounds) for n in by_shares(rounds, shares)], None, steps, known)
 
 def _of_rounds(rounds: float, drafted: float, accepted: float,
                shares: list[float], # of the rounds, that accepted at least 1, 2, … draft tokens
@@ -516,9 +504,9 @@ def _of_rounds(rounds: float, drafted: float, accepted: float,
 # %% ../../nbs/use/explain.ipynb #970bcd43
 SAMPLE = re.compile(r"^([a-z]+:\w+?)(?:_total)?(?:\{([^}]*)\})? ([0-9.eE+-]+)(?: \d+)?$")
 
-def of_metrics(lines: Iterable[tuple[int, str]]) -> list[Acceptance]:
+def of_metrics(lines: Lines) -> list[Acceptance]:
     "A Prometheus text, as GET /metrics gives it: vLLM's counters, SGLang's gauges."
-    read = Read()
+    wrong: list[str] = []
     totals: dict[str, float] = {}
     at: dict[int, float] = {}
     for n, line in lines:
@@ -528,12 +516,13 @@ def of_metrics(lines: Iterable[tuple[int, str]]) -> list[Acceptance]:
         try: value = float(found[3]) if found else math.nan
         except ValueError: value = math.nan
         if not (found and 0 <= value <= _MOST):
-            read.leave_out(n, "it breaks off; a name, labels and a number of at least 0 are read")
+            leave_out(wrong, n, "it breaks off; a name, labels and a number of at least 0 are"
+                      " read")
             continue
         place = re.search(r'position="([0-9]{1,4})"', found[2] or "")
         if place: at[int(place[1])] = at.get(int(place[1]), 0.0) + value
         else: totals[found[1]] = totals.get(found[1], 0.0) + value
-    made, notes = [], tuple(read.notes)
+    made, notes = [], tuple(wrong)
     rounds = totals.get("vllm:spec_decode_num_drafts", 0.0)
     if rounds and at and sorted(at) == list(range(len(at))):
         found_in = from_reached(

@@ -10,6 +10,7 @@ import difflib
 from dataclasses import asdict, dataclass
 
 from ..errors import InputError, check
+from ..models.files import parameter_counts
 from ..speedup import walltime_factor
 
 # %% ../../nbs/use/11_registry.ipynb #ffdbd018
@@ -32,27 +33,15 @@ class Shape:
         return self.vocab_size * self.hidden
 
     @property
-    def matrices(self) -> int:
-        "Numbers in the matrices of all layers."
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        mlp = (2 if self.family == "gpt2" else 3) * self.hidden * self.inside
-        return self.layers * (attention + mlp)
-
-    @property
-    def vectors(self) -> int:
-        "Norms and biases, and positions where a model has learned them."
-        d, queries = self.hidden, self.head_dim * self.heads
-        if self.family == "gpt2": return self.layers * (9 * d + self.inside) + 2 * d + 1024 * d
-        each = 2 * d
-        if self.family == "qwen2": each += queries + 2 * self.head_dim * self.kv_heads
-        if self.family == "qwen3": each += 2 * self.head_dim
-        return self.layers * each + d
+    def counts(self) -> tuple[int, int, int]:
+        "Parameters in matrices, in an embedding of its own, and in vectors: `parameter_counts`."
+        return parameter_counts(self.family, self.vocab_size, self.hidden, self.inside, self.layers,
+                                self.heads, self.kv_heads, self.head_dim, self.tied)
 
     @property
     def parameters(self) -> int:
         "P."
-        ends = self.vocabulary_parameters * (1 if self.tied else 2)
-        return ends + self.matrices + self.vectors
+        return sum(self.counts)
 
 # %% ../../nbs/use/11_registry.ipynb #bb1c94b5
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
@@ -62,14 +51,10 @@ def weights_mb(shape: Shape, dtype: str) -> float: # megabytes, of 10⁶ bytes
     """Memory for a model's weights; raises `InputError` for an unknown dtype. int4: the matrices in
     four bits, the table of tokens and the vectors in bfloat16; int8: a byte for each number of a
     matrix, the vectors in float32."""
-    if dtype == "int4":
-        table = shape.vocabulary_parameters
-        packed, plain = shape.matrices + table, shape.vectors + table
-        return (INT4_BYTES * packed + BYTES["bfloat16"] * plain) / 1e6
-    if dtype == "int8":
-        # the tokens' rows stay in their file
-        ends = 0 if shape.tied else shape.vocabulary_parameters
-        return (shape.parameters - ends + 3 * shape.vectors) / 1e6
+    matrices, _, vectors = shape.counts
+    if dtype == "int4": return (
+        INT4_BYTES * matrices + BYTES["bfloat16"] * (vectors + shape.vocabulary_parameters)) / 1e6
+    if dtype == "int8": return (matrices + 4 * vectors) / 1e6  # tokens' rows stay in their file
     check(dtype in BYTES, f"Unknown dtype {dtype!r}: expected {', '.join(BYTES)}, int8 or int4.")
     return BYTES[dtype] * shape.parameters / 1e6
 
@@ -306,7 +291,8 @@ def draft_parameters(spec: PairSpec) -> int | None: # None: nothing that is know
     if spec.draft in MODELS: return MODELS[spec.draft].shape.parameters
     if target is None: return None
     if spec.skip:
-        a_layer = target.shape.matrices / target.shape.layers
+        in_layers = target.shape.counts[0] - target.shape.vocabulary_parameters
+        a_layer = in_layers / target.shape.layers
         return target.shape.parameters - round(len(spec.skip) * a_layer)
     on_the_hub = spec.drafter is not None and "/" in spec.drafter
     return head_parameters(target.shape) if on_the_hub else None

@@ -21,7 +21,8 @@ from .methods import DRAFTERS, LLAMACPP_MODES, PROBES
 from .prompts import PromptDataset
 from ..app.config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
 from ..errors import check
-from ..models.hub import STORED, Prompt, pick_device, pick_dtype
+from ..models.devices import STORED, pick_device, pick_dtype
+from ..models.hub import Prompt
 from ..app.registry import PairSpec, get_pair
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b

@@ -41,7 +41,8 @@ from ..errors import InputError, ModelError, check
 from ..models.files import parse_json
 from ..models.gguf import export_gguf, export_head, original_gguf
 from ..models.loading import fits_plain, load
-from ..models.hub import find_model, load_transformers, pick_device, pick_dtype, prompts
+from ..models.devices import pick_device, pick_dtype
+from ..models.hub import find_model, load_transformers, prompts
 from ..pair import Pair
 from ..engine.profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
 from ..models.llama import Llama

@@ -25,7 +25,8 @@ from .prompts import first_prompts, packaged
 from .run import Record, aligned, environment, measure, put_away
 from ..errors import ModelError, check, require_int, to_number
 from ..result import Round
-from ..models.hub import Prompt, encode, pick_device, prompts, sha256
+from ..models.devices import pick_device
+from ..models.hub import Prompt, encode, prompts, sha256
 from ..models.loading import load
 from ..models.protocol import CausalLM
 from ..pair import Pair

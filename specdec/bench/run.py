@@ -34,9 +34,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
-from specdec.models.hub import (
-    GRID, find_model, folder_digest, load_tokenizer, pick_device, pick_dtype,
-)
+from ..models.devices import pick_device, pick_dtype
+from ..models.convert import GRID
+from ..models.hub import find_model, folder_digest, load_tokenizer
 from ..models.transformers import context_length
 from ..models.files import GrowingFile, fingerprint, growing, if_full, parse_json
 from specdec.bench.grid import (

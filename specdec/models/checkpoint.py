@@ -21,9 +21,12 @@ from torch import Tensor
 from ..errors import ModelError
 from .files import parse_json
 from .int8 import Int8Linear
-from .linear import (Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant,
-                                   stored_levels)
-from .hub import FOUR_BITS, GRID, INT4, INT8, MANIFEST, check_regular, working_dtype
+from specdec.models.linear import (
+    Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
+)
+from .devices import INT4, INT8, working_dtype
+from .convert import FOUR_BITS, GRID
+from .hub import MANIFEST, check_regular
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it

@@ -447,3 +447,23 @@ class Remade(Protocol):
         memo[id(self)] = new = self.__copy__()
         vars(new).update({name: deepcopy(value, memo) for name, value in vars(new).items()})
         return new
+
+# %% ../../nbs/engine/01_files.ipynb #f6bee587
+def parameter_counts(family: str,   # transformers' model type
+                     vocab_size: int, hidden: int,
+                     inner: int,    # numbers inside the MLP
+                     layers: int, heads: int, kv_heads: int, head_dim: int,
+                     tied: bool,    # one matrix for tokens in and out
+                     attention_bias: bool = False, mlp_bias: bool = False,
+                    ) -> tuple[int, int, int]: # numbers, together all that there are
+    """Parameters of a decoder: in matrices, the LM head included; in the embedding, 0 if it is tied
+    to the head; in norms and biases, and in positions where a model has learned them."""
+    q, kv, vocabulary = heads * head_dim, kv_heads * head_dim, vocab_size * hidden
+    norms, biases = 2 * hidden, q + 2 * kv if family == "qwen2" else 0
+    if family == "qwen3": norms += 2 * head_dim
+    if attention_bias: biases = q + 2 * kv + hidden
+    if mlp_bias: biases += 2 * inner + hidden
+    vectors = layers * (norms + biases) + hidden
+    if family == "gpt2": vectors = layers * (9 * hidden + inner) + (2 + 1024) * hidden
+    matrices = 2 * hidden * (q + kv) + (2 if family == "gpt2" else 3) * hidden * inner
+    return layers * matrices + vocabulary, 0 if tied else vocabulary, vectors

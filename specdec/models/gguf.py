@@ -25,8 +25,11 @@ from ..drafters.head import Head, load_head
 from ..drafters.model import TOKENS_FILE
 from .loading import read_config
 from .files import local_path, locked, parse_json, place_for, written_whole
-from .hub import (DTYPES, GGUF_NAME, cache_home, check_gguf, cuts, download_gguf,
-                                find_model, installed_gguf, load_tokenizer, pieces)
+from .devices import DTYPES
+from .convert import cuts, pieces
+from specdec.models.hub import (
+    GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf, load_tokenizer,
+)
 from .protocol import CausalLM
 from .llama import head_size, rope_frequencies, sliding_window
 

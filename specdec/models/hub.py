@@ -10,16 +10,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import stat
-import struct
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,154 +25,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from platformdirs import user_cache_dir
-from torch import Tensor
-from tqdm import tqdm
 
-from ..errors import InputError, ModelError, SpecdecError, check, preserve_interrupts
+from ..errors import (
+    InputError, ModelError, SpecdecError, check, preserve_interrupts, to_scalar)
+from .convert import GRID, check_size, dequantise
 from .files import (
     first_line, local_path, locked, parse_json, place_for, read_bytes, say)
 from .sandbox import Ended, NotStarted, Refused, run_apart
-
-# %% ../../nbs/engine/02_models.ipynb #f38c8168
-INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INT8 = torch.int8
-STORED = DTYPES | {"int8": INT8, "int4": INT4}  # what a model's weights can be kept in
-
-def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
-               ) -> torch.device:
-    "The device asked for, or the best one there is; raises `InputError` if it isn't here."
-    has_mps = torch.backends.mps.is_available()
-    if device == "auto":
-        if torch.cuda.is_available(): return torch.device("cuda")
-        return torch.device("mps" if has_mps else "cpu")
-    kind, colon, index = str(device).partition(":")
-    known = kind in ("cpu", "cuda", "mps") and (index.isdecimal() or not colon)
-    check(known, f"Unknown device {str(device)!r}: expected auto, cpu, cuda, cuda:1, … or mps.")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}[kind]
-    check(int(index or 0) < there, f"Device {str(device)!r} isn't available to PyTorch on this "
-          "machine: use device='auto' or 'cpu'.")
-    return torch.device(device)
-
-# %% ../../nbs/engine/02_models.ipynb #eb4e62de
-def has_bfloat16(device: torch.device) -> bool:
-    "Whether the device multiplies bfloat16 matrices in hardware."
-    if device.type == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu": return False
-    if platform.machine() in ("x86_64", "AMD64"): return torch.cpu._is_avx512_bf16_supported()
-    asks_the_hardware = torch.backends.mkldnn.is_available()  # on Arm
-    return asks_the_hardware and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-def has_int4(device: torch.device) -> bool:
-    "Whether PyTorch multiplies by weights of four bits there."
-    if device.type == "cuda": return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu"
-
-def check_int4(device: torch.device) -> None:
-    "Raise `InputError` where it doesn't."
-    check(has_int4(device), f"int4 has no kernel on {device}: it needs a CPU, or an NVIDIA GPU "
-          "from Ampere on. Take bfloat16 or float32 there.")
-
-Form = Callable[[Tensor, Callable, Tensor], Tensor] # (x, product, steps) → x · levels · steps
-
-def unsigned(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
-    "Counted from 128 on, as VNNI wants them; the operator takes the 128 off again."
-    return product(x + 128, torch.uint8, 128, steps)
-
-def signed(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
-    "As they are. Tiles (AMX) multiply them so; other processors run oneDNN's reference code."
-    return product(x, torch.int8, 0, steps)
-
-def halves(x: Tensor, product: Callable, steps: Tensor) -> Tensor:
-    """x = 2 · high + low, in twice as many rows. From 64 on they have seven bits, so that the sum
-    of two products fits into the 16 bits in which processors without VNNI keep it."""
-    high = (x / 2).floor()
-    rows = torch.cat((high, x - 2 * high)) + 64
-    high, low = product(rows, torch.uint8, 64, torch.ones_like(steps)).chunk(2)
-    return (2 * high + low) * steps
-
-def int8_product(levels: Tensor,           # int8, [out, in]
-                 steps: Tensor,            # float32, [out]
-                 form: Form | None = None, # None: the one for this processor, see `int8_form`
-                ) -> Callable[[Tensor], Tensor]: # x [rows, in] → [rows, out], in float32
-    """oneDNN's product with weights of eight bits, `levels · steps`. It rounds x to whole numbers,
-    which must lie in -127…127, and adds up exactly, in 32 bits."""
-    packed = torch.ops.onednn.qlinear_prepack(levels, None)
-    zeros = torch.zeros(len(levels), dtype=torch.int32)
-    operator = torch.ops.onednn.qlinear_pointwise.default
-
-    def product(x: Tensor, dtype: torch.dtype, zero: int, steps: Tensor) -> Tensor:
-        return operator(x.to(dtype), 1.0, zero, packed, steps, zeros, None, 1.0, 0,
-                        torch.float32, "none", [], "")
-    chosen = form or int8_form()
-    assert chosen is not None  # `check_int8` refuses where there is none
-    return lambda x: chosen(x.round(), product, steps)
-
-def adds_up(form: Form, length: int) -> bool: # of a sum
-    "Whether products are exact here: random numbers, and the largest, whose sum is the largest."
-    generator = torch.Generator().manual_seed(0)
-    levels, x = (torch.randint(-127, 128, (rows, length), generator=generator) for rows in (64, 5))
-    levels[0] = x[0] = 127
-    exact = (x @ levels.T).float()
-    product = int8_product(levels.to(torch.int8), torch.ones(64), form)
-    return all(torch.equal(product(x[:rows].float()), exact[:rows]) for rows in (1, 5))
-
-def row_time(form: Form) -> float: # seconds
-    "How long the product with one row takes; the least of three."
-    product = int8_product(torch.ones(1024, 1536, dtype=torch.int8), torch.ones(1024), form)
-    x, took = torch.ones(1, 1536), []
-    for _ in range(4): # the first prepares the operator
-        start = time.perf_counter()
-        product(x)
-        took.append(time.perf_counter() - start)
-    return min(took)
-
-@lru_cache
-def int8_form() -> Form | None: # None: there is no exact one
-    """How numbers of eight bits are multiplied here. Signed and unsigned give the same bits, also
-    where a sum is too long for float32, so the clock may choose between them."""
-    x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    if not x86 or not torch.backends.mkldnn.is_available(): return None
-    exact = [form for form in (unsigned, signed) if adds_up(form, length=9216)]
-    if exact: return min(exact, key=row_time)
-    return halves if adds_up(halves, length=512) else None
-
-def has_int8(device: torch.device) -> bool:
-    "Whether PyTorch multiplies numbers of eight bits there, and right: on an x86 CPU with AVX2."
-    return device.type == "cpu" and int8_form() is not None
-
-def check_int8(device: torch.device) -> None:
-    "Raise `InputError` where it doesn't."
-    check(has_int8(device), f"int8 has no exact kernel on {device}: it needs an x86 CPU with AVX2. "
-          "Take float32, bfloat16 or int4 there.")
-
-def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
-               device: torch.device = torch.device("cpu"),
-               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int8 and int4 will do as well
-              ) -> torch.dtype:
-    """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
-    `InputError` for any other, and for int8 and int4 where there is no kernel for it."""
-    if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    found = known.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in known.values():
-        names = ", ".join(known)
-        raise InputError(f"Unknown dtype {str(dtype)!r} here: expected auto, {names}.")
-    if found == INT4: check_int4(device)
-    if found == INT8: check_int8(device)
-    return found
-
-# %% ../../nbs/engine/02_models.ipynb #e19b0002
-def working_dtype(dtype: torch.dtype, # that a model is loaded in
-                  device: torch.device) -> torch.dtype:
-    """What all but the matrices is in: that dtype; beside four bits what `auto` is, beside eight
-    float32."""
-    if dtype == INT8: return torch.float32
-    return pick_dtype("auto", device) if dtype == INT4 else dtype
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
 def cache_home() -> Path:
@@ -198,35 +57,6 @@ def check_regular(folder: Path) -> None:
             mode = path.stat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)): raise ModelError(
                 f"{path} is a pipe, a socket or a device, and no file: take it out of the folder.")
-
-MOST_LAYERS, MOST_EXPERTS, MOST_SIZE = 256, 4096, 2**20 # that are always let through
-_LAYERS = re.compile(r"(num|n|decoder|encoder)_(\w+_)?(layers?|blocks?)|depth|block_count")
-_EXPERTS = re.compile(r"\w*experts|expert_count")
-_SIZES = re.compile(r"\w*(hidden|intermediate|vocab|embed|embedding|state|kernel|head|inner)_size|"
-                    r"\w*(dim|dims|heads?|rank|embd|inner|_ff|width)|(d|dim)_\w+|"
-                    r"(embedding|feed_forward|key|value)_length|\w*head_count(_kv)?|"
-                    r"dimension_count")
-_POSITIONS = re.compile(r"\w*(positions|position_embeddings|ctx|seq_len)")
-
-def check_size(where: str, key: str, value: object,
-               tensors: Callable[[], int], # how many there are
-               nbytes: int,                # of all of them; 0: they aren't here
-              ) -> None:
-    "Raise `ModelError` for a size in a model's metadata that its weights can't have."
-    if isinstance(value, bool) or not isinstance(value, int): return
-    most, what = None, "numbers"
-    if _LAYERS.fullmatch(key): most, what = MOST_LAYERS, "tensors"
-    elif _EXPERTS.fullmatch(key): most, what = MOST_EXPERTS, "tensors"
-    elif _SIZES.fullmatch(key): most = MOST_SIZE
-    elif _POSITIONS.fullmatch(key):  # older models keep a table of angles, of other names
-        most, nbytes = 2**40 if key == "max_position_embeddings" else MOST_SIZE, 0
-    if most is None or value <= most: return
-    # a number takes four bits at least
-    if nbytes: most = max(most, tensors() if what == "tensors" else 2 * nbytes)
-    elif _SIZES.fullmatch(key): most = 2**32
-    if value > most: raise ModelError(
-        f"{where} says {key} {value if value < 10**30 else 'of more than 30 digits'}, which no "
-        f"model has{f' whose weights are {nbytes:,} bytes' if nbytes else ''}: at most {most:,}.")
 
 def _numbers(config, key: str = "") -> Iterator[tuple[str, object]]:
     "What stands in a config and in those inside it, and by which key."
@@ -348,284 +178,6 @@ def sweep(home: Path) -> None:
     for leftover in home.glob("*.partial-*"):
         made = leftover.with_name(leftover.name.partition(".partial-")[0])
         with suppress(OSError, SpecdecError), locked(made, wait=False): shutil.rmtree(leftover)
-
-# %% ../../nbs/engine/02_models.ipynb #6eb1bcd7
-GRID = "grid.tensors" # beside a converted model's weights: the four bits that they came from
-# formats of GGUF with 16 even levels in groups of 32: weights and bytes of a block
-FOUR_BITS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
-PLAIN = ("F64", "F32", "F16", "BF16") # formats that aren't quantised
-
-def halves_together(rows, heads: int): # NumPy's, [heads · d, ...]; the same shape
-    "Rows of queries or keys in the order of a rotary embedding that turns halves."
-    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-# %% ../../nbs/engine/02_models.ipynb #15748d1b
-@dataclass(frozen=True)
-class FileTensor:
-    "A tensor of a GGUF file, its rows in our order."
-    kind: str    # its format, such as "Q4_K"
-    blocks: Any  # NumPy's: numbers, or bytes of blocks, [rows, ...]
-
-    def stored(self) -> Tensor: # of the same type
-        "A copy: the file is mapped, and can't be written."
-        return torch.from_numpy(self.blocks.copy())
-
-    def numbers(self) -> Tensor: # float32, [rows, in] or [rows]
-        "What it stands for, as the `gguf` library tells it; ours is faster for many levels."
-        from gguf import GGMLQuantizationType, dequantize
-        if self.kind in FOUR_BITS: return four_bit_numbers(self.stored(), self.kind)
-        found = dequantize(self.blocks, GGMLQuantizationType[self.kind])
-        return torch.from_numpy(np.require(found, requirements=("C", "W")))
-
-def read_gguf(file: Path): # a `gguf.GGUFReader`
-    "Read what a GGUF file says of itself; raises `ModelError` for one that is damaged."
-    from gguf import GGUFReader
-    try:
-        check_gguf_sizes(file)  # the library would go on past the end of a damaged file
-        return GGUFReader(file)
-    except ModelError as error:
-        raise ModelError(f"{file} can't be read: its metadata is damaged ({error}).") from error
-    except Exception as error:  # many kinds, by what is damaged
-        raise ModelError(f"{file} can't be read as a GGUF file ({first_line(error)}).") from error
-
-def tensors_of(reader,  # a `gguf.GGUFReader`
-               config,  # a transformers config, of a kind in `STREAMED`
-               names: Iterable[str], # of a checkpoint's tensors
-              ) -> dict[str, FileTensor]:
-    "The file's tensors by those names; raises `ModelError` if one is missing, or left over."
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-    family = reader.fields["general.architecture"].contents()
-    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == family)
-    name_of = get_tensor_name_map(number, config.num_hidden_layers).get_name
-    left, found = {tensor.name: tensor for tensor in reader.tensors}, {}
-    left.pop(ROPE_FACTORS, None)  # `rope_of` reads it
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name in names:
-        written = name_of(name, (".weight", ".bias"))
-        if written is None or written not in left: raise ModelError(
-            f"it has no tensor {written or name!r}, which a model of the kind {family!r} needs")
-        tensor = left.pop(written)
-        blocks, turned = tensor.data, heads.get(written.split(".")[-2])
-        if family == "llama" and turned: blocks = halves_together(blocks, turned)
-        found[name] = FileTensor(tensor.tensor_type.name, blocks)
-    if left: raise ModelError(f"it has a tensor {min(left)!r}, for which a model of the kind "
-                              f"{family!r} has no place here: leaving it out would change what it"
-                              " computes")
-    return found
-
-# %% ../../nbs/engine/02_models.ipynb #f0urnum2
-def k_numbers(packed: Tensor) -> tuple[Tensor, Tensor]: # uint8 [..., 12] → twice [..., 8]
-    "Steps and offsets of the eight groups of a block of Q4_K, in units."
-    steps, offsets, rest = packed.contiguous().view(torch.int32).unbind(-1)  # four bytes at once
-    six, four, two = 0x3F3F3F3F, 0x0F0F0F0F, 0x30303030  # which bits of each byte
-    def eight(first: Tensor, second: Tensor) -> Tensor:
-        return torch.stack((first, second), -1).view(torch.uint8)
-    return (eight(steps & six, rest & four | steps >> 2 & two),
-            eight(offsets & six, rest >> 4 & four | offsets >> 2 & two))
-
-def four_bit_groups(blocks: Tensor, # as GGUF has them, uint8 [rows, bytes]
-                    kind: str,      # of `FOUR_BITS`
-                   # levels, int8 [rows, groups, 32]; steps and lowest weights, [rows, groups, 1]
-                   ) -> tuple[Tensor, Tensor, Tensor]:
-    "What is in blocks: a weight is level · step + lowest, exactly."
-    weights, nbytes = FOUR_BITS[kind]
-    each = blocks.unflatten(1, (-1, nbytes))
-    head, pairs = each.split((nbytes - weights // 2, weights // 2), -1)
-    units = head[..., :2 if kind == "Q4_0" else 4].contiguous().view(torch.float16).float()
-    step = units[..., :1]
-    if kind == "Q4_0": low = -8 * step
-    elif kind == "Q4_1": low = units[..., 1:]
-    else:
-        steps, offsets = k_numbers(head[..., 4:])
-        step, low = step * steps, -(units[..., 1:] * offsets)
-    pairs = pairs.unflatten(-1, (-1, min(32, weights // 2)))  # of one group, or of two neighbours
-    levels = torch.stack((pairs & 15, pairs >> 4), -2).view(torch.int8).flatten(1)
-    return levels.unflatten(1, (-1, 32)), step.flatten(1)[..., None], low.flatten(1)[..., None]
-
-def four_bit_numbers(blocks: Tensor, kind: str) -> Tensor: # float32, [rows, in]
-    "The weights of such blocks, bit for bit as the library tells them."
-    pieces = (four_bit_groups(rows, kind) for rows in blocks.split(1024))
-    return torch.cat([(levels * step).add_(low).flatten(1) for levels, step, low in pieces])
-
-# %% ../../nbs/engine/02_models.ipynb #rope0f02
-ROPE_FACTORS = "rope_freqs.weight"
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192} # as Meta has published them all
-STRETCHES = (8.0, 32.0)                             # of Llama 3.1 and 3.3; of Llama 3.2
-
-def llama3_factors(theta: float, size: int, # of a head
-                   stretch: float) -> Tensor: # [size / 2]
-    "By what each frequency is divided in a Llama 3.1 (Dubey et al. 2024; convert_hf_to_gguf.py)."
-    turns = LLAMA3["original_max_position_embeddings"] / (2 * torch.pi) * theta ** -(
-        torch.arange(0, size, 2, dtype=torch.float64) / size)  # within the original context
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - share) / stretch + share)
-
-def rope_of(reader, config) -> dict: # what to add to `rope_parameters`; empty: nothing is stretched
-    "How a GGUF file's rotary embedding is stretched; raises `ModelError` for ways unknown to us."
-    family = reader.fields["general.architecture"].contents()
-    def value(key: str, default=None):
-        field = reader.fields.get(f"{family}.rope.{key}")
-        return field.contents() if field else default
-    kind, factor = value("scaling.type", "none"), value("scaling.factor", value("scale_linear", 1))
-    factors = next((t.data for t in reader.tensors if t.name == ROPE_FACTORS), None)
-    if factors is not None and np.allclose(factors, factors[0], rtol=1e-5):
-        kind, factor = "linear", round(float(factors[0]), 4)
-    elif factors is not None:
-        theta, size = config.rope_parameters["rope_theta"], 2 * len(factors)
-        for stretch in STRETCHES:
-            known = llama3_factors(theta, size, stretch).numpy()
-            if np.allclose(factors, known, rtol=1e-3):
-                return LLAMA3 | {"rope_type": "llama3", "factor": stretch}
-        raise ModelError(f"its rotary factors ({ROPE_FACTORS}) aren't those of Llama 3.1, 3.2 or"
-                         " 3.3, which are all that is known here")
-    if kind == "none" or factor == 1 and kind == "linear": return {}
-    if kind == "linear": return {"rope_type": "linear", "factor": float(factor)}
-    original = value("scaling.original_context_length")
-    if kind == "yarn" and original: return {
-        "rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
-    raise ModelError(f"its rotary embedding is stretched in a way that isn't known here: {kind!r}")
-
-# %% ../../nbs/engine/02_models.ipynb #b0mb0005
-_WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
-           12: "d"}
-_TEXT, _LIST = 8, 9 # the other kinds of values in a GGUF file, by their numbers
-MOST_VALUES = 1 << 21 # in one list; a large vocabulary has 10⁶
-
-class _Walk:
-    "A file that is read from its beginning; `ModelError` for what would lie behind its end."
-    def __init__(self, file, size: int):
-        self.file, self.left, self.order = file, size, "<"
-
-    def skip(self, size: int) -> None:
-        "Go on by so many bytes."
-        self.take(size)
-        self.file.seek(size, os.SEEK_CUR)
-
-    def take(self, size: int) -> None:
-        "Check that there are so many."
-        self.left -= size
-        if self.left < 0: raise ModelError("it says that more follows than the file holds")
-
-    def number(self, kind: str):
-        "One number."
-        size = struct.calcsize("<" + kind)
-        self.take(size)
-        found = self.file.read(size)
-        if len(found) < size: raise ModelError("it ends in the middle of its metadata")
-        return struct.unpack(self.order + kind, found)[0]
-
-    def text(self) -> bytes:
-        "A string."
-        size = self.number("Q")
-        self.take(size)
-        return self.file.read(size)
-
-    def value(self, kind: int) -> list:
-        "The numbers of a value that consists of some; of others, none."
-        if kind in _WIDTHS: return [self.number(_WIDTHS[kind])]
-        if kind == _TEXT: self.skip(self.number("Q"))
-        elif kind != _LIST: raise ModelError(f"it has a value of an unknown kind, {kind}")
-        else:
-            kind, count = self.number("I"), self.number("Q")
-            if kind == _LIST: raise ModelError("it has lists of lists, which no model needs")
-            smallest = struct.calcsize(_WIDTHS[kind]) if kind in _WIDTHS else 8
-            most = min(self.left // smallest, MOST_VALUES)
-            if count > most: raise ModelError(
-                f"it says that a list of {count:,} follows, and there can be {most:,} at most")
-            if kind in _WIDTHS and count > MOST_SIZE: self.skip(count * smallest)
-            else: return [number for _ in range(count) for number in self.value(kind)]
-        return []
-
-def check_gguf_sizes(gguf: Path) -> None:
-    "Raise `ModelError` for counts and sizes in a GGUF file that it can't have."
-    size = gguf.stat().st_size
-    with open(gguf, "rb") as file:
-        walk = _Walk(file, size)
-        if file.read(4) != b"GGUF": raise ModelError("it doesn't begin as a GGUF file")
-        walk.left -= 4
-        if walk.number("I") % 2**16 == 0: walk.order = ">"  # the version, of the other byte order
-        tensors, values = walk.number("Q"), walk.number("Q")
-        if tensors * 24 + values * 12 > walk.left: raise ModelError(
-            f"it says that {tensors:,} tensors and {values:,} values follow in {size:,} bytes")
-        for _ in range(values):
-            key = walk.text().decode("utf-8", "replace").rpartition(".")[2]
-            for number in walk.value(walk.number("I")):
-                check_size("its metadata", key, number, lambda: tensors, size)
-        for _ in range(tensors):
-            walk.text()
-            walk.skip(8 * walk.number("I") + 12)
-
-# %% ../../nbs/engine/02_models.ipynb #bb0eac4c
-# kinds of models that are written tensor by tensor
-STREAMED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-
-def write_weights(weights: dict[str, Tensor],  # by name; only shapes are looked at
-                  read: Callable[[str], Tensor], folder: Path, # which is filled
-                  what: str) -> None: # beside the progress
-    "Tensors as float32 safetensors of 64 MB each, as transformers would save them."
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
-    plan = split_torch_state_dict_into_shards(
-        weights, filename_pattern="model{suffix}.safetensors", max_shard_size="64MB")
-    def write(file: str) -> None:
-        tensors = {name: read(name) for name in plan.filename_to_tensors[file]}
-        for name, tensor in tensors.items():
-            if tensor.shape != weights[name].shape: raise ModelError(
-                f"its tensor for {name!r} has the shape {list(tensor.shape)}, where its sizes ask"
-                f" for {list(weights[name].shape)}")
-        save_file(tensors, folder / file, {"format": "pt"})
-    files = [*plan.filename_to_tensors]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(tqdm(pool.map(write, files), what, len(files), disable=None, unit="file"))
-    if not plan.is_sharded: return
-    index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-def dequantise(gguf: Path,   # a GGUF file
-               folder: Path, # existing, to be filled with float32 safetensors, config and tokenizer
-              ) -> None:
-    """Write a GGUF model as one that any library loads, and beside it the four bits that it came
-    from. Raises `ModelError` for what we know that would be lost."""
-    from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
-    reader = read_gguf(gguf)  # first, since it looks whether the file is whole
-    config = AutoConfig.from_pretrained(**where)
-    kept, kinds = {}, {}
-    if config.model_type in STREAMED:
-        config.rope_parameters = config.rope_parameters | rope_of(reader, config)
-        length = reader.fields.get(f"{config.model_type}.attention.key_length")
-        if length and config.model_type == "qwen3": config.head_dim = length.contents()
-        if config.model_type == "llama":  # metadata doesn't say it
-            there = {tensor.name for tensor in reader.tensors}
-            config.attention_bias = "blk.0.attn_output.bias" in there
-            config.mlp_bias = "blk.0.ffn_down.bias" in there
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        weights = model.state_dict()
-        if config.tie_word_embeddings: del weights["lm_head.weight"]
-        tensors = tensors_of(reader, config, weights)
-        write_weights(weights, lambda name: tensors[name].numbers(), folder, gguf.name)
-        kinds = {name: t.kind for name, t in tensors.items() if t.kind not in PLAIN}
-        kept = {name: tensors[name].stored() for name, kind in kinds.items() if kind in FOUR_BITS}
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-    else:
-        if config.model_type != "gpt_oss" and rope_of(reader, config): raise ModelError(
-            f"its rotary embedding is stretched, which isn't read for {config.model_type!r}")
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        del model.config.quantization_config  # the weights are plain numbers now
-        plain = type(model)(model.config)
-        plain.load_state_dict(model.state_dict())
-        plain.save_pretrained(folder, max_shard_size="64MB")
-    save_file(kept, folder / GRID, kinds)
-    cut_as_said(AutoTokenizer.from_pretrained(**where), reader).save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if cut_as_said(tokenizer, reader) is not tokenizer: raise ModelError(
-        f"it cuts words in another way than a model of the kind {config.model_type!r}")
 
 # %% ../../nbs/engine/02_models.ipynb #c0nvert1
 def convert_gguf(gguf: Path,   # a GGUF file
@@ -926,7 +478,7 @@ def encode(tokenizer, # of the model that will read the ids; None if the prompt 
     if len(prompt) == 1 and isinstance(prompt[0], list): prompt = prompt[0]  # [1, T]
     check(len(prompt) > 0, "The prompt is empty: give some text, messages or token ids.")
     if not isinstance(prompt, str):
-        numbers: list = [_number(item) for item in prompt]
+        numbers: list = [to_scalar(item) for item in prompt]
         if all(type(n) is int for n in numbers): return numbers
     check(tokenizer is not None, "This model has no tokenizer: give the prompt as token ids.")
     if context is not None: check_length(tokenizer, characters_in(prompt), context)
@@ -936,10 +488,6 @@ def encode(tokenizer, # of the model that will read the ids; None if the prompt 
         ids = text_ids(tokenizer, text, context, add_special_tokens=False)
     check(len(ids) > 0, "The prompt has no tokens.")
     return list(ids)
-
-def _number(item):
-    "The number in an array or a tensor without dimensions; other things as they are."
-    return item.item() if getattr(item, "ndim", None) == 0 else item
 
 # %% ../../nbs/engine/02_models.ipynb #1c8f2aaa
 SHORT = 100_000 # characters that are always read: it takes a tenth of a second
@@ -1087,43 +635,3 @@ def prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
     "The short prompt set, written for this project."
     file = resources.files("specdec") / "data" / "prompts.json"
     return tuple(Prompt(**p) for p in parse_json(file.read_text(encoding="utf-8"), file.name))
-
-
-# %% ../../nbs/engine/15_gguf.ipynb #56cbf21f
-_WORDS = {  # regular expressions of the cut; the digits of a number: up to three, or each alone
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-                 r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-             r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-_TELLING = "It's 12345 of IT'S (x)!!\n\n  a\tb"
-
-def cuts() -> dict: # name → a pre-tokenizer of `tokenizers`
-    "The ways to cut a text into words that llama.cpp calls by these names."
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
-    plain = ByteLevel(add_prefix_space=False)
-    bytes_only = ByteLevel(add_prefix_space=False, use_regex=False)
-    found = {"gpt-2": plain, "smollm": Sequence([Digits(individual_digits=True), plain])}
-    for name, words in _WORDS.items():
-        found[name] = Sequence([Split(Regex(words), "isolated"), bytes_only])
-    return found
-
-def pieces(cut) -> list: # of a text that tells the ways apart
-    "What a pre-tokenizer makes of it."
-    return cut.pre_tokenize_str(_TELLING)
-
-def cut_as_said(tokenizer, reader): # a transformers tokenizer, also returned; a `gguf.GGUFReader`
-    """The tokenizer that cuts words in the way that the file names, if we know that way. (Those of
-    some models put their own way in whenever they are loaded, so another class takes its place.)"""
-    from transformers import PreTrainedTokenizerFast
-    said = reader.fields.get("tokenizer.ggml.pre")
-    known = cuts().get(said.contents()) if said else None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if known is None or backend is None or backend.pre_tokenizer is None: return tokenizer
-    if pieces(backend.pre_tokenizer) == pieces(known): return tokenizer
-    backend.pre_tokenizer = known
-    special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token")
-               for kind in ("bos", "eos", "unk", "pad")}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template,
-                                   clean_up_tokenization_spaces=False, **special)

@@ -12,7 +12,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from .hub import check_int8, int8_product
+from .devices import check_int8, int8_product
 from .linear import PIECE, Linear
 
 # %% ../../nbs/engine/22_eight_bits.ipynb #e1600014

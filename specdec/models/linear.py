@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import check
-from .hub import check_int4, four_bit_groups
+from .devices import check_int4
+from .convert import four_bit_groups
 
 # %% ../../nbs/engine/05_layouts.ipynb #ea6f1c1a
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:

@@ -20,8 +20,11 @@ from .checkpoint import Checkpoint, JoinedLinear, read_linear, read_vocabulary
 from ..errors import check
 from ..cache import KVCache
 from .int8 import Int8Linear
-from .linear import (FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan,
-                                   grouped_attention, can_be_batch_invariant)
+from .files import parameter_counts
+from specdec.models.linear import (
+    FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
+    can_be_batch_invariant,
+)
 from .protocol import CausalLM, check_ids, check_wanted
 
 # %% ../../nbs/engine/04_transformer.ipynb #78ea4c31
@@ -216,19 +219,12 @@ def sliding_window(config) -> int | None: # positions, or None if every token se
 # %% ../../nbs/engine/04_transformer.ipynb #2e2df540
 def weight_counts(config, layers: int | None = None, # None: as many as the config says
                  ) -> tuple[int, int, int]: # numbers, together all that there are
-    """Parameters of a decoder: in matrices, the LM head included; in the embedding, 0 if it is tied
-    to the head; in norms and biases."""
-    layers = config.num_hidden_layers if layers is None else layers
-    hidden, inner, size = config.hidden_size, config.intermediate_size, head_size(config)
-    q, kv = config.num_attention_heads * size, config.num_key_value_heads * size
-    norms, vocabulary = 2 * hidden, config.vocab_size * hidden
-    biases = q + 2 * kv if config.model_type == "qwen2" else 0
-    if getattr(config, "attention_bias", False): biases = q + 2 * kv + hidden
-    if getattr(config, "mlp_bias", False): biases += 2 * inner + hidden
-    if config.model_type == "qwen3": norms += 2 * size
-    matrices = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * inner
-    embedding = 0 if config.tie_word_embeddings else vocabulary
-    return layers * matrices + vocabulary, embedding, layers * (norms + biases) + hidden
+    "`parameter_counts` of a model by its config."
+    return parameter_counts(
+        config.model_type, config.vocab_size, config.hidden_size, config.intermediate_size,
+        config.num_hidden_layers if layers is None else layers, config.num_attention_heads,
+        config.num_key_value_heads, head_size(config), config.tie_word_embeddings,
+        getattr(config, "attention_bias", False), getattr(config, "mlp_bias", False))
 
 def held_tensors(part) -> dict[int, Tensor]: # by identity
     "All tensors inside a part of a decoder."

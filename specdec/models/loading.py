@@ -26,10 +26,14 @@ from ..drafters.model import NarrowLM, TOKENS_FILE
 from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, can_be_batch_invariant, processor_kind
 from .files import first_line, local_path, parse_json, say
-from .hub import (FOUR_BITS, INT4, INT8, STORED, check_config, check_no_older_head,
-                                find_config, find_model, has_int4, load_tokenizer,
-                                load_transformers, pick_device, pick_dtype, weights_digest,
-                                working_dtype)
+from specdec.models.devices import (
+    INT4, INT8, STORED, has_int4, pick_device, pick_dtype, working_dtype,
+)
+from .convert import FOUR_BITS
+from specdec.models.hub import (
+    check_config, check_no_older_head, find_config, find_model, load_tokenizer, load_transformers,
+    weights_digest,
+)
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
 

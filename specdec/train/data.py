@@ -31,10 +31,11 @@ from ..cache import KVCache
 from ..models.linear import Linear
 from ..models.loading import load_model, memory_free_mb
 from ..app.answers import as_chat, read_prompts
+from ..options import Prompt
 from ..models.files import first_line, parse_json, write_json, written_whole
+from ..models.devices import pick_device, pick_dtype
 from specdec.models.hub import (
-    characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, pick_device,
-    pick_dtype, text_ids,
+    characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, text_ids,
 )
 from ..models.protocol import CausalLM
 from ..models.llama import Llama
@@ -98,7 +99,7 @@ def sample_rows(model: CausalLM,
     return ids
 
 # %% ../../nbs/drafters/12_data.ipynb #fee1f218
-def question_starts(tokenizer, prompts: Sequence[str | list[dict]], # texts, or chats
+def question_starts(tokenizer, prompts: Sequence[Prompt], # texts, or chats
                     length: int) -> list[list[int]]: # token ids
     """Each question as a chat, up to where its answer begins. Those that fill more than half a row
     are left out; raises `InputError` if that is all of them."""

@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 from ..errors import InputError, check
 from ..models.loading import load_model
-from ..models.hub import find_model, load_tokenizer, pick_dtype, weights_digest
+from ..models.devices import pick_dtype
+from ..models.hub import find_model, load_tokenizer, weights_digest
 from ..drafters.head import no_other_model
 from ..models.files import json_object, locked, place_for, written_together
 from ..models.protocol import CausalLM

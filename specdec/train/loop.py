@@ -27,7 +27,7 @@ from tqdm import tqdm
 from ..errors import ModelError, NumericalError, check
 from ..models.files import parse_json, written_whole
 from ..models.files import first_line
-from ..models.hub import pick_device, pick_dtype
+from ..models.devices import pick_device, pick_dtype
 from ..verify import acceptance_probability
 from specdec.train.data import (
     States, Teacher, claim, count_tokens, hash_row, in_answers, shared_prefix, split_rows,

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specdec.app.answers import as_chat
 from specdec.bench.alpha import alpha_by_position
 from specdec.bench.methods import LlamaCpp, llamacpp_missing
 from specdec.bench.prompts import PromptDataset
@@ -37,9 +38,12 @@ from specdec.models.files import first_line, local_path, parse_json, read_text
 from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.gguf import HEAD_NAMES, export_gguf, export_head, paired
-from specdec.models.hub import DTYPES, encode, read_gguf
+from specdec.models.devices import DTYPES
+from specdec.models.convert import read_gguf
+from specdec.models.hub import encode
 from specdec.models.llama import Llama, rotation
 from specdec.models.transformers import check_sizes
+from specdec.options import Prompt
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom, likeliest
 from specdec.train.data import own_decoder
@@ -189,44 +193,38 @@ def watched(fast: FastHead, steps: list[Step]) -> FastHead:
     head = copy.copy(fast)
     def note(name: str, x: Tensor) -> None: steps[-1][name] = x.reshape(-1, x.shape[-1])[-1]
 
+    def noting(part: Callable, reads: str, gives: str) -> Callable:
+        "The same part, whose input and output are written down."
+        def noted(x: Tensor, *more):
+            note(reads, x)
+            out = part(x, *more)
+            note(gives, out)
+            return out
+        return noted
+
     def fuse(features: Tensor) -> Tensor:
         steps.append(Step())
-        note("features", features)
-        fused = fast.fuse(features)
-        note("fused features", fused)
-        return fused
+        return noting(fast.fuse, "features", "fused features")(features)
 
     def embed(ids: Tensor) -> Tensor:
         if not steps or "token" in steps[-1]: steps.append(Step())  # a step without features
         steps[-1]["token"] = ids[0, -1]
         return fast.embed(ids)
 
-    def lm_head(x: Tensor) -> Tensor:
-        logits = fast.lm_head(x)
-        note("last state", x)
-        note("logits", logits)
-        return logits
-
-    def attention(inner, name: str, x, where, cache, i):
-        note(f"{name}, input", x)
+    def attention(noted: Callable, name: str, x: Tensor, where, *more):
         note(f"{name}, positions", torch.cat((where.cos, where.sin), -1))
-        out = inner(x, where, cache, i)
-        note(f"{name}, attention", out)
-        return out
-
-    def mlp(inner, name: str, x: Tensor) -> Tensor:
-        note(f"{name}, MLP input", x)
-        out = inner(x)
-        note(f"{name}, MLP", out)
-        return out
+        return noted(x, where, *more)
 
     watch: Any = head # its parts are replaced
-    watch.fuse, watch.embed, watch.lm_head = fuse, embed, lm_head
+    watch.fuse, watch.embed = fuse, embed
+    watch.lm_head = noting(fast.lm_head, "last state", "logits")
     head.layers = [copy.copy(layer) for layer in fast.layers]
     for i, part in enumerate(head.layers):
         layer: Any = part
-        layer.attention = partial(attention, layer.attention, f"layer {i}")
-        layer.mlp = partial(mlp, layer.mlp, f"layer {i}")
+        name = f"layer {i}"
+        noted = noting(layer.attention, f"{name}, input", f"{name}, attention")
+        layer.attention = partial(attention, noted, name)
+        layer.mlp = noting(layer.mlp, f"{name}, MLP input", f"{name}, MLP")
     return head
 
 @dataclass(frozen=True)
@@ -470,6 +468,12 @@ class Metadata(BaseModel, strict=True):
     norm_before_fc: bool = Field(False, alias="eagle3.norm_before_fc")
     template: str | None = Field(None, alias="tokenizer.chat_template")
 
+def first_mistake(error: Exception) -> str:
+    "What is wrong first with data, as pydantic or another library says it."
+    if not isinstance(error, ValidationError): return first_line(error)
+    wrong = error.errors()[0]
+    return f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
+
 def read_metadata(reader, file: Path) -> Metadata: # reader: a `gguf.GGUFReader`
     "What a head's file says; raises `ModelError` for another model's, and for damage."
     names = ["general.architecture", *(field.alias for field in Metadata.model_fields.values())]
@@ -481,9 +485,8 @@ def read_metadata(reader, file: Path) -> Metadata: # reader: a `gguf.GGUFReader`
         return Metadata.model_validate(said)
     except ModelError: raise
     except Exception as error:  # many kinds, by what is damaged
-        wrong = error.errors()[0] if isinstance(error, ValidationError) else None
-        why = f"{wrong['loc'][0]}: {wrong['msg']}" if wrong else first_line(error)
-        raise ModelError(f"What {file} says of itself can't be used ({why}).") from error
+        raise ModelError(f"What {file} says of itself can't be used ({first_mistake(error)})."
+                        ) from error
 
 def from_gguf(file: Path, trained: Head, target: Llama) -> Stored:
     "A head in a GGUF file: rows of q and k put back, its map taken as it stands."
@@ -622,12 +625,9 @@ def checked(name: str, trained: Head, other: Head, target: Llama, texts: Sequenc
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a019
 #| code-fold: true
-Prompt = str | list[dict] # text as it is, or a chat
-
 def raw_ids(target: Llama, prompt: Prompt) -> list[int]:
     "The ids of a prompt without a chat template: the messages' text alone."
-    if isinstance(prompt, str): return encode(target.tokenizer, prompt)
-    return encode(target.tokenizer, "\n".join(str(message["content"]) for message in prompt))
+    return encode(target.tokenizer, "\n".join(str(m["content"]) for m in as_chat(prompt)))
 
 def ids_by(template: str | None, target: Llama, prompt: Prompt) -> list[int]:
     "The ids of a prompt by a chat template of a file."
@@ -830,10 +830,9 @@ def last_logged(folder: Path) -> tuple[float, ...]: # (): there is no log
         check(text.endswith("\n"), "it breaks off")
         return tuple(Measurement.model_validate(parse_json(text.splitlines()[-1])).greedy)
     except ValueError as error:
-        wrong = error.errors()[0] if isinstance(error, ValidationError) else None
-        why = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" if wrong else error
-        raise InputError(f"The last line of {path} is no measurement ({why}): train on, which mends"
-                         " what a kill has torn, or delete that line.") from error
+        raise InputError(
+            f"The last line of {path} is no measurement ({first_mistake(error)}): train on, which"
+            " mends what a kill has torn, or delete that line.") from error
 
 def signatures_of(head: Head, target: Llama, prompts: Sequence[Prompt], texts: Sequence[Text],
                   K: int, most: int) -> dict[str, tuple[float, ...]]:
@@ -869,6 +868,13 @@ def default_prompts(target: Llama) -> list[Prompt]:
     tokenizer: Any = target.tokenizer
     return [p.messages if tokenizer.chat_template else p.text for p in chosen]
 
+def copied(name: str, stored: Stored, trained: Head, target: Llama, texts: Sequence[Text], K: int,
+           most: int) -> Station:
+    "The station of a copy that was read back."
+    fast = stored.fast(target)
+    return checked(name, trained, stored.head, target,
+                   [along(target, fast, text, K, most) for text in texts], K, stored.kinds)
+
 def gguf_stations(folder: Path, there: Path | None, trained: Head, target: Llama,
                   prompts: Sequence[Prompt], texts: Sequence[Text], K: int, most: int, home: Path,
                  ) -> Iterator[Station]:
@@ -884,11 +890,9 @@ def gguf_stations(folder: Path, there: Path | None, trained: Head, target: Llama
         yield Station(back, left_out=str(error), departs=given)
         return
     theirs = [ids_by(stored.template, target, prompt) for prompt in prompts]
-    fast = stored.fast(target)
     wrong = wrong_prompt(back, target, prompts, theirs, lambda ids: [
-        seen.round for seen in decoded(target, fast, ids, K, most).seen])
-    yield wrong or checked(back, trained, stored.head, target,
-                           [along(target, fast, text, K, most) for text in texts], K, stored.kinds)
+        seen.round for seen in decoded(target, stored.fast(target), ids, K, most).seen])
+    yield wrong or copied(back, stored, trained, target, texts, K, most)
     missing = llamacpp_missing()
     if missing: yield Station(engine, left_out=missing)
     else:
@@ -907,9 +911,7 @@ def folder_station(there: Path | None, trained: Head, ours: Head, target: Llama,
         stored = from_folder(there, trained, target)
     except (ModelError, InputError) as error:
         return Station(name, left_out=str(error), departs=given)
-    fast = stored.fast(target)
-    return checked(name, trained, stored.head, target,
-                   [along(target, fast, text, K, most) for text in texts], K, stored.kinds)
+    return copied(name, stored, trained, target, texts, K, most)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a025
 def follow_head(

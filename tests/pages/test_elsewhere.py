@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
 import specdec
 from specdec.app import cli
@@ -46,7 +47,7 @@ def exists(name: str) -> bool:
     arguments = inspect.signature(specdec.Pair.generate).parameters
     figures = {field.name for field in fields(GenerationResult)} | set(dir(GenerationResult))
     if name in {*arguments, *figures, *Decoding.model_fields, *PairSection.model_fields}: return True
-    if name.startswith("--"): return name in Path(cli.__file__).read_text(encoding="utf-8")
+    if name.startswith("--"): return name in options(typer.main.get_command(cli.app))
     parts = name.split(".")
     deepest = max((n for n in range(1, len(parts)) if parts[0] == "specdec" and is_module(parts[:n])), default=0)
     found = import_module(".".join(parts[:deepest])) if deepest else specdec
@@ -54,6 +55,12 @@ def exists(name: str) -> bool:
         if not hasattr(found, part): return False
         found = getattr(found, part)
     return True
+
+
+def options(command) -> set[str]:
+    "Those of a command, and of all in it."
+    own = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return own.union(*map(options, getattr(command, "commands", {}).values()))
 
 
 def is_module(parts: list[str]) -> bool:

@@ -13,8 +13,9 @@ from specdec.drafters.head import Head, head_config, load_head, save_head
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
+from specdec.models.convert import cuts
 from specdec.models.gguf import check_head, cut_of, export_gguf, export_head, original_gguf
-from specdec.models.hub import cuts, encode, fetch, find_model, load_tokenizer, prompts
+from specdec.models.hub import encode, fetch, find_model, load_tokenizer, prompts
 from specdec.models.loading import load, load_model
 from specdec.sampling import SamplingParams, SeededRandom
 
