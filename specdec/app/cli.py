@@ -954,7 +954,7 @@ def peers(
 
     specdec bench peers --repeats 5 --out peers.jsonl --json > peers.json"""
     from specdec.bench.run import check_installed
-    check_installed("pandas")
+    check_installed("pandas", "jinja2")
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
     announce_conversion()
     config = PeersConfig(
@@ -990,7 +990,7 @@ def target(
 
     specdec bench target --out target.jsonl --json > target.json"""
     from specdec.bench.run import check_installed
-    check_installed("pandas")
+    check_installed("pandas", "jinja2")
     from specdec.bench.peers import TargetConfig, bench_target, target_text
     def place(path: Path | None) -> str | None: return None if path is None else str(path)
     config = TargetConfig(place(file), place(sibling), prompts, max_new_tokens, repeats)
@@ -1041,8 +1041,8 @@ def drafters(
 
     specdec bench drafters --head my-head --out drafters.jsonl --json > drafters.json"""
     from specdec.bench.run import check_installed
-    check_installed("pandas")
-    from specdec.bench.peers import DraftersConfig, bench_drafters, drafters_text
+    check_installed("pandas", "jinja2")
+    from specdec.bench.drafters import DraftersConfig, bench_drafters, drafters_text
     announce_conversion()
     config = DraftersConfig(
         drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)),
