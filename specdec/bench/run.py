@@ -1034,11 +1034,16 @@ def check_address(address: str) -> None: # HOST:PORT, or "auto"
           f" 10.0.0.1:6379, or auto, the one of this machine; not {address!r}.")
 
 def knock(address: str) -> None: # HOST:PORT
-    "Raise `InputError` if nothing listens there."
+    "Raise `InputError` if nothing listens there, or a server that waits to be asked."
     check_address(address)
     host, _, port = address.rpartition(":")
-    try: socket.create_connection((host, int(port)), timeout=5).close()
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as server:
+            if os.environ.get("RAY_USE_TLS") == "1": return  # there the client begins
+            try: spoke = server.recv(1)  # a cluster's head does, at once
+            except TimeoutError: spoke = b""
     except (OSError, UnicodeError) as error: raise unreachable(address, reason(error)) from error
+    if not spoke: raise unreachable(address, "the server there is another")
 
 @contextmanager
 def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this machine
@@ -1052,9 +1057,7 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
         raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
     try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR,
                   configure_logging=False)
-    except Exception as error:
-        why = "" if address == "auto" else "the server there is another, or can't be joined: "
-        raise unreachable(address, why + reason(error)) from error
+    except Exception as error: raise unreachable(address, reason(error)) from error
     with redirect_stdout(sys.stderr):  # Ray prints where results belong
         try: yield ray
         finally: ray.shutdown()
