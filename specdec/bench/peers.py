@@ -287,11 +287,6 @@ def smallest(values: Iterable[float | None]) -> float | None:
     "Of what was measured."
     return min((value for value in values if value is not None), default=None)
 
-def worst_domain(spread: dict[str, dict | None]) -> float | None:
-    "The smallest median of any domain of the ratios in `SPECULATIVE`."
-    there = [found for name in SPECULATIVE if (found := spread.get(name))]
-    return smallest(d["median"] for found in there for d in found["domains"].values())
-
 # %% ../../nbs/bench/01_peers.ipynb #b7fdc0da
 def overheads(runs: pd.DataFrame, method: str = "ngram") -> pd.Series: # 0 to 1, by prompt
     "The share of the time that was spent outside the model's forwards."
@@ -378,7 +373,9 @@ def make_report(
     spread |= best | {"overhead": summarise(overheads(runs), domains)}
     ratios = {name: median_of(found) for name, found in spread.items()}
     ratios["best_vs_llamacpp_best"] = smallest(ratios[name] for name in best)
-    ratios["speculative_vs_plain_worst"] = worst_domain(spread)
+    ratios["speculative_vs_plain_worst"] = smallest( # of any domain
+        inside["median"] for name in SPECULATIVE for inside in
+        (spread[name] or {"domains": {}})["domains"].values())
     ratios["memory_vs_model"] = memory_ratio(needed) if needed else None
     return {
         "ratios": ratios, "spread": spread,
@@ -418,11 +415,6 @@ class HubFile:
     digest: str     # SHA-256
     gigabytes: float
 
-    @property
-    def how_to_get_it(self) -> str:
-        "A command."
-        return f"hf download {self.repository} {self.name}"
-
 TARGET = HubFile("second target", "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
                  "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
                  "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1.1)
@@ -438,7 +430,7 @@ def find_target(place: str | Path | None = None, # None: where the hub's client 
     found = local_path(place) if place else try_to_load_from_cache(wanted.repository, wanted.name)
     if not isinstance(found, (str, Path)) or not Path(found).is_file(): raise ModelError(
         f"The {wanted.what} isn't {f'in {place}' if place else 'on this machine'}:"
-        f" `{wanted.how_to_get_it}` gets it ({wanted.gigabytes} GB).")
+        f" `hf download {wanted.repository} {wanted.name}` gets it ({wanted.gigabytes} GB).")
     digest = sha256(Path(found))
     if digest != wanted.digest: raise ModelError(
         f"{found} isn't the {wanted.what}, {wanted.name} of {wanted.repository}: its SHA-256"

@@ -1193,32 +1193,26 @@ def gpu_lines(file: Path, # what `tools/gpu.py merge` wrote
     "What was measured on a GPU, a line each; or that there is no such measurement."
     parts = from_json(file.read_bytes())["parts"] if file.exists() else {}
     def result(name: str) -> dict: return parts.get(name, {}).get("result") or {}
-    lines, timed = [], result("default, tokens")
+    timed, lines = result("default, tokens"), list[str]()
+    speeds = {name: found["tokens_per_second"] for name, found in timed.get("methods", {}).items()
+              if "tokens_per_second" in found}  # the others failed
     if about == "best": # of the drafters, greedy and at temperature 1
-        gains = {name: gain for name, gain in timed.get("over_plain", {}).items()
-                 if gain and not name.startswith("device, plain")}
-        for temperature in ("0", "1"):
-            each = [name for name in gains if name.endswith(f"temperature {temperature}")]
-            if not each: continue
-            name = max(each, key=gains.__getitem__)
-            speed = timed["methods"][name]["tokens_per_second"]["median"]
-            lines.append(f"{speed:.0f} tokens/s ({name.removeprefix('device, ')}),"
+        for T in ("0", "1"):
+            gains = {name: gain for name, gain in timed.get("over_plain", {}).items() if gain
+                     and name.endswith(f"temperature {T}") and not name.startswith("device, plain")}
+            if not gains: continue
+            name = max(gains, key=gains.__getitem__)
+            lines.append(f"{speeds[name]['median']:.0f} tokens/s ({name.removeprefix('device, ')}),"
                          f" {gains[name]:.2f} times as fast as plain decoding.")
-    if about == "tokens":
-        for name, found in timed.get("methods", {}).items():
-            if "tokens_per_second" not in found: continue  # it failed
-            speed = found["tokens_per_second"]
-            lines.append(f"{name:32}{speed['median']:8.0f} tokens/s ({speed['low']:.0f} to "
-                         f"{speed['high']:.0f})")
-    if about == "waits":
-        for name, found in result("default, waits").items():
-            lines.append(f"{name:32}{found['per_round']:8.2f} synchronisations a round")
-    if about == "batches":
-        for size in ("default", "1B", "8B"):
-            found = result(f"{size}, batches").get("pays_up_to", {})
-            for alpha, B in found.get("captured", {}).items():
-                lines.append(f"{size:8} α = {alpha}: drafts that cost nothing pay up to B = {B}")
+    if about == "tokens": lines = [
+        f"{name:32}{speed['median']:8.0f} tokens/s ({speed['low']:.0f} to {speed['high']:.0f})"
+        for name, speed in speeds.items()]
+    if about == "waits": lines = [f"{name:32}{found['per_round']:8.2f} synchronisations a round"
+                                  for name, found in result("default, waits").items()]
+    if about == "batches": lines = [
+        f"{size:8} α = {alpha}: drafts that cost nothing pay up to B = {B}"
+        for size in ("default", "1B", "8B") for alpha, B in
+        result(f"{size}, batches").get("pays_up_to", {}).get("captured", {}).items()]
     if not lines: return ("No GPU has run this yet. `tools/gpu.py` says what to do where one is at "
                           "hand.")
-    where = result("machine").get("name", "a GPU")
-    return "\n".join([f"Measured on {where}:", *lines])
+    return "\n".join([f"Measured on {result('machine').get('name', 'a GPU')}:", *lines])
