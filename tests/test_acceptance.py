@@ -118,7 +118,7 @@ def test_costs_are_those_that_were_put_in():
             for m in made]
     row, = r.synthetic_figures(some)
     assert row["c"] == pytest.approx(.12, rel=.1) and row["v"] == pytest.approx(1.15 * .99, rel=.05)
-    assert r.synthetic_figures(some[1:]) == [] and r.synthetic_lines(some[1:]) == []
+    assert r.synthetic_figures(some[1:]) == [] and "Synthetic" not in r.run_text(r.Measured(some[1:]))
 
 
 # --- drawn or certain

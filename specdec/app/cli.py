@@ -854,7 +854,7 @@ def peers(
     All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
     minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]"."""
     from specdec.bench.run import check_installed
-    check_installed("pandas")
+    check_installed("pandas", "jinja2")
     from specdec.bench.peers import PeersConfig, bench_peers, report_text
     config = PeersConfig(
         prompts=prompts, max_new_tokens=max_new_tokens, repeats=repeats, K=K, device=device,
@@ -886,7 +886,7 @@ def target(
     qwen2.5-coder-1.5b-instruct-q4_k_m.gguf (1.1 GB), and likewise the sibling's, in which 0.5b
     stands for 1.5b. Hours on two CPU cores; half an hour as in the first example."""
     from specdec.bench.run import check_installed
-    check_installed("pandas")
+    check_installed("pandas", "jinja2")
     from specdec.bench.peers import TargetConfig, bench_target, target_text
     def place(path: Path | None) -> str | None: return None if path is None else str(path)
     config = TargetConfig(place(file), place(sibling), prompts, max_new_tokens, repeats)
@@ -928,8 +928,8 @@ def drafters(
     That is many runs, and takes long on a CPU; with --out an interrupted one goes on where it
     stopped."""
     from specdec.bench.run import check_installed
-    check_installed("pandas")
-    from specdec.bench.peers import DraftersConfig, bench_drafters, drafters_text
+    check_installed("pandas", "jinja2")
+    from specdec.bench.drafters import DraftersConfig, bench_drafters, drafters_text
     config = DraftersConfig(
         drafters=tuple(only or ()), Ks=tuple(Ks or (2, 4, 6)),
         temperatures=tuple(temperatures or (0.0, 1.0)), head=None if head is None else str(head),

@@ -7,7 +7,7 @@ __all__ = ['BenchmarkConfig', 'GridPair', 'Grid', 'read_grid', 'grid_schema']
 
 # %% ../../nbs/bench/05_grid.ipynb #0567c691
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product, zip_longest
 from pathlib import Path
@@ -16,17 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ..models.files import fingerprint
-from .methods import DRAFTERS, LLAMACPP_MODES, PROBES
-from .prompts import PromptDataset
 from ..app.config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
+from ..app.registry import PairSpec, get_pair
+from .methods import DRAFTERS, LLAMACPP, PROBES
+from .prompts import PromptDataset
 from ..errors import check
 from ..models.devices import STORED, pick_device, pick_dtype
+from ..models.files import fingerprint
 from ..models.hub import Prompt
-from ..app.registry import PairSpec, get_pair
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
-LLAMACPP = ("llamacpp", *(f"llamacpp-{mode}" for mode in LLAMACPP_MODES if mode != "plain"))
 PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", *LLAMACPP)
 
 DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with by itself
@@ -46,23 +45,26 @@ def drafts_here(name: str) -> bool:
     "Whether a method drafts by our own decoder."
     return name in DRAFTING or synthetic_rates(name) is not None
 
+def is_ours(name: str) -> bool:
+    "Whether a method decodes by our own decoder."
+    return name == "plain" or drafts_here(name)
+
 def is_method(name: str) -> bool:
     "Whether something here decodes, or is measured, by that name, or a run was made elsewhere."
     named = name in (*DECODING, *PROBES) or ELSEWHERE.fullmatch(name) is not None
     return named or synthetic_rates(name) is not None
 
-class _Settings(BaseModel):
-    "Types are taken as they are, and unknown keys are errors."
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
+# types are taken as they are, and unknown keys are errors
+SETTINGS = ConfigDict(extra="forbid", strict=True, frozen=True)
 MOST_K = 4096  # draft tokens of a round, at most
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 DraftTokens = Annotated[int, Field(ge=1, le=MOST_K)] | Literal["adaptive"] # K
 
 # %% ../../nbs/bench/05_grid.ipynb #3ae5ca01
-class BenchmarkConfig(_Settings):
+class BenchmarkConfig(BaseModel):
     """The settings of one run; a grid gives all of them, and by hand the pair is enough. Raises
     `ValidationError` (of pydantic) for what can't be one."""
+    model_config = SETTINGS
     pair: str                    # a registered pair, or what the grid calls it
     # "plain", a drafter such as "suffix", a peer such as "assisted", "elsewhere:NAME" of a run that
     # another program made; not given: "default" with a K, else "plain"
@@ -112,8 +114,9 @@ class BenchmarkConfig(_Settings):
         return fingerprint(self.model_dump(), weights, prompt_ids)
 
 # %% ../../nbs/bench/05_grid.ipynb #70f2d85f
-class GridPair(_Settings):
+class GridPair(BaseModel):
     "What is measured: a registered pair, or parts under a name of your own."
+    model_config = SETTINGS
     name: str = Field(description="A registered pair; or with a target, what results call it.")
     target: Name | None = Field(
         None, description="smollm2, a folder, a GGUF file, or org/name on the hub.")
@@ -156,8 +159,9 @@ class GridPair(_Settings):
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # %% ../../nbs/bench/05_grid.ipynb #163bf603
-class Grid(_Settings):
+class Grid(BaseModel):
     "What is measured: each with each of these."
+    model_config = SETTINGS
     pairs: list[GridPair] = Field([GridPair(name="smollm2")], min_length=1)
     methods: list[str] = Field(
         ["plain", "suffix", "head", "hybrid"], min_length=1,
@@ -223,7 +227,6 @@ class Grid(_Settings):
             raise ValueError("the seed of the last repeat must be below 2³²: lower seed or repeats")
         return self
 
-# %% ../../nbs/bench/05_grid.ipynb #78970a5e
 def read_grid(path: str | Path) -> Grid: # .yaml, .yml or .toml
     """Read a file; raises `InputError` with the line of each mistake. Names of models that begin
     with a dot are folders, from the file's own on, and so is a prompt file."""
@@ -259,10 +262,16 @@ def interleaved(some: Sequence[Prompt],  # the prompts
                 order = [*methods[first:], *methods[:first]]
                 for method in order[::direction]: yield Job(repeat, prompt, method)
 
-# %% ../../nbs/bench/05_grid.ipynb #1268c7c2
+# %% ../../nbs/bench/05_grid.ipynb #f987d9ee
 MOST_RUNS = 100_000  # of a grid; at a second each that is more than a day
 
-# %% ../../nbs/bench/05_grid.ipynb #f987d9ee
+class Way(NamedTuple):
+    "A way to decode: all that a run of it needs but the pair, the prompt and the repeat."
+    dtype: str
+    method: str
+    temperature: float
+    K: int | str | None = None
+
 @dataclass(frozen=True)
 class Cell:
     "Runs that are compared with each other, in their order; all on one prompt."
@@ -271,35 +280,46 @@ class Cell:
     runs: tuple[BenchmarkConfig, ...]
     timed: bool = True # False: only acceptance is wanted
 
+def check_few(runs: int) -> None:
+    "Raise `InputError` for more than a file holds."
+    check(runs <= MOST_RUNS, f"This grid means {runs:,} runs, and one file holds at most"
+          f" {MOST_RUNS:,}: give fewer repeats, prompts or K, or several grids.")
 
-def cells(grid: Grid,
-          chosen: list[Prompt] | None = None, # None: the grid's own prompts
-         ) -> Iterator[Cell]:
+def cells_of(pair: PairSpec, name: str, # what is measured, and its name in records
+             ways: Iterable[Way], chosen: Sequence[Prompt], repeats: int,
+             apart: bool = True,        # whether each temperature has a cell of its own
+             timed: bool = True, seed: int = 0, **common, # what all runs share
+            ) -> Iterator[Cell]:
+    """All that runs on one prompt in one repeat; a precision's ways of one temperature are
+    neighbours. Memory is measured once, in the first cell."""
+    every = [*ways]
+    check_few(len(every) * len(chosen) * repeats)
+    once, groups = [way for way in every if way.method == "memory"], dict[tuple, list[Way]]()
+    for way in every:
+        if way not in once: groups.setdefault((way.dtype, way.temperature), []).append(way)
+    jobs = interleaved(chosen, repeats, *groups.values())
+    for (repeat, prompt, _), some in groupby(
+            jobs, lambda job: (job.repeat, job.prompt, apart and job.method.temperature)):
+        now, once = [*once, *(job.method for job in some)], []
+        yield Cell(pair, prompt, tuple(
+            BenchmarkConfig(pair=name, **way._asdict(), domain=prompt.domain, prompt=prompt.id,
+                            seed=seed + repeat, repeat=repeat, **common) for way in now), timed)
+
+def cells(grid: Grid) -> Iterator[Cell]:
     """Everything that a grid means. What it leaves open (device, dtype, threads) is what this
     machine has. Raises `InputError` for a device, a dtype, a domain or a prompt set that there
     isn't."""
-    device = pick_device(grid.device)
-    some_prompts = grid_prompts(grid) if chosen is None else chosen
-    common: dict[str, Any] = dict(max_new_tokens=grid.max_new_tokens, device=str(device),
-                  threads=grid.threads or torch.get_num_threads())
-    dtypes = [str(pick_dtype(dtype, device, STORED)).removeprefix("torch.")
-              for dtype in grid.dtypes]
-    groups = [[(t, *way) for way in ways(grid)] for t in grid.temperatures]
-    total = (len(grid.pairs) * len({*dtypes}) * sum(map(len, groups)) * len(some_prompts)
-             * grid.repeats)
-    check(total <= MOST_RUNS, f"This grid means {total:,} runs, and one file holds at most"
-          f" {MOST_RUNS:,}: give fewer repeats, prompts or K, or several grids.")
-    for pair, dtype in product(grid.pairs, dict.fromkeys(dtypes)):
-        jobs = interleaved(some_prompts, grid.repeats, *groups)
-        for (repeat, prompt, _), some in groupby(jobs, lambda j: (j.repeat, j.prompt, j.method[0])):
-            settings = common | dict(
-                pair=pair.name, domain=prompt.domain, prompt=prompt.id, dtype=dtype,
-                seed=grid.seed + repeat, repeat=repeat)
-            runs = (BenchmarkConfig(temperature=t, method=method, K=K, **settings)
-                    for _, _, (t, method, K) in some)
-            yield Cell(pair.spec, prompt, tuple(runs), grid.timing)
+    device, chosen = pick_device(grid.device), grid_prompts(grid)
+    dtypes = dict.fromkeys(str(pick_dtype(dtype, device, STORED)).removeprefix("torch.")
+                           for dtype in grid.dtypes)
+    decoded = [(method, t, K) for t in grid.temperatures for method, K in ways(grid)]
+    check_few(len(grid.pairs) * len(dtypes) * len(decoded) * len(chosen) * grid.repeats)
+    for pair, dtype in product(grid.pairs, dtypes):
+        yield from cells_of(
+            pair.spec, pair.name, [Way(dtype, *way) for way in decoded], chosen, grid.repeats,
+            timed=grid.timing, seed=grid.seed, max_new_tokens=grid.max_new_tokens,
+            device=str(device), threads=grid.threads or torch.get_num_threads())
 
-# %% ../../nbs/bench/05_grid.ipynb #5c44eb69
 def ways(grid: Grid) -> list[tuple[str, int | str | None]]: # (method, K)
     "Each method with each K that it can have."
     numbers = [K for K in grid.K if K != "adaptive"]

@@ -53,7 +53,6 @@ from ..result import GenerationResult
 # %% ../../nbs/bench/01_methods.ipynb #ca93ae92
 DRAFTERS = ("ngram", "suffix", "model", "head", "skip", "int4", "hybrid")
 
-# %% ../../nbs/bench/01_methods.ipynb #52ee0739
 def _ours(target: CausalLM) -> Llama:
     "The same; raises `InputError` unless our own decoder computes it, layer by layer."
     if isinstance(target, Llama): return target
@@ -102,24 +101,16 @@ def transformers_peer(model, # a transformers causal LM
         return output[0, len(ids):].tolist()
     return run
 
-# %% ../../nbs/bench/01_methods.ipynb #52eaaf16
-@contextmanager
-def quiet_logging() -> Iterator[None]:
-    """transformers imports torchao where that is installed, which reports which of its GPU kernels
-    this machine can't load."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try: yield
-    finally: logging.disable(before)
-
 def quiet_transformers(model: str, device: str, dtype: str): # a transformers causal LM
     "Their model; transformers shows no progress and no warnings from here on."
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
     disable_progress_bar()
     set_verbosity_error()
-    where = pick_device(device)
-    with quiet_logging():
-        return load_transformers(find_model(model), where, pick_dtype(dtype, where))
+    where, before = pick_device(device), logging.root.manager.disable
+    # it imports torchao where that is installed, which reports which of its GPU kernels fail
+    logging.disable(logging.WARNING)
+    try: return load_transformers(find_model(model), where, pick_dtype(dtype, where))
+    finally: logging.disable(before)
 
 # %% ../../nbs/bench/01_methods.ipynb #2f7d94ac
 @contextmanager
@@ -133,7 +124,6 @@ def compile_folder(folder: str) -> Iterator[None]: # a path
         if before is None: del os.environ[name]
         else: os.environ[name] = before
 
-# %% ../../nbs/bench/01_methods.ipynb #c4106377
 def compiled_peer(model,        # a transformers causal LM
                   longest: int, # positions of the longest run: its prompt and the new tokens
                  ) -> Peer:
@@ -163,9 +153,10 @@ LLAMACPP_MODES = {  # name → llama.cpp's kind of speculation
     "plain": "NONE", "ngram-cache": "NGRAM_CACHE", "ngram-simple": "NGRAM_SIMPLE",
     "ngram-mod": "NGRAM_MOD", "eagle3": "DRAFT_EAGLE3", "draft": "DRAFT_SIMPLE",
 }
+LLAMACPP = {"llamacpp" if mode == "plain" else f"llamacpp-{mode}": mode
+            for mode in LLAMACPP_MODES}  # a grid's name → mode
 DRAFTED = "eagle3", "draft" # modes that need a file of their own: a head, a small model
 
-# %% ../../nbs/bench/01_methods.ipynb #dca0893a
 # Run by a Python of its own, which reads one line of settings, says where it listens, and ends when
 # its standard input does: then we have ended.
 SERVE = """import json, os, sys, xllamacpp
@@ -187,7 +178,6 @@ print("listens:" + server.listening_address, flush=True)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what else it may say is not read
 sys.stdin.read()"""
 
-# %% ../../nbs/bench/01_methods.ipynb #08e7c913
 @dataclass(frozen=True)
 class LlamaCppAnswer:
     "What llama.cpp made of a prompt, by its own clock."
@@ -224,30 +214,26 @@ class LlamaCpp:
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
         self.mode, start = mode, time.perf_counter()
-        self.process: subprocess.Popen | None = None
-        self.address = ""
-        self.start(
-            model=str(model), kind=LLAMACPP_MODES[mode], context=context, K=K,
-            draft=str(draft) if draft else None, threads=threads or torch.get_num_threads())
-        self.seconds = time.perf_counter() - start # s, until it listened
-
-    def start(self, **wanted) -> None: # what `SERVE` reads
-        "Start it, and wait until it listens; raises `ModelError` where it can't."
+        files = [str(file) for file in (model, draft) if file]
+        wanted = dict(model=str(model), kind=LLAMACPP_MODES[mode], context=context, K=K,
+                      draft=draft and str(draft), threads=threads or torch.get_num_threads())
         with tempfile.TemporaryFile("w+") as said:
-            self.process = child = subprocess.Popen(
+            self.process: subprocess.Popen | None = subprocess.Popen(
                 [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=said, text=True)
-            assert child.stdin and child.stdout
-            child.stdin.write(json.dumps(wanted) + "\n")
-            child.stdin.flush()
-            listens = next((line for line in child.stdout if line.startswith("listens:")), None)
-            if listens: self.address = listens.removeprefix("listens:").strip()
-            else:
+            ask, answer = self.process.stdin, self.process.stdout
+            assert ask and answer
+            ask.write(json.dumps(wanted) + "\n")
+            ask.flush()
+            listens = next((line for line in answer if line.startswith("listens:")), None)
+            if listens is None:
                 self.close()
                 said.seek(0)
                 reason = [line for line in said if line.startswith("xllamacpp: ")] or ["it ended"]
-                files = " and ".join(filter(None, (wanted["model"], wanted["draft"])))
-                raise ModelError(f"llama.cpp can't load {files}: {reason[-1].strip()}")
+                raise ModelError(
+                    f"llama.cpp can't load {' and '.join(files)}: {reason[-1].strip()}")
+        self.address = listens.removeprefix("listens:").strip()
+        self.seconds = time.perf_counter() - start # s, until it listened
 
     def close(self) -> None:
         "Give memory and threads back."
@@ -347,10 +333,9 @@ def llamacpp_result(answer: LlamaCppAnswer, ids: list[int], # of the prompt
     "An answer in the form of our own results, with llama.cpp's own times."
     return GenerationResult(
         prompt_ids=list(ids), generated_ids=answer.ids, text=answer.text, finish_reason="length",
-        method="plain" if mode == "plain" else "speculative", rounds=[], per_token_latencies=[],
-        round_latencies=[], time_to_first_token=answer.prompt_ms / 1000,
-        total_time=answer.seconds, prefill_time_ms=answer.prompt_ms, draft_time_total_ms=0.0,
-        verify_time_total_ms=answer.predicted_ms, sampling_time_total_ms=0.0, peak_memory_mb=None,
+        method="plain" if mode == "plain" else "speculative",
+        time_to_first_token=answer.prompt_ms / 1000, total_time=answer.seconds,
+        prefill_time_ms=answer.prompt_ms, verify_time_total_ms=answer.predicted_ms,
         settings=settings | {"drafted": answer.drafted, "accepted": answer.accepted},
         drafter=f"llama.cpp, {mode}")
 
@@ -383,7 +368,6 @@ class Sample(NamedTuple):
 
 Probe = Callable[[list[int]], Sample] # of a prompt's token ids
 
-# %% ../../nbs/bench/01_methods.ipynb #f5fef818
 def _clocked(forward: Callable[[], Tensor]) -> float: # s
     """The time until the logits that a forward returns, [B, T, V], can be read; on a GPU, that is
     when it has finished."""
@@ -412,7 +396,6 @@ def verify_probe(model: CausalLM, tokens: int = 8, repeats: int = 7) -> Probe:
         return Sample(tokens, float(np.median(seconds)), {})
     return run
 
-# %% ../../nbs/bench/01_methods.ipynb #cc6faae9
 def prefill_probe(read: Callable[[Tensor], Tensor], # ids [1, T] → logits of the last position
                   tokens: int = 1024) -> Probe:
     "The time to read a long prompt: ours, repeated until it is that long."
@@ -476,16 +459,13 @@ print(json.dumps(probe_memory(*json.load(sys.stdin))))"""
 
 def memory_in_child(model: str, device: str, dtype: str, tokens: int = 128) -> dict[str, int]:
     "`probe_memory` in a process of its own, in bytes; raises `ModelError` if that fails."
-    if pick_device(device).type != "cpu":
-        raise ModelError(
-            "Resident memory says nothing about a model on a GPU: measured on a CPU only."
-        )
+    if pick_device(device).type != "cpu": raise ModelError(
+        "Resident memory says nothing about a model on a GPU: measured on a CPU only.")
     modules: list[str] = []
     for _ in range(2):
         arguments = json.dumps([model, device, dtype, tokens, modules])
-        done = subprocess.run(
-            [sys.executable, "-c", IN_CHILD], input=arguments, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-c", IN_CHILD], input=arguments,
+                              capture_output=True, text=True)
         if done.returncode:
             last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ModelError(f"The process that measures memory failed: {last_line}")
@@ -494,7 +474,4 @@ def memory_in_child(model: str, device: str, dtype: str, tokens: int = 128) -> d
 
 def memory_probe(model: str, device: str, dtype: str, tokens: int = 128) -> Probe:
     "The same as a probe, which has no time of its own."
-    def run(ids: list[int]) -> Sample:
-        found: dict[str, float] = {**memory_in_child(model, device, dtype, tokens)}
-        return Sample(tokens, 0.0, found)
-    return run
+    return lambda ids: Sample(tokens, 0.0, {**memory_in_child(model, device, dtype, tokens)})

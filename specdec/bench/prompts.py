@@ -97,13 +97,11 @@ def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
         found += [Prompt(**row) for row in rows]
     return tuple(sorted(found, key=lambda prompt: prompt.id))
 
-# %% ../../nbs/bench/04_prompts.ipynb #8895da10
 def first_prompts(some: Iterable[Prompt], count: int) -> list[Prompt]:
     "That many of some prompts: the first of each domain, then the second of each, …"
     in_turn = sorted(some, key=lambda p: (p.id.split("_")[1], p.domain))
     return in_turn[:count]
 
-# %% ../../nbs/bench/04_prompts.ipynb #9ff83e3b
 def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
     "A prompt's tokens, in the model's chat format if it has one."
     return encode(tokenizer, prompt.messages if tokenizer.chat_template else prompt.text)
@@ -260,7 +258,6 @@ def is_saved(path: Path) -> bool:
     written = {"id", "domain", "tokens", "text"}
     return all(parse_json(line).keys() == written for _, line in numbered_lines(path))
 
-# %% ../../nbs/bench/04_prompts.ipynb #0therm04
 def prompts_place(path: str | Path) -> Path:
     "Where prompts may be written; raises `InputError` for a file with anything else in it."
     check(not local_path(path).is_dir(), f"{path} is there, and it isn't a file.")

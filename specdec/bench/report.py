@@ -8,9 +8,9 @@ __all__ = ['read_runs', 'study', 'report_on', 'compare_reports']
 # %% ../../nbs/bench/09_report.ipynb #e4300aea
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 import pandas as pd
-from jinja2 import DictLoader, Environment, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -26,9 +25,9 @@ from numpy.typing import ArrayLike
 from pydantic_core import from_json
 from scipy.stats import bootstrap
 
-from .methods import PROBES
 from .grid import synthetic_rates
-from .run import ParsedRecord, frozen_words, parsed, read_lines
+from .methods import PROBES
+from .run import ParsedRecord, amount, frozen_words, parsed, read_lines, rendered
 from ..errors import InputError, ModelError, check
 from ..models.files import local_path, place_for, read_text, visible, written_whole
 from ..speedup import tokens_per_round
@@ -77,7 +76,6 @@ class Estimate:
         if self.low is None or self.high is None: return False
         return not self.low <= value <= self.high
 
-# %% ../../nbs/bench/09_report.ipynb #e23f4a8e
 @lru_cache
 def resamples(prompts: int) -> np.ndarray: # how often each prompt is drawn, [RESAMPLES, prompts]
     """Prompts drawn with replacement; the seed is fixed, so that the same prompts are drawn for
@@ -135,7 +133,6 @@ class Setting(NamedTuple):
         threads = f"{self.threads} thread" + "s" * (self.threads != 1)
         return f"{self.pair}, {self.dtype}, {self.device}, {threads}, T = {self.temperature:g}"
 
-# %% ../../nbs/bench/09_report.ipynb #649585a7
 @dataclass(frozen=True)
 class Run:
     "What a report needs of a record."
@@ -219,7 +216,7 @@ def read_runs(file: str | Path, # JSON Lines, as `specdec bench run` writes them
     """The runs in a file of records, which is left as it is. Raises `InputError` with the line's
     number for what is no record, or one of a newer version, and for a file without any."""
     check(Path(file).exists(), f"There is no file {file}: give one that `specdec bench run` wrote.")
-    lines, torn = read_lines(Path(file), b'{"version": ')
+    lines, torn = read_lines(Path(file))
     found: dict[str, Run] = {}
     machines: dict[str, dict] = {}
     loads: list[float] = []
@@ -256,7 +253,6 @@ class Line(NamedTuple):
         K = words.get(self.K, f", K = {self.K}")
         return f"{self.method}{K}"
 
-# %% ../../nbs/bench/09_report.ipynb #dd717652
 METHODS = ("plain", "ngram", "suffix", "model", "head", "hybrid", "skip", "int4")
 PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
 
@@ -298,7 +294,6 @@ class Columns:
         "Verifying and sampling: what v is made of."
         return self.verify + self.sampling
 
-# %% ../../nbs/bench/09_report.ipynb #4448c79a
 def _at_position(run: Run, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "A run's rounds by number of drafts; how many drafts were tried and accepted at each position."
     position = np.arange(longest)[:, None]
@@ -306,7 +301,6 @@ def _at_position(run: Run, longest: int) -> tuple[np.ndarray, np.ndarray, np.nda
     lengths = np.bincount(run.drafted, minlength=longest + 1)
     return lengths, tried.sum(1), (position < run.accepted).sum(1)
 
-# %% ../../nbs/bench/09_report.ipynb #269689f4
 def columns_of(runs: Sequence[Run],           # of one line, at least one
                plain: Iterable[Run] = (),     # of its partner
               ) -> Columns:
@@ -352,14 +346,12 @@ def predicted(weights: np.ndarray, passed: np.ndarray, tried: np.ndarray, length
     with np.errstate(invalid="ignore", divide="ignore"):
         return tau * step / ratio(weights, spent, lengths.sum(1))
 
-# %% ../../nbs/bench/09_report.ipynb #9f623028
 def relative(weights: np.ndarray, above: np.ndarray, below: np.ndarray, plain_above: np.ndarray,
              plain_below: np.ndarray) -> np.ndarray:
     "A ratio of sums, in units of plain decoding's."
     with np.errstate(invalid="ignore", divide="ignore"):
         return ratio(weights, above, below) / ratio(weights, plain_above, plain_below)
 
-# %% ../../nbs/bench/09_report.ipynb #a6dd3d1d
 @dataclass(frozen=True)
 class Figures:
     "The figures of a line on some of its prompts; None where nothing tells."
@@ -373,7 +365,6 @@ class Figures:
     measured: Estimate | None  # tokens per second after the first, over plain decoding's
     agreement: Estimate | None # measured / predicted
 
-# %% ../../nbs/bench/09_report.ipynb #318f8320
 def figures(columns: Columns,
             plain: Columns | None = None,   # its partner; None: there is none
             chosen: np.ndarray | None = None, # which prompts, bool; None: all
@@ -472,7 +463,6 @@ def scheme_css(dark: bool) -> str: # declarations
     "What the roles look like."
     return ";".join(f"--{role}:{looks[dark]}" for role, (_, *looks) in ROLES.items())
 
-# %% ../../nbs/bench/09_report.ipynb #58993878
 STYLE = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9,
     "axes.titlesize": 9, "text.color": INK, "axes.labelcolor": INK,
@@ -508,7 +498,6 @@ def svg_of(figure: Figure,
         svg = svg.replace(stands, f"var(--{role})" if page else light)
     return svg
 
-# %% ../../nbs/bench/09_report.ipynb #6e3d0cb3
 @dataclass(frozen=True)
 class Picture:
     "A drawing and the words that belong to it."
@@ -553,7 +542,6 @@ def panels(settings: Sequence[Setting],
         for axis in row: axis.set(title=title, xlabel=x, ylabel=y)
     return figure, rows
 
-# %% ../../nbs/bench/09_report.ipynb #a9eb547e
 def looks(study: Study) -> dict[str, dict]: # method → keyword arguments of a plot
     "A colour and a marker for each method."
     found = {line.method for line in study.runs} - {"plain"}
@@ -563,29 +551,41 @@ def looks(study: Study) -> dict[str, dict]: # method → keyword arguments of a 
               for i, method in enumerate(methods)}
     return {"plain": dict(color=INK, marker="")} | styles
 
-def legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    "One for the whole figure, above it."
-    if handles: figure.legend(list(handles.values()), list(handles), loc="outside upper center",
-                              ncols=min(6, len(handles)))
-
 def bars(found: Estimate) -> list[list[float]]: # [2, 1], as `errorbar` takes them
     "The interval's ends as distances from the value."
     if found.low is None or found.high is None: return [[0], [0]]
     return [[found.value - found.low], [found.high - found.value]]
 
-def worded(found: Estimate | None) -> str: # such as "1.23"
-    "The value, or a dash."
-    return "–" if found is None else f"{found.value:.2f}"
+def by_setting(choose: Callable[[Study, Setting], list[Line]],
+              ) -> Callable[[Study], dict[Setting, list[Line]]]:
+    "Those lines of each setting that has any."
+    return lambda study: {s: some for s in study.settings if (some := choose(study, s))}
 
-# %% ../../nbs/bench/09_report.ipynb #9210261c
-def styled(draw: Callable[..., Picture | None]) -> Callable[..., Picture | None]:
-    "In the look of the reports, not in the caller's settings of matplotlib."
-    def drawn(study: Study) -> Picture | None:
-        with matplotlib.rc_context(STYLE): return draw(study)
-    drawn.__doc__, drawn.__name__ = draw.__doc__, draw.__name__
-    return drawn
+def pictured(name: str, title: str, caption: str,
+             groups: Callable[[Study], dict[Setting, Any]], # what a row of panels shows
+             alt: Callable[[list], str],                    # of what was drawn, in words
+             height: Callable[[int], float] = lambda lines: 2.7, **shape, # of `panels`
+            ) -> Callable[[Callable[..., Iterator]], Callable[[Study], Picture | None]]:
+    """A picture with a row of panels for each setting, or None where nothing is to be shown. The
+    function draws one row, collects the handles for the legend, and yields what was drawn."""
+    def decorated(draw: Callable[..., Iterator]) -> Callable[[Study], Picture | None]:
+        @wraps(draw)
+        def drawn(study: Study) -> Picture | None:
+            known, seen, handles = groups(study), list[Any](), dict[str, Any]()
+            if not known: return None
+            with matplotlib.rc_context(STYLE):  # the look of the reports, not the caller's
+                figure, rows = panels([*known], height(max(map(len, known.values()))), **shape)
+                for row, some in zip(rows, known.values()):
+                    seen += draw(study, row, some, handles)
+                if handles: figure.legend(list(handles.values()), list(handles),
+                                          loc="outside upper center", ncols=min(6, len(handles)))
+            return Picture(name, title, caption, alt(seen), figure)
+        return drawn
+    return decorated
 
 # %% ../../nbs/bench/09_report.ipynb #4a9fe6cc
+ALL = "all"  # domains together
+
 def shade(ratio: float) -> tuple[tuple[float, float, float], str]: # of a cell; of its number
     "White at 1; blue above, orange below; full colour at a factor of two."
     strength = min(1.0, abs(np.log2(ratio)))
@@ -594,33 +594,12 @@ def shade(ratio: float) -> tuple[tuple[float, float, float], str]: # of a cell; 
     bright = cell @ [.2126, .7152, .0722]
     return tuple(cell), "#111111" if bright > .5 else "#ffffff"
 
-def heat(axis: Axes, cells: dict[tuple[str, str], Estimate]) -> None: # (row, column) → speed-up
-    "One panel."
-    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    columns = sorted(columns, key=lambda K: (not K.isdecimal(), int(K) if K.isdecimal() else K))
-    colours = np.ones((len(rows), len(columns), 4))
-    colours[..., 3] = 0
-    for (row, column), found in cells.items():
-        i, j = rows.index(row), columns.index(column)
-        colour, ink = shade(found.value)
-        colours[i, j] = *colour, 1
-        words = f"{found.value:.2f}" if found.excludes(1) else f"~{found.value:.2f}"
-        axis.text(j + .5, i + .5, words, ha="center", va="center", color=ink, fontsize=8)
-    mesh = axis.pcolormesh(np.zeros(colours.shape[:2]), edgecolors="none")
-    mesh.set(array=None, facecolors=colours.reshape(-1, 4))
-    axis.set(xticks=np.arange(len(columns)) + .5, xticklabels=columns, xlabel="K",
-             yticks=np.arange(len(rows)) + .5, yticklabels=rows)
-    axis.invert_yaxis()
-    axis.grid(False)
-    axis.tick_params(length=0)
-
-# %% ../../nbs/bench/09_report.ipynb #67c44b70
-ALL = "all"  # domains together
-
-def heat_cells(study: Study, by_pair: bool) -> dict[Setting, dict[tuple[str, str], Estimate]]:
-    "The speed-ups of each panel: by method and domain, or by method and pair."
-    found: dict[Setting, dict[tuple[str, str], Estimate]] = {}
+def heat_cells(study: Study, by_pair: bool) -> dict[Setting, dict[str, dict[str, Estimate]]]:
+    """The speed-ups of each panel, by method and domain or pair, then by K; none by pair if there
+    is only one."""
+    found: dict[Setting, dict[str, dict[str, Estimate]]] = {}
     domains = study.domains
+    if by_pair and len({line.setting.pair for line in study.runs}) == 1: return found
     for line, columns in study.columns.items():
         if line.method == "plain": continue
         panel = line.setting._replace(pair="") if by_pair else line.setting
@@ -628,136 +607,121 @@ def heat_cells(study: Study, by_pair: bool) -> dict[Setting, dict[tuple[str, str
         for group in groups:
             inside = np.isfinite(columns.speedup)
             if group in domains and not by_pair: inside &= columns.domains == group
-            speedup = estimate(median, columns.speedup[inside])
-            K = "none" if line.K is None else str(line.K)
-            if speedup: found.setdefault(panel, {})[f"{line.method}, {group}", K] = speedup
+            speedup, K = estimate(median, columns.speedup[inside]), str(line.K or "none")
+            if speedup: found.setdefault(panel, {}).setdefault(
+                f"{line.method}, {group}", {})[K] = speedup
     return found
 
-# %% ../../nbs/bench/09_report.ipynb #b95852bf
-def heatmap(study: Study, by_pair: bool) -> Picture | None:
-    cells = heat_cells(study, by_pair)
-    if not cells: return None
-    tallest = max(len({row for row, _ in panel}) for panel in cells.values())
-    figure, rows = panels(list(cells), height=.22 * tallest + .75)
-    for (axis,), panel in zip(rows, cells.values()): heat(axis, panel)
-    flat = {(setting, *key): found for setting, panel in cells.items()
-            for key, found in panel.items()}
-    ends = [(key, flat[key]) for key in (max(flat, key=lambda k: flat[k].value),
-                                         min(flat, key=lambda k: flat[k].value))]
-    most, least = (f"{found.value:.2f} ({key[1]}, K {key[2]})" for key, found in ends)
-    what = "pair" if by_pair else "domain"
-    return Picture(
+def heat(study: Study, row: list[Axes], cells: dict[str, dict[str, Estimate]], handles: dict):
+    "One panel."
+    axis, = row
+    columns = sorted({K: 0 for some in cells.values() for K in some},
+                     key=lambda K: (not K.isdecimal(), int(K) if K.isdecimal() else K))
+    colours = np.ones((len(cells), len(columns), 4))
+    colours[..., 3] = 0
+    for i, (name, some) in enumerate(cells.items()):
+        for K, found in some.items():
+            j, (colour, ink) = columns.index(K), shade(found.value)
+            colours[i, j] = *colour, 1
+            words = f"{found.value:.2f}" if found.excludes(1) else f"~{found.value:.2f}"
+            axis.text(j + .5, i + .5, words, ha="center", va="center", color=ink, fontsize=8)
+            yield found.value, f"{found.value:.2f} ({name}, K {K})"
+    mesh = axis.pcolormesh(np.zeros(colours.shape[:2]), edgecolors="none")
+    mesh.set(array=None, facecolors=colours.reshape(-1, 4))
+    axis.set(xticks=np.arange(len(columns)) + .5, xticklabels=columns, xlabel="K",
+             yticks=np.arange(len(cells)) + .5, yticklabels=[*cells])
+    axis.invert_yaxis()
+    axis.grid(False)
+    axis.tick_params(length=0)
+
+def heatmap(what: str): # "domain" or "pair"
+    "Speed-ups: method and that down, K across; None if there is one pair only."
+    return pictured(
         f"speedup-by-{what}", f"Speed-up over plain decoding, by {what}",
         "The median over prompts of tokens per second, over those of plain decoding on the same "
         "prompt in the same repeat. Blue: faster; orange: slower. A tilde: can't be told from 1, "
         "by the 95 % interval of a bootstrap over prompts, or for lack of five prompts.",
-        f"Heatmap of speed-ups by method, {what} and K. The largest is {most}, the smallest "
-        f"{least}.", figure)
+        lambda study: heat_cells(study, what == "pair"),
+        lambda seen: f"Heatmap of speed-ups by method, {what} and K. The largest is "
+                     f"{max(seen)[1]}, the smallest {min(seen)[1]}.",
+        height=lambda rows: .22 * rows + .75)(heat)
 
-# %% ../../nbs/bench/09_report.ipynb #d9aa0f5a
-@styled
-def speedup_by_domain(study: Study) -> Picture | None:
-    "Speed-ups: method and domain down, K across."
-    return heatmap(study, by_pair=False)
+speedup_by_domain, speedup_by_pair = heatmap("domain"), heatmap("pair")
 
-@styled
-def speedup_by_pair(study: Study) -> Picture | None:
-    "Speed-ups: method and pair down, K across; None if there is one pair only."
-    pairs = {line.setting.pair for line in study.runs}
-    return heatmap(study, by_pair=True) if len(pairs) > 1 else None
-
-# %% ../../nbs/bench/09_report.ipynb #670511b9
+# %% ../../nbs/bench/09_report.ipynb #4815b937
 def best_speculative(study: Study, setting: Setting) -> list[Line]:
     "Methods that drafted something, each with its best K."
     return [line for line in study.best(setting) if study.columns[line].tried.sum()]
 
-# %% ../../nbs/bench/09_report.ipynb #4815b937
-@styled
-def acceptance_by_domain(study: Study) -> Picture | None:
+@pictured(
+    "acceptance-by-domain", "Acceptance by domain",
+    "Small dots: α of each prompt. Markers: α of all prompts of the domain, with the 95 % "
+    "interval. Each method at the K that was fastest.",
+    by_setting(best_speculative),
+    lambda seen: "α by domain and method, from {:.2f} ({}) to {:.2f} ({}).".format(
+        *min(seen), *max(seen)), y="α, accepted / tried")
+def acceptance_by_domain(study: Study, row: list[Axes], lines: list[Line], handles: dict):
     "α of each prompt, and of each domain with its interval."
-    settings = [s for s in study.settings if best_speculative(study, s)]
-    if not settings: return None
-    figure, rows = panels(settings, y="α, accepted / tried")
-    style, domains, said = looks(study), study.domains, []
-    handles: dict[str, Any] = {}
-    for (axis,), setting in zip(rows, settings):
-        lines = best_speculative(study, setting)
-        for i, line in enumerate(lines):
-            columns, colour = study.columns[line], style[line.method]["color"]
-            tried, passed = columns.tried.sum(1), columns.passed.sum(1)
-            for j, domain in enumerate(domains):
-                inside = (columns.domains == domain) & (tried > 0)
-                if not inside.any(): continue
-                x = j + (i - (len(lines) - 1) / 2) * .8 / len(lines)
-                shifted = x + .3 / len(lines) * np.linspace(-1, 1, inside.sum())
-                axis.plot(shifted, (passed / np.maximum(tried, 1))[inside], ".", color=colour,
-                          alpha=.55, markersize=5, markeredgewidth=0)
-                found = estimate(ratio, passed[inside], tried[inside])
-                if found is None: continue
-                handles[line.method] = axis.errorbar(
-                    x, found.value, bars(found), fmt=style[line.method]["marker"], color=colour,
-                    capsize=2.5, markersize=5)
-                said.append((found.value, f"{line.name} on {domain}"))
-        axis.set(xticks=range(len(domains)), xticklabels=domains, ylim=(-.02, 1.02))
-        axis.grid(False, axis="x")
-    legend(figure, handles)
-    (most, where), (least, there) = max(said), min(said)
-    return Picture(
-        "acceptance-by-domain", "Acceptance by domain",
-        "Small dots: α of each prompt. Markers: α of all prompts of the domain, with the 95 % "
-        "interval. Each method at the K that was fastest.",
-        f"α by domain and method, from {least:.2f} ({there}) to {most:.2f} ({where}).", figure)
+    (axis,), style, domains = row, looks(study), study.domains
+    for i, line in enumerate(lines):
+        columns, colour = study.columns[line], style[line.method]["color"]
+        tried, passed = columns.tried.sum(1), columns.passed.sum(1)
+        for j, domain in enumerate(domains):
+            inside = (columns.domains == domain) & (tried > 0)
+            found = estimate(ratio, passed[inside], tried[inside])
+            if found is None: continue
+            x = j + (i - (len(lines) - 1) / 2) * .8 / len(lines)
+            shifted = x + .3 / len(lines) * np.linspace(-1, 1, inside.sum())
+            axis.plot(shifted, passed[inside] / tried[inside], ".", color=colour,
+                      alpha=.55, markersize=5, markeredgewidth=0)
+            handles[line.method] = axis.errorbar(
+                x, found.value, bars(found), fmt=style[line.method]["marker"], color=colour,
+                capsize=2.5, markersize=5)
+            yield found.value, f"{line.name} on {domain}"
+    axis.set(xticks=range(len(domains)), xticklabels=domains, ylim=(-.02, 1.02))
+    axis.grid(False, axis="x")
 
-# %% ../../nbs/bench/09_report.ipynb #48a6bead
+# %% ../../nbs/bench/09_report.ipynb #760fa77c
 def longest(study: Study, setting: Setting) -> list[Line]:
     "Methods that drafted something, each with its largest K."
-    found: dict[str, Line] = {}
-    for line in study.of(setting):
-        if study.columns[line].tried.sum() and line.K != "adaptive": found[line.method] = line
-    return list(found.values())
+    return list({line.method: line for line in study.of(setting)
+                 if study.columns[line].tried.sum() and line.K != "adaptive"}.values())
 
-def accepted_shares(columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]: # value, low, high
+def accepted_shares(columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]: # as `band`
     "The share of rounds, of those that drafted, which accepted 0, 1, … drafts."
     reached = np.hstack([columns.tried[:, :1], columns.passed, 0 * columns.tried[:, :1]])
     exactly = reached[:, :-1] - reached[:, 1:]
     return band(exactly, np.repeat(columns.tried[:, :1], exactly.shape[1], axis=1))
 
-# %% ../../nbs/bench/09_report.ipynb #760fa77c
-@styled
-def acceptance_by_position(study: Study) -> Picture | None:
+@pictured(
+    "acceptance-by-position", "Acceptance by position",
+    "Left: α of the first, second, … draft, among the rounds that got that far. Right: of the "
+    "rounds that drafted, how many accepted none, one, …. Each method at its largest K; bars "
+    "are 95 % intervals.",
+    by_setting(longest),
+    lambda seen: "α by draft position. " + "; ".join(seen[:6]) + ".", each=2)
+def acceptance_by_position(study: Study, row: list[Axes], lines: list[Line], handles: dict):
     "α by position with intervals; the distribution of accepted drafts."
-    settings = [s for s in study.settings if longest(study, s)]
-    if not settings: return None
-    figure, rows = panels(settings, each=2)
-    style, said = looks(study), []
-    handles: dict[str, Any] = {}
-    for row, setting in zip(rows, settings):
-        lines = longest(study, setting)
-        for i, line in enumerate(lines):
-            columns, shift = study.columns[line], (i - (len(lines) - 1) / 2) * .1
-            seen = columns.tried.sum(0) >= 20
-            curves = (band(columns.passed[:, seen], columns.tried[:, seen]),
-                      accepted_shares(columns))
-            for axis, (value, low, high), first in zip(row, curves, (1, 0)):
-                x = np.arange(len(value)) + first + shift
-                handles[line.method] = axis.errorbar(
-                    x, value, [value - low, high - value], capsize=2, markersize=4, linewidth=1,
-                    **style[line.method])
-            if seen.any(): said.append(f"{line.name}: {curves[0][0][0]:.2f} at the first draft")
-        furthest = max((line.K for line in lines if isinstance(line.K, int)), default=1)
-        row[0].set(xlabel="draft position (20 tries or more)", ylabel="α there", ylim=(0, 1.02),
-                   xticks=range(1, min(furthest, 64) + 1))
-        row[1].set(xlabel="drafts accepted in a round", ylabel="share of rounds", ylim=(0, None),
-                   xticks=range(min(furthest, 64) + 1))
-    legend(figure, handles)
-    return Picture(
-        "acceptance-by-position", "Acceptance by position",
-        "Left: α of the first, second, … draft, among the rounds that got that far. Right: of the "
-        "rounds that drafted, how many accepted none, one, …. Each method at its largest K; bars "
-        "are 95 % intervals.", "α by draft position. " + "; ".join(said[:6]) + ".", figure)
+    style = looks(study)
+    for i, line in enumerate(lines):
+        columns, shift = study.columns[line], (i - (len(lines) - 1) / 2) * .1
+        seen = columns.tried.sum(0) >= 20
+        curves = band(columns.passed[:, seen], columns.tried[:, seen]), accepted_shares(columns)
+        for axis, (value, low, high), first in zip(row, curves, (1, 0)):
+            handles[line.method] = axis.errorbar(
+                np.arange(len(value)) + first + shift, value, [value - low, high - value],
+                capsize=2, markersize=4, linewidth=1, **style[line.method])
+        if seen.any(): yield f"{line.name}: {curves[0][0][0]:.2f} at the first draft"
+    furthest = min(max((line.K for line in lines if isinstance(line.K, int)), default=1), 64)
+    row[0].set(xlabel="draft position (20 tries or more)", ylabel="α there", ylim=(0, 1.02),
+               xticks=range(1, furthest + 1))
+    row[1].set(xlabel="drafts accepted in a round", ylabel="share of rounds", ylim=(0, None),
+               xticks=range(furthest + 1))
 
-# %% ../../nbs/bench/09_report.ipynb #ef79e12a
-def curve(runs: Iterable[Run], kind: str, # "per_token" or "per_round"
+# %% ../../nbs/bench/09_report.ipynb #80c9aa98
+KINDS = {"per_token": "token", "per_round": "round"}
+
+def curve(runs: Iterable[Run], kind: str, # of `KINDS`
           x: np.ndarray, # s, [points]
          ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: # value, low, high; None: unknown
     "The share of latencies up to x, with its interval."
@@ -778,46 +742,12 @@ def reach(study: Study, lines: Sequence[Line], kind: str) -> np.ndarray | None: 
     if not times.size: return None
     return np.geomspace(times.min(), np.quantile(times, .99) * 1.1, 60)
 
-# %% ../../nbs/bench/09_report.ipynb #80c9aa98
-@styled
-def latencies(study: Study) -> Picture | None:
-    "Cumulative distributions of the time per token and per round."
-    kinds = ("per_token", "per_round")
-    def known(setting): return all(reach(study, study.best(setting), k) is not None for k in kinds)
-    timed = {line.setting for line, runs in study.runs.items() if all(run.timed for run in runs)}
-    settings = [s for s in study.settings if s in timed and known(s)]
-    if not settings: return None
-    figure, rows = panels(settings, each=2)
-    style, said = looks(study), []
-    handles: dict[str, Any] = {}
-    for row, setting in zip(rows, settings):
-        for axis, kind, what in zip(row, kinds, ("token", "round")):
-            x = reach(study, study.best(setting), kind)
-            if x is None: continue
-            for line in study.best(setting):
-                found = curve(study.runs[line], kind, x)
-                if found is None: continue
-                value, low, high = found
-                colour = style[line.method]["color"]
-                axis.fill_between(x * 1000, low, high, color=colour, alpha=.18, linewidth=0)
-                handles[line.method], = axis.plot(
-                    x * 1000, value, color=colour, marker=style[line.method]["marker"],
-                    markevery=(3, 12), markersize=4)
-                if what == "token":
-                    said.append(f"{line.name} {x[np.argmax(value >= .5)] * 1000:.0f} ms")
-            axis.set(xscale="log", xlabel=f"ms per {what}", ylabel=f"share of {what}s",
-                     ylim=(0, 1.02))
-            plain_ticks(axis)
-    legend(figure, handles)
-    return Picture(
-        "latencies", "Latency per token and per round",
-        "The share of tokens (left) and of rounds (right) that took no longer than that, first "
-        "token and prompt left out. A round's time is shared among its tokens; a plain step is a "
-        "round of one. Bands are 95 % intervals; each method at the K that was fastest.",
-        "Cumulative distributions. Half of the tokens took up to: " + "; ".join(said[:8]) + ".",
-        figure)
+def best_timed(study: Study, setting: Setting) -> list[Line]:
+    "Methods, each with its best K, where single latencies are known."
+    timed = any(all(run.timed for run in study.runs[line]) for line in study.of(setting))
+    lines = study.best(setting) if timed else []
+    return lines if all(reach(study, lines, kind) is not None for kind in KINDS) else []
 
-# %% ../../nbs/bench/09_report.ipynb #0a0eeb5e
 def plain_ticks(axis: Axes) -> None:
     "1, 2, 3, 5, 7, 10, … on a logarithmic axis, as people write them."
     low, high = axis.get_xlim()
@@ -826,137 +756,135 @@ def plain_ticks(axis: Axes) -> None:
     axis.set_xticks(marks, [f"{mark:g}" for mark in marks])
     axis.set_xticks([], minor=True)
 
-# %% ../../nbs/bench/09_report.ipynb #06e587ea
+@pictured(
+    "latencies", "Latency per token and per round",
+    "The share of tokens (left) and of rounds (right) that took no longer than that, first "
+    "token and prompt left out. A round's time is shared among its tokens; a plain step is a "
+    "round of one. Bands are 95 % intervals; each method at the K that was fastest.",
+    by_setting(best_timed),
+    lambda seen: "Cumulative distributions. Half of the tokens took up to: "
+                 + "; ".join(seen[:8]) + ".", each=2)
+def latencies(study: Study, row: list[Axes], lines: list[Line], handles: dict):
+    "Cumulative distributions of the time per token and per round."
+    style = looks(study)
+    for axis, (kind, what) in zip(row, KINDS.items()):
+        x = reach(study, lines, kind)
+        for line in lines:
+            found = None if x is None else curve(study.runs[line], kind, x)
+            if x is None or found is None: continue
+            (value, low, high), look = found, style[line.method]
+            axis.fill_between(x * 1000, low, high, color=look["color"], alpha=.18, linewidth=0)
+            handles[line.method], = axis.plot(x * 1000, value, **look, markevery=(3, 12),
+                                              markersize=4)
+            if what == "token":
+                yield f"{line.name} {x[np.argmax(value >= .5)] * 1000:.0f} ms"
+        axis.set(xscale="log", xlabel=f"ms per {what}", ylabel=f"share of {what}s", ylim=(0, 1.02))
+        plain_ticks(axis)
+
+# %% ../../nbs/bench/09_report.ipynb #fd991aed
 PARTS = {"draft": ("draft", ""), "verify": ("verify", "///"), "sampling": ("decide", ""),
          "rest": ("rest", "...")}
 
-def parts_of(columns) -> dict[str, np.ndarray]: # part → s, [prompts]
+def parts_of(columns: Columns) -> dict[str, np.ndarray]: # part → s, [prompts]
     "A line's time after the first token, by what it was spent on."
     phases = {name: getattr(columns, name) for name in ("draft", "verify", "sampling")}
     return phases | {"rest": np.maximum(columns.decode - sum(phases.values()), 0)}
 
-# %% ../../nbs/bench/09_report.ipynb #fd991aed
-@styled
-def round_times(study: Study) -> Picture | None:
+@pictured(
+    "round-times", "Where a round's time goes",
+    "Mean milliseconds of a round after the first token, by phase; rest is what no phase "
+    "counts. The thin bar is the 95 % interval of the whole. A plain step is a round of one token.",
+    by_setting(lambda study, setting: [
+        line for line in study.best(setting)
+        if study.columns[line].rounds.sum() and study.figures[line].speed]),
+    lambda seen: "Bars of time per round. " + "; ".join(seen[:8]) + ".",
+    height=lambda lines: .34 * lines + .9, x="ms per round")
+def round_times(study: Study, row: list[Axes], lines: list[Line], handles: dict):
     "Milliseconds of a round by phase."
-    def known(setting):
-        return [line for line in study.best(setting)
-                if study.columns[line].rounds.sum() and study.figures[line].speed]
-    settings = [s for s in study.settings if known(s)]
-    if not settings: return None
-    tallest = max(len(known(s)) for s in settings)
-    figure, rows = panels(settings, height=.34 * tallest + .9, x="ms per round")
-    handles: dict[str, Any] = {}
-    said = []
-    for (axis,), setting in zip(rows, settings):
-        lines, furthest = known(setting), 0.0
-        for i, line in enumerate(lines):
-            columns, left = study.columns[line], 0.0
-            for (part, seconds), colour in zip(parts_of(columns).items(), SERIES):
-                width = 1000 * seconds.sum() / columns.rounds.sum()
-                name, hatch = PARTS[part]
-                handles[name] = axis.barh(i, width, left=left, color=colour, hatch=hatch,
-                                          edgecolor="#ffffff", linewidth=0, height=.7)
-                left += width
-            total = estimate(ratio, 1000 * columns.decode, columns.rounds)
-            if total is None: continue
-            axis.errorbar(total.value, i, xerr=bars(total), color=INK, capsize=2.5)
-            tau = columns.emitted.sum() / columns.rounds.sum()
-            words = f"  {tau:.2f} tokens, {total.value / tau:.1f} ms each"
-            axis.text(total.high or total.value, i, words, va="center", fontsize=8)
-            furthest = max(furthest, total.high or total.value)
-            said.append(f"{line.name} {total.value:.0f} ms a round, {total.value / tau:.1f} a "
-                        "token")
-        axis.set(yticks=range(len(lines)), yticklabels=[line.name for line in lines],
-                 xlim=(0, furthest * 1.75))
-        axis.invert_yaxis()
-        axis.grid(False, axis="y")
-    legend(figure, handles)
-    return Picture(
-        "round-times", "Where a round's time goes",
-        "Mean milliseconds of a round after the first token, by phase; rest is what no phase "
-        "counts. The thin bar is the 95 % interval of the whole. A plain step is a round of one "
-        "token.", "Bars of time per round. " + "; ".join(said[:8]) + ".", figure)
+    (axis,), furthest = row, 0.0
+    for i, line in enumerate(lines):
+        columns, left = study.columns[line], 0.0
+        for (part, seconds), colour in zip(parts_of(columns).items(), SERIES):
+            width = 1000 * seconds.sum() / columns.rounds.sum()
+            name, hatch = PARTS[part]
+            handles[name] = axis.barh(i, width, left=left, color=colour, hatch=hatch,
+                                      edgecolor="#ffffff", linewidth=0, height=.7)
+            left += width
+        total = estimate(ratio, 1000 * columns.decode, columns.rounds)
+        if total is None: continue
+        axis.errorbar(total.value, i, xerr=bars(total), color=INK, capsize=2.5)
+        tau = columns.emitted.sum() / columns.rounds.sum()
+        words = f"  {tau:.2f} tokens, {total.value / tau:.1f} ms each"
+        axis.text(total.high or total.value, i, words, va="center", fontsize=8)
+        furthest = max(furthest, total.high or total.value)
+        yield f"{line.name} {total.value:.0f} ms a round, {total.value / tau:.1f} a token"
+    axis.set(yticks=range(len(lines)), yticklabels=[line.name for line in lines],
+             xlim=(0, furthest * 1.75))
+    axis.invert_yaxis()
+    axis.grid(False, axis="y")
 
 # %% ../../nbs/bench/09_report.ipynb #f1829cd3
-@styled
-def throughput(study: Study) -> Picture | None:
+@pictured(
+    "throughput", "Throughput against drafts",
+    "Tokens per second, the prompt in it: the median over prompts with its 95 % interval. The "
+    "line and its band are plain decoding.",
+    by_setting(lambda study, setting: [
+        line for line in study.of(setting) if line.K is not None and study.figures[line].speed]),
+    lambda seen: "Tokens per second against K. Best of each: " + "; ".join(seen[:8]) + ".",
+    x="K, draft tokens per round", y="tokens per second")
+def throughput(study: Study, row: list[Axes], lines: list[Line], handles: dict):
     "Tokens per second against drafts per round."
-    def known(setting):
-        return [line for line in study.of(setting)
-                if line.K is not None and study.figures[line].speed]
-    settings = [s for s in study.settings if known(s)]
-    if not settings: return None
-    figure, rows = panels(settings, x="K, draft tokens per round", y="tokens per second")
-    style, said = looks(study), []
-    handles: dict[str, Any] = {}
-    for (axis,), setting in zip(rows, settings):
-        lines = known(setting)
-        numbers = {line.K for line in lines if isinstance(line.K, int)}
-        Ks: list[int | str | None] = [*sorted(numbers)]
-        Ks += ["adaptive"] * any(line.K == "adaptive" for line in lines)
-        methods = list(dict.fromkeys(line.method for line in lines))
-        for i, method in enumerate(methods):
-            shift = (i - (len(methods) - 1) / 2) * .08
-            mine = [(line, speed) for line in lines if line.method == method
-                    if (speed := study.figures[line].speed)]
-            ends = np.array([bars(speed) for _, speed in mine])[:, :, 0].T  # [2, lines]
-            handles[method] = axis.errorbar(
-                [Ks.index(line.K) + shift for line, _ in mine], [speed.value for _, speed in mine],
-                ends, capsize=2, markersize=4, linewidth=1, **style[method])
-            best, most = max(mine, key=lambda pair: pair[1].value)
-            said.append(f"{best.name}: {most.value:.1f}")
-        plain = study.figures.get(Line(setting, "plain", None))
-        if plain and plain.speed:
-            handles["plain"] = axis.axhline(plain.speed.value, color=INK, linewidth=1)
-            low, high = plain.speed.low, plain.speed.high
-            if low is not None and high is not None:
-                axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
-            said.append(f"plain: {plain.speed.value:.1f}")
-        axis.set(xticks=range(len(Ks)), xticklabels=Ks, ylim=(0, None))
-    legend(figure, handles)
-    return Picture(
-        "throughput", "Throughput against drafts",
-        "Tokens per second, the prompt in it: the median over prompts with its 95 % interval. The "
-        "line and its band are plain decoding.",
-        "Tokens per second against K. Best of each: " + "; ".join(said[:8]) + ".", figure)
+    (axis,), style = row, looks(study)
+    Ks: list[int | str | None] = [*sorted({line.K for line in lines if isinstance(line.K, int)})]
+    Ks += ["adaptive"] * any(line.K == "adaptive" for line in lines)
+    methods = list(dict.fromkeys(line.method for line in lines))
+    for i, method in enumerate(methods):
+        shift = (i - (len(methods) - 1) / 2) * .08
+        mine = [(line, speed) for line in lines if line.method == method
+                if (speed := study.figures[line].speed)]
+        handles[method] = axis.errorbar(
+            [Ks.index(line.K) + shift for line, _ in mine], [speed.value for _, speed in mine],
+            np.hstack([bars(speed) for _, speed in mine]), capsize=2, markersize=4, linewidth=1,
+            **style[method])
+        best, most = max(mine, key=lambda pair: pair[1].value)
+        yield f"{best.name}: {most.value:.1f}"
+    plain = study.figures.get(Line(lines[0].setting, "plain", None))
+    if plain and plain.speed:
+        handles["plain"] = axis.axhline(plain.speed.value, color=INK, linewidth=1)
+        low, high = plain.speed.low, plain.speed.high
+        if low is not None and high is not None:
+            axis.axhspan(low, high, color=INK, alpha=.12, linewidth=0)
+        yield f"plain: {plain.speed.value:.1f}"
+    axis.set(xticks=range(len(Ks)), xticklabels=Ks, ylim=(0, None))
 
 # %% ../../nbs/bench/09_report.ipynb #a1a97c12
-@styled
-def prediction(study: Study) -> Picture | None:
+@pictured(
+    "prediction", "Predicted against measured speed-up",
+    "Predicted: τ(α) / (v + K c) with this run's own α, c and v. Measured: tokens per second "
+    "after the first token, over plain decoding's. The small number is K (a: adaptive); bars "
+    "are 95 % intervals; on the line both agree.",
+    by_setting(lambda study, setting: [
+        line for line in study.of(setting)
+        if study.figures[line].predicted and study.figures[line].measured]),
+    lambda seen: f"{len(seen)} points; measured minus predicted between {min(seen):+.0%} and "
+                 f"{max(seen):+.0%}, {np.median(seen):+.0%} in the middle.",
+    height=lambda lines: 3.3, x="predicted speed-up", y="measured speed-up")
+def prediction(study: Study, row: list[Axes], lines: list[Line], handles: dict):
     "Predicted against measured speed-up, a point for each line."
-    def known(setting):
-        return [line for line in study.of(setting)
-                if study.figures[line].predicted and study.figures[line].measured]
-    settings = [s for s in study.settings if known(s)]
-    if not settings: return None
-    figure, rows = panels(settings, height=3.3, x="predicted speed-up", y="measured speed-up")
-    style, misses = looks(study), []
-    handles: dict[str, Any] = {}
-    for (axis,), setting in zip(rows, settings):
-        ends = [np.inf, -np.inf]
-        for line in known(setting):
-            found = study.figures[line]
-            said, seen = found.predicted, found.measured
-            if said is None or seen is None: continue
-            handles[line.method] = axis.errorbar(
-                said.value, seen.value, xerr=bars(said), yerr=bars(seen), linestyle="none",
-                markersize=5, elinewidth=.8, **style[line.method])
-            axis.annotate("a" if line.K == "adaptive" else str(line.K), (said.value, seen.value),
-                          xytext=(4, 3), textcoords="offset points", fontsize=7, color=MUTED)
-            ends = [min(ends[0], said.value, seen.value), max(ends[1], said.value, seen.value)]
-            misses.append(seen.value / said.value - 1)
-        ends = [ends[0] * .9, ends[1] * 1.1]
-        axis.plot(ends, ends, color=MUTED, linewidth=.8)
-        axis.set(xlim=ends, ylim=ends)
-    legend(figure, handles)
-    return Picture(
-        "prediction", "Predicted against measured speed-up",
-        "Predicted: τ(α) / (v + K c) with this run's own α, c and v. Measured: tokens per second "
-        "after the first token, over plain decoding's. The small number is K (a: adaptive); bars "
-        "are 95 % intervals; on the line both agree.",
-        f"{len(misses)} points; measured minus predicted between {min(misses):+.0%} and "
-        f"{max(misses):+.0%}, {np.median(misses):+.0%} in the middle.", figure)
+    (axis,), style, reached = row, looks(study), []
+    for line in lines:
+        said, seen = study.figures[line].predicted, study.figures[line].measured
+        if said is None or seen is None: continue
+        handles[line.method] = axis.errorbar(
+            said.value, seen.value, xerr=bars(said), yerr=bars(seen), linestyle="none",
+            markersize=5, elinewidth=.8, **style[line.method])
+        axis.annotate("a" if line.K == "adaptive" else str(line.K), (said.value, seen.value),
+                      xytext=(4, 3), textcoords="offset points", fontsize=7, color=MUTED)
+        reached += [said.value, seen.value]
+        yield seen.value / said.value - 1
+    ends = [min(reached) * .9, max(reached) * 1.1]
+    axis.plot(ends, ends, color=MUTED, linewidth=.8)
+    axis.set(xlim=ends, ylim=ends)
 
 # %% ../../nbs/bench/09_report.ipynb #7c8bd5a4
 PICTURES = (speedup_by_domain, speedup_by_pair, throughput, prediction, acceptance_by_domain,
@@ -1030,6 +958,9 @@ def parted_table(study: Study,
     return words, pd.DataFrame(rows, columns=titles)
 
 # %% ../../nbs/bench/09_report.ipynb #f3a0260f
+# in both files: a report may take the place of an earlier one, and of nothing else
+MARK = "<!-- Written by specdec bench report, which replaces it. -->"
+
 @dataclass(frozen=True)
 class Section:
     "A part of a report, in both forms; pictures are on the page only."
@@ -1038,100 +969,19 @@ class Section:
     table: pd.DataFrame | None = None   # of words
     picture: Picture | None = None
 
-# %% ../../nbs/bench/09_report.ipynb #9d6593f2
-CSS = """
-:root { color-scheme: light dark; --paper: #fff; --stripe: #f6f8fa; LIGHT }
-@media (prefers-color-scheme: dark) { :root { --paper: #16191d; --stripe: #22272c; DARK } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-       font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1, h2 { line-height: 1.25; letter-spacing: -.01em; text-wrap: balance; }
-h2 { margin-top: 2.5rem; padding-bottom: .3rem; border-bottom: 1px solid var(--grid); }
-p, figcaption { max-width: 47rem; overflow-wrap: anywhere; }
-figure { margin: 0; }
-figcaption, .quiet { color: var(--muted); font-size: .92rem; }
-.wide { overflow-x: auto; }
-.wide:focus-visible { outline: 3px solid var(--c0); outline-offset: 2px; }
-svg { display: block; width: 100%; min-width: 38rem; height: auto; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--grid); text-align: left;
-         white-space: nowrap; }
-tbody tr:nth-child(odd) { background: var(--stripe); }
-@media print { svg { min-width: 0; } h2, figure { break-inside: avoid; } }
-"""
-
-# in both files: a report may take the place of an earlier one, and of nothing else
-MARK = "<!-- Written by specdec bench report, which replaces it. -->"
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title><style>{{ style | safe }}</style></head>
-<body><main><h1>{{ title }}</h1>
-{% for section in sections %}
-<section><h2>{{ section.title }}</h2>
-{% for words in section.words %}<p>{{ words }}</p>
-{% endfor %}
-{% if section.table is not none %}
-<div class="wide" role="region" tabindex="0" aria-label="{{ section.title }}"><table>
-<thead><tr>{% for name in section.table.columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in section.table.values %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
-{% endif %}
-{% if section.picture %}
-<figure><div class="wide" role="region" tabindex="0" aria-label="{{ section.picture.title }}">
-{{ section.picture.svg() | safe }}
-</div><figcaption>{{ section.picture.caption }}</figcaption></figure>
-{% endif %}
-</section>
-{% endfor %}
-</main></body></html>
-""" + MARK + "\n"
-SUMMARY = """# {{ title | md }}
-
-{% for section in sections if not section.picture %}
-## {{ section.title | md }}
-
-{% for words in section.words %}
-{{ words | md }}
-
-{% endfor %}
-{% if section.table is not none %}
-| {{ section.table.columns.tolist() | map("md") | join(" | ") }} |
-|{{ " --- |" * section.table.columns.size }}
-{% for row in section.table.values %}
-| {{ row.tolist() | map("md") | join(" | ") }} |
-{% endfor %}
-
-{% endif %}
-{% endfor %}
-""" + MARK + "\n"
-
-def rendered(form: str, # "page.html" or "summary.md"
-             title: str, sections: Sequence["Section"]) -> str:
+def written(form: str, # "page.html" or "summary.md"
+            title: str, sections: Sequence[Section]) -> str:
     "The page or the summary; it needs no other file."
-    writer = Environment(
-        loader=DictLoader({"page.html": PAGE, "summary.md": SUMMARY}), trim_blocks=True,
-        autoescape=lambda name: name == "page.html", undefined=StrictUndefined,
-        keep_trailing_newline=True)
-    writer.filters["md"] = in_markdown
-    style = CSS.replace("LIGHT", scheme_css(False)).replace("DARK", scheme_css(True))
-    return writer.get_template(form).render(title=title, sections=sections, style=style)
+    return rendered(form, filters={"md": in_markdown}, title=title, sections=sections, mark=MARK,
+                    light=scheme_css(False), dark=scheme_css(True))
 
 # %% ../../nbs/bench/09_report.ipynb #41aab902
-def plural(count: int, what: str) -> str: # such as "3 prompts"
-    "A number of things."
-    return f"{count:,} {what}" + "s" * (count != 1)
-
 def measured_section(found: Runs, study: Study) -> Section:
     "What was measured, and where."
     prompts = {run.prompt for run in found.runs}
-    words = [f"{plural(len(found.runs), 'run')} of {plural(len(study.runs), 'line')} (a method "
-             f"with its K under one setting) on {plural(len(prompts), 'prompt')} in "
-             f"{plural(len(study.domains), 'domain')}."]
+    words = [f"{amount(len(found.runs), 'run')} of {amount(len(study.runs), 'line')} (a method "
+             f"with its K under one setting) on {amount(len(prompts), 'prompt')} in "
+             f"{amount(len(study.domains), 'domain')}."]
     if found.loads: words.append(f"While it ran, {min(found.loads):.1f} to {max(found.loads):.1f} "
                                  "programs wanted the processor (load average).")
     if found.torn: words.append("A last line that a kill cut short was left out.")
@@ -1154,7 +1004,6 @@ LEGEND = (
     "somewhat too narrow. Of many lines, one in twenty strays out of its interval by luck.",
 )
 
-# %% ../../nbs/bench/09_report.ipynb #e8a73534
 def report_sections(found: Runs) -> list[Section]:
     "Everything that a report says, part by part."
     known = study(found.runs)
@@ -1187,9 +1036,9 @@ def write_report(title: str, sections: Sequence[Section],
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(folder / "report.html") as html: # replaced when both are complete
-            html.write_text(rendered("page.html", title, sections), "utf-8", "backslashreplace")
+            html.write_text(written("page.html", title, sections), "utf-8", "backslashreplace")
             with written_whole(folder / "report.md") as markdown:
-                markdown.write_text(rendered("summary.md", title, sections), "utf-8",
+                markdown.write_text(written("summary.md", title, sections), "utf-8",
                                     "backslashreplace")  # a name may hold half a character
     except (OSError, ModelError) as error:
         raise InputError(f"The report can't be written into {folder}"
@@ -1228,7 +1077,6 @@ class Change:
             words.append("accepts more" if self.alpha.value > 0 else "accepts less")
         return ", ".join(words) or "no difference seen"
 
-# %% ../../nbs/bench/09_report.ipynb #3da14b07
 def less(weights: np.ndarray, above: np.ndarray, below: np.ndarray, other_above: np.ndarray,
          other_below: np.ndarray) -> np.ndarray:
     "A ratio of sums less another."
@@ -1293,12 +1141,12 @@ def comparison_words(found: Sequence[Change], a: Study, b: Study) -> list[str]:
     timed = [c.speedup for c in found if c.speedup]
     told = [speedup for speedup in timed if speedup.excludes(1)]
     faster = sum(speedup.value > 1 for speedup in told)
-    words = [f"Of {plural(len(timed), 'line')} {faster} are faster in B beyond noise, "
+    words = [f"Of {amount(len(timed), 'line')} {faster} are faster in B beyond noise, "
              f"{len(told) - faster} slower. By luck alone about {len(timed) / 20:.1f} would be one "
              "or the other."]
     for name, one, other in (("A", a, b), ("B", b, a)):
         alone = [line.name for line in one.columns if line not in other.columns]
-        if alone: words.append(f"Only {name} has {plural(len(alone), 'line')}, such as {alone[0]}.")
+        if alone: words.append(f"Only {name} has {amount(len(alone), 'line')}, such as {alone[0]}.")
     return words
 
 def differing(a: Runs, b: Runs) -> pd.DataFrame:
@@ -1345,32 +1193,26 @@ def gpu_lines(file: Path, # what `tools/gpu.py merge` wrote
     "What was measured on a GPU, a line each; or that there is no such measurement."
     parts = from_json(file.read_bytes())["parts"] if file.exists() else {}
     def result(name: str) -> dict: return parts.get(name, {}).get("result") or {}
-    lines, timed = [], result("default, tokens")
+    timed, lines = result("default, tokens"), list[str]()
+    speeds = {name: found["tokens_per_second"] for name, found in timed.get("methods", {}).items()
+              if "tokens_per_second" in found}  # the others failed
     if about == "best": # of the drafters, greedy and at temperature 1
-        gains = {name: gain for name, gain in timed.get("over_plain", {}).items()
-                 if gain and not name.startswith("device, plain")}
-        for temperature in ("0", "1"):
-            each = [name for name in gains if name.endswith(f"temperature {temperature}")]
-            if not each: continue
-            name = max(each, key=gains.__getitem__)
-            speed = timed["methods"][name]["tokens_per_second"]["median"]
-            lines.append(f"{speed:.0f} tokens/s ({name.removeprefix('device, ')}),"
+        for T in ("0", "1"):
+            gains = {name: gain for name, gain in timed.get("over_plain", {}).items() if gain
+                     and name.endswith(f"temperature {T}") and not name.startswith("device, plain")}
+            if not gains: continue
+            name = max(gains, key=gains.__getitem__)
+            lines.append(f"{speeds[name]['median']:.0f} tokens/s ({name.removeprefix('device, ')}),"
                          f" {gains[name]:.2f} times as fast as plain decoding.")
-    if about == "tokens":
-        for name, found in timed.get("methods", {}).items():
-            if "tokens_per_second" not in found: continue  # it failed
-            speed = found["tokens_per_second"]
-            lines.append(f"{name:32}{speed['median']:8.0f} tokens/s ({speed['low']:.0f} to "
-                         f"{speed['high']:.0f})")
-    if about == "waits":
-        for name, found in result("default, waits").items():
-            lines.append(f"{name:32}{found['per_round']:8.2f} synchronisations a round")
-    if about == "batches":
-        for size in ("default", "1B", "8B"):
-            found = result(f"{size}, batches").get("pays_up_to", {})
-            for alpha, B in found.get("captured", {}).items():
-                lines.append(f"{size:8} α = {alpha}: drafts that cost nothing pay up to B = {B}")
+    if about == "tokens": lines = [
+        f"{name:32}{speed['median']:8.0f} tokens/s ({speed['low']:.0f} to {speed['high']:.0f})"
+        for name, speed in speeds.items()]
+    if about == "waits": lines = [f"{name:32}{found['per_round']:8.2f} synchronisations a round"
+                                  for name, found in result("default, waits").items()]
+    if about == "batches": lines = [
+        f"{size:8} α = {alpha}: drafts that cost nothing pay up to B = {B}"
+        for size in ("default", "1B", "8B") for alpha, B in
+        result(f"{size}, batches").get("pays_up_to", {}).get("captured", {}).items()]
     if not lines: return ("No GPU has run this yet. `tools/gpu.py` says what to do where one is at "
                           "hand.")
-    where = result("machine").get("name", "a GPU")
-    return "\n".join([f"Measured on {where}:", *lines])
+    return "\n".join([f"Measured on {result('machine').get('name', 'a GPU')}:", *lines])

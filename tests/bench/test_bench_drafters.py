@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 
 from helpers_training import make_target
+from specdec.app.registry import PairSpec
+from specdec.bench import drafters
 from specdec.bench import run as r
-from specdec.bench.methods import DRAFTERS
-from specdec.bench.peers import (
+from specdec.bench.drafters import (
     DraftersConfig,
     alphas,
     bench_drafters,
     chosen_prompts,
-    counts,
     draft_costs,
-    drafters_cells,
-    drafters_grid,
-    drafters_row,
     drafters_text,
+    drafters_ways,
     make_drafters_report,
     method_name,
-    run_table,
     with_best_assisted,
 )
+from specdec.bench.grid import Way, cells_of
+from specdec.bench.methods import DRAFTERS
+from specdec.bench.peers import common, counts, run_row, run_table
 from specdec.bench.prompts import packaged
 from specdec.bench.run import read_records
 from specdec.errors import InputError
@@ -66,7 +66,8 @@ def test_thirty_prompts():
 
 def test_order_is_interleaved_and_everyone_goes_first():
     config = DraftersConfig(drafters=("suffix", "head"), Ks=(2, 4), prompts=4, held_out=2, repeats=2, device="cpu")
-    some = list(drafters_cells(config))
+    ways = drafters_ways(config, "float32")
+    some = list(cells_of(PairSpec("smollm2"), "smollm2", ways.values(), chosen_prompts(config), **common(config)))
     every = [run for cell in some for run in cell.runs]
     assert len(some) == 2 * 6 * 2 and len(every) == len({*every}) == len(some) * (1 + 2 * 2 + 3)
     assert all(len({(run.repeat, run.prompt, run.temperature) for run in cell.runs}) == 1 for cell in some)
@@ -75,11 +76,16 @@ def test_order_is_interleaved_and_everyone_goes_first():
     assert {run.K for run in every if run.method == "prompt_lookup"} == {4}  # the largest
 
 
-def test_the_settings_are_a_grid_and_trained_folders_its_pairs_parts():
-    grid = drafters_grid(DraftersConfig(head="my-head", draft="my-draft", dtype="float32"))
-    [pair] = grid.pairs
-    assert (pair.spec.target, pair.spec.drafter, pair.spec.draft) == ("smollm2", "my-head", "my-draft")
-    assert [name for name in grid.methods if name in DRAFTERS] == [*DRAFTERS] and grid.dtypes == ["float32"]
+def test_the_settings_are_ways_and_trained_folders_the_pairs_parts(monkeypatch):
+    config = DraftersConfig(head="my-head", draft="my-draft", dtype="float32", device="cpu", prompts=1, held_out=0)
+    measured = []
+    def noted(cells, out): return measured.extend(cells) or r.Measured()
+    monkeypatch.setattr("specdec.bench.peers.measure", noted)
+    bench_drafters(config)
+    assert {cell.pair for cell in measured} == {PairSpec("smollm2", "my-draft", "my-head")} and len(measured) == 2 * 2
+    ways = drafters_ways(config, "float32")
+    assert [*dict.fromkeys(way.method for way in ways.values() if way.method in DRAFTERS)] == [*DRAFTERS]
+    assert ways["head/4@1"] == Way("float32", "head", 1.0, 4) and {way.dtype for way in ways.values()} == {"float32"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,6 @@ def test_the_command_repeats_the_settings():
     from typer.testing import CliRunner
 
     from specdec.app.cli import app
-    from specdec.bench import peers
     config, seen = (
         DraftersConfig(
             drafters=("suffix", "head"), Ks=(2, 5), temperatures=(0.0, 0.7), prompts=3, held_out=2, max_new_tokens=9,
@@ -114,7 +119,7 @@ def test_the_command_repeats_the_settings():
     )
     def instead(given, out): return seen.append(given) or {"complete": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers, "bench_drafters", instead)
+        patch.setattr(drafters, "bench_drafters", instead)
         assert CliRunner().invoke(app, config.command.split()[1:]).exit_code == 0
     assert seen == [config]
 
@@ -233,15 +238,15 @@ def test_a_run_goes_on_where_it_stopped(live, monkeypatch):
 def test_counts_come_from_the_rounds_of_a_record(live):
     records = read_records(live[1])
     for record in records:
-        run, row, rounds = record.config, drafters_row(record), record.result.rounds
-        assert row["method"] == method_name(run.method, run.temperature, run.K if run.method in DRAFTERS else None)
+        run, rounds = record.config, record.result.rounds
+        row = run_row(record, method_name(run.method, run.temperature, run.K if run.method in DRAFTERS else None))
         assert (row["tokens"], row["rounds"]) == (9, len(rounds)) and ("verify_seconds" in row) == bool(rounds)
         assert ("step_seconds" in row) == any(one.drafted for one in rounds)
         if rounds: assert row["emitted"] == 8
         if row["drafted"]:
             in_all = row["step_seconds"] * sum(len(one.drafted) for one in rounds)
             assert in_all == pytest.approx(record.result.draft_time_total_ms / 1000)
-    assert {drafters_row(record)["rounds"] for record in records if record.config.method == "plain"} == {8}
+    assert {run_row(record, "plain@0")["rounds"] for record in records if record.config.method == "plain"} == {8}
 
 
 def test_numbers_of_numpy_become_plain_ones():

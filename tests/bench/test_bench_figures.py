@@ -81,7 +81,7 @@ def test_a_cell_can_be_read_and_tells_its_side(ratio):
 def test_a_heatmap_holds_every_speedup_and_marks_the_doubtful(known, drawn):
     shown = words(drawn["speedup-by-domain"])
     cells = figures.heat_cells(known, by_pair=False)
-    found = [estimate for panel in cells.values() for estimate in panel.values()]
+    found = [estimate for panel in cells.values() for row in panel.values() for estimate in row.values()]
     assert len(found) == 2 * 2 * 4 * 3  # pairs, methods, three domains and all, K
     for estimate in found:
         assert f"{'' if estimate.excludes(1) else '~'}{estimate.value:.2f}" in shown

@@ -19,7 +19,7 @@ from helpers_bench import grid, record, write
 from helpers_site import Visit
 from specdec.app.cli import app
 from specdec.bench import report
-from specdec.bench.report import Section, changes, compare_reports, parted_table, read_runs, rendered, report_on, study
+from specdec.bench.report import Section, changes, compare_reports, parted_table, read_runs, report_on, study, written
 from specdec.bench.run import check_installed, read_records
 from specdec.errors import InputError, ModelError
 
@@ -108,7 +108,7 @@ def test_texts_that_do_not_part_need_no_table(results):
 
 def test_cells_are_escaped():
     section = Section("<b>", ["*x*"], pd.DataFrame([["<x>|y"]], columns=["a|b"]))
-    page, summary = (rendered(form, "t", [section]) for form in ("page.html", "summary.md"))
+    page, summary = (written(form, "t", [section]) for form in ("page.html", "summary.md"))
     assert "<td>&lt;x&gt;|y</td>" in page and "<th>a|b</th>" in page and "<h2>&lt;b&gt;</h2>" in page
     assert "| a\\|b |\n| --- |\n| &lt;x&gt;\\|y |\n" in summary and "\\*x\\*" in summary
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helpers import on_a_disk_of
 from specdec.bench import run as r
 from specdec.bench.grid import interleaved
-from specdec.bench.peers import closing, paired_ratios, run_table, spread_of, summarise
+from specdec.bench.peers import paired_ratios, run_table, spread_of, summarise
 from specdec.bench.prompts import first_prompts
 from specdec.drafters import costs
 from specdec.errors import InputError
@@ -84,12 +83,12 @@ def test_environment_names_no_host_and_no_path():
 
 # Lines that are kept
 
-BEGIN = b'{"run": '
+ONE, TWO = '{"version": 1}', '{"version": 2}'
 
 
 def lines(file: Path) -> list[bytes]:
     "What the file holds, mended."
-    found, torn = r.read_lines(file, BEGIN)
+    found, torn = r.read_lines(file)
     r.mended(file, torn)
     return found
 
@@ -97,11 +96,10 @@ def lines(file: Path) -> list[bytes]:
 def test_lines_come_back_and_go_on(tmp_path):
     file = tmp_path / "results.jsonl"
     assert lines(file) == [] and file.read_bytes() == b""
-    r.add_line(GrowingFile(file), '{"run": 1}')
-    file.write_text(file.read_text().rstrip("\n"))  # an editor that drops the last newline
-    assert lines(file) == [b'{"run": 1}']
-    r.add_line(GrowingFile(file), '{"run": 2}')
-    assert lines(file) == [b'{"run": 1}', b'{"run": 2}']
+    file.write_text(ONE)  # an editor drops the last newline
+    assert lines(file) == [ONE.encode()]
+    GrowingFile(file).append(TWO + "\n")
+    assert lines(file) == [ONE.encode(), TWO.encode()]
 
 
 def test_a_file_that_cannot_be_used_is_refused(tmp_path):
@@ -110,31 +108,20 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(InputError, match="another file"): lines(tmp_path / "no" / "folder.jsonl")
 
 
-@pytest.mark.parametrize("rest", ['{', '{"run": "r', '{"run": "run", "method": "plain", "sec'])
+@pytest.mark.parametrize("rest", ['{', '{"version": "r', '{"version": 1, "method": "plain", "sec'])
 def test_a_line_torn_by_a_kill_is_cut_off(tmp_path, rest):
     file = tmp_path / "results.jsonl"
-    r.add_line(GrowingFile(file), '{"run": 1}')
-    whole = file.read_bytes()
-    with open(file, "a") as f: f.write(rest)
-    assert lines(file) == [b'{"run": 1}'] and file.read_bytes() == whole
+    whole = ONE.encode() + b"\n"
+    file.write_bytes(whole + rest.encode())
+    assert lines(file) == [ONE.encode()] and file.read_bytes() == whole
 
 
-@pytest.mark.parametrize("rest", ["Dear Sir", '{"ran": 1', '{"run": 2}', "\xff"],
+@pytest.mark.parametrize("rest", ["Dear Sir", '{"ran": 1', TWO, "\xff"],
                          ids=["letter", "other", "whole", "no UTF-8"])
 def test_anything_else_is_not_taken_for_a_torn_line(tmp_path, rest):
     file = tmp_path / "letter"
     file.write_bytes(rest.encode("latin-1"))
     assert lines(file) == [rest.encode("latin-1")] and file.read_bytes() == rest.encode("latin-1") + b"\n"
-
-
-def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path):
-    file = tmp_path / "results.jsonl"
-    held = GrowingFile(file)
-    r.add_line(held, '{"run": 1}')
-    before = file.read_bytes()
-    with on_a_disk_of(len(before) + 5):
-        with pytest.raises(InputError, match="File too large"): r.add_line(held, '{"run": 2}')
-    assert file.read_bytes() == before
 
 
 # What is said
@@ -180,18 +167,18 @@ def test_summary_by_domain():
 # What both reports say
 
 def test_what_is_missing_is_said_and_so_is_an_interrupt():
-    report = {"failed": {"a": "no luck", "b": "no fuel"}, "complete": False}
-    assert closing(report, {"a": "A's way"}) == [
+    def closing(**report): return r.rendered("closing.txt", names={"a": "A's way"}, **report)
+    assert closing(failed={"a": "no luck", "b": "no fuel"}, complete=False).splitlines() == [
         "", "A's way is missing: no luck", "b is missing: no fuel", "Interrupted: this is what there was by then.",
     ]
-    assert closing({"failed": {}, "complete": True}, {}) == []
+    assert closing(failed={}, complete=True) == ""
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["to its end", "interrupted"])
 def test_an_interrupt_ends_the_work_only(stop):
     done = []
-    def work():
+    def work(cells, keep):
         done.append(1)
         if stop: raise KeyboardInterrupt
         done.append(2)
-    assert r.finished(work) is not stop and done == [1, 2][:2 - stop]
+    assert r.measure([], None, work).complete is not stop and done == [1, 2][:2 - stop]

@@ -17,15 +17,18 @@ from specdec.bench import methods as m
 from specdec.bench import peers as b
 from specdec.bench import run as r
 from specdec.bench.methods import llamacpp_missing
+from specdec.bench.prompts import first_prompts, packaged
 from specdec.bench.report import read_runs
 from specdec.bench.run import environment
 from specdec.cache import cache_bytes
 from specdec.errors import InputError, ModelError
-from specdec.models.hub import fetch, load_tokenizer
+from specdec.models.hub import fetch, load_tokenizer, prompts
 from specdec.models.loading import load
 
 SMALL = b.PeersConfig(prompts=2, max_new_tokens=4, repeats=2)
-THERE = {name for name in b.METHODS if not b.precision(name)} - b.LLAMACPP.keys()  # in one precision, without llama.cpp
+LLAMACPP = {name for name, way in b.WAYS.items() if way.method in m.LLAMACPP}
+EVERYWHERE = {name for name, way in b.WAYS.items() if way.everywhere}  # in several precisions
+THERE = {name for name in b.METHODS if not b.precision(name)} - LLAMACPP  # in one precision, without llama.cpp
 THEIRS = {"transformers", "compiled", "prompt_lookup", "assisted", "prefill_transformers"}
 ABSENT = {"llama.cpp": "not installed"}  # as `quick` pretends
 
@@ -61,11 +64,18 @@ def test_more_prompts_than_there_are_names_the_limit():
     with pytest.raises(InputError, match="at most 15, not 16"): b.PeersConfig(prompts=16)
 
 
+def cells(config, ways):
+    "The cells of a comparison with peers."
+    chosen = first_prompts(prompts(), config.prompts)
+    return list(b.cells_of(PairSpec(config.model), config.model, ways.values(), chosen, apart=False,
+                           **b.common(config)))
+
+
 def runs_of(config):
     "Everything that is run, on a CPU in float32."
-    cells = list(b.peers_cells(config, b.peers_ways(config, "float32")[0]))
-    runs = [run for cell in cells for run in cell.runs]
-    assert len(cells) == config.prompts * config.repeats and len(runs) == len({*runs})
+    some = cells(config, b.peers_ways(config, "float32")[0])
+    runs = [run for cell in some for run in cell.runs]
+    assert len(some) == config.prompts * config.repeats and len(runs) == len({*runs})
     return {*runs}
 
 
@@ -82,8 +92,8 @@ def test_methods_of_one_precision_are_neighbours(monkeypatch):
     config = replace(SMALL, device="cpu", repeats=1)
     ways, missing = b.peers_ways(config, "float32", leave_out=["assisted"])
     assert missing == {"assisted": b.LEFT_OUT} and {name for name in b.METHODS if name not in ways} == {
-        "assisted", *(f"{name}_float32" for name in b.OURS | b.LLAMACPP)}
-    for cell in b.peers_cells(config, ways):
+        "assisted", *(f"{name}_float32" for name in EVERYWHERE)}
+    for cell in cells(config, ways):
         dtypes = [run.dtype for run in cell.runs]
         assert sorted(dtypes, key=[*dict.fromkeys(dtypes)].index) == dtypes and len({*dtypes}) == 3
         assert {run.prompt for run in cell.runs} == {cell.prompt.id}
@@ -361,7 +371,7 @@ def test_a_tiny_run_from_end_to_end(tiny, tmp_path, monkeypatch, quick):
     # compiled once, and every step but the prompt's goes through it
     assert quick[0]["mode"] == "reduce-overhead" and quick.count("step") == len(quick) - 1 == 2 * 7 + 4 * 11
     there = read_runs(tmp_path / "r.jsonl").runs  # the page is made of texts only
-    assert {run.method for run in there} == {b.WAYS[name][0] for name in THERE} and len(there) == 4 * len(THERE)
+    assert {run.method for run in there} == {b.WAYS[name].method for name in THERE} and len(there) == 4 * len(THERE)
     monkeypatch.setattr(r, "decoded", lambda *words: pytest.fail("measured again"))
     again = b.bench_peers(config, tmp_path / "r.jsonl")
     assert again == report
@@ -386,8 +396,13 @@ def test_where_texts_of_the_other_engine_leave_ours():
     found = b.partings(b.run_table(runs))
     assert found == {"prompts": 2, "of": 3, "earliest": 2, "median_gap": 0.375, "largest_gap": 0.5}
     assert b.partings(b.run_table([run_of("plain", "code_0", 0, 1)])) is None
-    text = "\n".join(b.parting_lines({"methods": {"llamacpp": {"parted": found}, "plain": {"parted": None}, "x": {}}}))
-    assert "2 of 3 prompts, first at token 2; logit gap 0.38 in the median, at most 0.5" in text
+    report = full_report()
+    report["methods"]["llamacpp"]["parted"], report["methods"]["plain"]["parted"] = found, found | {"prompts": 0}
+    lines = b.report_text(report).splitlines()
+    at = lines.index("specdec, plain: its text leaves ours on 0 of 3 prompts")
+    assert lines[at - 1] == "" and lines[at + 1] == (
+        "llama.cpp, plain: its text leaves ours on 2 of 3 prompts, first at token 2; logit gap 0.38 in the median,"
+        " at most 0.5") and len(lines) == at + 2
 
 
 @pytest.mark.skipif(bool(llamacpp_missing()), reason=str(llamacpp_missing()))
@@ -465,7 +480,8 @@ def test_transformers_missing_is_a_line_not_an_end(tiny, monkeypatch, quick):
     monkeypatch.setattr(m, "load_transformers", lambda *words: 1 / 0)
     report = b.bench_peers(b.PeersConfig(model=str(tiny), dtype="float32", prompts=1, max_new_tokens=4, repeats=1))
     assert (
-        report["complete"] and set(report["methods"]) == {*b.OURS, "ngram"} and report["ratios"]["plain_vs_floor"] > 0
+        report["complete"] and set(report["methods"]) == EVERYWHERE - LLAMACPP | {"ngram"}
+        and report["ratios"]["plain_vs_floor"] > 0
     )
     assert set(report["failed"]) == {*THEIRS, "memory", *ABSENT} and "no /proc here" in report["failed"]["memory"]
 
@@ -593,16 +609,19 @@ def test_what_runs_on_the_second_target(monkeypatch):
     "Three kinds of work in turn, every way at both temperatures; llama.cpp on the file as it is."
     monkeypatch.setattr(b, "llamacpp_missing", lambda: None)
     ways, beside, missing = b.target_ways()
-    assert not missing and {T for _, _, T in ways.values()} == {T for _, _, T in beside.values()} == {0.0, 1.0}
-    assert {way[0] for name, way in ways.items() if name.startswith("llama.cpp")} == {"int4"}
+    assert not missing
+    for some in (ways, beside): assert {way.temperature for way in some.values()} == {0.0, 1.0}
+    assert {way.dtype for name, way in ways.items() if name.startswith("llama.cpp")} == {"int4"}
     assert not any("eagle3" in name for name in ways)
     assert {name[:-4] for name in beside} == {"beside it: plain int8", "drafts of the sibling int8", "llama.cpp draft"}
     spec = PairSpec("m.gguf", "smollm2", skip=(1,))
-    cells = list(b.target_cells(b.TargetConfig(prompts=3, repeats=2, max_new_tokens=7), spec, ways))
+    config = b.TargetConfig(prompts=3, repeats=2, max_new_tokens=7)
+    cells = list(b.cells_of(spec, b.pair_name(spec), ways.values(), first_prompts(packaged("work"), config.prompts),
+                            apart=False, **b.common(config)))
     assert [cell.prompt.domain for cell in cells] == ["editing", "explaining", "writing"] * 2
     for cell in cells:
         assert len(cell.runs) == len(ways) and {run.max_new_tokens for run in cell.runs} == {7}
-        assert {(run.dtype, run.method, run.temperature) for run in cell.runs} == {*ways.values()}
+        assert {(run.dtype, run.method, run.temperature, run.K) for run in cell.runs} == {*ways.values()}
     monkeypatch.setattr(b, "llamacpp_missing", lambda: "not here")
     assert b.target_ways()[2] == {"llama.cpp": "not here"}
     with pytest.raises(InputError, match="at most 15"): b.TargetConfig("m.gguf", prompts=16)
