@@ -696,6 +696,15 @@ def test_engine_keeps_pairs_and_forgets_sessions(toys):
     assert engine.session is None and engine.summary() is None and engine.pairs
 
 
+def test_a_pair_that_chooses_goes_by_frozen_prices(toys):
+    toys.drafter = HybridDrafter(NGramDrafter(), ModelDrafter(toys.target, toys.target.vocab_size))
+    engine = Engine()
+    engine.load("toy")
+    session = engine.open(Recipe("toy", "Hi", 0, 30), PanelSettings())
+    while session.step(): pass
+    assert session.rounds and "plain steps (frozen prices)" in chooser_html(session)
+
+
 def test_another_drafter_keeps_the_target_and_the_figures_are_marked_as_old(panel, toys):
     panel.controls["run"].click()
     assert panel.worker.join(20) and word(panel, "old") == ""

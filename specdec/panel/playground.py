@@ -31,8 +31,9 @@ from ..errors import ModelError, SpecdecError, check, to_number
 from ..engine.profiling import PhaseTimer
 from ..result import Round
 from ..drafters.adaptive import adaptive
-from ..drafters.choose import Chooser, drafting
-from ..drafters.choose import HybridState
+from ..drafters.choose import Chooser, HybridDrafter, HybridState, drafting
+from ..drafters.clock import Watch
+from ..drafters.costs import frozen_clock, with_watch
 from ..drafters.base import Draft, Drafter, DraftState, NoDrafter
 from ..models.loading import fits_plain, load
 from ..models.hub import TextStream, encode, prompts
@@ -528,7 +529,7 @@ def rounds_html(rounds: Sequence[Round],
 
 # %% ../../nbs/use/06_panel.ipynb #ch00ser2
 WHOSE = {"clock": "as its clock has seen them", "frozen": "frozen prices",
-         "": "assumed, as the panel's rounds aren't timed for it"}
+         "": "assumed, as this drafter wasn't timed"}
 
 def chooser_html(session: Session | None) -> str: # an HTML fragment; "" where no chooser decides
     "What the chooser goes by: v of the last draft's length, and c of each drafter."
@@ -818,6 +819,9 @@ class Engine:
                 f" `specdec generate --pair {name} Hello`, or choose another drafter.",
             )
             self.pairs[name] = pair = load_pair(name, target=self.targets.get(target))
+            if isinstance(pair.drafter, HybridDrafter): # its text must not depend on the time
+                prices = frozen_clock(pair.target, pair.drafter, sampled=True)
+                pair.drafter = with_watch(pair.drafter, Watch(prices))
             self.targets[target] = pair.target
             pair.generate([0, 1, 2], K=K_MAX, max_new_tokens=8)
             if target not in self.alone:
