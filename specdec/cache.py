@@ -12,7 +12,6 @@ from torch import Tensor
 from .errors import InputError, SpecdecError, require_int
 
 # %% ../nbs/path/02_kvcache.ipynb #1bd99188
-#| code-fold: true
 class CacheFullError(SpecdecError):
     "An append that does not fit; nothing was written."
 
@@ -47,7 +46,6 @@ def _check_fits(keys: Tensor, values: Tensor, held_keys: Tensor, held_values: Te
         f"{list(values.shape)} in {values.dtype} don't fit: make a new cache for them.")
 
 # %% ../nbs/path/02_kvcache.ipynb #18c10e5b
-#| code-fold: true
 class LayerBuffers:
     "Two buffers for each layer, for keys and for values, allocated by the layer's first append."
     def __init__(self, layers: int,   # how many layers will append

@@ -6,7 +6,6 @@
 __all__ = ['step', 'speculate', 'serve']
 
 # %% ../nbs/path/04_speculative.ipynb #c6816b58
-#| code-fold: true
 import time
 from collections.abc import Iterable, Iterator, Set
 
@@ -56,7 +55,6 @@ def step(target: CausalLM,
         return [commit(*each) for each in zip(requests, drafts, outputs, verdicts)]
 
 # %% ../nbs/path/04_speculative.ipynb #h0st1oop
-#| code-fold: true
 Output = tuple[Tensor, Tensor | None] # logits [n + 1, V] and features [n + 1, F] of a forward
 
 def draft(request: Request) -> Draft:
@@ -129,7 +127,6 @@ def commit(request: Request, draft: Draft, output: Output,
     return Round([draft.tokens[i] for i in path + failed], len(path), emitted)
 
 # %% ../nbs/path/04_speculative.ipynb #8ddafd32
-#| code-fold: true
 def start(target: CausalLM, request: Request, cache: KVCache,
           timer: PhaseTimer) -> Iterator[Round]: # a single one, with the first token
     "Reading the prompt gives the first token; then the drafter starts from prompt and token."
@@ -149,7 +146,6 @@ def start(target: CausalLM, request: Request, cache: KVCache,
     request.started = True
 
 # %% ../nbs/path/04_speculative.ipynb #fb965c31
-#| code-fold: true
 def speculate(
     target: CausalLM,
     drafter: Drafter,                 # `NoDrafter()`: plain decoding

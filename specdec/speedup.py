@@ -19,7 +19,6 @@ from .result import GenerationResult
 from .models.protocol import CausalLM
 
 # %% ../nbs/path/05_speedup.ipynb #09f5a81e
-#| code-fold: true
 def in_range(values: ArrayLike, # one number or many
              name: str,         # what the message calls them
              low: float, high: float = np.inf,
@@ -41,7 +40,6 @@ def in_range(values: ArrayLike, # one number or many
     raise InputError(f"{name} must be {kind} {span}, not {values!r}.")
 
 # %% ../nbs/path/05_speedup.ipynb #00f1f79f
-#| code-fold: true
 def tokens_per_round(alpha: ArrayLike, # α, acceptance probability, 0…1
                      K: ArrayLike,     # draft tokens per round, whole, at least 1
                     ) -> float | np.ndarray: # τ, 1…K + 1
@@ -53,7 +51,6 @@ def tokens_per_round(alpha: ArrayLike, # α, acceptance probability, 0…1
     return np.where(alpha == 1, K + 1, geometric)[()]  # [()]: a number, if both are numbers
 
 # %% ../nbs/path/05_speedup.ipynb #cef27a05
-#| code-fold: true
 def forward_seconds(calls: Sequence[tuple[CausalLM, int]], # a model, and how many tokens it reads
                     held: int = 64,                        # tokens in the cache before, at least 1
                     repeats: int = 15,                     # turns, at least 1
@@ -104,7 +101,6 @@ def draft_cost(results: Iterable[GenerationResult],
     return spent / drafted / step if drafted else 0.0
 
 # %% ../nbs/path/05_speedup.ipynb #221809b1
-#| code-fold: true
 def walltime_factor(alpha: ArrayLike,    # α, acceptance probability, 0…1
                     K: ArrayLike,        # draft tokens per round, whole, at least 1
                     c: ArrayLike,        # drafting one token, in plain steps; at least 0
@@ -117,7 +113,6 @@ def walltime_factor(alpha: ArrayLike,    # α, acceptance probability, 0…1
     return (tokens_per_round(alpha, K) / (v + K * c))[()]
 
 # %% ../nbs/path/05_speedup.ipynb #bb639073
-#| code-fold: true
 def operations_factor(alpha: ArrayLike, # α, acceptance probability, 0…1
                       K: ArrayLike,     # draft tokens per round, whole, at least 1
                       c_hat: ArrayLike, # a draft token's arithmetic / a target token's; at least 0
@@ -128,7 +123,6 @@ def operations_factor(alpha: ArrayLike, # α, acceptance probability, 0…1
     return ((K * c_hat + K + 1) / tokens_per_round(alpha, K))[()]
 
 # %% ../nbs/path/05_speedup.ipynb #87ceb71f
-#| code-fold: true
 def best_K(alpha: ArrayLike,   # α, acceptance probability, 0…1
            c: ArrayLike,       # drafting one token, in plain steps; at least 0
            v: ArrayLike = 1.0, # verifying 1, 2, … K_max tokens, [K_max], or one number for all

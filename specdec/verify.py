@@ -7,7 +7,6 @@ __all__ = ['promises', 'greedy_match', 'VerifyRule', 'residual', 'delta', 'specu
            'sample_and_match', 'default_rule']
 
 # %% ../nbs/path/03_rejection.ipynb #73a3a492
-#| code-fold: true
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +16,6 @@ from .sampling import RandomSource, SamplingParams, likeliest
 from .errors import InputError, check
 
 # %% ../nbs/path/03_rejection.ipynb #7acc13ba
-#| code-fold: true
 _Rule = TypeVar("_Rule", bound=Callable)
 
 def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "never"
@@ -30,7 +28,6 @@ def promises(lossless: str, # "always", "greedy" (at temperature 0 only) or "nev
     return note
 
 # %% ../nbs/path/03_rejection.ipynb #14efe6e7
-#| code-fold: true
 def is_promised(rule: object,       # a verify rule
                 temperature: float, # at which it is used; 0 is greedy
                ) -> bool | None: # None: the rule declares nothing
@@ -112,7 +109,6 @@ def speculative_sampling(
     return len(tokens), rng.categorical(p[len(tokens)])
 
 # %% ../nbs/path/03_rejection.ipynb #37383539
-#| code-fold: true
 def draft_probability(i: int, token: int, p: Tensor, q: Tensor | None) -> Any: # in (0, 1]
     """q of draft token i, as the type that q has; 1 without q. Raises `InputError` if the token
     can't have been drawn from q, or isn't among the columns of p."""
@@ -137,7 +133,6 @@ def acceptance_probability(
     return (p - (p - q).clip(min=0)).sum(-1)
 
 # %% ../nbs/path/03_rejection.ipynb #ac9b6f08
-#| code-fold: true
 @promises(lossless="always")
 def sample_and_match(
     p: Tensor,              # target distributions, [n + 1, V]

@@ -106,7 +106,7 @@ def titled(text: str, notebook: str, called: dict[str, str]) -> str:
 def need_not_be_seen(cell: dict) -> bool:
     "Whether a code cell is one that the site hides or folds, or only says where code is exported to."
     code = "".join(cell["source"])
-    if UNSEEN.search(code): return True
+    if UNSEEN.search(code) or "fold" in cell["metadata"].get("tags", []): return True
     try: body = ast.parse(code).body
     except SyntaxError: return False  # a line for the shell
     return not cell["outputs"] and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)

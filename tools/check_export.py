@@ -41,7 +41,9 @@ def main() -> int:
             f"{name} is not what the notebooks say: run nbdev_export and nbdev_clean, look at the difference and"
             " commit it."
         )
-    return 1 if changed else 0
+    marked = sorted(name for name, text in before.items() if name.endswith(".py") and b"\n#|" in text)
+    for name in marked: print(f"{name} holds a directive: give the cell the tag `fold` in its place.")
+    return 1 if changed or marked else 0
 
 
 if __name__ == "__main__":

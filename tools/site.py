@@ -314,6 +314,11 @@ def prepare(processed: Path, nbs: Path, package: str) -> None:
         own = nbs / path.relative_to(processed)
         module = module_of(own)
         book = json.loads(path.read_text(encoding="utf-8"))
+        for cell in book["cells"]:  # a cell of a module says it by a tag: directives would stand in the module
+            if "fold" not in cell["metadata"].get("tags", []): continue
+            code = "".join(cell["source"])
+            marks = EXPORTED if code.startswith(EXPORTED) else ""
+            cell["source"] = f"{marks}#| code-fold: true\n{code.removeprefix(EXPORTED)}"
         book["cells"] = for_readers(book["cells"], module)
         if own.parent == nbs / "path": book["cells"] = with_answers_folded(book["cells"])
         told = [(cell, "source") for cell in book["cells"] if cell["cell_type"] == "markdown"]

@@ -107,7 +107,6 @@ TEMPLATE = Suspect("chat template missing", Way(),
                    "Give the server the chat template that the head was trained behind.")
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a006
-#| code-fold: true
 @torch.no_grad()
 def changed(head: Head, way: Way) -> Head:
     "A copy of a head as it computes when it is read that way."
@@ -139,7 +138,6 @@ def later(x: Tensor, by: int) -> Tensor: # [L, ...], both
     return x[(torch.arange(len(x)) + by).clamp(0, len(x) - 1)]
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a008
-#| code-fold: true
 Step = dict[str, Tensor] # what one step of a head computes, by name, in the order it is computed
 
 def note_rows(head: Head, steps: list[Step], shift: int) -> None:
@@ -187,7 +185,6 @@ def head_rows(head: Head, target: Llama,
     return steps
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a010
-#| code-fold: true
 def watched(fast: FastHead, steps: list[Step]) -> FastHead:
     "The same head for drafting; of all that it computes it writes down the last row."
     head = copy.copy(fast)
@@ -268,7 +265,6 @@ def seen_round(place: int, made: Round, steps: list[Step]) -> Seen:
     return Seen(place, made, found)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a011
-#| code-fold: true
 def decoded(target: Llama, head: FastHead, prompt: list[int], K: int, most: int) -> Text:
     "Our decoder in the loop, greedily, every round watched."
     steps: list[Step] = []
@@ -399,7 +395,6 @@ def name_suspects(head: Head, target: Llama, texts: Sequence[Text], K: int,
     return tuple(found) if first is None else ()
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a015
-#| code-fold: true
 @dataclass
 class Stored:
     "A copy of a head, read as its file says, whatever that is."
@@ -539,7 +534,6 @@ def trained_head(folder: Path, target: Llama) -> tuple[Head, bool]: # whether fr
     return share_embedding(head, target), path.is_file()
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a017
-#| code-fold: true
 @dataclass(frozen=True)
 class Station:
     "What a head does in one of the places between training and serving."
@@ -565,7 +559,6 @@ class Station:
         return " ".join([f"{self.name} departs from training.{what}{named}", *self.advice])
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a31x
-#| code-fold: true
 def station_of(name: str, rounds: Sequence[Round], **more) -> Station:
     "A station from its rounds."
     alpha, tried = alpha_by_position(rounds)
@@ -624,7 +617,6 @@ def checked(name: str, trained: Head, other: Head, target: Llama, texts: Sequenc
         suspects=tuple(suspect.name for suspect in suspects))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a019
-#| code-fold: true
 def raw_ids(target: Llama, prompt: Prompt) -> list[int]:
     "The ids of a prompt without a chat template: the messages' text alone."
     return encode(target.tokenizer, "\n".join(str(m["content"]) for m in as_chat(prompt)))
@@ -651,7 +643,6 @@ def wrong_prompt(name: str, target: Llama, prompts: Sequence[Prompt], theirs: li
                       advice=(TEMPLATE.cure if raw else hint(first),))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a021
-#| code-fold: true
 def streamed_rounds(engine: LlamaCpp, ids: list[int], n: int) -> tuple[list[int], list[Round]]:
     "llama.cpp's own answer, and its rounds: their drafts are counted, not shown."
     question = dict(prompt=ids, n_predict=n, temperature=0.0, samplers=["temperature"], seed=0,
@@ -676,7 +667,6 @@ def streamed_rounds(engine: LlamaCpp, ids: list[int], n: int) -> tuple[list[int]
     return answer, rounds
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a022
-#| code-fold: true
 @dataclass(frozen=True)
 class Followed:
     "A head on its way from training to serving."
@@ -706,7 +696,6 @@ class Followed:
     def __str__(self) -> str: return "\n".join(followed_lines(self))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a32x
-#| code-fold: true
 def alpha_line(name: str, alpha: Sequence[float], K: int, tau: float | None = None) -> str:
     "A row of the table."
     shown = [f"{a:.2f}" if not math.isnan(a) else "" for a in alpha]
@@ -734,7 +723,6 @@ def followed_lines(f: Followed) -> list[str]:
     return [*lines, "", *said, *notes]
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a023
-#| code-fold: true
 ALIKE = 0.9 # share of rounds that must be the same in llama.cpp: it computes in bfloat16
 
 def alike(one: Sequence[Sequence[Round]], other: Sequence[Sequence[Round]]) -> float: # 0…1
@@ -814,7 +802,6 @@ def in_llamacpp(name: str, trained: Head, target: Llama, file: Path, prompts: Se
                       advice=(f"{words}. Its tensors, which would tell, can't be seen.",))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a024
-#| code-fold: true
 class Measurement(BaseModel, strict=True):
     "Of a line in training's log: greedy α by position."
     greedy: list[Annotated[float, Field(ge=0, le=1)]] = Field([], max_length=100)
@@ -851,7 +838,6 @@ def signatures_of(head: Head, target: Llama, prompts: Sequence[Prompt], texts: S
     return found
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a33x
-#| code-fold: true
 def served_path(served: str | Path | None) -> Path | None: # None: none was given
     "A copy that a server loads; raises `InputError` if there is nothing."
     if served is None: return None

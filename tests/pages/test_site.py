@@ -693,6 +693,8 @@ def test_jupyterlab_folds_what_the_site_does(code, outputs, unseen):
     for jupyter in ({}, {"jupyter": {"source_hidden": True}}):
         found = badges.folded({"cell_type": "code", "source": [code], "outputs": outputs, "metadata": jupyter})
         assert found["metadata"] == wanted and found["outputs"] == outputs
+    tagged = {"cell_type": "code", "source": ["#| exports\ndef f(): ..."], "outputs": [], "metadata": {"tags": ["fold"]}}
+    assert badges.folded(tagged)["metadata"] == {"tags": ["fold"], "jupyter": {"source_hidden": True}}
     kept = {"tags": ["a"], "jupyter": {"outputs_hidden": True}}
     found = badges.folded({"cell_type": "code", "source": ["1"], "outputs": [], "metadata": kept})
     assert found["metadata"] == kept
