@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ..app.config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
 from ..app.registry import PairSpec, get_pair
-from .methods import DRAFTERS, LLAMACPP, PROBES
+from .methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
 from .prompts import PromptDataset
 from ..errors import check
 from ..models.devices import STORED, pick_device, pick_dtype
@@ -26,7 +26,7 @@ from ..models.files import fingerprint
 from ..models.hub import Prompt
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
-PEERS = ("transformers", "compiled", "prompt_lookup", "assisted", *LLAMACPP)
+PEERS = (*TRANSFORMERS, *LLAMACPP)
 
 DRAFTING = (*DRAFTERS, "default") # of ours; default: what a pair drafts with by itself
 DECODING = ("plain", *DRAFTING, *PEERS)

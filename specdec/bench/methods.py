@@ -79,6 +79,11 @@ def for_plain_decoding(target: CausalLM, model: str, device: str, dtype: str) ->
 
 # %% ../../nbs/bench/01_methods.ipynb #b07c3b8d
 Peer = Callable[[list[int], int, int], list[int]] # (prompt ids, n, seed) → n new ids
+TRANSFORMERS: dict[str, Callable[[Any], dict]] = {  # a grid's name → options of `generate`, by K
+    "transformers": lambda K: {}, "compiled": lambda K: {},
+    "prompt_lookup": lambda K: {"prompt_lookup_num_tokens": K},
+    "assisted": lambda K: {"assistant_early_exit": 4},
+}
 
 def transformers_peer(model, # a transformers causal LM
                       temperature: float = 0.0, # above 0 it samples from the whole distribution

@@ -428,11 +428,9 @@ class Study:
             found = self.figures[line]
             known = found.speedup or found.tau
             return known.value if known else 0.0
-        found: dict[str, Line] = {}
-        for line in self.of(setting):
-            if line.method not in found or merit(line) > merit(found[line.method]):
-                found[line.method] = line
-        return list(found.values())
+        lines = self.of(setting)
+        return [max((line for line in lines if line.method == method), key=merit)
+                for method in dict.fromkeys(line.method for line in lines)]
 
 # %% ../../nbs/bench/09_report.ipynb #93b86ff2
 def study(runs: Iterable[Run]) -> Study:

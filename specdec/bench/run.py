@@ -40,10 +40,10 @@ from specdec.bench.grid import (
     BenchmarkConfig, Cell, Grid, cells, drafts_here, is_ours, synthetic_rates,
 )
 from specdec.bench.methods import (
-    LLAMACPP, PROBES, LlamaCppModes, Parted, Peer, Probe, compiled_peer, drafter_makers,
-    for_plain_decoding, llamacpp_prefill, llamacpp_result, memory_probe, parting,
-    prefill_probe, quiet_transformers, specdec_probes, transformers_peer, transformers_read,
-    weight_bytes,
+    LLAMACPP, PROBES, TRANSFORMERS, LlamaCppModes, Parted, Peer, Probe, compiled_peer,
+    drafter_makers, for_plain_decoding, llamacpp_prefill, llamacpp_result, memory_probe,
+    parting, prefill_probe, quiet_transformers, specdec_probes, transformers_peer,
+    transformers_read, weight_bytes,
 )
 from .prompts import prompt_ids
 from ..drafters.base import Drafter, NoDrafter
@@ -54,7 +54,7 @@ from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
 from ..engine.synthetic import SyntheticAcceptance
 from ..errors import InputError, ModelError, check, preserve_interrupts
 from ..models.convert import GRID
-from ..models.devices import pick_device, pick_dtype
+from ..models.devices import STORED, pick_device, pick_dtype
 from ..models.files import GrowingFile, fingerprint, growing, if_full, parse_json
 from ..models.hub import find_model, folder_digest, load_tokenizer
 from ..models.linear import GROUP
@@ -218,7 +218,7 @@ def environment(device: str, dtype: str) -> dict: # names and numbers; nothing a
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else processor_name()
     return {
         "processor": name, "device": where.type,
-        "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
+        "dtype": str(pick_dtype(dtype, where, STORED)).removeprefix("torch."),
         "threads": torch.get_num_threads(), "python": platform.python_version(),
         "torch": torch.__version__, "transformers": transformers.__version__,
         "system": platform.system(), "code": code_digest(),
@@ -504,9 +504,7 @@ def peer_of(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> Peer:
         if positions not in bench.compiled:
             bench.compiled[positions] = compiled_peer(bench.theirs, positions)
         return bench.compiled[positions]
-    options: dict[str, dict] = {"transformers": {}, "assisted": {"assistant_early_exit": 4},
-               "prompt_lookup": {"prompt_lookup_num_tokens": run.K}}
-    return transformers_peer(bench.theirs, run.temperature, **options[run.method])
+    return transformers_peer(bench.theirs, run.temperature, **TRANSFORMERS[run.method](run.K))
 
 def peer_result(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationResult:
     "A sequence by one of the peers."

@@ -203,6 +203,18 @@ def test_costs_are_ratios_on_the_same_prompt():
     assert alphas(some[some.method == "plain@0"]) == []
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_precision_that_weights_are_kept_in_is_one_to_compare_in(monkeypatch, dtype):
+    "As the command's help says; it was refused, and only when all was measured."
+    seen = []
+    def measured(cells, out):
+        seen.extend(run.dtype for cell in cells for run in cell.runs)
+        return r.Measured(complete=True)
+    monkeypatch.setattr("specdec.bench.peers.measure", measured)
+    report = bench_drafters(replace(ONE, device="cpu", dtype=dtype))
+    assert {*seen} == {dtype} == {report["environment"]["dtype"]} and report["complete"]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory): return make_target(tmp_path_factory.mktemp("target"))
 
