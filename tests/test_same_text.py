@@ -22,7 +22,7 @@ from specdec.engine.batch import speculate_batch
 from specdec.engine.request import Request
 from specdec.errors import InputError
 from specdec.loop import speculate
-from specdec.models.hub import encode, prompts
+from specdec.models.hub import encode
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import sample_and_match, speculative_sampling
@@ -108,8 +108,9 @@ def test_a_K_that_changes_and_a_batch_and_a_prefix_change_nothing():
 @pytest.mark.parametrize("name", ["n-gram", "suffix", "head", "model", "hybrid", "tree", "tree of one shape"])
 def test_the_devices_loop_writes_the_hosts_text(name):
     pair, rounds = Pair(head_target(), drafters()[name]), 0
-    for temperature, seed in product((.7, 1.0), range(4 if NIGHTLY else 2)):
-        settings = dict(temperature=temperature, seed=seed, max_new_tokens=16, ignore_eos=True, same_text=True)
+    for n, (seed, temperature) in enumerate(product(range(4), (.7, 1.0))):
+        if n >= 4 and rounds and not NIGHTLY: break  # half of them, and all where nothing was accepted so far
+        settings = dict(temperature=temperature, seed=seed, max_new_tokens=24, ignore_eos=True, same_text=True)
         due = pair.generate(PROMPT, method="plain", **{**settings, "same_text": None})
         for loop in ("host", "device"):
             found = pair.generate(PROMPT, loop=loop, **settings)
@@ -247,9 +248,10 @@ def test_a_drawn_draft_has_a_stream_of_its_own():
 def test_the_default_pair_writes_plain_decodings_text(loop):
     target = real()
     pair = Pair(target)
-    chats = [encode(target.tokenizer, prompt.messages) for prompt in prompts()[:3]]
+    asked = "Repeat this: one two three one two three.", "Count from one to twenty.", "Name the days of the week."
+    chats = [encode(target.tokenizer, [{"role": "user", "content": text}]) for text in asked]
     for seed, temperature in ((1, .7), (2, 1.0)):
-        settings = dict(temperature=temperature, seed=seed, max_new_tokens=12, same_text=True)
+        settings = dict(temperature=temperature, seed=seed, max_new_tokens=16, same_text=True)
         due = [pair.generate(ids, method="plain", **settings | dict(seed=seed + i)) for i, ids in enumerate(chats)]
         for more in (dict(K=5), dict(K="adaptive"), dict(K=3, batch_size=2)):
             if loop == "device" and more["K"] == "adaptive": continue
