@@ -694,7 +694,7 @@ def test_jupyterlab_folds_what_the_site_does(code, outputs, unseen):
         found = badges.folded({"cell_type": "code", "source": [code], "outputs": outputs, "metadata": jupyter})
         assert found["metadata"] == wanted and found["outputs"] == outputs
     tagged = {"tags": ["fold"]}  # a cell of a module
-    found = badges.folded({"cell_type": "code", "source": ["#| exports\ndef f(): ..."], "outputs": [], "metadata": tagged})
+    found = badges.folded({"cell_type": "code", "source": ["#| exports\nx = 1"], "outputs": [], "metadata": tagged})
     assert found["metadata"] == tagged | {"jupyter": {"source_hidden": True}}
     kept = {"tags": ["a"], "jupyter": {"outputs_hidden": True}}
     found = badges.folded({"cell_type": "code", "source": ["1"], "outputs": [], "metadata": kept})
