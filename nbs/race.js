@@ -52,9 +52,8 @@
     });
     const say = () => {
       const [plain, speculative] = ends(), [a, b] = lanes.map((each) => rounds(each.kind));
-      const [m, n] = [count(a), count(b)], times = (plain / m) / (speculative / n), same = words(a) === words(b);
-      result.textContent = `${same ? "The same text" : "Two texts"}: ${n} tokens in ${b.length} forwards instead of ${m} in ${a.length}, a token ${times.toFixed(2)} × as fast.`
-        + (same ? "" : " They differ: above temperature 0 each text is one draw from the same distribution, and the lanes take their random numbers in another order. So each ends where it ends: compare the time of a token.");
+      const times = plain / speculative;
+      result.textContent = `The same text: ${count(b)} tokens in ${b.length} forwards instead of ${a.length}, ${times.toFixed(2)} × as fast.`;
     };
     const clear = () => {
       clock = 0;
