@@ -34,7 +34,6 @@
     const rounds = (kind) => data.races[T.selectedIndex].lanes[kind === "plain" ? "plain" : String(data.Ks[K.selectedIndex])];
     const ends = () => lanes.map((each) => rounds(each.kind).at(-1).end);
     const count = (list) => list.reduce((sum, round) => sum + round.text.length, 0);
-    const words = (list) => list.map((round) => round.text.join("")).join("");
     // What a round rejected stands struck out behind the text until the next round, then falls.
     const piece = (round) => [
       ...round.text.map((token, i) => make("span", { class: i < round.accepted ? "status-accepted" : "" }, token)),
