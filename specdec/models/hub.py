@@ -179,6 +179,16 @@ def sweep(home: Path) -> None:
         made = leftover.with_name(leftover.name.partition(".partial-")[0])
         with suppress(OSError, SpecdecError), locked(made, wait=False): shutil.rmtree(leftover)
 
+# %% ../../nbs/engine/02_models.ipynb #39f10d9c
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    "A panic of a tokenizer's library is a `ModelError`: it is no `Exception`, and passes others."
+    try: yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException": raise
+        raise ModelError(f"The tokenizer gave up ({str(error)[:200]}): its file holds something "
+                         "that can't be run. Get the model again, or take another.") from error
+
 # %% ../../nbs/engine/02_models.ipynb #c0nvert1
 def convert_gguf(gguf: Path,   # a GGUF file
                  folder: Path, # made, all or nothing; hold its lock
@@ -511,15 +521,6 @@ def check_length(tokenizer, characters: int, context: int) -> None:
     least = least_tokens(tokenizer, characters)
     check(least < context, f"The prompt has {characters:,} characters, which are at least {least:,}"
           f" tokens, and the model's context {context}: shorten the prompt.")
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
-    "A panic of a tokenizer's library is a `ModelError`: it is no `Exception`, and passes others."
-    try: yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException": raise
-        raise ModelError(f"The tokenizer gave up ({str(error)[:200]}): its file holds something "
-                         "that can't be run. Get the model again, or take another.") from error
 
 def text_ids(tokenizer, text: str,
              context: int | None = None, # see `encode`
