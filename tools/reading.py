@@ -78,7 +78,7 @@ def read(path: Path) -> Reading:
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     words = sum(len(text.split()) for text in texts)
-    folded = [cell for cell in cells if "fold" in cell["metadata"].get("tags", [])]
+    folded = [cell for cell in cells if "fold" in cell.get("metadata", {}).get("tags", [])]
     unseen = [code for code in codes if UNSEEN.search(code)] + ["".join(cell["source"]) for cell in folded]
     seen = [len(code_lines(code)) for code in codes if code not in unseen]
     columns = [len(line) for code in codes for line in code_lines(code)]

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec.app.cli import ExitCode, app
+from specdec.bench import drafters
 from specdec.bench import peers as benchmark
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +103,7 @@ def run_bench(command: str, monkeypatch) -> None:
 
 def run_bench_drafters(command: str, monkeypatch) -> None:
     "The command as it stands, on one prompt and four tokens, of one drafter at one K."
-    asked, real = [], benchmark.bench_drafters
+    asked, real = [], drafters.bench_drafters
     def small(config, out=None):
         asked.append(config)
         return real(
@@ -112,7 +113,7 @@ def run_bench_drafters(command: str, monkeypatch) -> None:
             ),
             out,
         )
-    monkeypatch.setattr(benchmark, "bench_drafters", small)
+    monkeypatch.setattr(drafters, "bench_drafters", small)
     done = specdec(*shlex.split(command)[1:])
     stored = json.loads((ROOT / "nbs" / "data" / "drafters.json").read_text(encoding="utf-8"))
     assert done.exit_code == ExitCode.DONE and stored["command"] == command == asked[0].command and stored["complete"]
