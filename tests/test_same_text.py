@@ -248,10 +248,10 @@ def test_a_drawn_draft_has_a_stream_of_its_own():
 def test_the_default_pair_writes_plain_decodings_text(loop):
     target = real()
     pair = Pair(target)
-    asked = "Repeat this: one two three one two three.", "Count from one to twenty.", "Name the days of the week."
+    asked = "Repeat this: one two three one two three.", "Count from one to twenty."
     chats = [encode(target.tokenizer, [{"role": "user", "content": text}]) for text in asked]
     for seed, temperature in ((1, .7), (2, 1.0)):
-        settings = dict(temperature=temperature, seed=seed, max_new_tokens=16, same_text=True)
+        settings = dict(temperature=temperature, seed=seed, max_new_tokens=12, same_text=True)
         due = [pair.generate(ids, method="plain", **settings | dict(seed=seed + i)) for i, ids in enumerate(chats)]
         for more in (dict(K=5), dict(K="adaptive"), dict(K=3, batch_size=2)):
             if loop == "device" and more["K"] == "adaptive": continue
