@@ -148,7 +148,8 @@ class Pair:
                   "leave it out, or use `results`, which yields each result as it ends.")
             found = dict(self.results(prompt, batch_size, options, raise_interrupt=raise_interrupt))
             return [found[i] for i in range(len(prompt))]
-        *_, (_, end) = self._decode([prompt], options, 1, stream, raise_interrupt, stream is not None)
+        tell = stream is not None
+        *_, (_, end) = self._decode([prompt], options, 1, stream, raise_interrupt, tell)
         return end.result
 
     @takes_options
