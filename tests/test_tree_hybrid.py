@@ -113,12 +113,13 @@ def test_a_chain_is_read_as_one_also_where_trees_could_come(target, monkeypatch)
     assert not Draft([1, 2], parents=[-1, -1]).is_chain
 
 
-def test_drawn_chains_beside_a_tree_keep_the_distribution(tmp_path):
+@pytest.mark.parametrize("V, drafted", [(3, [0, 2]), pytest.param(4, [0, 1, 3], marks=pytest.mark.slow)])
+def test_drawn_chains_beside_a_tree_keep_the_distribution(tmp_path, V, drafted):
     "A member that draws its tokens is judged by the rule, and the tree is walked: together they are exact."
-    target = random_target(tmp_path, V=3, depth=4)
-    head = random_head(target, torch.tensor([0, 2]), num_layers=1)
+    target = random_target(tmp_path, V=V, depth=4)
+    head = random_head(target, torch.tensor(drafted), num_layers=1)
     tree, asked = TreeDrafter(head, target, shape=[(0,), (1,), (0, 1)]), set()
-    model = ModelDrafter(random_target(tmp_path / "draft", V=3, depth=2), 3)
+    model = ModelDrafter(random_target(tmp_path / "draft", V=V, depth=2), V)
     class Turns:
         "The model drafts where the sequence has an even length, the tree where it is odd."
         layers = tree.layers
