@@ -303,7 +303,7 @@ def test_bad_input(target, head, wrong, said):
 
 class Foreign:
     "A target that is none of our decoders."
-    window = None
+    window, vocab_size, context_length = None, 100, 100
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
