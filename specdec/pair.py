@@ -33,7 +33,8 @@ from .drafters.model import ModelDrafter
 from .drafters.translate import TokenIntersectionDrafter
 from .engine.batch import speculate_batch
 from .engine.completion import BatchClock, Completion, PairStats, StopChecker, follow
-from .engine.constraints import WatchedLM, fits_to_its_end
+from .engine.constraints import fits_to_its_end
+from .engine.logprobs import WatchedLM
 from specdec.engine.plan import (
     NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
     make_plan, verify_rule, wrapped,

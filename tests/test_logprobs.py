@@ -8,7 +8,7 @@ import torch
 from helpers import Untouchable, tiny
 from helpers_text import talker
 from specdec.drafters.base import NoDrafter
-from specdec.engine.constraints import WatchedLM
+from specdec.engine.logprobs import WatchedLM
 from specdec.errors import InputError
 from specdec.pair import Pair
 from specdec.result import GenerationResult

@@ -21,7 +21,8 @@ from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, quantised
 from specdec.drafters.tree import TreeDrafter
 from specdec.engine.batch import speculate_batch
-from specdec.engine.constraints import GrammarLM, WatchedLM
+from specdec.engine.constraints import GrammarLM
+from specdec.engine.logprobs import WatchedLM
 from specdec.engine.prefix import prefill, score
 from specdec.engine.profiling import PhaseTimer
 from specdec.engine.request import Request

@@ -24,7 +24,8 @@ from specdec.drafters.lookup import SuffixDrafter, SuffixIndex, SuffixState
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
 from specdec.drafters.tree_hybrid import TreeHybrid
-from specdec.engine.constraints import JSONSchema, Regex, WatchedLM
+from specdec.engine.constraints import JSONSchema, Regex
+from specdec.engine.logprobs import WatchedLM
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.pair import Pair

@@ -16,7 +16,7 @@ from .profiling import PhaseTimer
 from .request import Request
 from ..options import Options
 from ..result import Counts, Event, GenerationResult, Round
-from .constraints import WatchedLM
+from .logprobs import WatchedLM
 from ..models.hub import TextStream
 
 # %% ../../nbs/use/00_completion.ipynb #b21b2278

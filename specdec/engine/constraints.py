@@ -299,39 +299,3 @@ class GrammarDrafter(WrapperDrafter):
         state = GrammarDraftState(inner, self.grammar, eos_ids)
         state.follow(tokens[-1:])
         return state
-
-# %% ../../nbs/engine/17_logprobs.ipynb #13000310
-from ..errors import require_int
-
-# %% ../../nbs/engine/17_logprobs.ipynb #4d4363a0
-class WatchedLM(WrapperLM):
-    """A target that keeps the logits of its last forward, for the log-probabilities of a round.
-    Raises `InputError` for an `n` below 0."""
-    def __init__(self, model: CausalLM,
-                 sampling: SamplingParams, # logits → p; at temperature 0: the plain softmax
-                 n: int,               # how many of the likeliest tokens to include, besides the
-                                       # emitted one
-                ):
-        super().__init__(model)
-        self.n = require_int(n, "logprobs, how many of the likeliest tokens are told,", 0)
-        self.sampling = sampling if sampling.temperature else SamplingParams(temperature=1.0)
-
-    def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
-                layers: Sequence[int] = ()):
-        "The model's output; see `CausalLM`."
-        output = self.model.forward(ids, cache, last=last, layers=layers)
-        self.logits = (output[0] if layers else output)[0]
-        return output
-
-    def logprobs(self, tokens: Sequence[int], # that followed, from the first row on, [m]
-                ) -> list[dict[int, float]]: # [m]
-        """For each token: id → natural logarithm of the probability, of the token itself and of the
-        n likeliest ones, the likeliest first; without tokens of probability 0."""
-        p = self.sampling.probs(self.logits[:len(tokens)]).cpu()
-        likeliest = p.topk(min(self.n, p.shape[-1])).indices.tolist()
-        found = []
-        for row, token, ids in zip(p, tokens, likeliest):
-            if token not in ids: ids = [*ids, token]
-            chances = zip(ids, row[ids].tolist())
-            found.append({i: math.log(chance) for i, chance in chances if chance > 0})
-        return found

@@ -18,7 +18,8 @@ from ..drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from ..drafters.clock import Clock, Watch
 from ..drafters.costs import clock_for, frozen_clock, tree_level, with_watch
 from ..drafters.tree import TreeDrafter
-from .constraints import GrammarDrafter, GrammarLM, WatchedLM, start_of
+from .constraints import GrammarDrafter, GrammarLM, start_of
+from .logprobs import WatchedLM
 from .request import end_ids
 from ..errors import check
 from ..models.protocol import CausalLM, is_batch_invariant
