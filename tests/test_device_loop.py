@@ -382,6 +382,14 @@ def rollback_error(model, seed, capacity=64, dirty=False):
     return worst
 
 
+@torch.inference_mode()
+def test_hidden_states_are_those_of_the_forward():
+    model, ids = tiny(), torch.tensor([3, 1, 4, 1, 5])
+    logits, features = read_at(model, ids, torch.arange(5), StaticCache(model, 64), layers=(1, 2))
+    expected = model.forward(ids[None], model.new_cache(8), layers=(1, 2))
+    for found, due in zip((logits, features), expected): torch.testing.assert_close(found, due[0], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_logits_after_any_rollback_are_those_without_a_cache(seed):
     assert rollback_error(tiny(seed=seed), seed) < 1e-5
