@@ -59,8 +59,8 @@ def model(name, device, dtype, use): return loading.load(name, device, dtype, us
 
 def load_once(name, device="auto", dtype="auto", use="target", revision=None):
     "A model that is asked for again, also by what `auto` means here, is the same; the last two are kept."
-    device = str(hub.pick_device(device))
-    dtype = str(hub.pick_dtype(dtype, torch.device(device), hub.STORED)).removeprefix("torch.")
+    device = str(devices.pick_device(device))
+    dtype = str(devices.pick_dtype(dtype, torch.device(device), devices.STORED)).removeprefix("torch.")
     return model(name, device, dtype, use)
 
 

@@ -739,7 +739,9 @@ def test_memory_is_that_of_the_run():
     def eats(piece): assert np.ones(400_000_000, np.uint8).all()
     def peak(stream): return Pair(talker()).generate("Hello", max_new_tokens=2, stream=stream).peak_memory_mb
     peak(None)
-    before, risen, again = (peak(stream) for stream in (None, eats, None))
+    before, risen = peak(None), peak(eats)
+    gc.collect()
+    again = min(peak(None) for _ in range(3))  # the system may take back late what was freed
     assert risen > before + 200 and again < risen - 200
 
 
