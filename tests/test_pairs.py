@@ -262,7 +262,9 @@ def test_stop_strings_end_the_text_at_the_earliest_token(seed, start, length, ki
     assert result.finish_reason == "stop"
     assert result.generated_ids == full.generated_ids[:tokens]
     seen = decode(result.generated_ids)
-    assert result.text == seen[:min(at for at in (seen.find(stop), seen.find(decoy)) if at >= 0)]
+    # the one that is complete first; of two that one character completes the longer
+    ends = [(seen.find(one) + len(one), seen.find(one)) for one in (stop, decoy) if one in seen]
+    assert result.text == seen[:min(ends)[1]]
     assert "".join(pieces) == result.text
     consistent(result)
 
