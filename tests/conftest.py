@@ -2,10 +2,11 @@
 import gc
 import os
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from ctypes import CDLL
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 
@@ -25,6 +26,15 @@ settings.register_profile("nightly", deadline=None, max_examples=100)
 settings.load_profile(os.environ.get("SPECDEC_TESTS", "ci"))
 
 
+@contextmanager
+def quietly(file):
+    "The package's lock, which says nothing here while it waits: another process of this run may take the same prices."
+    from specdec.models.files import locked
+    with ExitStack() as stack:
+        with redirect_stderr(StringIO()): stack.enter_context(locked(file))
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def prices_apart(tmp_path_factory):
     "What tests take of prices is kept in a folder of theirs, not in the user's cache: one for all processes of a run."
@@ -33,6 +43,7 @@ def prices_apart(tmp_path_factory):
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prices"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(costs, "cache_home", lambda: folder)
+        patched.setattr(costs, "locked", quietly)
         yield
 
 
