@@ -464,8 +464,8 @@ class NbdevSite(Site):
         for src, title in titles.items():
             page, met = self.pages[PurePosixPath(src)], set()
             for part in page.env["search"]:
-                # a page says a name of code once, and one that a third of all pages have leads to none
-                code = [name for name in part["code"] if name not in met and 3 * having[name] < len(pages)]
+                # a page says a name of code once, and one that a quarter of all pages have leads to none
+                code = [name for name in part["code"] if name not in met and 4 * having[name] < len(pages)]
                 met.update(code)
                 text = part["text"] if part["id"] else f"{page.front.get('description', '')} {part['text']}"
                 entries.append({"href": f"{page.out}#{part['id']}".removesuffix("#"), "page": title,
