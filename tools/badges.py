@@ -8,8 +8,6 @@
 - An install cell, hidden on the site, does something only where `specdec` isn't installed: in Colab, in Kaggle, or
   where the file lies alone. It installs that same version and fetches the default model. For the few notebooks that
   read the repository's files it takes a copy of that version as well.
-- A last cell, hidden too, does something only under nbdev_test, which runs many notebooks in one process and would keep
-  what each of them holds.
 - The kernel, so that Jupyter need not ask for one.
 - What the site hides or folds, JupyterLab folds: set-up, imports, tests, drawing.
 
@@ -25,7 +23,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BADGE_ID, INSTALL_ID, LAST_ID = "open-in-colab", "install-in-colab", "let-go-in-tests"
+BADGE_ID, INSTALL_ID = "open-in-colab", "install-in-colab"
 KERNEL = {"display_name": "python3", "language": "python", "name": "python3"}
 # how a notebook's code names a file of the repository, as seen from the notebook's folder
 FILES = re.compile(r"""["']\.\./|["']data/|Path\("\.\."|\bfrom audits\b""")
@@ -38,25 +36,6 @@ LINK = re.compile(r"(?<!\bthe )(?<!\bThe )(?<!\ba )(?<!\bA )(?<!\ban )(?<!\bour 
                   r"\[([\w ]+)\]\(([^)\s#]+\.ipynb)(#[^)\s]*)?\)")
 MODULE = re.compile(r"^#\|\s*(default_exp|exports?i?)[ \t]+(\w[\w.]*)[ \t]*$", re.M)
 UNSEEN = re.compile(r"^#\|\s*(?:hide|include:\s*false|echo:\s*false|code-fold:\s*true)\s*$", re.M)
-LET_GO = """\
-#| hide
-from os import environ
-
-if "IN_TEST" in environ:  # nbdev_test goes on with other notebooks in this process: keep nothing
-    get_ipython().reset(new_session=False)
-    import gc
-    from ctypes import CDLL
-    from functools import cache
-    from sys import platform
-    kept, remembers = gc.get_objects(), type(cache(print))
-    for one in kept:  # what our functions remember
-        if type(one) is remembers and one.__module__.startswith("specdec"): one.cache_clear()
-    del kept, one
-    gc.collect()  # what refers to itself, such as a class made in a cell, and what that holds
-    libc = CDLL(None) if platform == "linux" else None
-    if hasattr(libc, "malloc_trim"):  # glibc
-        libc.malloc_trim(0)     # it gives memory back,
-        libc.mallopt(-3, 2**20) # and from now on blocks of a megabyte as soon as they are free"""
 
 
 def released() -> tuple[str, str, str, str]:
@@ -152,9 +131,8 @@ def code_cell(name: str, source: str) -> dict:
 
 
 def completed(cells: list[dict], notebook: str) -> list[dict]:
-    """The cells with badge and install cell right after the title, and the last cell, each once; all others as they
-    are."""
-    others = [cell for cell in cells if cell["id"] not in (BADGE_ID, INSTALL_ID, LAST_ID)]
+    "The cells with badge and install cell right after the title, each once; all others as they are."
+    others = [cell for cell in cells if cell["id"] not in (BADGE_ID, INSTALL_ID)]
     files = any(FILES.search("".join(cell["source"])) for cell in others if cell["cell_type"] == "code")
     after = 1 + next(
         i
@@ -165,7 +143,7 @@ def completed(cells: list[dict], notebook: str) -> list[dict]:
         {"cell_type": "markdown", "id": BADGE_ID, "metadata": {}, "source": as_lines(badge(notebook, modules(others)))},
         code_cell(INSTALL_ID, install(notebook, files)),
     ]
-    return [*others[:after], *first, *others[after:], code_cell(LAST_ID, LET_GO)]
+    return [*others[:after], *first, *others[after:]]
 
 
 def readable(cells: list[dict], notebook: str, called: dict[str, str]) -> list[dict]:
@@ -204,10 +182,10 @@ def main() -> None:
         if not check: path.write_text(fresh, encoding="utf-8")
     if check and stale:
         sys.exit("\n".join(
-            f"{name} lacks its title, badge, install cell, last cell or kernel, a link's title or a fold: "
+            f"{name} lacks its title, badge, install cell or kernel, a link's title or a fold: "
             "run python tools/badges.py"
             for name in stale))
-    print("\n".join(stale) or "All notebooks have their title, badge, install cell, last cell, kernel and folds.")
+    print("\n".join(stale) or "All notebooks have their title, badge, install cell, kernel and folds.")
 
 
 if __name__ == "__main__":

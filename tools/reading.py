@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = {"open-in-colab", "install-in-colab", "let-go-in-tests"}  # cells that tools/badges.py puts into every notebook
+OWN = {"open-in-colab", "install-in-colab"}  # cells that tools/badges.py puts into every notebook
 UNSEEN = re.compile(r"^#\|\s*(?:hide|include:\s*false|echo:\s*false|code-fold:\s*true)\s*$", re.M)
 DIRECTIVE = re.compile(r"^#\|")
 WORDS_A_MINUTE, LINES_A_MINUTE = 200, 15
