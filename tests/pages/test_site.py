@@ -179,7 +179,7 @@ def reference():
     cells = [
         cell
         for cell in nbformat.read(ROOT / "nbs" / "use" / "reference.ipynb", as_version=4).cells
-        if cell.cell_type == "code" and cell.id not in (badges.INSTALL_ID, badges.LAST_ID)
+        if cell.cell_type == "code" and cell.id != badges.INSTALL_ID
     ]
     names, before = {}, os.getcwd()
     os.chdir(ROOT / "nbs" / "use")
@@ -617,12 +617,11 @@ def test_badges_come_once_and_disturb_nothing():
         {"cell_type": "code", "id": "c", "source": ["1"], "outputs": ["kept"]},
     ]
     once = badges.completed(cells, "x.ipynb")
-    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c", badges.LAST_ID] and [
+    assert [cell["id"] for cell in once] == ["a", "b", badges.BADGE_ID, badges.INSTALL_ID, "c"] and [
         once[i] for i in (0, 1, 4)
     ] == cells
     assert badges.completed(once, "x.ipynb") == once
-    moved = [once[5], once[3], *once[:3], {**once[4]}]
-    moved[4] = {**moved[4], "source": ["an old badge"]}
+    moved = [once[3], *once[:2], {**once[2], "source": ["an old badge"]}, once[4]]
     assert badges.completed(moved, "x.ipynb") == once
     assert "x.ipynb" in "".join(once[2]["source"])
 
